@@ -1,0 +1,69 @@
+"""What there is to train on: nodes and their devices, as values that planners and simulators share with real runs."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from argosy.errors import PlanError
+
+__all__ = ["Cluster", "Device", "Node"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Device:
+    """One GPU, or one CPU slot: a core that trains with one thread."""
+
+    name: str
+    """Unique in the cluster: ``cpu:0``, ``cuda:1``; with several nodes ``node1/cuda:1``."""
+    node: str
+    kind: str
+    """What makes profiles comparable: ``cpu``, or the name of the GPU."""
+    memory_bytes: int
+
+    def __post_init__(self) -> None:
+        if self.memory_bytes <= 0:
+            raise PlanError(f"device {self.name!r} has {self.memory_bytes} bytes of memory; a device needs some.")
+
+    @property
+    def torch_name(self) -> str:
+        """The name inside its node, as torch spells it."""
+        return self.name.rpartition("/")[2]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Node:
+    """One host: the devices that share its memory."""
+
+    name: str
+    devices: tuple[Device, ...]
+    cores: int
+    """Cores that this run may use (affinity and cgroup quota)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cluster:
+    """Every node of a run, in a fixed order."""
+
+    nodes: tuple[Node, ...]
+
+    def __post_init__(self) -> None:
+        names = [device.name for device in self.devices]
+        if not names:
+            raise PlanError("the cluster has no device; name one with --devices cpu:1 or cuda:0.")
+        if len(set(names)) != len(names):
+            raise PlanError(f"device names must be unique; found {sorted(names)}.")
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """All devices, node by node."""
+        return tuple(device for node in self.nodes for device in node.devices)
+
+    def device(self, name: str) -> Device:
+        """The device of that name."""
+        for device in self.devices:
+            if device.name == name:
+                return device
+        raise PlanError(f"no device {name!r} in this cluster; it has {_listing(d.name for d in self.devices)}.")
+
+
+def _listing(names: Iterable[str]) -> str:
+    return ", ".join(names)

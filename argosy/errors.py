@@ -1,0 +1,60 @@
+"""Everything that Argosy raises, sorted by who must act.
+
+```
+ArgosyError
+├── StudyError        the study is wrong: change the study file (exit code 2)
+├── PlanError         the study cannot run on this cluster: change one of them (exit code 2)
+├── RunError          the run directory cannot be used as asked (exit code 2)
+├── MemberError       a member's own code raised: its traceback is attached (exit code 1)
+├── WorkerError       a process or a node was lost (exit code 1)
+└── CheckpointError   a saved file is missing, damaged or refused (exit code 1)
+```
+
+A message says what, what was found, what was wanted, and what to do.
+"""
+
+__all__ = [
+    "ArgosyError",
+    "CheckpointError",
+    "MemberError",
+    "PlanError",
+    "RunError",
+    "StudyError",
+    "WorkerError",
+]
+
+
+class ArgosyError(Exception):
+    """Base of every error that Argosy raises on purpose."""
+
+    exit_code = 1
+
+
+class StudyError(ArgosyError):
+    """The study asks for something impossible or contradictory."""
+
+    exit_code = 2
+
+
+class PlanError(ArgosyError):
+    """No plan for this study exists on this cluster."""
+
+    exit_code = 2
+
+
+class RunError(ArgosyError):
+    """The run directory cannot be used as asked."""
+
+    exit_code = 2
+
+
+class MemberError(ArgosyError):
+    """A member's own code raised; the other members go on."""
+
+
+class WorkerError(ArgosyError):
+    """A worker process was lost."""
+
+
+class CheckpointError(ArgosyError):
+    """A checkpoint is missing, damaged or refused."""
