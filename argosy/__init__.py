@@ -1,0 +1,48 @@
+"""Argosy trains a whole fleet of different PyTorch networks over one dataset as one job.
+
+The names below are the public API; everything else may change. Functions that need torch load it on first use.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from argosy.errors import ArgosyError as ArgosyError
+from argosy.report import Report as Report
+from argosy.stopping import MaxEpochs as MaxEpochs
+from argosy.stopping import MaxSeconds as MaxSeconds
+from argosy.stopping import Plateau as Plateau
+from argosy.stopping import Target as Target
+from argosy.study import Data as Data
+from argosy.study import Member as Member
+from argosy.study import Study as Study
+from argosy.study import accuracy as accuracy
+from argosy.study import grid as grid
+
+if TYPE_CHECKING:
+    # Type checkers see what __getattr__ gives at run time.
+    from argosy.api import load as load
+    from argosy.api import train as train
+
+__version__ = "0.1.0"
+__all__ = [
+    "ArgosyError",
+    "Data",
+    "MaxEpochs",
+    "MaxSeconds",
+    "Member",
+    "Plateau",
+    "Report",
+    "Study",
+    "Target",
+    "accuracy",
+    "grid",
+    "load",
+    "train",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("load", "train"):
+        from argosy import api  # imports torch, which ``import argosy`` and ``argosy --help`` must not
+
+        return getattr(api, name)
+    raise AttributeError(f"module 'argosy' has no attribute {name!r}")

@@ -92,7 +92,9 @@ class Plan:
 
     def explain(self) -> str:
         """Who shares which device, and the predicted pace, in a few lines."""
-        lines = [f"policy {self.policy}: {len(self.flotillas)} flotilla(s) at once, {len(self.waiting)} member(s) waiting"]
+        lines = [
+            f"policy {self.policy}: {len(self.flotillas)} flotilla(s) at once, {len(self.waiting)} member(s) waiting"
+        ]
         for number, flotilla in enumerate(self.flotillas):
             lines.append(f"flotilla {number}: predicted pace {flotilla.samples_per_second:,.0f} samples/s")
             for device in flotilla.devices:

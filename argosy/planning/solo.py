@@ -19,8 +19,6 @@ def launch(waiting: Sequence[Profile], free: Sequence[Device]) -> tuple[Flotilla
         if device is None:
             continue
         devices.remove(device)
-        place = Placement(
-            member=profile.member, devices=(device.name,), seconds_per_sample=profile.seconds_per_sample
-        )
+        place = Placement(member=profile.member, devices=(device.name,), seconds_per_sample=profile.seconds_per_sample)
         flotillas.append(Flotilla(placements=(place,)))
     return tuple(flotillas)

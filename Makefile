@@ -1,0 +1,38 @@
+# Two commands on a fresh machine: `make demo` and `make test`.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test check format chaos clean
+
+demo: $(VENV)/demo
+	$(BIN)/argosy demo --dir runs/demo
+
+test: $(VENV)/dev
+	$(BIN)/python -m pytest -q -n 2
+
+check: $(VENV)/dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q tests/test_architecture.py
+
+format: $(VENV)/dev
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+$(VENV)/pip:
+	$(PYTHON) -m venv $(VENV)
+	touch $@
+
+$(VENV)/demo: $(VENV)/pip pyproject.toml constraints.txt
+	$(BIN)/pip install -q -c constraints.txt "torch==2.13.0"
+	$(BIN)/pip install -q -c constraints.txt -e ".[demo]"
+	touch $@
+
+$(VENV)/dev: $(VENV)/demo
+	$(BIN)/pip install -q -c constraints.txt -e ".[dev]"
+	touch $@
+
+clean:
+	rm -rf $(VENV) runs

@@ -1,0 +1,100 @@
+"""The stages as functions: `train`, `plan`, `load`, each a few lines over what the folders do."""
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+from argosy.errors import RunError
+from argosy.report import MemberResult, Report, RunState
+from argosy.running.driver import drive
+from argosy.running.inline import Inline
+from argosy.running.journal import Journal, Lock, read_journal
+from argosy.running.launcher import Job, Launcher
+from argosy.running.processes import Processes
+from argosy.running.view import Silent, View
+from argosy.settings import Settings
+from argosy.study import Study
+from argosy.training import checkpoint
+
+__all__ = ["LAUNCHERS", "load", "run", "train"]
+
+LAUNCHERS: dict[str, type[Processes] | type[Inline]] = {"processes": Processes, "inline": Inline}
+
+
+def train(
+    study: Study,
+    *,
+    directory: str | Path = "runs/argosy",
+    devices: str | None = None,
+    launcher: Launcher | str = "processes",
+    policy: str = "balanced",
+    sharing: Literal["auto", "local", "none"] = "auto",
+    packing: Literal["auto", "interleaved"] = "auto",
+    numerics: Literal["equivalent", "exact"] = "equivalent",
+    time_limit: float | None = None,
+    loader_workers: int | None = None,
+    block_size: int | None = None,
+    checkpoint_seconds: float = 300.0,
+    hang_seconds: float = 120.0,
+    threads: int = 1,
+    view: View | None = None,
+) -> Report:
+    """Train every member of a study on one shared stream; the same call on the same directory resumes.
+
+    Settings are described in `argosy.settings.Settings`. Raises StudyError, PlanError and RunError for what the caller
+    must change, WorkerError where a process was lost; a member that fails alone is reported, not raised.
+    """
+    settings = Settings(
+        devices=devices,
+        policy=policy,
+        sharing=sharing,
+        packing=packing,
+        numerics=numerics,
+        time_limit=time_limit,
+        loader_workers=loader_workers,
+        block_size=block_size,
+        checkpoint_seconds=checkpoint_seconds,
+        hang_seconds=hang_seconds,
+        threads=threads,
+    )
+    place = LAUNCHERS[launcher]() if isinstance(launcher, str) else launcher
+    return run(study, settings, Path(directory), launcher=place, view=view or Silent())
+
+
+def run(study: Study, settings: Settings, directory: Path, *, launcher: Launcher, view: View) -> Report:
+    """`train` with its settings as a value."""
+    directory.mkdir(parents=True, exist_ok=True)
+    with Lock(directory / "run.lock") as lock, Journal(directory / "journal.jsonl") as journal:
+        state = RunState.of(read_journal(directory))
+        cluster = launcher.discover(settings)
+        job = Job(study=study, settings=settings, directory=directory, lock=lock.descriptor)
+        drive(job, cluster, launcher.open(job), journal, state, view)
+    return load(directory, study=study)
+
+
+def load(directory: str | Path, *, study: Study | None = None) -> Report:
+    """The report of a run, read from its directory; members can `load()` their networks where the study is given."""
+    directory = Path(directory)
+    state = RunState.of(read_journal(directory))
+    path = directory / "study.json"
+    if not path.exists():
+        raise RunError(f"{directory} holds no study.json: its run ended before anything was trained.")
+
+    def opener(result: MemberResult) -> Any:
+        if study is None:
+            raise RunError(
+                "a report that was read without its study cannot build networks: argosy.load(dir, study=study)."
+            )
+        return _open_member(study, state, result)
+
+    return Report.of(state, directory=directory, summary=json.loads(path.read_text()), opener=opener)
+
+
+def _open_member(study: Study, state: RunState, result: MemberResult) -> Any:
+    best = state.member(result.name).best(study.objective, study.mode or "min")
+    if best is None:
+        raise RunError(f"member {result.name!r} has not finished an epoch; there is nothing to load.")
+    saved = checkpoint.load(result.folder / best.checkpoint.file, best.checkpoint.sha256)
+    model = study.member(result.name).model()
+    model.load_state_dict(saved["model"])
+    return model.eval()

@@ -1,0 +1,160 @@
+"""What the driver says to feeders and trainers, and what they answer apart from journaled events: values only."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from argosy.events import Checkpoint
+
+__all__ = [
+    "Attach",
+    "Continue",
+    "Exit",
+    "Failed",
+    "Feed",
+    "Lost",
+    "Measure",
+    "Measured",
+    "Open",
+    "Opened",
+    "Pause",
+    "Progress",
+    "StartMember",
+    "Stop",
+    "Train",
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Open:
+    """To a feeder: open the data; answered by Opened."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Opened:
+    """From a feeder: the data is there."""
+
+    address: str
+    """Where trainers get blocks."""
+    lengths: Mapping[str, int]
+    fingerprint: str
+    block_size: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Feed:
+    """To a feeder: send this leg to these readers, once all of them are connected."""
+
+    leg: int
+    epoch: int
+    position: int
+    until: int | None
+    readers: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attach:
+    """To a trainer: read blocks from this feeder."""
+
+    address: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measure:
+    """To a trainer: measure these members on the first block; answered by Measured."""
+
+    members: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """From a trainer: what one member costs and what it is."""
+
+    member: str
+    samples_per_second: float
+    memory_bytes: int
+    state_bytes: int
+    parameter_shapes: str
+    """Digest of the names and shapes of its parameters: part of a study's identity on disk."""
+    batch_norm: bool
+    notes: tuple[str, ...]
+    """What is unusual about it: `PRIVATE`, `NUMPY_RANDOM`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartMember:
+    """Where one member begins."""
+
+    member: str
+    epoch: int
+    stream_epoch: int
+    checkpoint: Checkpoint | None
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Train:
+    """To a trainer: step these members, in this order, on the blocks of this leg."""
+
+    leg: int
+    members: tuple[StartMember, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Continue:
+    """To a trainer, in answer to EpochEnded: the checkpoint is journaled, the member goes on."""
+
+    member: str
+    best: bool
+    """Whether this epoch is the member's best."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stop:
+    """To a trainer, in answer to EpochEnded: the checkpoint is journaled, the member is done."""
+
+    member: str
+    best: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pause:
+    """To a trainer: save every member where it is (answered by Saved and MemberEnded) and let it go."""
+
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exit:
+    """To any worker: answer with Used and end."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """From a trainer, a few times a second: where its members are."""
+
+    samples: Mapping[str, int]
+    """Training samples of each member since the trainer's start."""
+    losses: Mapping[str, float]
+    """Mean training loss of the epoch at hand."""
+    waiting_seconds: float
+    busy_seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failed:
+    """From any worker: it cannot go on. The error ends the run."""
+
+    error: Exception
+    traceback: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lost:
+    """From a launcher: a worker ended without a word."""
+
+    detail: str
+
+
+Message = Any
+"""One of the values above, or a journaled event."""

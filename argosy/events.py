@@ -1,0 +1,168 @@
+"""What happens, as values. Journaled ones become one line each; `from_line` reads a line back."""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = [
+    "Checkpoint",
+    "EpochEnded",
+    "Event",
+    "Fed",
+    "MemberEnded",
+    "MemberStarted",
+    "PlanMade",
+    "RunEnded",
+    "RunStarted",
+    "Saved",
+    "Used",
+    "from_line",
+    "to_line",
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """Base of everything that is journaled."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunStarted(Event):
+    """A driver took the run directory."""
+
+    time: float
+    """Seconds since the epoch of Unix."""
+    host: str
+    pid: int
+    versions: Mapping[str, str]
+    settings: Mapping[str, Any]
+    lengths: Mapping[str, int]
+    """Samples of each split."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanMade(Event):
+    """Flotillas start."""
+
+    plan: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemberStarted(Event):
+    """A trainer holds the member and steps it from this position."""
+
+    member: str
+    device: str
+    epoch: int
+    stream_epoch: int
+    position: int
+    threads: int
+    mkldnn: bool
+    notes: tuple[str, ...] = ()
+    """What is unusual about it: private copies, NumPy's random state."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint(Event):
+    """A file below the member's folder, proved by its sum."""
+
+    file: str
+    sha256: str
+    epoch: int
+    """Epochs finished before it was written."""
+    position: int
+    """Elements of the member's sequence of the next epoch that are behind it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpochEnded(Event):
+    """A member finished an epoch, validation included; its checkpoint is written."""
+
+    member: str
+    device: str
+    epoch: int
+    stream_epoch: int
+    metrics: Mapping[str, float]
+    seconds: float
+    """Time in the member's own steps and validation."""
+    samples: int
+    digest: tuple[int, int, int]
+    """Count, Σ mix64(index), Σ mix64(position·C ⊕ index) of what it stepped on."""
+    val_digest: tuple[int, int, int] | None
+    checkpoint: Checkpoint
+
+
+@dataclass(frozen=True, kw_only=True)
+class Saved(Event):
+    """A member was saved within an epoch."""
+
+    member: str
+    stream_epoch: int
+    checkpoint: Checkpoint
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemberEnded(Event):
+    """A member leaves its device. Status: done, failed, diverged, or paused (the same command goes on)."""
+
+    member: str
+    status: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fed(Event):
+    """A feeder sent the last block of one split's epoch."""
+
+    leg: int
+    split: str
+    epoch: int
+    samples: int
+    """Prepared for this epoch since the leg began, holes among them."""
+    holes: tuple[tuple[int, str], ...] = ()
+    """Index and error of samples that raised."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Used(Event):
+    """A worker's gauges and CPU seconds at its end."""
+
+    worker: str
+    cpu_seconds: float
+    gauge: Mapping[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunEnded(Event):
+    """The driver left. Status: done, or paused."""
+
+    status: str
+    reason: str
+    seconds: float
+
+
+KINDS: dict[str, type[Event]] = {
+    kind.__name__: kind
+    for kind in (RunStarted, PlanMade, MemberStarted, EpochEnded, Saved, MemberEnded, Fed, Used, RunEnded)
+}
+
+
+def to_line(event: Event) -> dict[str, Any]:
+    """The event as a plain value, its kind under ``event``."""
+    return {"event": type(event).__name__, **dataclasses.asdict(event)}
+
+
+def from_line(line: Mapping[str, Any]) -> Event | None:
+    """The event of a journal's line; None for a kind that this version does not know."""
+    values = {key: _tuples(value) for key, value in line.items() if key != "event"}
+    kind = KINDS.get(line["event"])
+    if kind is None:
+        return None
+    if "checkpoint" in values:
+        values["checkpoint"] = Checkpoint(**values["checkpoint"])
+    return kind(**values)
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value

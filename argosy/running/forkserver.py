@@ -1,0 +1,139 @@
+"""The fork server: a process that imported torch once, has no threads, never computes, and forks workers on request.
+
+Contract. It is tied to the driver by the kernel before its first import, and every worker to it. One request is one
+message with its descriptors: the blobs of the study. It answers each fork with the worker's pid and tells of each end.
+When the driver closes the socket, it kills what is left of its children and goes.
+"""
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from argosy.stream.death import die_with_parent
+
+__all__ = ["ForkServer", "main"]
+
+LARGEST_REQUEST = 2**16
+FAREWELL_SECONDS = 5
+IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+"""Signals that are the driver's to act on: workers act on its word."""
+
+
+class ForkServer:
+    """The driver's end."""
+
+    def __init__(self, process: subprocess.Popen[bytes], channel: socket.socket) -> None:
+        self.process = process
+        self.channel = channel
+
+    @classmethod
+    def start(cls) -> "ForkServer":
+        """Start the server; its imports go on while the caller does something else."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        program = "import sys, json; sys.path[:] = json.loads(sys.argv[1]); from argosy.running.forkserver import main; main()"
+        process = subprocess.Popen(
+            [sys.executable, "-c", program, json.dumps(sys.path), str(theirs.fileno()), str(os.getpid())],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        theirs.close()
+        return cls(process, ours)
+
+    def fork(self, arguments: dict[str, Any], descriptors: list[int], log: Path) -> None:
+        """Ask for a worker; it writes to `log` what would go to the terminal."""
+        request = {"arguments": arguments, "log": str(log), "path": sys.path, "folder": str(Path.cwd())}
+        socket.send_fds(self.channel, [json.dumps(request).encode()], descriptors)
+
+    def ends(self) -> list[tuple[int, int]]:
+        """(pid, wait status) of children that ended since the last call; call when the channel is readable."""
+        message = self.channel.recv(LARGEST_REQUEST)
+        if not message:
+            raise EOFError
+        pid, status = json.loads(message)
+        return [(pid, status)]
+
+    def close(self) -> None:
+        """Let the server kill what is left and wait until it has gone."""
+        self.channel.close()
+        try:
+            self.process.wait(FAREWELL_SECONDS + 5)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+def main() -> None:
+    """Life of the server: ``argv = [-c, sys.path, descriptor of the socket, pid of the driver]``."""
+    die_with_parent(int(sys.argv[3]))
+    from argosy.running.worker import work  # the heavy import, after the tie
+
+    channel = socket.socket(fileno=int(sys.argv[2]))
+    wake, wakes = os.pipe()
+    os.set_blocking(wakes, False)
+    signal.set_wakeup_fd(wakes)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    for number in IGNORED:
+        signal.signal(number, signal.SIG_IGN)
+    children: set[int] = set()
+    server = os.getpid()
+    while True:
+        ready = _wait(channel.fileno(), wake)
+        if wake in ready:
+            os.read(wake, 4096)
+            _tell_ends(channel, children)
+        if channel.fileno() in ready:
+            message, descriptors, _, _ = socket.recv_fds(channel, LARGEST_REQUEST, 8)
+            if not message:
+                break
+            pid = os.fork()
+            if pid == 0:
+                die_with_parent(server)
+                signal.set_wakeup_fd(-1)
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                for descriptor in (channel.detach(), wake, wakes):
+                    os.close(descriptor)
+                os._exit(_become(json.loads(message), descriptors, work))
+            children.add(pid)
+            for descriptor in descriptors:
+                os.close(descriptor)
+    _bid_farewell(children)
+
+
+def _become(request: dict[str, Any], descriptors: list[int], work: Any) -> int:
+    sys.path[:] = request["path"]
+    os.chdir(request["folder"])
+    log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    code: int = work(request["arguments"], descriptors)
+    sys.stdout.flush()
+    return code
+
+
+def _wait(*descriptors: int) -> list[int]:
+    return select.select(descriptors, [], [])[0]
+
+
+def _tell_ends(channel: socket.socket, children: set[int]) -> None:
+    for pid in list(children):
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            children.discard(pid)
+            channel.send(json.dumps([pid, status]).encode())
+
+
+def _bid_farewell(children: set[int]) -> None:
+    """Workers go at their connection's end-of-file; whoever does not is killed."""
+    signal.signal(signal.SIGALRM, lambda *_: [os.kill(pid, signal.SIGKILL) for pid in children])
+    signal.alarm(FAREWELL_SECONDS)
+    while children:
+        pid, _ = os.wait()
+        children.discard(pid)

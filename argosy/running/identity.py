@@ -1,0 +1,93 @@
+"""``study.json``: what a run directory was made for, in plain words, and whether another study is the same."""
+
+import functools
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from argosy.commands import Measured
+from argosy.errors import RunError
+from argosy.study import Member, Study
+
+__all__ = ["check_identity", "summarize", "write_json"]
+
+IDENTITY = ("seed", "lengths", "fingerprint")
+MEMBER_IDENTITY = ("batch_size", "drop_last", "hyperparameters", "parameter_shapes", "subset", "val_subset")
+
+
+def summarize(
+    study: Study, *, lengths: Mapping[str, int], fingerprint: str, measured: Mapping[str, Measured]
+) -> dict[str, Any]:
+    """The study as a plain value; parameter shapes are there for members that were built."""
+    return {
+        "seed": study.seed,
+        "objective": study.objective,
+        "mode": study.mode,
+        "lengths": dict(lengths),
+        "fingerprint": fingerprint,
+        "stop": repr(study.stop),
+        "members": {m.name: _describe(m, measured.get(m.name)) for m in study.members},
+    }
+
+
+def check_identity(directory: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    """Raise RunError with the difference unless the run in the directory belongs to this study.
+
+    Epochs, limits, devices and added members may differ; what decides a member's result may not.
+    """
+    differences = [
+        f"{key}: {found[key]!r} there, {wanted[key]!r} here" for key in IDENTITY if found[key] != wanted[key]
+    ]
+    for name, there in found["members"].items():
+        here = wanted["members"].get(name)
+        if here is None:
+            differences.append(f"member {name!r} is there, and not here")
+            continue
+        for key in MEMBER_IDENTITY:
+            # A finished member is not built again, so its shapes are unknown here.
+            if there[key] != here[key] and not (key == "parameter_shapes" and None in (there[key], here[key])):
+                differences.append(f"member {name!r}, {key}: {there[key]!r} there, {here[key]!r} here")
+    if differences:
+        raise RunError(
+            f"{directory} holds the run of another study:\n  " + "\n  ".join(differences) + "\n"
+            "Choose another directory, or undo the change."
+        )
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Replace a small file in one step."""
+    temporary = path.with_name(f".{path.name}")
+    temporary.write_text(json.dumps(value, indent=2) + "\n")
+    temporary.rename(path)
+
+
+def _describe(member: Member, measured: Measured | None) -> dict[str, Any]:
+    return {
+        "model": _spell(member.model),
+        "optimizer": _spell(member.optimizer),
+        "loss": None if member.loss is None else _spell(member.loss),
+        "batch_size": member.batch_size,
+        "eval_batch_size": member.eval_batch_size,
+        "drop_last": member.drop_last,
+        "hyperparameters": member.hyperparameters,
+        "parameter_shapes": measured.parameter_shapes if measured else None,
+        "stop": repr(member.stop),
+        "subset": _spell_subset(member.subset),
+        "val_subset": _spell_subset(member.val_subset),
+    }
+
+
+def _spell(factory: Any) -> str:
+    """``module:qualname(arguments)`` of a factory."""
+    if isinstance(factory, functools.partial):
+        arguments = [repr(a) for a in factory.args] + [f"{k}={v!r}" for k, v in factory.keywords.items()]
+        return f"{_spell(factory.func)}({', '.join(arguments)})"
+    module = getattr(factory, "__module__", type(factory).__module__)
+    return f"{module}:{getattr(factory, '__qualname__', type(factory).__qualname__)}"
+
+
+def _spell_subset(subset: Any) -> list[int] | None:
+    return None if subset is None else np.asarray(subset, dtype=np.int64).tolist()

@@ -1,0 +1,103 @@
+"""The append-only record of a run: one writer, one event a line; the state of a run is the fold of its journal."""
+
+import fcntl
+import json
+import os
+import socket
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import psutil
+
+from argosy.errors import RunError
+from argosy.events import Event, from_line, to_line
+
+__all__ = ["Journal", "Lock", "read_journal"]
+
+
+PATIENCE_SECONDS = 10.0
+"""The longest that processes of a killed driver take to follow it."""
+
+
+class Journal:
+    """Open for writing; readers use `read_journal`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._descriptor = -1
+
+    def __enter__(self) -> "Journal":
+        """Cut what a crash left of its last line, so that the next event is not glued to it."""
+        self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        text = self.path.read_bytes()
+        os.ftruncate(self._descriptor, text.rfind(b"\n") + 1)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.close(self._descriptor)
+
+    def append(self, event: Event) -> None:
+        """One line in one write, flushed to the disk before anybody acts on it."""
+        os.write(self._descriptor, json.dumps(to_line(event)).encode() + b"\n")
+        os.fdatasync(self._descriptor)
+
+
+def read_journal(directory: Path) -> list[Event]:
+    """All events of a run, in order; a torn last line is left out."""
+    path = directory / "journal.jsonl"
+    if not path.exists():
+        raise RunError(f"{directory} holds no run (no journal.jsonl there); give the directory of `argosy run --dir`.")
+    events = []
+    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
+        try:
+            value: dict[str, Any] = json.loads(line)
+        except ValueError as error:
+            raise RunError(f"{path}, line {number} is not JSON: {error}. The journal was changed by hand.") from error
+        event = from_line(value)
+        if event is not None:
+            events.append(event)
+    return events
+
+
+class Lock:
+    """One driver per run directory.
+
+    Workers inherit the descriptor, so the kernel holds the lock until the last process of a run has gone, whoever
+    was killed first; a driver that comes after a killed one waits for that.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.descriptor = -1
+
+    def __enter__(self) -> "Lock":
+        self.descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not self._taken():
+            pid, _, host = self.path.read_text().partition(" ")
+            orphaned = host == socket.gethostname() and pid.isdigit() and not psutil.pid_exists(int(pid))
+            if not orphaned or time.monotonic() > deadline:
+                os.close(self.descriptor)
+                raise RunError(
+                    f"{self.path.parent} is in use by process {pid} on {host}; wait for it or choose another directory."
+                )
+            time.sleep(0.05)
+        os.ftruncate(self.descriptor, 0)
+        os.pwrite(self.descriptor, f"{os.getpid()} {socket.gethostname()}".encode(), 0)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.close(self.descriptor)
+
+    def _taken(self) -> bool:
+        try:
+            fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return False
+        return True

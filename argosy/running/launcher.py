@@ -1,0 +1,109 @@
+"""The seam between the driver and the places where workers run: how a worker starts, is spoken to, and is known to be gone.
+
+A launcher is one file with two classes: where to run (`Launcher`) and the workers of one run (`Workers`).
+"""
+
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol
+
+import psutil
+import torch
+
+from argosy.cluster import Cluster, Device, Node
+from argosy.errors import PlanError
+from argosy.settings import Settings
+from argosy.study import Study
+
+__all__ = ["Job", "Launcher", "Workers", "discover", "usable_cores"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """What workers have to know."""
+
+    study: Study
+    settings: Settings
+    directory: Path
+    lock: int
+    """Descriptor of the run's lock: workers hold it as long as they live."""
+
+
+class Workers(Protocol):
+    """The workers of one run. Never blocks on one of them."""
+
+    def start_feeder(self, name: str) -> None:
+        """Start a feeder; it answers as soon as it runs."""
+
+    def start_trainer(self, name: str) -> None:
+        """Start the trainer of the device of that name."""
+
+    def send(self, worker: str, command: Any) -> None:
+        """Say something to a worker; kept for it until it is there."""
+
+    def receive(self, timeout: float) -> list[tuple[str, Any]]:
+        """(worker, message) of all that was said, at once or after at most so many seconds; `Lost` for a worker gone."""
+
+    def __enter__(self) -> "Workers": ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Leave no process behind."""
+
+
+class Launcher(Protocol):
+    """A kind of place."""
+
+    def discover(self, settings: Settings) -> Cluster:
+        """The nodes and devices there."""
+
+    def open(self, job: Job) -> Workers:
+        """Make ready to start workers for a job."""
+
+
+def discover(wanted: str | None, threads: int) -> Cluster:
+    """This machine as a cluster of one node, with the devices asked for: ``cpu``, ``cpu:2``, ``cuda``, ``cuda:0,1``."""
+    cores = usable_cores()
+    kind, _, which = (wanted or ("cuda" if torch.cuda.is_available() else "cpu")).partition(":")
+    if kind == "cpu":
+        devices = _cpu_slots(int(which) if which else max(cores // threads, 1))
+    elif kind == "cuda":
+        devices = _gpus([int(number) for number in which.split(",")] if which else None)
+    else:
+        raise PlanError(f"devices {wanted!r} is unknown; write cpu, cpu:2, cuda or cuda:0,1.")
+    return Cluster(nodes=(Node(name="local", devices=devices, cores=cores),))
+
+
+def usable_cores() -> int:
+    """Cores that this process may really use: its affinity, bounded by the cgroup's quota."""
+    cores = len(os.sched_getaffinity(0))
+    limit = Path("/sys/fs/cgroup/cpu.max")
+    if limit.exists():
+        quota, period = limit.read_text().split()
+        if quota != "max":
+            cores = min(cores, max(1, math.floor(int(quota) / int(period))))
+    return cores
+
+
+def _cpu_slots(count: int) -> tuple[Device, ...]:
+    if count < 1:
+        raise PlanError(f"devices cpu:{count}: a run needs at least one slot.")
+    share = psutil.virtual_memory().total // count
+    return tuple(Device(name=f"cpu:{i}", node="local", kind="cpu", memory_bytes=share) for i in range(count))
+
+
+def _gpus(numbers: list[int] | None) -> tuple[Device, ...]:
+    there = torch.cuda.device_count()
+    numbers = list(range(there)) if numbers is None else numbers
+    missing = [number for number in numbers if number >= there]
+    if missing or not numbers:
+        raise PlanError(f"devices cuda:{missing or '0'}: this machine shows {there} GPU(s) to this process.")
+    properties = {number: torch.cuda.get_device_properties(number) for number in numbers}
+    return tuple(
+        Device(name=f"cuda:{number}", node="local", kind=found.name, memory_bytes=found.total_memory)
+        for number, found in properties.items()
+    )

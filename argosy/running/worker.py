@@ -1,0 +1,90 @@
+"""What a worker process does between its fork and its end: dial the driver, then feed or train until told to exit."""
+
+import contextlib
+import os
+import time
+import traceback
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import torch
+
+from argosy.commands import Attach, Exit, Failed
+from argosy.errors import ArgosyError, WorkerError
+from argosy.settings import Settings
+from argosy.stream.feed import feed
+from argosy.stream.ring import RingReader
+from argosy.stream.wire import Peer, dial
+from argosy.study import Study
+from argosy.training.trainer import Trainer
+
+__all__ = ["pack", "work"]
+
+
+def pack(value: Any) -> int:
+    """Pickle a value into an anonymous memory file; returns its descriptor. Functions of scripts travel by value."""
+    descriptor = os.memfd_create("argosy-blob")
+    with os.fdopen(os.dup(descriptor), "wb") as file:
+        cloudpickle.dump(value, file)
+    return descriptor
+
+
+def unpack(descriptor: int) -> Any:
+    """The value in a memory file of `pack`."""
+    with Path(f"/proc/self/fd/{descriptor}").open("rb") as file:
+        return cloudpickle.load(file)
+
+
+def work(arguments: dict[str, Any], descriptors: list[int]) -> int:
+    """Run as the worker that the arguments name; returns the exit code."""
+    name, key = arguments["name"], bytes.fromhex(arguments["key"])
+    driver = dial(arguments["address"], key, name)
+    try:
+        if arguments["role"] == "feeder":
+            torch.set_num_threads(1)
+            data, settings, seed = unpack(descriptors[0])
+            feed(driver, data, settings, seed=seed, key=key)
+        else:
+            study, settings, directory = unpack(descriptors[0])
+            torch.set_num_threads(settings.threads)
+            _train(driver, study, settings, directory, name=name, key=key)
+    except EOFError:
+        return 0  # the driver is gone
+    except Exception as error:  # process boundary: the driver learns what happened
+        trace = traceback.format_exc()
+        known = error if isinstance(error, ArgosyError) else WorkerError(f"{name}: {error!r}")
+        with contextlib.suppress(OSError):
+            driver.send(Failed(error=known, traceback=trace))
+        return 1
+    return 0
+
+
+def _train(driver: Peer, study: Study, settings: Settings, directory: Path, *, name: str, key: bytes) -> None:
+    device = torch.device("cpu" if name.startswith("cpu") else name)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    trainer = Trainer(study, settings, directory, name=name, device=device, emit=driver.send)
+    reader: RingReader | None = None
+    while True:
+        sources = [driver, reader.peer] if reader is not None and trainer.ready else [driver]
+        started = time.perf_counter()
+        ready = wait(sources)
+        if len(sources) == 2:
+            trainer.gauge.waiting_seconds += time.perf_counter() - started
+        if driver in ready:
+            command = driver.recv()
+            if isinstance(command, Attach):
+                if reader is not None:
+                    reader.close()
+                reader = RingReader(dial(command.address, key, name))
+                trainer.know(reader.lengths)
+            elif isinstance(command, Exit):
+                times = os.times()
+                driver.send(trainer.used(times.user + times.system))
+                return
+            else:
+                trainer.obey(command)
+        elif reader is not None:
+            trainer.take(reader.receive())

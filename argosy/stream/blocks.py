@@ -1,0 +1,156 @@
+"""Blocks: consecutive samples of the stream, stacked leaf by leaf, with the column of indices that proves them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from argosy.errors import StudyError
+from argosy.stream.order import Hashes, Indices, running_sums
+from argosy.stream.trees import Structure, flatten, unflatten
+
+__all__ = ["ALIGNMENT", "Block", "Layout", "Place", "sample_leaves"]
+
+ALIGNMENT = 64
+"""Bytes to which every leaf starts. Vectorised kernels may round differently on memory of another alignment, so
+batches that start elsewhere are copied: then a batch computes the same whatever block it came in."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """Which part of the stream a block is."""
+
+    leg: int
+    """Blocks of an earlier leg are dropped by trainers of a later one."""
+    split: str
+    epoch: int
+    start: int
+    rows: int
+    last: bool
+    """Whether the split's epoch ends with this block."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Shape of every sample, and where its leaves lie in the memory of a block."""
+
+    tree: Structure
+    dtypes: tuple[torch.dtype, ...]
+    shapes: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(cls, sample: Any) -> "Layout":
+        """The layout that this sample has."""
+        leaves, tree = sample_leaves(sample)
+        return cls(tree, tuple(leaf.dtype for leaf in leaves), tuple(tuple(leaf.shape) for leaf in leaves))
+
+    @property
+    def sample_bytes(self) -> int:
+        """Bytes of one sample."""
+        return sum(d.itemsize * int(np.prod(s)) for d, s in zip(self.dtypes, self.shapes, strict=True))
+
+    def block_bytes(self, rows: int) -> int:
+        """Memory of a block: its columns and its leaves, each aligned."""
+        return sum(_aligned(size) for size in self._sizes(rows))
+
+    def _sizes(self, rows: int) -> list[int]:
+        leaves = [rows * d.itemsize * int(np.prod(s)) for d, s in zip(self.dtypes, self.shapes, strict=True)]
+        return [rows * 8, rows, *leaves]
+
+    def block(self, place: Place, memory: npt.NDArray[np.uint8]) -> "Block":
+        """The block in this memory, without a copy; it keeps the memory alive as long as any tensor of it lives."""
+        pieces, offset = [], 0
+        for size in self._sizes(place.rows):
+            pieces.append(memory[offset : offset + size])
+            offset += _aligned(size)
+        leaves = tuple(
+            torch.from_numpy(piece).view(dtype).view(place.rows, *shape)
+            for piece, dtype, shape in zip(pieces[2:], self.dtypes, self.shapes, strict=True)
+        )
+        return Block(place, self.tree, leaves, pieces[0].view(np.int64), pieces[1].view(np.bool_))
+
+    def check(self, leaves: Sequence[torch.Tensor], tree: Structure, index: int) -> None:
+        """Raise StudyError unless a sample has this layout."""
+        if tree != self.tree:
+            raise StudyError(
+                f"sample {index} is built as {tree}, the first one as {self.tree}; build all samples alike."
+            )
+        for leaf, dtype, shape in zip(leaves, self.dtypes, self.shapes, strict=True):
+            if leaf.dtype != dtype or tuple(leaf.shape) != shape:
+                raise StudyError(
+                    f"sample {index} has a tensor of shape {tuple(leaf.shape)} and {leaf.dtype}, the first sample one of "
+                    f"{shape} and {dtype}. Samples share one shape: pad or resize them in the dataset."
+                )
+
+
+@dataclass(slots=False)
+class Block:
+    """Some rows of the stream, on one device."""
+
+    place: Place
+    tree: Structure
+    leaves: tuple[torch.Tensor, ...]
+    indices: Indices
+    """Index of each row's sample, int64 ``[rows]``, written by whoever prepared it."""
+    sound: npt.NDArray[np.bool_]
+    """Whether the row holds a sample; False is a hole left by a sample that raised."""
+    versions: tuple[int, ...] = field(init=False)
+    """Version counters of the leaves at birth: a member that writes into its input changes them."""
+
+    def __post_init__(self) -> None:
+        self.versions = tuple(leaf._version for leaf in self.leaves)
+
+    @cached_property
+    def whole(self) -> bool:
+        """Whether no row is a hole."""
+        return bool(self.sound.all())
+
+    @cached_property
+    def sums(self) -> tuple[Hashes, Hashes]:
+        """`running_sums` of the rows for members that see the whole stream, computed once for all of them."""
+        positions = np.arange(self.place.start, self.place.start + self.place.rows, dtype=np.int64)
+        return running_sums(self.indices, positions, self.sound)
+
+    @property
+    def touched(self) -> bool:
+        """Whether somebody wrote into the leaves."""
+        return any(leaf._version != version for leaf, version in zip(self.leaves, self.versions, strict=True))
+
+    def to(self, device: torch.device, on_device: Callable[[Any], Any] | None = None) -> "Block":
+        """The block on a device, after the study's deterministic work there."""
+        if device.type == "cpu" and on_device is None:
+            return self
+        leaves = [leaf.to(device, non_blocking=True) for leaf in self.leaves]
+        tree = self.tree
+        if on_device is not None:
+            leaves, tree = flatten(on_device(unflatten(leaves, tree)))
+        return Block(self.place, tree, tuple(leaves), self.indices, self.sound)
+
+
+def sample_leaves(sample: Any) -> tuple[list[torch.Tensor], Structure]:
+    """A sample's tensors and its structure; numbers and arrays become tensors as torch's default_collate does it."""
+    leaves, tree = flatten(sample)
+    return [_tensor(leaf) for leaf in leaves], tree
+
+
+def _tensor(leaf: Any) -> torch.Tensor:
+    if isinstance(leaf, torch.Tensor):
+        return leaf
+    if isinstance(leaf, bool | int | np.integer | np.bool_):
+        return torch.as_tensor(leaf)
+    if isinstance(leaf, float):
+        return torch.tensor(leaf, dtype=torch.float64)
+    if isinstance(leaf, np.ndarray | np.floating):
+        return torch.as_tensor(leaf)
+    raise StudyError(
+        f"a sample holds a {type(leaf).__module__}.{type(leaf).__name__}; the stream carries tensors, arrays and "
+        "numbers. Convert it in the dataset."
+    )
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT

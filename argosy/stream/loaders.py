@@ -1,0 +1,113 @@
+"""Loader workers: forked children of the feeder that prepare samples straight into the slots of the ring.
+
+Contract. Workers are forked before any trainer is connected and close what they inherit of the feeder's connections,
+so no copy of a descriptor can hide an end-of-file. Each has one connection to the feeder and at most two tasks; it owns the rows of a task until it answers.
+A worker dies with its feeder (parent-death signal, set before anything else).
+"""
+
+import os
+import traceback
+from collections import deque
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, Pipe
+
+import torch
+
+from argosy.errors import StudyError, WorkerError
+from argosy.stream.blocks import Place
+from argosy.stream.death import die_with_parent
+from argosy.stream.order import Indices
+from argosy.stream.ring import Ring
+from argosy.stream.sources import Source
+
+__all__ = ["Done", "Loader", "Task", "start_loaders"]
+
+TASKS_AHEAD = 2
+"""Tasks per worker at a time, so that none waits for the feeder between two."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Some rows of one block."""
+
+    slot: int
+    place: Place
+    low: int
+    indices: Indices
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A task's end: its holes as (index, error), or the error that ends the run."""
+
+    holes: list[tuple[int, str]]
+    error: StudyError | None = None
+
+
+class Loader:
+    """The feeder's end of one worker."""
+
+    def __init__(self, pid: int, connection: Connection) -> None:
+        self.pid = pid
+        self.connection = connection
+        self.tasks: deque[Task] = deque()
+
+    @property
+    def idle(self) -> bool:
+        """Whether it can take another task."""
+        return len(self.tasks) < TASKS_AHEAD
+
+    def give(self, task: Task) -> None:
+        """Hand over a task."""
+        self.tasks.append(task)
+        self.connection.send(task)
+
+    def take(self) -> tuple[Task, Done]:
+        """The task that the worker has just answered; call when the connection is readable."""
+        try:
+            done = self.connection.recv()
+        except (EOFError, OSError) as error:
+            raise WorkerError(
+                f"loader worker {self.pid} died while it prepared samples. If the kernel killed it for memory, use fewer "
+                "--loader-workers; --loader-workers 0 prepares in the feeder and shows a crash in native code."
+            ) from error
+        return self.tasks.popleft(), done
+
+
+def start_loaders(count: int, ring: Ring, sources: dict[str, Source], *, driver: Connection) -> list[Loader]:
+    """Fork the workers; the dataset and the ring are inherited, nothing is pickled."""
+    loaders: list[Loader] = []
+    for _ in range(count):
+        ours, theirs = Pipe()
+        feeder = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            for inherited in (driver, ours, *(loader.connection for loader in loaders)):
+                inherited.close()
+            os._exit(_work(feeder, theirs, ring, sources))
+        theirs.close()
+        loaders.append(Loader(pid, ours))
+    return loaders
+
+
+def _work(feeder: int, connection: Connection, ring: Ring, sources: dict[str, Source]) -> int:
+    die_with_parent(feeder)
+    torch.set_num_threads(1)
+    while True:
+        try:
+            task: Task = connection.recv()
+        except (EOFError, OSError):
+            return 0
+        connection.send(run_task(task, ring, sources))
+
+
+def run_task(task: Task, ring: Ring, sources: dict[str, Source]) -> Done:
+    """Prepare the rows of a task in their slot."""
+    source = sources[task.place.split]
+    block = source.layout.block(task.place, ring.slot(task.slot))
+    try:
+        return Done(source.fill(block, task.low, task.indices))
+    except StudyError as error:
+        return Done([], error)
+    except Exception as error:  # process boundary: whatever it is, the feeder must learn of it
+        return Done([], StudyError(f"Data.{task.place.split}: {''.join(traceback.format_exception(error))}"))

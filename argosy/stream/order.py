@@ -1,0 +1,155 @@
+"""Who sees which sample when: the published order, the seeds, and the digest that proves them (DESIGN.md §3.1, 1-5).
+
+Everything here is a pure function of integers, on NumPy arrays alone.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = [
+    "Digest",
+    "Indices",
+    "Selection",
+    "member_seed",
+    "mix64",
+    "permutation",
+    "running_sums",
+    "sample_seed",
+    "split_order",
+    "used_elements",
+]
+
+Indices = npt.NDArray[np.int64]
+Hashes = npt.NDArray[np.uint64]
+
+GOLDEN = 0x9E3779B97F4A7C15
+"""Step of splitmix64, and the constant C of the positions in a digest."""
+WORD = 2**64
+SPLITS = {"train": 0, "val": 1}
+
+
+def permutation(seed: int, epoch: int, length: int) -> Indices:
+    """The order of one stream epoch: a function of (study seed, epoch) alone, int64 ``[length]``.
+
+    RandomState, because NumPy's policy freezes its stream for good.
+    """
+    state = np.random.RandomState([seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF, epoch])
+    return state.permutation(length).astype(np.int64)
+
+
+def split_order(seed: int, split: str, epoch: int, length: int) -> Indices:
+    """The order in which the samples of one split go through the stream in one epoch."""
+    return permutation(seed, epoch, length) if split == "train" else np.arange(length, dtype=np.int64)
+
+
+def mix64(value: int) -> int:
+    """The finalizer of splitmix64 (Steele, Lea and Flood 2014) on one 64-bit integer."""
+    value = (value + GOLDEN) % WORD
+    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 % WORD
+    value = (value ^ (value >> 27)) * 0x94D049BB133111EB % WORD
+    return value ^ (value >> 31)
+
+
+def mix64_array(values: Hashes) -> Hashes:
+    """`mix64` of every element."""
+    values = values + np.uint64(GOLDEN)
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))
+
+
+def sample_seed(seed: int, split: str, epoch: int, index: int) -> int:
+    """64 bits that seed the preparation of one sample: a function of (study seed, split, epoch, index)."""
+    return mix64(mix64(mix64(seed % WORD) ^ (2 * epoch + SPLITS[split])) ^ index)
+
+
+def member_seed(seed: int, name: str) -> int:
+    """63 bits that seed a member: a function of the study's seed and the member's name."""
+    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
+
+
+@dataclass(frozen=True, slots=True)
+class Digest:
+    """Proof of what a program really stepped on: plain integers that add up over batches, blocks and shards."""
+
+    count: int = 0
+    indices: int = 0
+    """Σ mix64(index) mod 2^64."""
+    positions: int = 0
+    """Σ mix64(position·C ⊕ index) mod 2^64; the position counts the member's own elements of the epoch."""
+
+    def __add__(self, other: "Digest") -> "Digest":
+        return Digest(
+            self.count + other.count,
+            (self.indices + other.indices) % WORD,
+            (self.positions + other.positions) % WORD,
+        )
+
+    @classmethod
+    def of(cls, indices: Indices, positions: Indices) -> "Digest":
+        """The digest of some elements, both int64 ``[n]``."""
+        by_index, by_position = element_hashes(indices, positions)
+        return cls(len(indices), int(by_index.sum(dtype=np.uint64)), int(by_position.sum(dtype=np.uint64)))
+
+
+def element_hashes(indices: Indices, positions: Indices) -> tuple[Hashes, Hashes]:
+    """mix64(index) and mix64(position·C ⊕ index) of each element."""
+    unsigned = indices.astype(np.uint64)
+    return mix64_array(unsigned), mix64_array((positions.astype(np.uint64) * np.uint64(GOLDEN)) ^ unsigned)
+
+
+def running_sums(indices: Indices, positions: Indices, sound: npt.NDArray[np.bool_]) -> tuple[Hashes, Hashes]:
+    """Σ of both hashes over the first 0 … n elements, uint64 ``[n + 1]``; elements that are not sound count nothing."""
+    by_index, by_position = (np.where(sound, hashes, np.uint64(0)) for hashes in element_hashes(indices, positions))
+    return _cumulated(by_index), _cumulated(by_position)
+
+
+def _cumulated(hashes: Hashes) -> Hashes:
+    return np.concatenate([np.zeros(1, np.uint64), np.cumsum(hashes, dtype=np.uint64)])
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which samples of a split a member sees, and how often each: None for all, once."""
+
+    multiplicity: npt.NDArray[np.int64] | None
+    """How often each index is seen ``[length]``."""
+    length: int
+    """Elements of the member's sequence in one epoch."""
+
+    @classmethod
+    def of(cls, subset: Sequence[int] | None, length: int) -> "Selection":
+        """All samples, or those of a subset, an index repeated as often as it is given."""
+        if subset is None:
+            return cls(None, length)
+        multiplicity = np.bincount(np.asarray(subset, dtype=np.int64), minlength=length)
+        return cls(multiplicity, int(multiplicity.sum()))
+
+    def positions(self, order: Indices) -> Indices | None:
+        """Position in the stream of each element, int64 ``[self.length]``, ascending; None where they are equal.
+
+        The sequence is the order restricted to the subset, each index repeated in place by its multiplicity.
+        """
+        if self.multiplicity is None:
+            return None
+        return np.repeat(np.arange(len(order), dtype=np.int64), self.multiplicity[order])
+
+    def digest(self, order: Indices, *, elements: int, holes: Sequence[int] = ()) -> Digest:
+        """What an honest program reports for its first `elements` of the epoch, samples in `holes` being broken."""
+        positions = self.positions(order)
+        indices = (order if positions is None else order[positions])[:elements]
+        numbers = np.arange(len(indices), dtype=np.int64)
+        if holes:
+            sound = ~np.isin(indices, np.asarray(holes, dtype=np.int64))
+            indices, numbers = indices[sound], numbers[sound]
+        return Digest.of(indices, numbers)
+
+
+def used_elements(length: int, batch_size: int, *, drop_last: bool) -> int:
+    """How many elements of a sequence its batches use."""
+    return length - length % batch_size if drop_last else length

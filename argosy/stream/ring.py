@@ -1,0 +1,91 @@
+"""Blocks from one feeder to all trainers of a node, in shared memory, without a copy.
+
+Contract. The ring is one anonymous memory file (memfd): nothing named, nothing to leak, gone with its last mapping. It
+has a fixed number of slots. The feeder owns a free slot and lends it to its loader workers, which write the block; a
+notice hands it to every reader; a reader gives it back when its last view of the block has died (autograd may still
+hold the batch). A slot is free again when every live reader has given it back: this is the back-pressure and the whole
+flow control. At most one notice and one release per slot and reader are on their way, so no send blocks. A reader that
+dies is an end-of-file, which gives back all it held.
+"""
+
+import contextlib
+import mmap
+import os
+import socket
+import weakref
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import numpy.typing as npt
+
+from argosy.stream.blocks import ALIGNMENT, Block, Layout, Place
+from argosy.stream.wire import Peer
+
+__all__ = ["Ring", "RingReader"]
+
+Memory = npt.NDArray[np.uint8]
+
+
+class Ring:
+    """The memory, as the feeder and its loader workers see it."""
+
+    def __init__(self, *, slots: int, slot_bytes: int) -> None:
+        self.slots = slots
+        self.slot_bytes = -(-slot_bytes // ALIGNMENT) * ALIGNMENT
+        self.descriptor = os.memfd_create("argosy-ring", os.MFD_CLOEXEC)
+        os.ftruncate(self.descriptor, slots * self.slot_bytes)
+        self._memory = _map(self.descriptor)
+
+    def slot(self, number: int) -> Memory:
+        """The bytes of one slot, writable."""
+        return self._memory[number * self.slot_bytes : (number + 1) * self.slot_bytes]
+
+    def lend(self, peer: Peer, layouts: dict[str, Layout], lengths: dict[str, int]) -> None:
+        """Give a reader the memory and what it needs to read it."""
+        # By value: a sample may be a named tuple of the user's script.
+        peer.send_bytes(cloudpickle.dumps((self.slots, self.slot_bytes, layouts, lengths)))
+        with socket.socket(fileno=os.dup(peer.fileno())) as channel:
+            socket.send_fds(channel, [b"r"], [self.descriptor])
+
+
+class _Lease(np.ndarray[Any, np.dtype[np.uint8]]):
+    """The bytes of a slot while a reader holds it; the type exists because ndarray itself has no weak references."""
+
+
+class RingReader:
+    """A trainer's end."""
+
+    def __init__(self, peer: Peer) -> None:
+        self.peer = peer
+        self.slots, self.slot_bytes, self.layouts, self.lengths = cloudpickle.loads(peer.recv_bytes())
+        with socket.socket(fileno=os.dup(peer.fileno())) as channel:
+            _, descriptors, _, _ = socket.recv_fds(channel, 1, 1)
+        self._memory = _map(descriptors[0])
+        os.close(descriptors[0])
+
+    def receive(self) -> Block:
+        """The next block; EOFError or OSError when the feeder is gone."""
+        slot, place = self.peer.recv()
+        return self._block(slot, place)
+
+    def _block(self, slot: int, place: Place) -> Block:
+        lease = self._memory[slot * self.slot_bytes : (slot + 1) * self.slot_bytes].view(_Lease)
+        # Fires when the last array or tensor that derives from the lease has died.
+        weakref.finalize(lease, _release, self.peer, slot).atexit = False
+        return self.layouts[place.split].block(place, lease)
+
+    def close(self) -> None:
+        """Hang up; blocks that are still alive stay readable."""
+        self.peer.close()
+
+
+def _release(peer: Peer, slot: int) -> None:
+    # A feeder that is gone needs nothing back.
+    with contextlib.suppress(OSError):
+        peer.send_bytes(bytes([slot]))
+
+
+def _map(descriptor: int) -> Memory:
+    # NumPy's frombuffer exports the buffer, so the mapping outlives every view; torch.frombuffer would not.
+    return np.frombuffer(mmap.mmap(descriptor, 0), dtype=np.uint8)

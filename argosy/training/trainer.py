@@ -1,0 +1,309 @@
+"""What one device does: takes blocks, steps the members it carries, saves them, and asks the driver at each epoch's end.
+
+The trainer knows no sockets and no processes: launchers push blocks and commands in, and `emit` carries events out.
+"""
+
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from argosy.commands import Continue, Measure, Pause, Progress, StartMember, Stop, Train
+from argosy.errors import MemberError
+from argosy.events import Checkpoint, EpochEnded, MemberEnded, MemberStarted, Saved, Used
+from argosy.settings import Settings
+from argosy.stream.blocks import Block
+from argosy.stream.gauges import TrainerGauge
+from argosy.stream.schedule import Orders
+from argosy.study import Study
+from argosy.training import checkpoint
+from argosy.training.measure import NUMPY_RANDOM, PRIVATE, measure
+from argosy.training.member import LiveMember, build
+
+__all__ = ["Trainer"]
+
+PROGRESS_SECONDS = 0.25
+
+
+@dataclass(slots=True)
+class _Aboard:
+    """A member on this device, and what the trainer keeps about it."""
+
+    live: LiveMember
+    stream_epoch: int
+    saved: float
+    """When it was saved last (monotonic seconds)."""
+    ended: EpochEnded | None = None
+    """The epoch's end that the driver has not answered yet."""
+    kept: tuple[str, ...] = ()
+    """File names of its newest checkpoints."""
+    best: str | None = None
+
+
+class Trainer:
+    """One device. `ready` says whether it can take a block; commands may come at any time."""
+
+    def __init__(
+        self,
+        study: Study,
+        settings: Settings,
+        directory: Path,
+        *,
+        name: str,
+        device: torch.device,
+        emit: Callable[[Any], None],
+    ) -> None:
+        self.study = study
+        self.settings = settings
+        self.directory = directory
+        self.name = name
+        self.device = device
+        self.emit = emit
+        self.orders: Orders | None = None
+        self.leg = -1
+        self.first: Block | None = None
+        self.to_measure: tuple[str, ...] | None = None
+        self.built: dict[str, LiveMember] = {}
+        self.aboard: dict[str, _Aboard] = {}
+        self.gauge = TrainerGauge()
+        self.samples: dict[str, int] = {}
+        self.pausing: str | None = None
+        self._told = 0.0
+        self.last_split = "val" if study.data.has_val else "train"
+
+    @property
+    def ready(self) -> bool:
+        """Whether the next block may come: nothing waits for the driver."""
+        measuring = self.to_measure is not None and self.first is None
+        training = bool(self.aboard) and not any(member.ended for member in self.aboard.values())
+        return measuring or training
+
+    # ---- commands
+
+    def know(self, lengths: Mapping[str, int]) -> None:
+        """Learn how many samples each split has."""
+        self.orders = Orders(self.study.seed, lengths)
+
+    def obey(self, command: Any) -> None:
+        """Do what the driver says."""
+        if isinstance(command, Measure):
+            self.to_measure = command.members
+        elif isinstance(command, Train):
+            self._start(command)
+        elif isinstance(command, Continue | Stop):
+            self._settle(command)
+        elif isinstance(command, Pause):
+            self._pause(command.reason)
+
+    def used(self, cpu_seconds: float) -> Used:
+        """The last word."""
+        return Used(worker=self.name, cpu_seconds=cpu_seconds, gauge=asdict(self.gauge))
+
+    # ---- blocks
+
+    def take(self, block: Block) -> None:
+        """Measure on the block, or run all steps that it completes."""
+        if self.to_measure is not None:
+            self.first = block
+            self._measure(self.to_measure, block.to(self.device, self.study.data.on_device))
+            self.to_measure = None
+        elif block.place.leg == self.leg:
+            self._train_on(block.to(self.device, self.study.data.on_device))
+
+    def _measure(self, members: tuple[str, ...], block: Block) -> None:
+        for name in members:
+            live = self._guarded(name, lambda name=name: self._build(name))
+            if live is not None:
+                self.built[name] = live
+                measured = self._guarded(name, lambda live=live: measure(live, block))
+                if measured is not None:
+                    self.emit(measured)
+
+    def _train_on(self, block: Block) -> None:
+        started, place = time.perf_counter(), block.place
+        for name, aboard in list(self.aboard.items()):
+            if aboard.stream_epoch == place.epoch:
+                self._guarded(name, lambda name=name, aboard=aboard: self._advance(name, aboard, block))
+        if block.touched:
+            raise MemberError(self._somebody_wrote())
+        self.gauge.busy_seconds += time.perf_counter() - started
+        self._tell()
+
+    def _advance(self, name: str, aboard: _Aboard, block: Block) -> None:
+        live, place = aboard.live, block.place
+        if place.split == "train":
+            samples = live.train_on(block)
+            self.samples[name] = self.samples.get(name, 0) + samples
+            self.gauge.samples += samples
+            if live.diverged:
+                self._end(name, "diverged", f"its training loss is not a number after {live.steps} steps")
+                return
+        else:
+            live.evaluate_on(block)
+        if place.last and place.split == self.last_split:
+            self._end_epoch(name, aboard)
+        elif time.monotonic() - aboard.saved > self.settings.checkpoint_seconds:
+            self._save_within(name, aboard)
+
+    # ---- members
+
+    def _build(self, name: str) -> LiveMember:
+        member = self.study.member(name)
+        return build(member, self.device, study_seed=self.study.seed, objective=self.study.objective)
+
+    def _start(self, command: Train) -> None:
+        self.leg = command.leg
+        for start in command.members:
+            self._guarded(start.member, lambda start=start: self._board(start))
+        self.built.clear()
+        first, self.first = self.first, None
+        if first is not None:
+            self.take(first)
+
+    def _board(self, start: StartMember) -> None:
+        assert self.orders is not None
+        live = self.built.pop(start.member, None) or self._build(start.member)
+        live.private, live.randomness.uses_others = PRIVATE in start.notes, NUMPY_RANDOM in start.notes
+        folder, position = self._folder(start.member), 0
+        folder.mkdir(parents=True, exist_ok=True)
+        if start.checkpoint is not None:
+            path = folder / start.checkpoint.file
+            position = live.load_state_dict(checkpoint.load(path, start.checkpoint.sha256, device=self.device))
+        live.begin_epoch(self.orders, start.stream_epoch, position)
+        kept = (start.checkpoint.file,) if start.checkpoint else ()
+        best = (folder / "best.pt").readlink().name if (folder / "best.pt").is_symlink() else None
+        self.aboard[start.member] = _Aboard(live, start.stream_epoch, time.monotonic(), kept=kept, best=best)
+        self.emit(
+            MemberStarted(
+                member=start.member,
+                device=self.name,
+                epoch=live.epoch,
+                stream_epoch=start.stream_epoch,
+                position=position,
+                threads=torch.get_num_threads(),
+                mkldnn=torch.backends.mkldnn.enabled,
+                notes=start.notes,
+            )
+        )
+
+    def _end_epoch(self, name: str, aboard: _Aboard) -> None:
+        live = aboard.live
+        samples, digests = live.train.rows, [live.train.digest, live.val.digest if live.val_cutter else None]
+        metrics = live.end_epoch()
+        seconds = live.seconds
+        live.clear_epoch()
+        aboard.ended = EpochEnded(
+            member=name,
+            device=self.name,
+            epoch=live.epoch - 1,
+            stream_epoch=aboard.stream_epoch,
+            metrics=metrics,
+            seconds=seconds,
+            samples=samples,
+            digest=(digests[0].count, digests[0].indices, digests[0].positions),  # type: ignore[union-attr]
+            val_digest=None if digests[1] is None else (digests[1].count, digests[1].indices, digests[1].positions),
+            checkpoint=self._save(name, aboard),
+        )
+        self.emit(aboard.ended)
+
+    def _settle(self, command: Continue | Stop) -> None:
+        aboard = self.aboard.get(command.member)
+        if aboard is None or aboard.ended is None:
+            return
+        self._tidy(command.member, aboard, aboard.ended.checkpoint.file, best=command.best)
+        aboard.ended = None
+        if isinstance(command, Stop):
+            del self.aboard[command.member]
+            return
+        if self.pausing is not None:
+            self._end(command.member, "paused", self.pausing)
+            return
+        assert self.orders is not None
+        aboard.stream_epoch += 1
+        aboard.live.begin_epoch(self.orders, aboard.stream_epoch)
+
+    def _pause(self, reason: str) -> None:
+        self.pausing = reason
+        for name, aboard in list(self.aboard.items()):
+            # A member at its epoch's end is saved already, and leaves when the driver has answered it.
+            if aboard.ended is None:
+                self._guarded(name, lambda name=name, aboard=aboard: self._save_within(name, aboard))
+                if name in self.aboard:
+                    self._end(name, "paused", reason)
+
+    def _end(self, name: str, status: str, reason: str) -> None:
+        self.aboard.pop(name, None)
+        self.emit(MemberEnded(member=name, status=status, reason=reason))
+
+    def _guarded(self, name: str, action: Callable[[], Any]) -> Any:
+        """Run a piece of a member's own code; what it raises ends that member and nobody else."""
+        try:
+            return action()
+        except Exception as error:  # boundary between a member's code and ours
+            trace = "".join(traceback.format_exception(error))
+            folder = self._folder(name)
+            folder.mkdir(parents=True, exist_ok=True)
+            with (folder / "log.txt").open("a") as log:
+                log.write(trace)
+            self.built.pop(name, None)
+            self._end(name, "failed", trace)
+            return None
+
+    # ---- files
+
+    def _folder(self, name: str) -> Path:
+        return self.directory / "members" / name
+
+    def _save(self, name: str, aboard: _Aboard) -> Checkpoint:
+        live = aboard.live
+        state = live.state_dict()
+        file = f"e{live.epoch:04d}-s{live.steps:07d}.pt"
+        path = self._folder(name) / file
+        digest = checkpoint.save(state, path)
+        if not aboard.kept:
+            # The first file proves that all later ones can be opened.
+            checkpoint.load(path, digest)
+        aboard.saved = time.monotonic()
+        return Checkpoint(file=file, sha256=digest, epoch=live.epoch, position=state["position"])
+
+    def _save_within(self, name: str, aboard: _Aboard) -> None:
+        saved = self._save(name, aboard)
+        self.emit(Saved(member=name, stream_epoch=aboard.stream_epoch, checkpoint=saved))
+        self._tidy(name, aboard, saved.file, best=False)
+
+    def _tidy(self, name: str, aboard: _Aboard, file: str, *, best: bool) -> None:
+        """Move the links, delete all but the newest two files and the best."""
+        folder = self._folder(name)
+        checkpoint.link(folder / file, "last.pt")
+        if best:
+            checkpoint.link(folder / file, "best.pt")
+            aboard.best = file
+        aboard.kept = (*(kept for kept in aboard.kept[-1:] if kept != file), file)
+        checkpoint.keep_newest(folder, {*aboard.kept, aboard.best or file})
+
+    # ---- words
+
+    def _tell(self) -> None:
+        if time.monotonic() - self._told > PROGRESS_SECONDS:
+            self._told = time.monotonic()
+            losses = {name: a.live.train.means("").get("loss", float("nan")) for name, a in self.aboard.items()}
+            gauge = self.gauge
+            self.emit(
+                Progress(
+                    samples=dict(self.samples),
+                    losses=losses,
+                    waiting_seconds=gauge.waiting_seconds,
+                    busy_seconds=gauge.busy_seconds,
+                )
+            )
+
+    def _somebody_wrote(self) -> str:
+        return (
+            f"a member on {self.name} ({', '.join(self.aboard)}) wrote into its input, which it shares with the others, "
+            "though it did not on its first batches. Clone the input before changing it; the run stops at the last "
+            "checkpoints, which are sound."
+        )
