@@ -20,6 +20,7 @@ from argosy.study import grid as grid
 if TYPE_CHECKING:
     # Type checkers see what __getattr__ gives at run time.
     from argosy.api import load as load
+    from argosy.api import plan as plan
     from argosy.api import train as train
 
 __version__ = "0.1.0"
@@ -36,12 +37,13 @@ __all__ = [
     "accuracy",
     "grid",
     "load",
+    "plan",
     "train",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("load", "train"):
+    if name in ("load", "plan", "train"):
         from argosy import api  # imports torch, which ``import argosy`` and ``argosy --help`` must not
 
         return getattr(api, name)

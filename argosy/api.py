@@ -1,12 +1,14 @@
 """The stages as functions: `train`, `plan`, `load`, each a few lines over what the folders do."""
 
 import json
+import tempfile
 from pathlib import Path
 from typing import Any, Literal
 
 from argosy.errors import RunError
+from argosy.plans import Plan
 from argosy.report import MemberResult, Report, RunState
-from argosy.running.driver import drive
+from argosy.running.driver import drive, explain
 from argosy.running.inline import Inline
 from argosy.running.journal import Journal, Lock, read_journal
 from argosy.running.launcher import Job, Launcher
@@ -16,7 +18,7 @@ from argosy.settings import Settings
 from argosy.study import Study
 from argosy.training import checkpoint
 
-__all__ = ["LAUNCHERS", "load", "run", "train"]
+__all__ = ["LAUNCHERS", "load", "plan", "run", "train"]
 
 LAUNCHERS: dict[str, type[Processes] | type[Inline]] = {"processes": Processes, "inline": Inline}
 
@@ -70,6 +72,16 @@ def run(study: Study, settings: Settings, directory: Path, *, launcher: Launcher
         job = Job(study=study, settings=settings, directory=directory, lock=lock.descriptor)
         drive(job, cluster, launcher.open(job), journal, state, view)
     return load(directory, study=study)
+
+
+def plan(study: Study, *, settings: Settings | None = None, launcher: Launcher | None = None) -> Plan:
+    """Measure the members on this machine and say who would share which device at which pace, without training."""
+    settings, launcher = settings or Settings(), launcher or Processes()
+    with tempfile.TemporaryDirectory(prefix="argosy-plan-") as folder:
+        directory = Path(folder)
+        with Lock(directory / "run.lock") as lock, Journal(directory / "journal.jsonl") as journal:
+            job = Job(study=study, settings=settings, directory=directory, lock=lock.descriptor)
+            return explain(job, launcher.discover(settings), launcher.open(job), journal)
 
 
 def load(directory: str | Path, *, study: Study | None = None) -> Report:

@@ -142,6 +142,8 @@ class Report:
     objective: str
     directory: Path
     status: str
+    """done, paused, failed, or interrupted (or still running)."""
+    reason: str
     seconds: float
     preparations: float
     """How often each training sample was prepared per epoch of the stream."""
@@ -239,7 +241,8 @@ class Report:
             rows=tuple(rows),
             objective=objective,
             directory=directory,
-            status=state.ended.status if state.ended else "interrupted or running",
+            status=state.ended.status if state.ended else "interrupted",
+            reason=state.ended.reason if state.ended else "",
             seconds=state.seconds,
             preparations=state.preparations if state.started else 0.0,
             waiting_share=waiting / (waiting + busy) if waiting + busy else 0.0,

@@ -133,7 +133,7 @@ class Study:
 
     data: Data
     members: Sequence[Member]
-    stop: Stop = MaxEpochs(10)
+    stop: Stop = field(default_factory=lambda: MaxEpochs(10))
     objective: str = ""
     """The metric that ranks members; by default ``val_loss``, without validation data ``train_loss``."""
     mode: Mode | None = None

@@ -39,19 +39,19 @@ from argosy.commands import (
     Train,
 )
 from argosy.errors import MemberError, PlanError, StudyError, WorkerError
-from argosy.events import Checkpoint, EpochEnded, Event, MemberEnded, PlanMade, RunEnded, RunStarted, Used
+from argosy.events import Checkpoint, EpochEnded, Event, Fed, MemberEnded, PlanMade, RunEnded, RunStarted, Used
 from argosy.planning import make_plan
-from argosy.plans import Flotilla
+from argosy.plans import Flotilla, Plan
 from argosy.profiles import Profile
 from argosy.report import MemberState, RunState
 from argosy.running.identity import check_identity, summarize, write_json
 from argosy.running.journal import Journal
 from argosy.running.launcher import Job, Workers
-from argosy.running.view import View
+from argosy.running.view import Silent, View
 from argosy.stream.order import Selection, split_order
 from argosy.study import Member
 
-__all__ = ["drive"]
+__all__ = ["drive", "explain"]
 
 EQUAL_FAILURES = 3
 """So many first members that fail with one traceback stop the study."""
@@ -100,6 +100,9 @@ class Driver:
         self.waiting: list[str] = []
         self.legs: list[_Leg] = []
         self.count = 0
+        self.early: list[Fed] = []
+        self.explained: Plan | None = None
+        self.only_explain = False
         self.failures: list[str] = []
         self.pausing: str | None = None
         self.exiting: set[str] = set()
@@ -127,6 +130,14 @@ class Driver:
                 self._pause(reason)
             self.view.tick()
         return "paused" if self.pausing else "done"
+
+    def explain(self) -> Plan:
+        """Measure and plan, without training."""
+        self.only_explain = True
+        self.run(None)
+        if self.explained is None:
+            raise PlanError("no member could be measured; see the errors above.")
+        return self.explained
 
     def stop_workers(self) -> None:
         """Ask every worker for its last word and wait a little for it."""
@@ -172,6 +183,9 @@ class Driver:
             raise WorkerError(
                 f"worker {worker!r} is lost: {message.detail}. The same command goes on from the checkpoints."
             )
+        elif isinstance(message, Fed) and not self.count and not self.legs:
+            # Counts only if the stream that members are measured on becomes the first leg's.
+            self.early.append(message)
         elif isinstance(message, Event):
             self._record(message)
 
@@ -198,6 +212,10 @@ class Driver:
         self.unmeasured.discard(member)
         if not self.unmeasured and not self.legs and self.pausing is None:
             self._check_members()
+            if self.only_explain:
+                profiles = [self._profile(self.measured[name]) for name in self.waiting]
+                self.explained = make_plan(profiles, self.cluster.devices, policy=self.settings.policy)
+                return
             self._write_study()
             self._launch()
 
@@ -274,7 +292,10 @@ class Driver:
         goes_on = self.count == 0 and set(members) == set(self.waiting) and set(flotilla.devices) == self._devices
         self.waiting = [name for name in self.waiting if name not in members]
         self._attach(feeder, flotilla.devices)
-        if not goes_on:
+        if goes_on:
+            for fed in self.early:
+                self._record(fed)
+        else:
             self.count += 1
             self._feed(feeder, self.count, start, flotilla.devices)
         leg = _Leg(self.count, feeder.name, flotilla, set(members))
@@ -428,6 +449,16 @@ class Driver:
         )
 
 
+def explain(job: Job, cluster: Cluster, workers: Workers, journal: Journal) -> Plan:
+    """What a run of this job would start with."""
+    driver = Driver(job, cluster, workers, journal, RunState(), Silent())
+    with workers:
+        try:
+            return driver.explain()
+        finally:
+            driver.stop_workers()
+
+
 def drive(job: Job, cluster: Cluster, workers: Workers, journal: Journal, state: RunState, view: View) -> None:
     """Train a study to its end, and journal it; `state` is the fold of what the journal holds already."""
     driver = Driver(job, cluster, workers, journal, state, view)
@@ -470,7 +501,7 @@ def _signals(pause: Callable[[str], None]) -> Iterator[None]:
         for each, handler in earlier.items():
             signal.signal(each, handler)
         pause(f"{signal.Signals(number).name}; the same command goes on")
-        chained = earlier[number]
+        chained = earlier[signal.Signals(number)]
         if callable(chained) and chained is not signal.default_int_handler:
             chained(number, frame)
 

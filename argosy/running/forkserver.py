@@ -89,7 +89,7 @@ def main() -> None:
             os.read(wake, 4096)
             _tell_ends(channel, children)
         if channel.fileno() in ready:
-            message, descriptors, _, _ = socket.recv_fds(channel, LARGEST_REQUEST, 8)
+            message, descriptors = _receive(channel)
             if not message:
                 break
             pid = os.fork()
@@ -104,6 +104,15 @@ def main() -> None:
             for descriptor in descriptors:
                 os.close(descriptor)
     _bid_farewell(children)
+
+
+def _receive(channel: socket.socket) -> tuple[bytes, list[int]]:
+    """The next request and its descriptors; nothing when the driver has closed the socket, read or unread."""
+    try:
+        message, descriptors, _, _ = socket.recv_fds(channel, LARGEST_REQUEST, 8)
+    except ConnectionResetError:
+        return b"", []
+    return message, descriptors
 
 
 def _become(request: dict[str, Any], descriptors: list[int], work: Any) -> int:
@@ -132,7 +141,12 @@ def _tell_ends(channel: socket.socket, children: set[int]) -> None:
 
 def _bid_farewell(children: set[int]) -> None:
     """Workers go at their connection's end-of-file; whoever does not is killed."""
-    signal.signal(signal.SIGALRM, lambda *_: [os.kill(pid, signal.SIGKILL) for pid in children])
+
+    def kill(*_: Any) -> None:
+        for pid in children:
+            os.kill(pid, signal.SIGKILL)
+
+    signal.signal(signal.SIGALRM, kill)
     signal.alarm(FAREWELL_SECONDS)
     while children:
         pid, _ = os.wait()

@@ -1,5 +1,6 @@
 """The default launcher: one process per feeder and trainer on this machine, forked from a warm fork server."""
 
+import contextlib
 import os
 import selectors
 from collections import deque
@@ -88,11 +89,9 @@ class ProcessWorkers:
         if worker not in self.peers:
             self.unsent.setdefault(worker, deque()).append(command)
             return
-        try:
+        # A broken connection's end-of-file is on the way and becomes `Lost`.
+        with contextlib.suppress(OSError):
             self.peers[worker].send(command)
-        except OSError:
-            # Its end-of-file is on the way and becomes `Lost`.
-            pass
 
     def receive(self, timeout: float) -> list[tuple[str, Any]]:
         """See `Workers.receive`."""

@@ -1,11 +1,14 @@
 """What a worker process does between its fork and its end: dial the driver, then feed or train until told to exit."""
 
 import contextlib
+import importlib
 import os
+import sys
 import time
 import traceback
 from multiprocessing.connection import wait
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import cloudpickle
@@ -27,8 +30,20 @@ def pack(value: Any) -> int:
     """Pickle a value into an anonymous memory file; returns its descriptor. Functions of scripts travel by value."""
     descriptor = os.memfd_create("argosy-blob")
     with os.fdopen(os.dup(descriptor), "wb") as file:
-        cloudpickle.dump(value, file)
+        _Pickler(file).dump(value)
     return descriptor
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """Cloudpickle takes along submodules that a function seems to name, and fails on torch's two that are no modules.
+
+    (A network with an attribute ``classes`` seems to name ``torch.classes``.)
+    """
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, ModuleType) and type(value) is not ModuleType and value.__name__ in sys.modules:
+            return importlib.import_module, (value.__name__,)
+        return super().reducer_override(value)
 
 
 def unpack(descriptor: int) -> Any:

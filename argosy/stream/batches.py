@@ -64,7 +64,7 @@ class Cutter:
             end = min(self.position + self.batch_size, self.length)
             cut = min(end, stop)
             if start == self.position and cut == end:
-                batch = elements.batch(start, cut, private=private)
+                batch: Batch | None = elements.batch(start, cut, private=private)
             else:
                 self._open = self._open or _Gathering(block, end - self.position)
                 self._open.add(elements.batch(start, cut, private=False), cut - start)

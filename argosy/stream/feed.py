@@ -5,12 +5,14 @@ ahead as the ring has slots, announces blocks in their order, and only when ever
 it does not know (which members live, when to stop) the driver tells it.
 """
 
+import contextlib
 import os
 import selectors
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
+from functools import partial
 
 from argosy.commands import Exit, Feed, Open, Opened
 from argosy.events import Fed, Used
@@ -82,7 +84,7 @@ class _Feeder:
         self._watch(self.driver, self._obey)
         self._watch(self.door, self._admit)
         for loader in self.loaders:
-            self._watch(loader.connection, lambda loader=loader: self._finish(*loader.take()))
+            self._watch(loader.connection, partial(self._answered, loader))
         while self.running:
             self._start_blocks()
             at_once = self._hand_out()
@@ -122,7 +124,7 @@ class _Feeder:
         for name, peer in self.door.enter():
             self.ring.lend(peer, {split: source.layout for split, source in self.sources.items()}, self.lengths)
             self.readers[name] = peer
-            self._watch(peer, lambda name=name, peer=peer: self._released(name, peer))
+            self._watch(peer, partial(self._released, name, peer))
 
     def _released(self, name: str, peer: Peer) -> None:
         try:
@@ -139,6 +141,9 @@ class _Feeder:
         if not self.held[slot]:
             del self.held[slot]
             self.free.append(slot)
+
+    def _answered(self, loader: Loader) -> None:
+        self._finish(*loader.take())
 
     # ---- preparing
 
@@ -187,11 +192,9 @@ class _Feeder:
             self._count(filling)
 
     def _tell(self, name: str, notice: tuple[int, Place]) -> None:
-        try:
+        # A broken connection's end-of-file is on the way and gives the slot back.
+        with contextlib.suppress(OSError):
             self.readers[name].send(notice)
-        except OSError:
-            # Its end-of-file is on the way and gives the slot back.
-            pass
 
     def _count(self, filling: _Filling) -> None:
         place = filling.place

@@ -90,6 +90,11 @@ class Digest:
             (self.positions + other.positions) % WORD,
         )
 
+    @property
+    def words(self) -> tuple[int, int, int]:
+        """As it is journaled: count, indices, positions."""
+        return self.count, self.indices, self.positions
+
     @classmethod
     def of(cls, indices: Indices, positions: Indices) -> "Digest":
         """The digest of some elements, both int64 ``[n]``."""

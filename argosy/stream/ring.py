@@ -70,10 +70,11 @@ class RingReader:
         return self._block(slot, place)
 
     def _block(self, slot: int, place: Place) -> Block:
-        lease = self._memory[slot * self.slot_bytes : (slot + 1) * self.slot_bytes].view(_Lease)
+        lease: _Lease = self._memory[slot * self.slot_bytes : (slot + 1) * self.slot_bytes].view(_Lease)
         # Fires when the last array or tensor that derives from the lease has died.
         weakref.finalize(lease, _release, self.peer, slot).atexit = False
-        return self.layouts[place.split].block(place, lease)
+        layout: Layout = self.layouts[place.split]
+        return layout.block(place, lease)
 
     def close(self) -> None:
         """Hang up; blocks that are still alive stay readable."""

@@ -6,6 +6,7 @@ neighbours, the block size, the device's other work, or where it was interrupted
 
 import copy
 import math
+import operator
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -36,7 +37,7 @@ class Tally:
     sums: dict[str, torch.Tensor] = field(default_factory=dict)
     """Per-sample values summed in float64, in the order of the sequence."""
     rows: int = 0
-    digest: Digest = Digest()
+    digest: Digest = field(default_factory=Digest)
 
     def add(self, batch: Batch, values: Mapping[str, torch.Tensor]) -> None:
         """Add a batch: per-sample values ``[rows, …]``, or means over the batch as scalars."""
@@ -53,8 +54,8 @@ class Tally:
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint within an epoch."""
-        digest = [self.digest.count, self.digest.indices, self.digest.positions]
-        return {"sums": {k: float(v) for k, v in self.sums.items()}, "rows": self.rows, "digest": digest}
+        sums = {name: float(total) for name, total in self.sums.items()}
+        return {"sums": sums, "rows": self.rows, "digest": self.digest.words}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """From a checkpoint."""
@@ -131,7 +132,7 @@ class LiveMember:
         self.seconds += time.perf_counter() - started
 
     def end_epoch(self) -> dict[str, float]:
-        """The epoch's metrics; the tallies and the learning rate move on."""
+        """The epoch's metrics; the learning rate moves on, and the sums start again from nothing."""
         metrics = {**self.train.means("train_"), **self.val.means("val_")}
         metrics["lr"] = float(self.optimizer.param_groups[0]["lr"])
         if self.schedule is not None and self.member.schedule_per == "epoch":
@@ -141,11 +142,8 @@ class LiveMember:
                 self.schedule.step()
         self.epoch += 1
         self.cutter = self.val_cutter = None
-        return metrics
-
-    def clear_epoch(self) -> None:
-        """Forget the sums of the epoch that has ended."""
         self.train, self.val, self.seconds = Tally(self.device), Tally(self.device), 0.0
+        return metrics
 
     @property
     def diverged(self) -> bool:
@@ -175,14 +173,15 @@ class LiveMember:
             return
         size = -(-rows // self.member.accumulate)
         for start in range(0, rows, size):
-            yield map_leaves(lambda leaf, start=start: leaf[start : start + size], data), min(size, rows - start)
+            part = slice(start, start + size)
+            yield map_leaves(operator.itemgetter(part), data), min(size, rows - start)
 
     def _backward(self, data: Any, rows: int, batch_rows: int) -> torch.Tensor:
         """Gradients of a micro-batch, weighted by its share of the batch; returns its losses, one per sample."""
         with self._autocast():
             losses = self._losses(data)[0]
         loss = losses.mean()
-        (loss if rows == batch_rows else loss * (rows / batch_rows)).backward()
+        torch.autograd.backward(loss if rows == batch_rows else loss * (rows / batch_rows))
         losses = losses.detach()
         return losses.reshape(rows, -1).mean(1) if losses.dim() else losses.expand(rows)
 

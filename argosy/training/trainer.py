@@ -7,6 +7,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -116,10 +117,10 @@ class Trainer:
 
     def _measure(self, members: tuple[str, ...], block: Block) -> None:
         for name in members:
-            live = self._guarded(name, lambda name=name: self._build(name))
+            live = self._guarded(name, partial(self._build, name))
             if live is not None:
                 self.built[name] = live
-                measured = self._guarded(name, lambda live=live: measure(live, block))
+                measured = self._guarded(name, partial(measure, live, block))
                 if measured is not None:
                     self.emit(measured)
 
@@ -127,7 +128,7 @@ class Trainer:
         started, place = time.perf_counter(), block.place
         for name, aboard in list(self.aboard.items()):
             if aboard.stream_epoch == place.epoch:
-                self._guarded(name, lambda name=name, aboard=aboard: self._advance(name, aboard, block))
+                self._guarded(name, partial(self._advance, name, aboard, block))
         if block.touched:
             raise MemberError(self._somebody_wrote())
         self.gauge.busy_seconds += time.perf_counter() - started
@@ -158,7 +159,7 @@ class Trainer:
     def _start(self, command: Train) -> None:
         self.leg = command.leg
         for start in command.members:
-            self._guarded(start.member, lambda start=start: self._board(start))
+            self._guarded(start.member, partial(self._board, start))
         self.built.clear()
         first, self.first = self.first, None
         if first is not None:
@@ -185,17 +186,15 @@ class Trainer:
                 stream_epoch=start.stream_epoch,
                 position=position,
                 threads=torch.get_num_threads(),
-                mkldnn=torch.backends.mkldnn.enabled,
+                mkldnn=bool(torch.backends.mkldnn.enabled),
                 notes=start.notes,
             )
         )
 
     def _end_epoch(self, name: str, aboard: _Aboard) -> None:
         live = aboard.live
-        samples, digests = live.train.rows, [live.train.digest, live.val.digest if live.val_cutter else None]
+        train, val, seconds = live.train, live.val if live.val_cutter else None, live.seconds
         metrics = live.end_epoch()
-        seconds = live.seconds
-        live.clear_epoch()
         aboard.ended = EpochEnded(
             member=name,
             device=self.name,
@@ -203,9 +202,9 @@ class Trainer:
             stream_epoch=aboard.stream_epoch,
             metrics=metrics,
             seconds=seconds,
-            samples=samples,
-            digest=(digests[0].count, digests[0].indices, digests[0].positions),  # type: ignore[union-attr]
-            val_digest=None if digests[1] is None else (digests[1].count, digests[1].indices, digests[1].positions),
+            samples=train.rows,
+            digest=train.digest.words,
+            val_digest=val.digest.words if val else None,
             checkpoint=self._save(name, aboard),
         )
         self.emit(aboard.ended)
@@ -231,7 +230,7 @@ class Trainer:
         for name, aboard in list(self.aboard.items()):
             # A member at its epoch's end is saved already, and leaves when the driver has answered it.
             if aboard.ended is None:
-                self._guarded(name, lambda name=name, aboard=aboard: self._save_within(name, aboard))
+                self._guarded(name, partial(self._save_within, name, aboard))
                 if name in self.aboard:
                     self._end(name, "paused", reason)
 

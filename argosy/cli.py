@@ -1,0 +1,218 @@
+"""The command line: parse, call the stages, print. Every command has ``--json``."""
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+from rich.console import Console
+
+from argosy.errors import ArgosyError, StudyError
+from argosy.settings import Settings
+from argosy.study import Study
+
+if TYPE_CHECKING:
+    from argosy.report import Report
+    from argosy.running.processes import Processes
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Train a whole fleet of networks as one job.",
+)
+
+StudyFile = Annotated[Path, typer.Argument(help="Python file with a variable `study`.")]
+Directory = Annotated[Path, typer.Option("--dir", help="Directory of the run; the same command again resumes.")]
+RunDirectory = Annotated[Path, typer.Argument(help="Directory of a run.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
+Devices = Annotated[str | None, typer.Option(help="cpu, cpu:2, cuda or cuda:0,1; by default all there are.")]
+Policy = Annotated[str, typer.Option(help="balanced: all members share one stream. solo: a pipeline for each.")]
+LauncherName = Annotated[Literal["processes", "inline"], typer.Option(help="inline: everything in one process.")]
+Sharing = Annotated[Literal["auto", "local", "none"], typer.Option(help="How members share the stream.")]
+Packing = Annotated[Literal["auto", "interleaved"], typer.Option(help="How members share a device.")]
+Numerics = Annotated[Literal["equivalent", "exact"], typer.Option(help="exact: only programs bit-equal to solo.")]
+TimeLimit = Annotated[float | None, typer.Option(help="Seconds after which all is saved and the run ends.")]
+LoaderWorkers = Annotated[int | None, typer.Option(help="Processes that prepare samples; by default as many as cores.")]
+BlockSize = Annotated[int | None, typer.Option(help="Samples per block of the stream.")]
+CheckpointSeconds = Annotated[float, typer.Option(help="Longest training time within an epoch between checkpoints.")]
+HangSeconds = Annotated[float, typer.Option(help="Time without progress after which a worker counts as lost.")]
+Threads = Annotated[int, typer.Option(help="CPU threads of each CPU device.")]
+
+
+@app.command()
+def run(
+    study_file: StudyFile,
+    directory: Directory = Path("runs/argosy"),
+    devices: Devices = None,
+    launcher: LauncherName = "processes",
+    policy: Policy = "balanced",
+    sharing: Sharing = "auto",
+    packing: Packing = "auto",
+    numerics: Numerics = "equivalent",
+    time_limit: TimeLimit = None,
+    loader_workers: LoaderWorkers = None,
+    block_size: BlockSize = None,
+    checkpoint_seconds: CheckpointSeconds = 300.0,
+    hang_seconds: HangSeconds = 120.0,
+    threads: Threads = 1,
+    as_json: Json = False,
+) -> None:
+    """Train every member of a study file."""
+    settings = Settings(
+        devices=devices,
+        policy=policy,
+        sharing=sharing,
+        packing=packing,
+        numerics=numerics,
+        time_limit=time_limit,
+        loader_workers=loader_workers,
+        block_size=block_size,
+        checkpoint_seconds=checkpoint_seconds,
+        hang_seconds=hang_seconds,
+        threads=threads,
+    )
+    warm = _warm() if launcher == "processes" else None
+    report = _train(load_study(study_file), settings, directory, warm=warm, quiet=as_json)
+    _print_report(report, as_json=as_json)
+    raise typer.Exit(_exit_code(report))
+
+
+@app.command()
+def demo(
+    directory: Directory = Path("runs/demo"),
+    devices: Devices = None,
+    compare: Annotated[bool, typer.Option(help="Also run the same study under policy solo, and time both.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Train eight unlike networks on scikit-learn's handwritten digits, every sample prepared once."""
+    warm = _warm()
+    from argosy.demo import study
+
+    reports = {"balanced": _train(study, Settings(devices=devices), directory, warm=warm, quiet=as_json)}
+    if compare:
+        solo = Settings(devices=devices, policy="solo")
+        reports["solo"] = _train(
+            study, solo, directory.with_name(f"{directory.name}-solo"), warm=_warm(), quiet=as_json
+        )
+    for report in reports.values():
+        _print_report(report, as_json=as_json)
+    if compare and not as_json:
+        ratio = reports["solo"].seconds / reports["balanced"].seconds
+        Console().print(f"The same study with a pipeline for each member took {ratio:.2f} times as long.")
+    raise typer.Exit(max(_exit_code(report) for report in reports.values()))
+
+
+@app.command()
+def plan(study_file: StudyFile, devices: Devices = None, policy: Policy = "balanced", as_json: Json = False) -> None:
+    """Measure the members of a study file on this machine and explain the plan, without training."""
+    warm = _warm()
+    from argosy import api
+
+    settings = Settings(devices=devices, policy=policy)
+    made = api.plan(load_study(study_file), settings=settings, launcher=warm)
+    _print(made.to_json() if as_json else made.explain())
+
+
+@app.command()
+def status(directory: RunDirectory, as_json: Json = False) -> None:
+    """Say where a run is, from its journal alone."""
+    from argosy import api
+
+    report = api.load(directory)
+    rows = [{"member": r.name, "status": r.status, "epochs": r.epochs, **r.metrics} for r in report.rows]
+    if as_json:
+        _print({"status": report.status, "members": rows})
+        return
+    _print_report(report, as_json=False)
+
+
+@app.command()
+def report(directory: RunDirectory, as_json: Json = False) -> None:
+    """Print what came out of a run, from its journal alone."""
+    from argosy import api
+
+    _print_report(api.load(directory), as_json=as_json)
+
+
+@app.command()
+def audit(directory: RunDirectory, as_json: Json = False) -> None:
+    """Check that every member saw every sample of its epochs exactly once, in order; exit code 1 if not."""
+    from argosy.running import audit as auditing
+
+    found = auditing.audit(directory)
+    if as_json:
+        _print({"directory": str(directory), "passes": not found, "found": found})
+    else:
+        _print("\n".join(found) or f"{directory}: every member saw every sample of its epochs exactly once, in order.")
+    raise typer.Exit(1 if found else 0)
+
+
+def load_study(path: Path) -> Study:
+    """The variable `study` of a Python file; the file's folder is on sys.path, as if it were run."""
+    import importlib.util
+
+    import cloudpickle
+
+    if not path.is_file():
+        raise StudyError(f"{path} is not a file; give a Python file with a variable `study`.")
+    sys.path.insert(0, str(path.resolve().parent))
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise StudyError(f"{path} is not a Python file.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    # Workers get what the file defines by value, so that no process runs the file again.
+    cloudpickle.register_pickle_by_value(module)
+    study = getattr(module, "study", None)
+    if not isinstance(study, Study):
+        found = "none" if study is None else type(study).__name__
+        raise StudyError(f"{path} needs a variable `study` that is an argosy.Study; found {found}.")
+    return study
+
+
+def main() -> None:
+    """Entry of the command ``argosy``: errors become one message and their exit code."""
+    try:
+        app()
+    except ArgosyError as error:
+        Console(stderr=True).print(f"{type(error).__name__}: {error}", style="red", highlight=False, markup=False)
+        sys.exit(error.exit_code)
+
+
+def _warm() -> "Processes":
+    """Start the fork server first: it imports torch while this process imports the study."""
+    from argosy.running.processes import Processes
+
+    return Processes().warm()
+
+
+def _train(study: Study, settings: Settings, directory: Path, *, warm: "Processes | None", quiet: bool) -> "Report":
+    from argosy import api
+    from argosy.running.inline import Inline
+    from argosy.running.view import Silent
+    from argosy.views.terminal import Terminal
+
+    view = Silent() if quiet else Terminal(Console())
+    return api.run(study, settings, directory, launcher=warm or Inline(), view=view)
+
+
+def _print_report(report: "Report", *, as_json: bool) -> None:
+    if as_json:
+        _print(report.to_json())
+        return
+    from argosy.views.terminal import report_table
+
+    Console().print(report_table(report), highlight=False)
+
+
+def _print(value: Any) -> None:
+    print(value if isinstance(value, str) else json.dumps(value))
+
+
+def _exit_code(report: "Report") -> int:
+    if report.status == "paused":
+        return 130 if "SIG" in report.reason else 0
+    return 1 if any(row.status == "failed" for row in report.rows) else 0

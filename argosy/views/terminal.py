@@ -1,0 +1,144 @@
+"""What a person sees while a run goes on: one table, one bar, one estimate; without a terminal, a line now and then."""
+
+import time
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from argosy.commands import Progress
+from argosy.events import EpochEnded, MemberEnded
+from argosy.plans import Plan
+from argosy.report import MemberState, Report, RunState
+from argosy.running.launcher import Job
+
+__all__ = ["Terminal", "report_table"]
+
+LINE_SECONDS = 10.0
+"""Time between two lines without a terminal."""
+
+
+class Terminal:
+    """A view for people."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.began = time.monotonic()
+        self.last_line = self.began
+        self.progress: dict[str, Progress] = {}
+        self.rates: dict[str, float] = {}
+        self._live: Live | None = None
+        self._seen: dict[str, tuple[float, int]] = {}
+
+    def begin(self, job: Job, state: RunState) -> None:
+        """See `View.begin`."""
+        self.job, self.state = job, state
+        self.began = time.monotonic()
+        self.done_before = sum(len(member.epochs) for member in state.members.values())
+        if self.console.is_terminal:
+            self._live = Live(console=self.console, get_renderable=self._screen, refresh_per_second=4, transient=True)
+            self._live.start()
+
+    def plan(self, plan: Plan) -> None:
+        """See `View.plan`."""
+        if self._live is None:
+            self.console.print(plan.explain(), highlight=False)
+
+    def hear(self, worker: str, message: Any) -> None:
+        """See `View.hear`."""
+        if isinstance(message, Progress):
+            self.progress[worker] = message
+            self._take_rates(message)
+        elif isinstance(message, MemberEnded) and message.status in ("failed", "diverged"):
+            last = message.reason.strip().splitlines()[-1]
+            log = self.job.directory / "members" / message.member / "log.txt"
+            self.console.print(f"{message.member} {message.status}: {last}  ({log})", style="red", highlight=False)
+        elif isinstance(message, EpochEnded) and self._live is None:
+            self._line()
+
+    def tick(self) -> None:
+        """See `View.tick`."""
+        if self._live is None:
+            self._line()
+
+    def end(self) -> None:
+        """See `View.end`."""
+        if self._live is not None:
+            self._live.stop()
+
+    # ---- what it shows
+
+    def _take_rates(self, message: Progress) -> None:
+        at = time.monotonic()
+        for member, samples in message.samples.items():
+            since, before = self._seen.get(member, (at, samples))
+            if at - since > 1.0:
+                self.rates[member] = (samples - before) / (at - since)
+            if at - since > 1.0 or member not in self._seen:
+                self._seen[member] = (at, samples)
+
+    def _line(self) -> None:
+        if time.monotonic() - self.last_line > LINE_SECONDS:
+            self.last_line = time.monotonic()
+            self.console.print(self._summary(), highlight=False)
+
+    def _summary(self) -> str:
+        share, left = self._share(), self._seconds_left()
+        eta = "" if left is None else f", {left:,.0f} s left"
+        return f"{share:.0%} of all epochs{eta}, {self._waiting():.0%} of the time waiting for data"
+
+    def _share(self) -> float:
+        done = [len(member.epochs) for member in self.state.members.values()]
+        return sum(done) / max(self._total(), sum(done), 1)
+
+    def _total(self) -> int:
+        bounds = [self.job.study.stop_of(member).max_epochs for member in self.job.study.members]
+        known = [bound for bound in bounds if bound is not None]
+        # Members whose rule knows no bound count like the longest of the others, or as twice what they have done.
+        guess = max(known, default=2 * max((len(m.epochs) for m in self.state.members.values()), default=1))
+        return sum(guess if bound is None else bound for bound in bounds)
+
+    def _seconds_left(self) -> float | None:
+        done = sum(len(member.epochs) for member in self.state.members.values()) - self.done_before
+        left = self._total() - self.done_before - done
+        return None if done <= 0 else (time.monotonic() - self.began) / done * max(left, 0)
+
+    def _waiting(self) -> float:
+        waiting = sum(progress.waiting_seconds for progress in self.progress.values())
+        busy = sum(progress.busy_seconds for progress in self.progress.values())
+        return waiting / (waiting + busy) if waiting + busy else 0.0
+
+    def _screen(self) -> Group:
+        table = Table(
+            "member", "device", "epoch", "loss", self.job.study.objective, "samples/s", box=None, pad_edge=False
+        )
+        losses = {name: loss for progress in self.progress.values() for name, loss in progress.losses.items()}
+        for member in self.job.study.members:
+            state = self.state.members.get(member.name, MemberState(member.name))
+            table.add_row(*self._row(state, losses.get(member.name)))
+        bar = ProgressBar(total=1.0, completed=self._share(), width=60)
+        return Group(table, bar, Text(self._summary()))
+
+    def _row(self, state: MemberState, loss: float | None) -> tuple[str, ...]:
+        rate, history = self.rates.get(state.name), state.history
+        metric = f"{history[-1][self.job.study.objective]:.4f}" if history else ""
+        shown = state.status if state.status != "training" else (f"{rate:,.0f}" if rate else "")
+        return state.name, state.device, str(len(state.epochs)), "" if loss is None else f"{loss:.4f}", metric, shown
+
+
+def report_table(report: Report) -> Group:
+    """A report for people: members, best first, and what the run cost."""
+    metrics = list(dict.fromkeys(name for row in report.rows for name in row.metrics))
+    table = Table("member", "status", "epochs", *metrics, "seconds", box=None, pad_edge=False)
+    for row in report.rows:
+        values = [f"{row.metrics[name]:.4g}" if name in row.metrics else "" for name in metrics]
+        table.add_row(row.name, row.status, str(row.epochs), *values, f"{row.seconds:.1f}")
+    text = (
+        f"{report.status} after {report.seconds:.1f} s. Each training sample was prepared {report.preparations:.1f} times "
+        f"per epoch (one script per member: {len(report.rows):.1f}). Trainers waited for data "
+        f"{report.waiting_share:.0%} of their time."
+    )
+    return Group(table, Text(text))

@@ -1,0 +1,1 @@
+../argosy/demo.py

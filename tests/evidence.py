@@ -1,0 +1,61 @@
+"""What a run left behind, in a form that can be compared bit for bit."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from argosy.report import RunState
+from argosy.running.journal import read_journal
+
+
+def fingerprint(state: Any) -> str:
+    """SHA-256 over the bytes of all tensors and the text of all scalars of a nested state."""
+    digest = hashlib.sha256()
+
+    def feed(value: Any) -> None:
+        if isinstance(value, torch.Tensor):
+            digest.update(value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        elif isinstance(value, dict):
+            for key, item in value.items():
+                digest.update(str(key).encode())
+                feed(item)
+        elif isinstance(value, list | tuple):
+            for item in value:
+                feed(item)
+        else:
+            digest.update(repr(value).encode())
+
+    feed(state)
+    return digest.hexdigest()
+
+
+def results(directory: Path) -> dict[str, Any]:
+    """Per member: the bits of its final weights and optimizer, every epoch's metrics and digests, the decisions."""
+    events = read_journal(directory)
+    state = RunState.of(events)
+    found = {}
+    for name, member in state.members.items():
+        saved = torch.load(directory / "members" / name / "last.pt", weights_only=True)
+        epochs = [
+            (e.epoch, e.stream_epoch, dict(e.metrics), tuple(e.digest), e.val_digest and tuple(e.val_digest))
+            for _, e in sorted(member.epochs.items())
+        ]
+        found[name] = {
+            "weights": fingerprint(saved["model"]),
+            "optimizer": fingerprint(saved["optimizer"]),
+            "random": fingerprint(saved["random"]["torch"]),
+            "epochs": epochs,
+            "decision": (member.status, member.reason),
+        }
+    return found
+
+
+def event_lines(directory: Path, kind: str) -> list[dict[str, Any]]:
+    """The journal's lines of one kind."""
+    lines = [json.loads(line) for line in (directory / "journal.jsonl").read_text().splitlines()]
+    return [line for line in lines if line["event"] == kind]
+
+

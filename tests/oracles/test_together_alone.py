@@ -1,0 +1,90 @@
+"""Together == alone: a member's bits do not depend on who trains beside it, where, or how the stream is prepared."""
+
+import itertools
+from functools import partial
+from pathlib import Path
+
+import argosy
+import evidence
+import pytest
+import studies
+import torch
+from argosy import demo
+from torch.utils.data import Subset
+
+TRAIN, VAL = 210, 60
+
+
+def small_digits(*, train: bool) -> Subset:
+    """A part of the demo's digits, decoded and jittered as in the demo."""
+    return Subset(demo.Digits(train=train), range(TRAIN if train else VAL))
+
+
+def digits(*names: str) -> argosy.Study:
+    """Members of the demo on a part of its data."""
+    chosen = [member for member in demo.study.members if not names or member.name in names]
+    data = argosy.Data(
+        train=partial(small_digits, train=True), val=partial(small_digits, train=False), on_device=demo.normalize
+    )
+    return argosy.Study(data=data, members=chosen, stop=argosy.MaxEpochs(2))
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
+    """Each of the eight members trained in a run of its own."""
+    found = {}
+    for member in demo.study.members:
+        directory = tmp_path_factory.mktemp(member.name)
+        argosy.train(digits(member.name), directory=directory, launcher="inline", devices="cpu:1")
+        found.update(evidence.results(directory))
+    return found
+
+
+INLINE = [("inline", 0, block, devices) for block, devices in itertools.product((64, 1000), ("cpu:1", "cpu:2"))]
+PROCESSES = [
+    ("processes", workers, block, devices)
+    for workers, block, devices in itertools.product((0, 1, 3), (64, 1000), ("cpu:1", "cpu:2"))
+]
+
+
+@pytest.mark.parametrize(("launcher", "workers", "block", "devices"), INLINE + PROCESSES)
+def test_eight_members_together_equal_each_alone(
+    alone: dict[str, object], tmp_path: Path, launcher: str, workers: int, block: int, devices: str
+) -> None:
+    argosy.train(
+        digits(), directory=tmp_path, launcher=launcher, loader_workers=workers, block_size=block, devices=devices
+    )
+    together = evidence.results(tmp_path)
+    assert set(together) == set(alone)
+    for name, expected in alone.items():
+        assert together[name] == expected, name
+
+
+def test_solo_policy_equals_balanced(tmp_path: Path) -> None:
+    for policy in ("solo", "balanced"):
+        argosy.train(studies.study(), directory=tmp_path / policy, launcher="processes", policy=policy, devices="cpu:2")
+    assert evidence.results(tmp_path / "solo") == evidence.results(tmp_path / "balanced")
+
+
+def test_neighbours_that_draw_from_every_generator_change_nothing(tmp_path: Path) -> None:
+    noisy = studies.member("noisy", augment=draw_from_everything)
+    for name, fleet in {"alone": [studies.member()], "beside": [noisy, studies.member()]}.items():
+        argosy.train(studies.study(fleet=fleet), directory=tmp_path / name, launcher="inline")
+    assert evidence.results(tmp_path / "alone")["mlp"] == evidence.results(tmp_path / "beside")["mlp"]
+
+
+def test_a_member_that_draws_from_numpy_and_random_equals_itself_alone(tmp_path: Path) -> None:
+    noisy = studies.member("noisy", augment=draw_from_everything)
+    for name, fleet in {"alone": [noisy], "beside": [studies.member(), noisy]}.items():
+        argosy.train(studies.study(fleet=fleet), directory=tmp_path / name, launcher="inline", devices="cpu:1")
+    assert evidence.results(tmp_path / "alone")["noisy"] == evidence.results(tmp_path / "beside")["noisy"]
+
+
+def draw_from_everything(batch: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """An augmentation with Python's, NumPy's and torch's generators."""
+    import random
+
+    import numpy as np
+
+    x, y = batch
+    return x + 0.1 * random.random() + 0.1 * float(np.random.rand()) + 0.1 * torch.rand_like(x), y

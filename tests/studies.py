@@ -1,0 +1,70 @@
+"""Small studies that the tests share: a dataset that draws from every generator, and members of every kind."""
+
+import random
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Adam
+from torch.utils.data import Dataset
+
+import argosy
+
+
+class Vectors(Dataset[tuple[Tensor, int]]):
+    """Ten classes on a line, with noise from all three generators; element 0 of each sample is its index."""
+
+    def __init__(self, length: int, noise: float = 0.5) -> None:
+        self.length, self.noise = length, noise
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        x = torch.zeros(12)
+        x[1 + index % 10] = 2.0
+        x[1:] += self.noise * (torch.randn(11) + float(np.random.rand()) + random.random())
+        x[0] = index / self.length
+        return x, index % 10
+
+
+class Mlp(nn.Module):
+    """One hidden layer with dropout, so that random states matter."""
+
+    def __init__(self, hidden: int = 16, inputs: int = 12) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Linear(inputs, hidden), nn.BatchNorm1d(hidden), nn.ReLU(), nn.Dropout(0.2), nn.Linear(hidden, 10)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)
+
+
+def member(name: str = "mlp", *, hidden: int = 16, batch_size: int = 20, lr: float = 0.05, **rest: Any) -> argosy.Member:
+    """A small member; `rest` are fields of Member."""
+    optimizer = rest.pop("optimizer", partial(SGD, lr=lr, momentum=0.9))
+    model = rest.pop("model", partial(Mlp, hidden=hidden))
+    rest.setdefault("metrics", {"accuracy": argosy.accuracy})
+    return argosy.Member(name, model=model, optimizer=optimizer, batch_size=batch_size, **rest)
+
+
+def members() -> list[argosy.Member]:
+    """Four unlike members: batch sizes that cut blocks differently, a bootstrap, an own schedule, Adam."""
+    return [
+        member("plain"),
+        member("odd", hidden=24, batch_size=33, clip_grad_norm=1.0),
+        member("bootstrap", batch_size=16, subset=[3, 3, 5, *range(40, 130)], drop_last=True),
+        member("adam", batch_size=50, optimizer=partial(Adam, lr=0.01), accumulate=3, eval_batch_size=7),
+    ]
+
+
+def study(
+    length: int = 170, *, fleet: Sequence[argosy.Member] | None = None, epochs: int = 2, val: int = 41, **rest: Any
+) -> argosy.Study:
+    """A study over Vectors."""
+    data = rest.pop("data", None) or argosy.Data(train=Vectors(length), val=Vectors(val) if val else None)
+    return argosy.Study(data=data, members=members() if fleet is None else fleet, stop=argosy.MaxEpochs(epochs), **rest)
