@@ -16,6 +16,7 @@ __all__ = [
     "RunEnded",
     "RunStarted",
     "Saved",
+    "Skipped",
     "Used",
     "from_line",
     "to_line",
@@ -120,8 +121,16 @@ class Fed(Event):
     epoch: int
     samples: int
     """Prepared for this epoch since the leg began, holes among them."""
-    holes: tuple[tuple[int, str], ...] = ()
-    """Index and error of samples that raised."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Skipped(Event):
+    """A sample raised and left a hole in one epoch; reported before any trainer gets its block."""
+
+    split: str
+    epoch: int
+    index: int
+    error: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +153,7 @@ class RunEnded(Event):
 
 KINDS: dict[str, type[Event]] = {
     kind.__name__: kind
-    for kind in (RunStarted, PlanMade, MemberStarted, EpochEnded, Saved, MemberEnded, Fed, Used, RunEnded)
+    for kind in (RunStarted, PlanMade, MemberStarted, EpochEnded, Saved, MemberEnded, Fed, Skipped, Used, RunEnded)
 }
 
 

@@ -16,6 +16,7 @@ from argosy.events import (
     RunEnded,
     RunStarted,
     Saved,
+    Skipped,
     Used,
 )
 from argosy.stopping import Mode, better
@@ -59,6 +60,8 @@ class RunState:
     started: RunStarted | None = None
     ended: RunEnded | None = None
     fed: list[Fed] = field(default_factory=list)
+    holes: dict[tuple[str, int], set[int]] = field(default_factory=dict)
+    """Indices of broken samples, by split and stream epoch."""
     used: list[Used] = field(default_factory=list)
     seconds: float = 0.0
     """Of all drivers that worked on the run and ended in order."""
@@ -98,6 +101,8 @@ class RunState:
             self.seconds += event.seconds
         elif isinstance(event, Fed):
             self.fed.append(event)
+        elif isinstance(event, Skipped):
+            self.holes.setdefault((event.split, event.epoch), set()).add(event.index)
         elif isinstance(event, Used):
             self.used.append(event)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from argosy.report import RunState
+from argosy.report import MemberState, RunState
 from argosy.running.journal import read_journal
 
 
@@ -34,23 +34,28 @@ def fingerprint(state: Any) -> str:
 
 def results(directory: Path) -> dict[str, Any]:
     """Per member: the bits of its final weights and optimizer, every epoch's metrics and digests, the decisions."""
-    events = read_journal(directory)
-    state = RunState.of(events)
-    found = {}
-    for name, member in state.members.items():
-        saved = torch.load(directory / "members" / name / "last.pt", weights_only=True)
-        epochs = [
-            (e.epoch, e.stream_epoch, dict(e.metrics), tuple(e.digest), e.val_digest and tuple(e.val_digest))
-            for _, e in sorted(member.epochs.items())
-        ]
-        found[name] = {
-            "weights": fingerprint(saved["model"]),
-            "optimizer": fingerprint(saved["optimizer"]),
-            "random": fingerprint(saved["random"]["torch"]),
-            "epochs": epochs,
-            "decision": (member.status, member.reason),
-        }
-    return found
+    state = RunState.of(read_journal(directory))
+    return {name: _result(directory, member) for name, member in state.members.items()}
+
+
+def results_of(directory: Path, name: str) -> dict[str, Any]:
+    """The same of one member, where others may have left nothing."""
+    return _result(directory, RunState.of(read_journal(directory)).members[name])
+
+
+def _result(directory: Path, member: MemberState) -> dict[str, Any]:
+    saved = torch.load(directory / "members" / member.name / "last.pt", weights_only=True)
+    epochs = [
+        (e.epoch, e.stream_epoch, dict(e.metrics), tuple(e.digest), e.val_digest and tuple(e.val_digest))
+        for _, e in sorted(member.epochs.items())
+    ]
+    return {
+        "weights": fingerprint(saved["model"]),
+        "optimizer": fingerprint(saved["optimizer"]),
+        "random": fingerprint(saved["random"]["torch"]),
+        "epochs": epochs,
+        "decision": (member.status, member.reason),
+    }
 
 
 def event_lines(directory: Path, kind: str) -> list[dict[str, Any]]:

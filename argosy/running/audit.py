@@ -20,10 +20,9 @@ def audit(directory: Path) -> list[str]:
     if not path.exists():
         raise RunError(f"{directory} holds no study.json: its run ended before anything was trained.")
     summary = json.loads(path.read_text())
-    holes = {(fed.split, fed.epoch): tuple(index for index, _ in fed.holes) for fed in state.fed}
     found = []
     for name, described in summary["members"].items():
-        found += _audit_member(state.members.get(name, MemberState(name)), described, summary, holes)
+        found += _audit_member(state.members.get(name, MemberState(name)), described, summary, state.holes)
     return found
 
 
@@ -31,7 +30,7 @@ def _audit_member(
     member: MemberState,
     described: dict[str, Any],
     summary: dict[str, Any],
-    holes: dict[tuple[str, int], tuple[int, ...]],
+    holes: dict[tuple[str, int], set[int]],
 ) -> list[str]:
     found = []
     if sorted(member.epochs) != list(range(len(member.epochs))):
@@ -48,7 +47,7 @@ def _audit_member(
             order = split_order(summary["seed"], split, ended.stream_epoch, length)
             drop_last = described["drop_last"] and split == "train"
             elements = used_elements(selection.length, described["batch_size"], drop_last=drop_last)
-            expected = selection.digest(order, elements=elements, holes=holes.get((split, ended.stream_epoch), ()))
+            expected = selection.digest(order, elements=elements, holes=sorted(holes.get((split, ended.stream_epoch), ())))
             if tuple(words) != expected.words:
                 found.append(
                     f"{member.name}: epoch {ended.epoch} ({split}) has digest {tuple(words)}; the order of stream epoch "

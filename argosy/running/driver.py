@@ -100,6 +100,7 @@ class Driver:
         self.waiting: list[str] = []
         self.legs: list[_Leg] = []
         self.count = 0
+        self.launched = False
         self.early: list[Fed] = []
         self.explained: Plan | None = None
         self.only_explain = False
@@ -147,7 +148,7 @@ class Driver:
         deadline = time.monotonic() + 3.0
         while self.exiting and time.monotonic() < deadline:
             for worker, message in self.workers.receive(TICK_SECONDS):
-                if isinstance(message, Used):
+                if isinstance(message, Event) and not isinstance(message, MemberEnded):
                     self._record(message)
                 if isinstance(message, Used | Lost | Failed):
                     self.exiting.discard(worker)
@@ -183,7 +184,7 @@ class Driver:
             raise WorkerError(
                 f"worker {worker!r} is lost: {message.detail}. The same command goes on from the checkpoints."
             )
-        elif isinstance(message, Fed) and not self.count and not self.legs:
+        elif isinstance(message, Fed) and not self.launched:
             # Counts only if the stream that members are measured on becomes the first leg's.
             self.early.append(message)
         elif isinstance(message, Event):
@@ -200,6 +201,7 @@ class Driver:
             self._launch()
             return
         self._check_batches(opened.lengths)
+        self._write_study()
         self._record(self._run_started(opened))
         devices = [device.name for device in self.cluster.devices]
         self._attach(feeder, devices)
@@ -289,7 +291,8 @@ class Driver:
         members = list(flotilla.members)
         start = self._start_of(members, feeder.opened.lengths)
         # The stream that members were measured on goes on as the first leg where everybody stays on it.
-        goes_on = self.count == 0 and set(members) == set(self.waiting) and set(flotilla.devices) == self._devices
+        goes_on = not self.launched and set(members) == set(self.waiting)
+        self.launched = True
         self.waiting = [name for name in self.waiting if name not in members]
         self._attach(feeder, flotilla.devices)
         if goes_on:
@@ -370,6 +373,12 @@ class Driver:
     def _check_batches(self, lengths: Mapping[str, int]) -> None:
         for name in self.waiting:
             member = self.study.member(name)
+            for split, subset in (("train", member.subset), ("val", member.val_subset)):
+                if subset is not None and not 0 <= min(subset) <= max(subset) < lengths.get(split, 0):
+                    raise StudyError(
+                        f"member {name!r}: its {split} subset has indices {min(subset)} to {max(subset)}; the split has "
+                        f"{lengths.get(split, 0)} samples."
+                    )
             length = Selection.of(member.subset, lengths["train"]).length
             if member.batch_size > length:
                 raise StudyError(

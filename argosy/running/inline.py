@@ -9,7 +9,7 @@ import torch
 
 from argosy.cluster import Cluster
 from argosy.commands import Attach, Exit, Feed, Open, Opened
-from argosy.events import Fed, Used
+from argosy.events import Fed, Skipped, Used
 from argosy.running.launcher import Job, discover
 from argosy.settings import Settings
 from argosy.stream.blocks import ALIGNMENT, Block
@@ -80,6 +80,8 @@ class InlineWorkers:
                 continue
             block = next(feeder.blocks, None)
             if block is not None:
+                self.said.extend((name, skipped) for skipped in feeder.skipped)
+                feeder.skipped.clear()
                 for trainer in readers:
                     trainer.take(block)
                 self.said.extend((name, fed) for fed in feeder.fed(block))
@@ -103,6 +105,7 @@ class _InlineFeeder:
         self.readers: tuple[str, ...] = ()
         self.blocks: Iterator[Block] = iter(())
         self.lengths: dict[str, int] = {}
+        self.skipped: list[Skipped] = []
 
     def obey(self, command: Any, *, name: str) -> list[Any]:
         """Do what the driver says; returns the answers."""
@@ -112,7 +115,6 @@ class _InlineFeeder:
             leg = Leg(number=command.leg, epoch=command.epoch, position=command.position, until=command.until)
             self.readers, self.blocks = command.readers, self._prepare(leg)
             self.samples: dict[tuple[str, int], int] = {}
-            self.holes: dict[tuple[str, int], list[tuple[int, str]]] = {}
         if isinstance(command, Exit):
             self.readers = ()
             return [Used(worker="feeder", cpu_seconds=0.0, gauge={"prepared": self.gauge.prepared})]
@@ -125,9 +127,7 @@ class _InlineFeeder:
         self.samples[key] = self.samples.get(key, 0) + place.rows
         if not place.last:
             return []
-        holes = tuple(sorted(self.holes.pop(key, [])))
-        samples = self.samples.pop(key)
-        return [Fed(leg=place.leg, split=place.split, epoch=place.epoch, samples=samples, holes=holes)]
+        return [Fed(leg=place.leg, split=place.split, epoch=place.epoch, samples=self.samples.pop(key))]
 
     def _open(self, name: str) -> Opened:
         settings = self.job.settings
@@ -144,8 +144,8 @@ class _InlineFeeder:
             memory = np.empty(source.layout.block_bytes(place.rows) + ALIGNMENT, np.uint8)
             start = -memory.ctypes.data % ALIGNMENT
             block = source.layout.block(place, memory[start:])
-            holes = source.fill(block, 0, self.orders.block(place))
-            self.holes.setdefault((place.split, place.epoch), []).extend(holes)
+            for index, error in source.fill(block, 0, self.orders.block(place)):
+                self.skipped.append(Skipped(split=place.split, epoch=place.epoch, index=index, error=error))
             self.gauge.prepared += place.rows
             # The rows are written; what members do to them is counted from here.
             yield source.layout.block(place, memory[start:])

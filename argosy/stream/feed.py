@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 
 from argosy.commands import Exit, Feed, Open, Opened
-from argosy.events import Fed, Used
+from argosy.events import Fed, Skipped, Used
 from argosy.settings import Settings
 from argosy.stream.blocks import Place
 from argosy.stream.gauges import StreamGauge
@@ -73,7 +73,6 @@ class _Feeder:
         self.filling: deque[_Filling] = deque()
         self.abandoned: list[_Filling] = []
         self.held: dict[int, set[str]] = {}
-        self.fed: dict[tuple[str, int], list[tuple[int, str]]] = {}
         self.samples: dict[tuple[str, int], int] = {}
         self.selector = selectors.DefaultSelector()
         self.running = True
@@ -118,7 +117,6 @@ class _Feeder:
         self.expected = feed.readers
         self.places = leg.places(self.lengths, self.block_size)
         self.samples.clear()
-        self.fed.clear()
 
     def _admit(self) -> None:
         for name, peer in self.door.enter():
@@ -186,6 +184,7 @@ class _Feeder:
         ready = all(name in self.readers for name in self.expected)
         while ready and self.filling and not self.filling[0].missing:
             filling = self.filling.popleft()
+            self._report_holes(filling)
             self.held[filling.slot] = set(self.expected)
             for name in self.expected:
                 self._tell(name, (filling.slot, filling.place))
@@ -200,17 +199,14 @@ class _Feeder:
         place = filling.place
         key = (place.split, place.epoch)
         self.samples[key] = self.samples.get(key, 0) + place.rows
-        self.fed.setdefault(key, []).extend(filling.holes)
         if place.last:
-            self.driver.send(
-                Fed(
-                    leg=place.leg,
-                    split=place.split,
-                    epoch=place.epoch,
-                    samples=self.samples.pop(key),
-                    holes=tuple(sorted(self.fed.pop(key))),
-                )
-            )
+            fed = Fed(leg=place.leg, split=place.split, epoch=place.epoch, samples=self.samples.pop(key))
+            self.driver.send(fed)
+
+    def _report_holes(self, filling: _Filling) -> None:
+        place = filling.place
+        for index, error in filling.holes:
+            self.driver.send(Skipped(split=place.split, epoch=place.epoch, index=index, error=error))
 
     def _measure_time(self) -> None:
         elapsed = time.monotonic() - self._since

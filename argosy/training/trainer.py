@@ -78,10 +78,13 @@ class Trainer:
 
     @property
     def ready(self) -> bool:
-        """Whether the next block may come: nothing waits for the driver."""
-        measuring = self.to_measure is not None and self.first is None
-        training = bool(self.aboard) and not any(member.ended for member in self.aboard.values())
-        return measuring or training
+        """Whether the next block may come: it is wanted for measuring, or nobody waits for the driver.
+
+        A trainer whose members have all ended goes on taking blocks, and drops them: the ring waits for every reader.
+        """
+        if self.leg < 0:
+            return self.to_measure is not None and self.first is None
+        return not any(member.ended for member in self.aboard.values())
 
     # ---- commands
 

@@ -1,0 +1,274 @@
+"""One suite over every launcher: what a run promises does not depend on where its workers live."""
+
+import json
+from collections import Counter
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import argosy
+import evidence
+import pytest
+import studies
+import torch
+from argosy.api import LAUNCHERS
+from argosy.errors import MemberError, PlanError, StudyError
+from argosy.running.audit import audit
+from argosy.stream.order import Digest
+from torch import nn
+from torch.optim import SGD
+
+pytestmark = pytest.mark.parametrize("launcher", ["inline", "processes"])
+
+
+class Counting(studies.Vectors):
+    """Appends each index that it prepares to a file, with one write, so that processes can share it."""
+
+    def __init__(self, length: int, path: Path) -> None:
+        super().__init__(length)
+        self.path = path
+
+    def __getitem__(self, index: int) -> Any:
+        with self.path.open("a") as file:
+            file.write(f"{index}\n")
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("count", [1, 4, 16])
+def test_every_sample_is_prepared_once_per_epoch(tmp_path: Path, launcher: str, count: int) -> None:
+    fleet = [studies.member(f"m{number}", batch_size=10 + number) for number in range(count)]
+    data = argosy.Data(train=Counting(90, tmp_path / "count"))
+    study = argosy.Study(data=data, members=fleet, stop=argosy.MaxEpochs(3), objective="train_loss")
+    report = argosy.train(study, directory=tmp_path / "run", launcher=launcher, block_size=32)
+    counted = Counter((tmp_path / "count").read_text().split())
+    # Three samples are prepared twice to check the dataset, and the first and last make its fingerprint.
+    probes = Counter({"0": 4, "45": 2, "89": 3})
+    assert counted - probes == Counter({str(index): 3 for index in range(90)})
+    assert report.preparations == 1.0
+    assert audit(tmp_path / "run") == []
+
+
+class IndexCheck(nn.Module):
+    """Refuses a batch whose content is not what its index says (element 0 is index / length)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = studies.Mlp()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        numbers = x[:, 0] * 100
+        assert torch.allclose(numbers, numbers.round(), atol=1e-4)
+        assert len(numbers.round().unique()) == len(numbers)
+        return self.inner(x)
+
+
+def test_the_index_column_tells_the_truth(tmp_path: Path, launcher: str) -> None:
+    seen = partial(record_targets, tmp_path / "targets")
+    fleet = [studies.member(model=IndexCheck, step=seen, batch_size=10, metrics={})]
+    argosy.train(studies.study(100, fleet=fleet, epochs=1), directory=tmp_path / "run", launcher=launcher)
+    content = [int(word) for word in (tmp_path / "targets").read_text().split()]
+    digest = evidence.event_lines(tmp_path / "run", "EpochEnded")[0]["digest"]
+    order = torch.tensor(content[-100:]).numpy()
+    assert Digest.of(order, torch.arange(100).numpy()).words == tuple(digest)
+
+
+def record_targets(path: Path, model: nn.Module, batch: Any) -> torch.Tensor:
+    """A step that writes down which samples it really saw, by their content."""
+    x, y = batch
+    if model.training:
+        with path.open("a") as file:
+            file.write("".join(f"{round(float(v) * 100)} " for v in x[:, 0]))
+    return nn.functional.cross_entropy(model(x), y)
+
+
+def test_audit_finds_a_changed_digest(tmp_path: Path, launcher: str) -> None:
+    argosy.train(studies.study(), directory=tmp_path, launcher=launcher)
+    assert audit(tmp_path) == []
+    path = tmp_path / "journal.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    ended = next(line for line in lines if line["event"] == "EpochEnded" and line["member"] == "odd")
+    ended["digest"][1] ^= 1
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert [found.split(":")[0] for found in audit(tmp_path)] == ["odd"]
+
+
+def test_time_limit_pauses_and_the_same_call_goes_on(tmp_path: Path, launcher: str) -> None:
+    study = studies.study(epochs=4)
+    argosy.train(study, directory=tmp_path / "whole", launcher=launcher)
+    limit = 0.0
+    for _ in range(50):
+        report = argosy.train(study, directory=tmp_path / "cut", launcher=launcher, time_limit=limit, block_size=31)
+        limit += 0.6 if launcher == "processes" else 0.05
+        if report.status == "done":
+            break
+    assert report.status == "done"
+    assert evidence.results(tmp_path / "cut") == evidence.results(tmp_path / "whole")
+    assert audit(tmp_path / "cut") == []
+
+
+def test_totals_may_be_raised(tmp_path: Path, launcher: str) -> None:
+    argosy.train(studies.study(epochs=4), directory=tmp_path / "whole", launcher=launcher)
+    argosy.train(studies.study(epochs=1), directory=tmp_path / "raised", launcher=launcher)
+    argosy.train(studies.study(epochs=4), directory=tmp_path / "raised", launcher=launcher)
+    assert evidence.results(tmp_path / "raised") == evidence.results(tmp_path / "whole")
+
+
+def test_a_finished_run_is_not_trained_again(tmp_path: Path, launcher: str) -> None:
+    argosy.train(studies.study(), directory=tmp_path, launcher=launcher)
+    before = evidence.results(tmp_path)
+    assert argosy.train(studies.study(), directory=tmp_path, launcher=launcher).status == "done"
+    assert evidence.results(tmp_path) == before
+    assert len(evidence.event_lines(tmp_path, "EpochEnded")) == 8
+
+
+class Raising(nn.Module):
+    """Raises in its fifth forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.count = studies.Mlp(), 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.count += 1
+        if self.count > 4:
+            raise ValueError("fifth forward")
+        return self.inner(x)
+
+
+def test_a_raising_member_ends_alone(tmp_path: Path, launcher: str) -> None:
+    fleet = [studies.member("bad", model=Raising), studies.member()]
+    report = argosy.train(studies.study(fleet=fleet), directory=tmp_path / "a", launcher=launcher, devices="cpu:1")
+    assert report.member("bad").status == "failed"
+    assert "ValueError: fifth forward" in report.member("bad").reason
+    assert "ValueError: fifth forward" in (tmp_path / "a" / "members" / "bad" / "log.txt").read_text()
+    argosy.train(studies.study(fleet=[studies.member()]), directory=tmp_path / "b", launcher=launcher)
+    good = evidence.results_of(tmp_path / "a", "mlp")
+    assert good == evidence.results_of(tmp_path / "b", "mlp")
+
+
+def no_model() -> nn.Module:
+    raise RuntimeError("no such width")
+
+
+def test_a_factory_that_raises_ends_its_member_alone(tmp_path: Path, launcher: str) -> None:
+    fleet = [studies.member("bad", model=no_model), studies.member()]
+    report = argosy.train(studies.study(fleet=fleet), directory=tmp_path, launcher=launcher)
+    assert (report.member("bad").status, report.member("mlp").status) == ("failed", "done")
+    assert "no such width" in report.member("bad").reason
+
+
+def test_three_equal_failures_stop_the_study(tmp_path: Path, launcher: str) -> None:
+    fleet = [studies.member(f"bad-{number}", model=no_model) for number in range(3)] + [studies.member()]
+    with pytest.raises(MemberError, match=r"first 3 members failed alike(.|\n)*no such width"):
+        argosy.train(studies.study(fleet=fleet), directory=tmp_path, launcher=launcher)
+
+
+def test_a_diverging_member_ends_as_diverged(tmp_path: Path, launcher: str) -> None:
+    fleet = [studies.member("wild", model=Linear, optimizer=partial(SGD, lr=1e38)), studies.member()]
+    report = argosy.train(studies.study(fleet=fleet), directory=tmp_path, launcher=launcher)
+    assert (report.member("wild").status, report.member("mlp").status) == ("diverged", "done")
+
+
+class Linear(nn.Module):
+    """Nothing that could hold a learning rate of 1e38 back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(12, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x)
+
+
+class Inplace(nn.Module):
+    """Scales its input where it stands."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = studies.Mlp()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x.mul_(0.5))
+
+
+def test_an_in_place_first_layer_gets_private_copies(tmp_path: Path, launcher: str) -> None:
+    fleet = [studies.member("inplace", model=Inplace), studies.member()]
+    argosy.train(studies.study(fleet=fleet), directory=tmp_path / "a", launcher=launcher, devices="cpu:1")
+    argosy.train(studies.study(fleet=fleet[1:]), directory=tmp_path / "b", launcher=launcher)
+    assert evidence.results_of(tmp_path / "a", "mlp") == evidence.results_of(tmp_path / "b", "mlp")
+    (started,) = [e for e in evidence.event_lines(tmp_path / "a", "MemberStarted") if e["member"] == "inplace"]
+    assert "private copies" in started["notes"][0]
+
+
+class Broken(studies.Vectors):
+    """Sample 17 cannot be read."""
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 17:
+            raise OSError("truncated file")
+        return super().__getitem__(index)
+
+
+def test_a_broken_sample_ends_the_run_with_its_index(tmp_path: Path, launcher: str) -> None:
+    with pytest.raises(StudyError, match="sample 17 raised OSError: truncated file"):
+        argosy.train(
+            studies.study(data=argosy.Data(train=Broken(60)), fleet=[studies.member()]),
+            directory=tmp_path,
+            launcher=launcher,
+        )
+
+
+def test_a_broken_sample_can_be_skipped_and_is_counted(tmp_path: Path, launcher: str) -> None:
+    data = argosy.Data(train=Broken(60), on_error="skip")
+    fleet = [studies.member("even"), studies.member("odd", batch_size=7)]
+    argosy.train(studies.study(data=data, fleet=fleet), directory=tmp_path, launcher=launcher)
+    assert {line["samples"] for line in evidence.event_lines(tmp_path, "EpochEnded") if line["member"] == "odd"} == {59}
+    assert [(line["epoch"], line["index"]) for line in evidence.event_lines(tmp_path, "Skipped")] == [(0, 17), (1, 17)]
+    assert audit(tmp_path) == []
+
+
+def test_batch_norm_with_a_last_batch_of_one_is_refused(tmp_path: Path, launcher: str) -> None:
+    fleet = [studies.member(batch_size=13)]
+    with pytest.raises(PlanError, match="BatchNorm.*drop_last"):
+        argosy.train(studies.study(170, fleet=fleet), directory=tmp_path, launcher=launcher)
+
+
+def test_a_batch_larger_than_the_data_is_refused(tmp_path: Path, launcher: str) -> None:
+    with pytest.raises(StudyError, match="batch_size 200 is larger than its 170 training samples"):
+        argosy.train(studies.study(fleet=[studies.member(batch_size=200)]), directory=tmp_path, launcher=launcher)
+
+
+def test_arrays_and_no_validation(tmp_path: Path, launcher: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    data = argosy.Data(arrays=(torch.randn(300, 12, generator=generator), torch.arange(300) % 10))
+    report = argosy.train(
+        studies.study(data=data, fleet=[studies.member(metrics={})]), directory=tmp_path, launcher=launcher
+    )
+    assert report.objective == "train_loss"
+    assert report.rows[0].epochs == 2
+
+
+def test_plan_explains_without_training(tmp_path: Path, launcher: str) -> None:
+    plan = argosy.plan(studies.study(), launcher=LAUNCHERS[launcher]())
+    assert set(plan.flotillas[0].members) == {"plain", "odd", "bootstrap", "adam"}
+    assert "predicted pace" in plan.explain()
+
+
+def test_best_weights_come_back(tmp_path: Path, launcher: str) -> None:
+    report = argosy.train(studies.study(epochs=3), directory=tmp_path, launcher=launcher)
+    best = report.best()
+    model = best.load()
+    saved = torch.load(tmp_path / "members" / best.name / "best.pt", weights_only=True)
+    assert saved["epoch"] == best.best_epoch + 1
+    assert evidence.fingerprint(model.state_dict()) == evidence.fingerprint(saved["model"])
+
+
+def test_stopping_rules_decide_each_member_alone(tmp_path: Path, launcher: str) -> None:
+    fleet = [
+        studies.member("short", stop=argosy.MaxEpochs(1)),
+        studies.member("target", stop=argosy.Target("val_accuracy", 0.0) | argosy.MaxEpochs(9)),
+        studies.member("long", stop=argosy.Plateau("val_loss", patience=1, min_delta=1e9) & argosy.MaxEpochs(3)),
+    ]
+    report = argosy.train(studies.study(fleet=fleet), directory=tmp_path, launcher=launcher)
+    assert {row.name: row.epochs for row in report.rows} == {"short": 1, "target": 1, "long": 3}
+    assert report.preparations == 1.0

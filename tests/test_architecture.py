@@ -1,0 +1,113 @@
+"""The tree is the architecture: imports go one way, nouns need no torch, optional packages live in one file each."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import argosy
+
+PACKAGE = Path(argosy.__file__).parent
+TIERS = [
+    {"errors"},
+    {"stopping", "cluster", "events"},
+    {"study", "settings", "profiles", "commands", "plans"},
+    {"report"},
+    {"planning", "tuning"},
+    {"stream"},
+    {"training"},
+    {"running", "ensembling"},
+    {"views"},
+    {"api"},
+    {"demo"},
+    {"cli"},
+]
+NOUNS = set().union(*TIERS[:4]) | {"planning"}
+TORCH_FREE = NOUNS | {"cli", ""}
+OPTIONAL = {"pandas", "plotly", "highspy", "optuna", "ray", "lightning", "sklearn", "PIL", "transformers"}
+
+
+def imports() -> list[tuple[Path, str, str, bool]]:
+    """(file, part of the package that it belongs to, imported module, whether at module level)."""
+    found = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        part = path.relative_to(PACKAGE).with_suffix("").parts[0].removesuffix("__init__")
+        tree = ast.parse(path.read_text())
+        top = set(map(id, tree.body))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                found += [(path, part, alias.name, id(node) in top) for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                assert node.level == 0, f"{path}: absolute imports only"
+                names = [f"argosy.{a.name}" for a in node.names] if node.module == "argosy" else [node.module]
+                found += [(path, part, str(name), id(node) in top) for name in names]
+    return found
+
+
+def tier(part: str) -> int:
+    return next(number for number, parts in enumerate(TIERS) if part in parts)
+
+
+def test_every_file_has_a_tier() -> None:
+    parts = {part for _, part, _, _ in imports()} - {""}
+    assert parts <= set().union(*TIERS)
+
+
+def test_imports_go_one_way() -> None:
+    for path, part, module, _ in imports():
+        if not module.startswith("argosy.") or part == "":
+            continue
+        other = module.split(".")[1]
+        if other == part or not any(other in parts for parts in TIERS):
+            continue
+        assert tier(other) <= tier(part), f"{path} imports {module}"
+
+
+def test_optional_packages_are_imported_in_one_file_each() -> None:
+    users: dict[str, set[Path]] = {}
+    for path, _, module, _ in imports():
+        users.setdefault(module.split(".")[0], set()).add(path)
+    for package in OPTIONAL:
+        assert len(users.get(package, set())) <= 1, package
+
+
+def test_nouns_do_not_import_torch() -> None:
+    for path, part, module, top in imports():
+        if part in TORCH_FREE and top:
+            assert module.split(".")[0] != "torch", path
+
+
+def test_importing_argosy_and_help_are_instant() -> None:
+    program = "import sys, argosy, argosy.cli; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_no_module_has_the_name_of_a_public_function() -> None:
+    names = {path.stem for path in PACKAGE.iterdir()}
+    functions = {name for name in argosy.__all__ if name.islower()}
+    assert not names & functions
+
+
+def test_public_names() -> None:
+    assert argosy.__all__ == [
+        "ArgosyError",
+        "Data",
+        "MaxEpochs",
+        "MaxSeconds",
+        "Member",
+        "Plateau",
+        "Report",
+        "Study",
+        "Target",
+        "accuracy",
+        "grid",
+        "load",
+        "plan",
+        "train",
+    ]
+    assert all(hasattr(argosy, name) for name in argosy.__all__)
+
+
+def test_no_drawers_for_odds_and_ends() -> None:
+    drawers = {"utils", "common", "core", "base", "manager", "registry", "constants", "helpers", "misc"}
+    assert not {path.stem for path in PACKAGE.rglob("*.py")} & drawers
