@@ -9,6 +9,7 @@ from argosy.errors import RunError
 from argosy.plans import Plan
 from argosy.report import MemberResult, Report, RunState
 from argosy.running.driver import drive, explain
+from argosy.running.identity import summarize
 from argosy.running.inline import Inline
 from argosy.running.journal import Journal, Lock, read_journal
 from argosy.running.launcher import Job, Launcher
@@ -89,8 +90,13 @@ def load(directory: str | Path, *, study: Study | None = None) -> Report:
     directory = Path(directory)
     state = RunState.of(read_journal(directory))
     path = directory / "study.json"
-    if not path.exists():
-        raise RunError(f"{directory} holds no study.json: its run ended before anything was trained.")
+    if path.exists():
+        summary = json.loads(path.read_text())
+    elif study is not None:
+        # It ended before the data was open.
+        summary = summarize(study, lengths={}, fingerprint="", measured={})
+    else:
+        raise RunError(f"{directory} holds no study.json: its run ended before the data was open.")
 
     def opener(result: MemberResult) -> Any:
         if study is None:
@@ -99,7 +105,7 @@ def load(directory: str | Path, *, study: Study | None = None) -> Report:
             )
         return _open_member(study, state, result)
 
-    return Report.of(state, directory=directory, summary=json.loads(path.read_text()), opener=opener)
+    return Report.of(state, directory=directory, summary=summary, opener=opener)
 
 
 def _open_member(study: Study, state: RunState, result: MemberResult) -> Any:

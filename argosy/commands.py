@@ -12,6 +12,7 @@ __all__ = [
     "Exit",
     "Failed",
     "Feed",
+    "Leg",
     "Lost",
     "Measure",
     "Measured",
@@ -42,13 +43,28 @@ class Opened:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Leg:
+    """A stretch of the stream that one flotilla reads: from a position in an epoch to the end of another."""
+
+    number: int
+    """Blocks carry it; trainers of a later leg drop those of an earlier one."""
+    epoch: int
+    position: int
+    """Elements of the epoch's order that are left out at the start."""
+    until: int | None
+    """The first epoch that is not wanted; None where nobody knows."""
+
+    @classmethod
+    def empty(cls) -> "Leg":
+        """No stream at all."""
+        return cls(number=-1, epoch=0, position=0, until=0)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Feed:
     """To a feeder: send this leg to these readers, once all of them are connected."""
 
-    leg: int
-    epoch: int
-    position: int
-    until: int | None
+    leg: Leg
     readers: tuple[str, ...]
 
 
@@ -86,7 +102,6 @@ class StartMember:
     """Where one member begins."""
 
     member: str
-    epoch: int
     stream_epoch: int
     checkpoint: Checkpoint | None
     notes: tuple[str, ...]

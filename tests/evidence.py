@@ -62,5 +62,3 @@ def event_lines(directory: Path, kind: str) -> list[dict[str, Any]]:
     """The journal's lines of one kind."""
     lines = [json.loads(line) for line in (directory / "journal.jsonl").read_text().splitlines()]
     return [line for line in lines if line["event"] == kind]
-
-

@@ -1,6 +1,7 @@
 """Small studies that the tests share: a dataset that draws from every generator, and members of every kind."""
 
 import random
+import time
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -44,7 +45,9 @@ class Mlp(nn.Module):
         return self.layers(x)
 
 
-def member(name: str = "mlp", *, hidden: int = 16, batch_size: int = 20, lr: float = 0.05, **rest: Any) -> argosy.Member:
+def member(
+    name: str = "mlp", *, hidden: int = 16, batch_size: int = 20, lr: float = 0.05, **rest: Any
+) -> argosy.Member:
     """A small member; `rest` are fields of Member."""
     optimizer = rest.pop("optimizer", partial(SGD, lr=lr, momentum=0.9))
     model = rest.pop("model", partial(Mlp, hidden=hidden))
@@ -68,3 +71,9 @@ def study(
     """A study over Vectors."""
     data = rest.pop("data", None) or argosy.Data(train=Vectors(length), val=Vectors(val) if val else None)
     return argosy.Study(data=data, members=members() if fleet is None else fleet, stop=argosy.MaxEpochs(epochs), **rest)
+
+
+def dawdle(batch: Any) -> Any:
+    """An augmentation that takes its time, so that there is a moment to interrupt."""
+    time.sleep(0.02)
+    return batch

@@ -47,7 +47,9 @@ def _audit_member(
             order = split_order(summary["seed"], split, ended.stream_epoch, length)
             drop_last = described["drop_last"] and split == "train"
             elements = used_elements(selection.length, described["batch_size"], drop_last=drop_last)
-            expected = selection.digest(order, elements=elements, holes=sorted(holes.get((split, ended.stream_epoch), ())))
+            expected = selection.digest(
+                order, elements=elements, holes=sorted(holes.get((split, ended.stream_epoch), ()))
+            )
             if tuple(words) != expected.words:
                 found.append(
                     f"{member.name}: epoch {ended.epoch} ({split}) has digest {tuple(words)}; the order of stream epoch "

@@ -28,6 +28,7 @@ from argosy.commands import (
     Exit,
     Failed,
     Feed,
+    Leg,
     Lost,
     Measure,
     Measured,
@@ -39,7 +40,7 @@ from argosy.commands import (
     Train,
 )
 from argosy.errors import MemberError, PlanError, StudyError, WorkerError
-from argosy.events import Checkpoint, EpochEnded, Event, Fed, MemberEnded, PlanMade, RunEnded, RunStarted, Used
+from argosy.events import EpochEnded, Event, Fed, MemberEnded, PlanMade, RunEnded, RunStarted, Used
 from argosy.planning import make_plan
 from argosy.plans import Flotilla, Plan
 from argosy.profiles import Profile
@@ -47,8 +48,9 @@ from argosy.report import MemberState, RunState
 from argosy.running.identity import check_identity, summarize, write_json
 from argosy.running.journal import Journal
 from argosy.running.launcher import Job, Workers
+from argosy.running.resume import Resume, leg_for, resume_points
 from argosy.running.view import Silent, View
-from argosy.stream.order import Selection, split_order
+from argosy.stream.order import Selection
 from argosy.study import Member
 
 __all__ = ["drive", "explain"]
@@ -60,8 +62,8 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 @dataclass(slots=True)
-class _Leg:
-    """One flotilla on its feeder."""
+class _Sailing:
+    """One flotilla on its feeder's stream."""
 
     number: int
     feeder: str
@@ -98,8 +100,11 @@ class Driver:
         self.measured: dict[str, Measured] = {}
         self.unmeasured: set[str] = set()
         self.waiting: list[str] = []
-        self.legs: list[_Leg] = []
+        self.legs: list[_Sailing] = []
         self.count = 0
+        self.points: dict[str, Resume] = {}
+        self.begun = False
+        """Whether the directory was found to be this study's, or empty."""
         self.launched = False
         self.early: list[Fed] = []
         self.explained: Plan | None = None
@@ -123,6 +128,7 @@ class Driver:
         self._start_feeder()
         for device in self.cluster.devices:
             self.workers.start_trainer(device.name)
+        self.points = resume_points([self.state.member(name) for name in self.waiting], self.job.directory)
         self.unmeasured = set(self.waiting)
         while self.unmeasured or self.legs:
             for worker, message in self.workers.receive(TICK_SECONDS):
@@ -203,10 +209,11 @@ class Driver:
         self._check_batches(opened.lengths)
         self._write_study()
         self._record(self._run_started(opened))
+        self.begun = True
         devices = [device.name for device in self.cluster.devices]
         self._attach(feeder, devices)
         # The first leg's number: if its flotilla reads from the start, the blocks that were measured on are its first.
-        self._feed(feeder, 0, self._start_of(self.waiting, opened.lengths), tuple(devices))
+        self._feed(feeder, self._leg_for(self.waiting, opened.lengths), tuple(devices))
         for number, device in enumerate(devices):
             self.workers.send(device, Measure(members=tuple(self.waiting[number :: len(devices)])))
 
@@ -252,7 +259,7 @@ class Driver:
         leg.live.discard(ended.member)
         if not leg.live:
             self.legs.remove(leg)
-            self._feed(self.feeders[leg.feeder], leg.number, (0, 0, 0), ())
+            self._feed(self.feeders[leg.feeder], Leg.empty(), ())
             if self.pausing is None:
                 self._launch()
 
@@ -289,7 +296,6 @@ class Driver:
     def _start_leg(self, feeder: _Feeder, flotilla: Flotilla) -> None:
         assert feeder.opened is not None
         members = list(flotilla.members)
-        start = self._start_of(members, feeder.opened.lengths)
         # The stream that members were measured on goes on as the first leg where everybody stays on it.
         goes_on = not self.launched and set(members) == set(self.waiting)
         self.launched = True
@@ -300,54 +306,27 @@ class Driver:
                 self._record(fed)
         else:
             self.count += 1
-            self._feed(feeder, self.count, start, flotilla.devices)
-        leg = _Leg(self.count, feeder.name, flotilla, set(members))
+            self._feed(feeder, self._leg_for(members, feeder.opened.lengths), flotilla.devices)
+        leg = _Sailing(self.count, feeder.name, flotilla, set(members))
         self.legs.append(leg)
         for device in flotilla.devices:
             aboard = [p.member for p in flotilla.placements if device in p.devices]
             self.workers.send(device, Train(leg=leg.number, members=tuple(self._start_member(name) for name in aboard)))
 
     def _start_member(self, name: str) -> StartMember:
-        state = self.state.member(name)
-        stream_epoch, saved = state.saved[-1] if state.saved else (0, None)
+        point = self.points[name]
         return StartMember(
             member=name,
-            epoch=saved.epoch if saved else 0,
-            stream_epoch=stream_epoch,
-            checkpoint=saved,
-            notes=self.measured[name].notes,
+            stream_epoch=point.stream_epoch,
+            checkpoint=point.checkpoint,
+            notes=(*self.measured[name].notes, *point.notes),
         )
 
-    def _start_of(self, members: list[str], lengths: Mapping[str, int]) -> tuple[int, int, int]:
-        """(epoch, position) of the stream that the least advanced member needs next, and the end of the last one."""
-        starts, ends = [], []
-        for name in members:
-            member = self.study.member(name)
-            state = self.state.member(name)
-            stream_epoch, saved = state.saved[-1] if state.saved else (0, None)
-            starts.append((stream_epoch, self._stream_position(member, stream_epoch, saved, lengths["train"])))
-            bound = self.study.stop_of(member).max_epochs
-            ends.append(-1 if bound is None else stream_epoch + bound - (saved.epoch if saved else 0))
-        epoch, position = min(starts)
-        return epoch, position, -1 if -1 in ends else max(ends)
+    def _leg_for(self, members: list[str], lengths: Mapping[str, int]) -> Leg:
+        return leg_for(self.study, [self.points[name] for name in members], lengths, number=self.count)
 
-    def _stream_position(self, member: Member, epoch: int, saved: Checkpoint | None, length: int) -> int:
-        if saved is None or saved.position == 0:
-            return 0
-        order = split_order(self.study.seed, "train", epoch, length)
-        positions = Selection.of(member.subset, length).positions(order)
-        if positions is None:
-            return saved.position
-        return int(positions[saved.position]) if saved.position < len(positions) else length
-
-    def _feed(self, feeder: _Feeder, leg: int, start: tuple[int, int, int], readers: tuple[str, ...]) -> None:
-        epoch, position, until = start
-        if not readers:
-            until = epoch
-        self.workers.send(
-            feeder.name,
-            Feed(leg=leg, epoch=epoch, position=position, until=None if until < 0 else until, readers=readers),
-        )
+    def _feed(self, feeder: _Feeder, leg: Leg, readers: tuple[str, ...]) -> None:
+        self.workers.send(feeder.name, Feed(leg=leg, readers=readers))
 
     def _attach(self, feeder: _Feeder, devices: Any) -> None:
         assert feeder.opened is not None
@@ -483,7 +462,7 @@ def drive(job: Job, cluster: Cluster, workers: Workers, journal: Journal, state:
             raise
         finally:
             driver.stop_workers()
-            if state.started is not None:
+            if driver.begun or driver.pausing:
                 driver._record(RunEnded(status=status, reason=reason, seconds=time.monotonic() - driver.began))
             view.end()
 

@@ -8,13 +8,13 @@ import numpy as np
 import torch
 
 from argosy.cluster import Cluster
-from argosy.commands import Attach, Exit, Feed, Open, Opened
+from argosy.commands import Attach, Exit, Feed, Leg, Open, Opened
 from argosy.events import Fed, Skipped, Used
 from argosy.running.launcher import Job, discover
 from argosy.settings import Settings
 from argosy.stream.blocks import ALIGNMENT, Block
 from argosy.stream.gauges import StreamGauge
-from argosy.stream.schedule import Leg, Orders, choose_block_size
+from argosy.stream.schedule import Orders, choose_block_size, places
 from argosy.stream.sources import open_sources
 from argosy.training.trainer import Trainer
 
@@ -112,8 +112,7 @@ class _InlineFeeder:
         if isinstance(command, Open):
             return [self._open(name)]
         if isinstance(command, Feed):
-            leg = Leg(number=command.leg, epoch=command.epoch, position=command.position, until=command.until)
-            self.readers, self.blocks = command.readers, self._prepare(leg)
+            self.readers, self.blocks = command.readers, self._prepare(command.leg)
             self.samples: dict[tuple[str, int], int] = {}
         if isinstance(command, Exit):
             self.readers = ()
@@ -139,7 +138,7 @@ class _InlineFeeder:
         return Opened(address=name, lengths=self.lengths, fingerprint=fingerprint, block_size=self.block_size)
 
     def _prepare(self, leg: Leg) -> Iterator[Block]:
-        for place in leg.places(self.lengths, self.block_size):
+        for place in places(leg, self.lengths, self.block_size):
             source = self.sources[place.split]
             memory = np.empty(source.layout.block_bytes(place.rows) + ALIGNMENT, np.uint8)
             start = -memory.ctypes.data % ALIGNMENT

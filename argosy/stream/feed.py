@@ -21,7 +21,7 @@ from argosy.stream.blocks import Place
 from argosy.stream.gauges import StreamGauge
 from argosy.stream.loaders import Done, Loader, Task, run_task, start_loaders
 from argosy.stream.ring import Ring
-from argosy.stream.schedule import Leg, Orders, choose_block_size
+from argosy.stream.schedule import Orders, choose_block_size, places
 from argosy.stream.sources import Source, open_sources
 from argosy.stream.wire import Door, Peer
 from argosy.study import Data
@@ -103,7 +103,6 @@ class _Feeder:
             self.running = False
 
     def _new_leg(self, feed: Feed) -> None:
-        leg = Leg(number=feed.leg, epoch=feed.epoch, position=feed.position, until=feed.until)
         self.gauge.speculative += sum(f.place.rows for f in self.filling)
         # Tasks under way write into their slots to the end; the slots come back with their last answer.
         for filling in self.filling:
@@ -115,7 +114,7 @@ class _Feeder:
                 self.free.append(filling.slot)
         self.filling.clear()
         self.expected = feed.readers
-        self.places = leg.places(self.lengths, self.block_size)
+        self.places = places(feed.leg, self.lengths, self.block_size)
         self.samples.clear()
 
     def _admit(self) -> None:

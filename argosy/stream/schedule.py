@@ -2,37 +2,26 @@
 
 import itertools
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
+from argosy.commands import Leg
 from argosy.stream.blocks import Layout, Place
 from argosy.stream.order import Indices, split_order
 
-__all__ = ["Leg", "Orders", "choose_block_size"]
+__all__ = ["Orders", "choose_block_size", "places"]
 
 BLOCK_BYTES = 4 * 2**20
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Leg:
-    """A stretch of the stream that one flotilla reads: from a position in an epoch to the end of another."""
-
-    number: int
-    epoch: int
-    position: int
-    """Elements of the epoch's order that are left out at the start."""
-    until: int | None
-    """The first epoch that is not wanted; None where nobody knows."""
-
-    def places(self, lengths: Mapping[str, int], block_size: int) -> Iterator[Place]:
-        """The blocks, in order."""
-        epochs = itertools.count(self.epoch) if self.until is None else range(self.epoch, self.until)
-        for epoch in epochs:
-            for split, length in lengths.items():
-                first = self.position if split == "train" and epoch == self.epoch else 0
-                for start in range(first, length, block_size):
-                    rows = min(block_size, length - start)
-                    last = start + rows == length
-                    yield Place(leg=self.number, split=split, epoch=epoch, start=start, rows=rows, last=last)
+def places(leg: Leg, lengths: Mapping[str, int], block_size: int) -> Iterator[Place]:
+    """The blocks of a leg, in order."""
+    epochs = itertools.count(leg.epoch) if leg.until is None else range(leg.epoch, leg.until)
+    for epoch in epochs:
+        for split, length in lengths.items():
+            first = leg.position if split == "train" and epoch == leg.epoch else 0
+            for start in range(first, length, block_size):
+                rows = min(block_size, length - start)
+                last = start + rows == length
+                yield Place(leg=leg.number, split=split, epoch=epoch, start=start, rows=rows, last=last)
 
 
 class Orders:

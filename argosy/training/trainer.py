@@ -174,9 +174,12 @@ class Trainer:
         live.private, live.randomness.uses_others = PRIVATE in start.notes, NUMPY_RANDOM in start.notes
         folder, position = self._folder(start.member), 0
         folder.mkdir(parents=True, exist_ok=True)
+        for note in start.notes:
+            self._log(start.member, note)
         if start.checkpoint is not None:
             path = folder / start.checkpoint.file
-            position = live.load_state_dict(checkpoint.load(path, start.checkpoint.sha256, device=self.device))
+            # The driver has compared its sum.
+            position = live.load_state_dict(checkpoint.load(path, device=self.device))
         live.begin_epoch(self.orders, start.stream_epoch, position)
         kept = (start.checkpoint.file,) if start.checkpoint else ()
         best = (folder / "best.pt").readlink().name if (folder / "best.pt").is_symlink() else None
@@ -247,10 +250,7 @@ class Trainer:
             return action()
         except Exception as error:  # boundary between a member's code and ours
             trace = "".join(traceback.format_exception(error))
-            folder = self._folder(name)
-            folder.mkdir(parents=True, exist_ok=True)
-            with (folder / "log.txt").open("a") as log:
-                log.write(trace)
+            self._log(name, trace)
             self.built.pop(name, None)
             self._end(name, "failed", trace)
             return None
@@ -259,6 +259,11 @@ class Trainer:
 
     def _folder(self, name: str) -> Path:
         return self.directory / "members" / name
+
+    def _log(self, name: str, text: str) -> None:
+        self._folder(name).mkdir(parents=True, exist_ok=True)
+        with (self._folder(name) / "log.txt").open("a") as log:
+            log.write(text.rstrip() + "\n")
 
     def _save(self, name: str, aboard: _Aboard) -> Checkpoint:
         live = aboard.live

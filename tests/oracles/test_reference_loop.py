@@ -3,14 +3,15 @@
 import random
 from pathlib import Path
 
-import argosy
 import evidence
 import numpy as np
 import pytest
 import studies
 import torch
-from argosy.stream.order import member_seed, permutation, sample_seed
 from torch.nn import functional
+
+import argosy
+from argosy.stream.order import member_seed, permutation, sample_seed
 
 
 def prepare(dataset: torch.utils.data.Dataset, split: str, epoch: int, index: int) -> tuple[torch.Tensor, int]:

@@ -4,13 +4,14 @@ import itertools
 from functools import partial
 from pathlib import Path
 
-import argosy
 import evidence
 import pytest
 import studies
 import torch
-from argosy import demo
 from torch.utils.data import Subset
+
+import argosy
+from argosy import demo
 
 TRAIN, VAL = 210, 60
 

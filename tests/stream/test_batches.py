@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
 from argosy.stream.batches import Cutter
 from argosy.stream.blocks import ALIGNMENT, Block, Layout, Place
 from argosy.stream.order import Selection, permutation
-from hypothesis import given
-from hypothesis import strategies as st
 
 LENGTH = 53
 

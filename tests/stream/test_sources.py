@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 import studies
 import torch
+from torch.utils.data import Dataset, Subset, TensorDataset
+
 from argosy import Data
 from argosy.errors import StudyError
 from argosy.stream.blocks import Place
 from argosy.stream.sources import ArraySource, DatasetSource, open_sources
-from torch.utils.data import Dataset, Subset, TensorDataset
 
 
 def fill(source, indices, epoch: int = 0) -> list[torch.Tensor]:

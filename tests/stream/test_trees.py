@@ -3,6 +3,7 @@
 from collections import OrderedDict, namedtuple
 
 import pytest
+
 from argosy.stream.trees import flatten, map_leaves, unflatten
 
 Pair = namedtuple("Pair", "left right")
