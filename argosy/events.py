@@ -32,8 +32,6 @@ class Event:
 class RunStarted(Event):
     """A driver took the run directory."""
 
-    time: float
-    """Seconds since the epoch of Unix."""
     host: str
     pid: int
     versions: Mapping[str, str]
@@ -163,8 +161,11 @@ def to_line(event: Event) -> dict[str, Any]:
 
 
 def from_line(line: Mapping[str, Any]) -> Event | None:
-    """The event of a journal's line; None for a kind that this version does not know."""
-    values = {key: _tuples(value) for key, value in line.items() if key != "event"}
+    """The event of a journal's line; None for a kind that this version does not know.
+
+    Lines also carry ``at``, the time they were written, which no decision depends on.
+    """
+    values = {key: _tuples(value) for key, value in line.items() if key not in ("event", "at")}
     kind = KINDS.get(line["event"])
     if kind is None:
         return None

@@ -21,6 +21,7 @@ TIERS = [
     {"api"},
     {"demo"},
     {"cli"},
+    {"__main__"},
 ]
 NOUNS = set().union(*TIERS[:4]) | {"planning"}
 TORCH_FREE = NOUNS | {"cli", ""}

@@ -50,9 +50,9 @@ def _audit_member(
             expected = selection.digest(
                 order, elements=elements, holes=sorted(holes.get((split, ended.stream_epoch), ()))
             )
-            if tuple(words) != expected.words:
+            if tuple(words) != expected:
                 found.append(
                     f"{member.name}: epoch {ended.epoch} ({split}) has digest {tuple(words)}; the order of stream epoch "
-                    f"{ended.stream_epoch} gives {expected.words}"
+                    f"{ended.stream_epoch} gives {tuple(expected)}"
                 )
     return found

@@ -392,7 +392,6 @@ class Driver:
             "python": platform.python_version(),
         }
         return RunStarted(
-            time=time.time(),
             host=socket.gethostname(),
             pid=os.getpid(),
             versions=versions,

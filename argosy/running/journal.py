@@ -42,7 +42,8 @@ class Journal:
 
     def append(self, event: Event) -> None:
         """One line in one write, flushed to the disk before anybody acts on it."""
-        os.write(self._descriptor, json.dumps(to_line(event)).encode() + b"\n")
+        line = {**to_line(event), "at": round(time.time(), 3)}
+        os.write(self._descriptor, json.dumps(line).encode() + b"\n")
         os.fdatasync(self._descriptor)
 
 

@@ -6,8 +6,7 @@ its own, so that a block can be released before the next one comes and no batch 
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,9 +18,8 @@ from argosy.stream.trees import flatten, unflatten
 __all__ = ["Batch", "Cutter"]
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """What one step of a member gets."""
+class Batch(NamedTuple):
+    """What one step of a member gets. A tuple, because one is made for every step of every member."""
 
     data: Any
     """The samples, stacked: the pytree of a sample, each leaf ``[rows, …]``."""
@@ -46,13 +44,6 @@ class Cutter:
     def done(self) -> bool:
         """Whether every batch of the epoch was cut."""
         return self.position >= self.length
-
-    @property
-    def stream_position(self) -> int:
-        """Position in the stream of the next element of a batch that is not finished."""
-        if self.positions is None:
-            return self.position
-        return int(self.positions[self.position]) if self.position < len(self.positions) else 2**62
 
     def take(self, block: Block, *, private: bool = False) -> Iterator[Batch]:
         """The batches that this block completes; with `private`, none of them is a view of the block."""
@@ -97,16 +88,15 @@ class _Elements:
     def batch(self, start: int, stop: int, *, private: bool) -> Batch:
         """Elements start … stop-1 as one batch, broken samples left out."""
         low, high = start - self.first, stop - self.first
-        sound = self.sound[low:high]
-        rows = high - low if self.block.whole else int(sound.sum())
-        by_index, by_position = (int(s[high]) - int(s[low]) for s in self.sums)
+        rows = high - low if self.block.whole else int(self.sound[low:high].sum())
         if self.rows is None and rows == high - low:
             leaves = [_slice(leaf, low, high, private=private) for leaf in self.block.leaves]
         else:
             numbers = np.arange(low, high) if self.rows is None else self.rows[low:high]
-            index = torch.from_numpy(numbers[sound])
+            index = torch.from_numpy(numbers[self.sound[low:high]])
             leaves = [leaf.index_select(0, index.to(leaf.device)) for leaf in self.block.leaves]
-        digest = Digest(rows, by_index % WORD, by_position % WORD)
+        by_index, by_position = self.sums
+        digest = Digest(rows, (by_index[high] - by_index[low]) % WORD, (by_position[high] - by_position[low]) % WORD)
         return Batch(unflatten(leaves, self.block.tree), rows, digest)
 
 
@@ -126,7 +116,7 @@ class _Gathering:
             target[self.rows : self.rows + piece.rows].copy_(leaf)
         self.rows += piece.rows
         self.elements += elements
-        self.digest = self.digest + piece.digest
+        self.digest = self.digest.plus(piece.digest)
 
     def close(self) -> Batch:
         """The batch."""

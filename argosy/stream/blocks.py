@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from argosy.errors import StudyError
-from argosy.stream.order import Hashes, Indices, running_sums
+from argosy.stream.order import Indices, running_sums
 from argosy.stream.trees import Structure, flatten, unflatten
 
 __all__ = ["ALIGNMENT", "Block", "Layout", "Place", "sample_leaves"]
@@ -110,7 +110,7 @@ class Block:
         return bool(self.sound.all())
 
     @cached_property
-    def sums(self) -> tuple[Hashes, Hashes]:
+    def sums(self) -> tuple[list[int], list[int]]:
         """`running_sums` of the rows for members that see the whole stream, computed once for all of them."""
         positions = np.arange(self.place.start, self.place.start + self.place.rows, dtype=np.int64)
         return running_sums(self.indices, positions, self.sound)

@@ -6,6 +6,7 @@ Everything here is a pure function of integers, on NumPy arrays alone.
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -73,9 +74,11 @@ def member_seed(seed: int, name: str) -> int:
     return int.from_bytes(digest[:8], "big") >> 1
 
 
-@dataclass(frozen=True, slots=True)
-class Digest:
-    """Proof of what a program really stepped on: plain integers that add up over batches, blocks and shards."""
+class Digest(NamedTuple):
+    """Proof of what a program really stepped on: plain integers that add up over batches, blocks and shards.
+
+    A tuple, because one is made for every batch of every member.
+    """
 
     count: int = 0
     indices: int = 0
@@ -83,17 +86,9 @@ class Digest:
     positions: int = 0
     """Σ mix64(position·C ⊕ index) mod 2^64; the position counts the member's own elements of the epoch."""
 
-    def __add__(self, other: "Digest") -> "Digest":
-        return Digest(
-            self.count + other.count,
-            (self.indices + other.indices) % WORD,
-            (self.positions + other.positions) % WORD,
-        )
-
-    @property
-    def words(self) -> tuple[int, int, int]:
-        """As it is journaled: count, indices, positions."""
-        return self.count, self.indices, self.positions
+    def plus(self, other: "Digest") -> "Digest":
+        """The digest of both."""
+        return Digest(self[0] + other[0], (self[1] + other[1]) % WORD, (self[2] + other[2]) % WORD)
 
     @classmethod
     def of(cls, indices: Indices, positions: Indices) -> "Digest":
@@ -108,14 +103,17 @@ def element_hashes(indices: Indices, positions: Indices) -> tuple[Hashes, Hashes
     return mix64_array(unsigned), mix64_array((positions.astype(np.uint64) * np.uint64(GOLDEN)) ^ unsigned)
 
 
-def running_sums(indices: Indices, positions: Indices, sound: npt.NDArray[np.bool_]) -> tuple[Hashes, Hashes]:
-    """Σ of both hashes over the first 0 … n elements, uint64 ``[n + 1]``; elements that are not sound count nothing."""
+def running_sums(indices: Indices, positions: Indices, sound: npt.NDArray[np.bool_]) -> tuple[list[int], list[int]]:
+    """Σ of both hashes over the first 0 … n elements, ``[n + 1]``; elements that are not sound count nothing.
+
+    Lists, because single elements are read: that is several times faster than from an array.
+    """
     by_index, by_position = (np.where(sound, hashes, np.uint64(0)) for hashes in element_hashes(indices, positions))
     return _cumulated(by_index), _cumulated(by_position)
 
 
-def _cumulated(hashes: Hashes) -> Hashes:
-    return np.concatenate([np.zeros(1, np.uint64), np.cumsum(hashes, dtype=np.uint64)])
+def _cumulated(hashes: Hashes) -> list[int]:
+    return [0, *np.cumsum(hashes, dtype=np.uint64).tolist()]
 
 
 @dataclass(frozen=True, slots=True)

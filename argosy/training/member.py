@@ -46,7 +46,7 @@ class Tally:
             total = value.mean() * batch.rows if value.dim() == 0 else value.reshape(len(value), -1).mean(1).sum()
             self.sums[name] = self.sums[name] + total if name in self.sums else total
         self.rows += batch.rows
-        self.digest = self.digest + batch.digest
+        self.digest = self.digest.plus(batch.digest)
 
     def means(self, prefix: str) -> dict[str, float]:
         """Mean of each value over the samples so far."""
@@ -55,7 +55,7 @@ class Tally:
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint within an epoch."""
         sums = {name: float(total) for name, total in self.sums.items()}
-        return {"sums": sums, "rows": self.rows, "digest": self.digest.words}
+        return {"sums": sums, "rows": self.rows, "digest": tuple(self.digest)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """From a checkpoint."""

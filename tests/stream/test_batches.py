@@ -57,7 +57,7 @@ def test_batches_are_the_sequence_cut_by_their_size(size, batch_size, subset, dr
     if not done:
         total = cut[0].digest if cut else None
         for batch in cut[1:]:
-            total = total + batch.digest
+            total = total.plus(batch.digest)
         elements = sum(map(len, expected))
         assert total is None or total == selection.digest(order, elements=elements, holes=holes)
 

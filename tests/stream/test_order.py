@@ -45,7 +45,7 @@ def test_a_subset_is_the_order_with_each_index_repeated_in_place(subset: list[in
 @given(st.lists(st.integers(0, 2**40), min_size=2, max_size=50, unique=True), st.integers(1, 49))
 def test_digests_add_up_over_any_cut(indices: list[int], cut: int) -> None:
     array, positions = np.array(indices, dtype=np.int64), np.arange(len(indices), dtype=np.int64)
-    parts = Digest.of(array[:cut], positions[:cut]) + Digest.of(array[cut:], positions[cut:])
+    parts = Digest.of(array[:cut], positions[:cut]).plus(Digest.of(array[cut:], positions[cut:]))
     assert parts == Digest.of(array, positions)
 
 

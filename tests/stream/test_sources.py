@@ -50,7 +50,7 @@ class OwnGenerator(studies.Vectors):
 
 
 def test_an_own_generator_is_refused_by_name() -> None:
-    with pytest.raises(StudyError, match="OwnGenerator.*generator of its own"):
+    with pytest.raises(StudyError, match=r"OwnGenerator.*generator of its own"):
         source(OwnGenerator(10))
 
 

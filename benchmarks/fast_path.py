@@ -1,0 +1,102 @@
+"""Arrays: samples per second that reach 32 members through ring and cutters, against a DataLoader over the same data.
+
+Training is stripped on both sides (SC'18's peak(n)): members take every batch and do nothing with it.
+"""
+
+import multiprocessing
+import os
+import time
+from typing import Any
+
+import torch
+from measuring import arguments, finish, hardware, quartiles, target
+from torch.utils.data import DataLoader, TensorDataset
+
+from argosy import Data
+from argosy.commands import Feed, Leg, Open
+from argosy.settings import Settings
+from argosy.stream.batches import Cutter
+from argosy.stream.feed import feed
+from argosy.stream.order import Selection
+from argosy.stream.ring import RingReader
+from argosy.stream.schedule import Orders
+from argosy.stream.wire import dial
+
+LENGTH, FEATURES, MEMBERS, BATCH = 100_000, 64, 32, 64
+KEY = os.urandom(32)
+
+
+def loader_rate(x: torch.Tensor, y: torch.Tensor, workers: int) -> float:
+    """Samples per second of one epoch of a DataLoader."""
+    loader = DataLoader(TensorDataset(x, y), batch_size=BATCH, shuffle=True, num_workers=workers)
+    began, samples = time.perf_counter(), 0
+    for batch, _ in loader:
+        samples += len(batch)
+    return samples / (time.perf_counter() - began)
+
+
+def argosy_rate(x: torch.Tensor, y: torch.Tensor, epochs: int) -> float:
+    """Samples per second that all members receive, spread over one process per core as trainers are."""
+    readers = tuple(f"reader-{number}" for number in range(len(os.sched_getaffinity(0))))
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+    feeder = context.Process(target=run_feeder, args=(theirs, x, y))
+    feeder.start()
+    ours.send(Open())
+    opened = ours.recv()
+    results = context.SimpleQueue()
+    share = MEMBERS // len(readers)
+    processes = [context.Process(target=run_reader, args=(opened.address, n, share, epochs, results)) for n in readers]
+    for process in processes:
+        process.start()
+    ours.send(Feed(leg=Leg(number=0, epoch=0, position=0, until=epochs), readers=readers))
+    found = [results.get() for _ in readers]
+    for process in (*processes, feeder):
+        process.kill()
+        process.join()
+    began, ended = min(began for began, _, _ in found), max(ended for _, ended, _ in found)
+    return sum(delivered for _, _, delivered in found) / (ended - began)
+
+
+def run_reader(address: str, name: str, members: int, epochs: int, results: Any) -> None:
+    """A trainer whose members do nothing; reports when it began and ended, and the samples that they got."""
+    torch.set_num_threads(1)
+    reader = RingReader(dial(address, KEY, name))
+    orders, delivered, began = Orders(0, {"train": LENGTH}), 0, time.perf_counter()
+    for epoch in range(epochs):
+        order, selection = orders.epoch("train", epoch), Selection.of(None, LENGTH)
+        cutters = [
+            Cutter(selection=selection, order=order, batch_size=BATCH, drop_last=False) for _ in range(members)
+        ]
+        while not cutters[0].done:
+            delivered += take(reader, cutters)
+    results.put((began, time.perf_counter(), delivered))
+
+
+def take(reader: RingReader, cutters: list[Cutter]) -> int:
+    """One block, cut for every member; it goes back to the ring when this returns."""
+    block = reader.receive()
+    return sum(batch.rows for cutter in cutters for batch in cutter.take(block))
+
+
+def run_feeder(driver: multiprocessing.connection.Connection, x: torch.Tensor, y: torch.Tensor) -> None:
+    torch.set_num_threads(1)
+    feed(driver, Data(arrays=(x, y)), Settings(), seed=0, key=KEY)
+
+
+def main() -> None:
+    options = arguments(__doc__).parse_args()
+    print(hardware())
+    torch.set_num_threads(1)
+    x, y = torch.randn(LENGTH, FEATURES), torch.arange(LENGTH) % 10
+    ratios, loaders = [], []
+    for _ in range(options.rounds):
+        loaders.append(max(loader_rate(x, y, 0), loader_rate(x, y, 2)))
+        ratios.append(argosy_rate(x, y, 3) / loaders[-1])
+    print(f"DataLoader (the faster of 0 and 2 workers): {quartiles(loaders)[1]:,.0f} samples/s")
+    targets = [target(f"samples/s delivered to {MEMBERS} members, against one DataLoader", ratios, at_least=50.0)]
+    finish("fast_path", {"dataloader_samples_per_second": loaders}, targets, as_json=options.json)
+
+
+if __name__ == "__main__":
+    main()
