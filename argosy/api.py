@@ -1,5 +1,6 @@
 """The stages as functions: `train`, `plan`, `load`, each a few lines over what the folders do."""
 
+import contextlib
 import json
 import tempfile
 from pathlib import Path
@@ -67,7 +68,11 @@ def train(
 def run(study: Study, settings: Settings, directory: Path, *, launcher: Launcher, view: View) -> Report:
     """`train` with its settings as a value."""
     directory.mkdir(parents=True, exist_ok=True)
-    with Lock(directory / "run.lock") as lock, Journal(directory / "journal.jsonl") as journal:
+    with (
+        contextlib.closing(launcher),
+        Lock(directory / "run.lock") as lock,
+        Journal(directory / "journal.jsonl") as journal,
+    ):
         state = RunState.of(read_journal(directory))
         cluster = launcher.discover(settings)
         job = Job(study=study, settings=settings, directory=directory, lock=lock.descriptor)
@@ -80,7 +85,11 @@ def plan(study: Study, *, settings: Settings | None = None, launcher: Launcher |
     settings, launcher = settings or Settings(), launcher or Processes()
     with tempfile.TemporaryDirectory(prefix="argosy-plan-") as folder:
         directory = Path(folder)
-        with Lock(directory / "run.lock") as lock, Journal(directory / "journal.jsonl") as journal:
+        with (
+            contextlib.closing(launcher),
+            Lock(directory / "run.lock") as lock,
+            Journal(directory / "journal.jsonl") as journal,
+        ):
             job = Job(study=study, settings=settings, directory=directory, lock=lock.descriptor)
             return explain(job, launcher.discover(settings), launcher.open(job), journal)
 

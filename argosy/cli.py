@@ -1,7 +1,9 @@
 """The command line: parse, call the stages, print. Every command has ``--json``."""
 
+import contextlib
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -14,7 +16,7 @@ from argosy.study import Study
 
 if TYPE_CHECKING:
     from argosy.report import Report
-    from argosy.running.processes import Processes
+    from argosy.running.launcher import Launcher
 
 app = typer.Typer(
     add_completion=False,
@@ -73,8 +75,8 @@ def run(
         hang_seconds=hang_seconds,
         threads=threads,
     )
-    warm = _warm() if launcher == "processes" else None
-    report = _train(load_study(study_file), settings, directory, warm=warm, quiet=as_json)
+    with _launcher(launcher) as place:
+        report = _train(load_study(study_file), settings, directory, launcher=place, quiet=as_json)
     _print_report(report, as_json=as_json)
     raise typer.Exit(_exit_code(report))
 
@@ -87,15 +89,14 @@ def demo(
     as_json: Json = False,
 ) -> None:
     """Train eight unlike networks on scikit-learn's handwritten digits, every sample prepared once."""
-    warm = _warm()
-    from argosy.demo import study
+    reports = {}
+    for policy in ("balanced", "solo") if compare else ("balanced",):
+        with _launcher("processes") as place:
+            from argosy.demo import study  # beside the launcher's own imports
 
-    reports = {"balanced": _train(study, Settings(devices=devices), directory, warm=warm, quiet=as_json)}
-    if compare:
-        solo = Settings(devices=devices, policy="solo")
-        reports["solo"] = _train(
-            study, solo, directory.with_name(f"{directory.name}-solo"), warm=_warm(), quiet=as_json
-        )
+            folder = directory if policy == "balanced" else directory.with_name(f"{directory.name}-solo")
+            settings = Settings(devices=devices, policy=policy)
+            reports[policy] = _train(study, settings, folder, launcher=place, quiet=as_json)
     for report in reports.values():
         _print_report(report, as_json=as_json)
     if compare and not as_json:
@@ -107,11 +108,11 @@ def demo(
 @app.command()
 def plan(study_file: StudyFile, devices: Devices = None, policy: Policy = "balanced", as_json: Json = False) -> None:
     """Measure the members of a study file on this machine and explain the plan, without training."""
-    warm = _warm()
-    from argosy import api
+    with _launcher("processes") as place:
+        from argosy import api  # beside the launcher's own imports
 
-    settings = Settings(devices=devices, policy=policy)
-    made = api.plan(load_study(study_file), settings=settings, launcher=warm)
+        settings = Settings(devices=devices, policy=policy)
+        made = api.plan(load_study(study_file), settings=settings, launcher=place)
     _print(made.to_json() if as_json else made.explain())
 
 
@@ -182,21 +183,28 @@ def main() -> None:
         sys.exit(error.exit_code)
 
 
-def _warm() -> "Processes":
-    """Start the fork server first: it imports torch while this process imports the study."""
-    from argosy.running.processes import Processes
+@contextlib.contextmanager
+def _launcher(name: str) -> Iterator["Launcher"]:
+    """A launcher; processes are made warm first, so that they import torch while this process imports the study."""
+    if name == "processes":
+        from argosy.running.processes import Processes
 
-    return Processes().warm()
+        launcher: Launcher = Processes().warm()
+    else:
+        from argosy.running.inline import Inline
+
+        launcher = Inline()
+    with contextlib.closing(launcher):
+        yield launcher
 
 
-def _train(study: Study, settings: Settings, directory: Path, *, warm: "Processes | None", quiet: bool) -> "Report":
+def _train(study: Study, settings: Settings, directory: Path, *, launcher: "Launcher", quiet: bool) -> "Report":
     from argosy import api
-    from argosy.running.inline import Inline
     from argosy.running.view import Silent
     from argosy.views.terminal import Terminal
 
     view = Silent() if quiet else Terminal(Console())
-    return api.run(study, settings, directory, launcher=warm or Inline(), view=view)
+    return api.run(study, settings, directory, launcher=launcher, view=view)
 
 
 def _print_report(report: "Report", *, as_json: bool) -> None:

@@ -65,9 +65,7 @@ def run_reader(address: str, name: str, members: int, epochs: int, results: Any)
     orders, delivered, began = Orders(0, {"train": LENGTH}), 0, time.perf_counter()
     for epoch in range(epochs):
         order, selection = orders.epoch("train", epoch), Selection.of(None, LENGTH)
-        cutters = [
-            Cutter(selection=selection, order=order, batch_size=BATCH, drop_last=False) for _ in range(members)
-        ]
+        cutters = [Cutter(selection=selection, order=order, batch_size=BATCH, drop_last=False) for _ in range(members)]
         while not cutters[0].done:
             delivered += take(reader, cutters)
     results.put((began, time.perf_counter(), delivered))

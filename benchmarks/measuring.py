@@ -39,12 +39,16 @@ def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
     return low, statistics.median(values), high
 
 
-def target(what: str, values: Sequence[float], *, at_least: float | None = None, at_most: float | None = None) -> dict[str, Any]:
+def target(
+    what: str, values: Sequence[float], *, at_least: float | None = None, at_most: float | None = None
+) -> dict[str, Any]:
     """One target, judged by the median; prints it with its quartiles."""
     low, median, high = quartiles(values)
     holds = (at_least is None or median >= at_least) and (at_most is None or median <= at_most)
     wanted = f">= {at_least:g}" if at_least is not None else f"<= {at_most:g}"
-    print(f"{'holds' if holds else 'MISSED'}: {what}: {median:.4g} (quartiles {low:.4g} to {high:.4g}), wanted {wanted}")
+    print(
+        f"{'holds' if holds else 'MISSED'}: {what}: {median:.4g} (quartiles {low:.4g} to {high:.4g}), wanted {wanted}"
+    )
     return {"what": what, "value": median, "quartiles": [low, high], "target": wanted, "holds": holds}
 
 

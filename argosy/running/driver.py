@@ -154,7 +154,7 @@ class Driver:
         deadline = time.monotonic() + 3.0
         while self.exiting and time.monotonic() < deadline:
             for worker, message in self.workers.receive(TICK_SECONDS):
-                if isinstance(message, Event) and not isinstance(message, MemberEnded):
+                if self.begun and isinstance(message, Event) and not isinstance(message, MemberEnded):
                     self._record(message)
                 if isinstance(message, Used | Lost | Failed):
                     self.exiting.discard(worker)

@@ -31,6 +31,7 @@ class ForkServer:
     def __init__(self, process: subprocess.Popen[bytes], channel: socket.socket) -> None:
         self.process = process
         self.channel = channel
+        self.used = False
 
     @classmethod
     def start(cls) -> "ForkServer":
@@ -50,6 +51,7 @@ class ForkServer:
         """Ask for a worker; it writes to `log` what would go to the terminal."""
         request = {"arguments": arguments, "log": str(log), "path": sys.path, "folder": str(Path.cwd())}
         socket.send_fds(self.channel, [json.dumps(request).encode()], descriptors)
+        self.used = True
 
     def ends(self) -> list[tuple[int, int]]:
         """(pid, wait status) of children that ended since the last call; call when the channel is readable."""
@@ -62,6 +64,8 @@ class ForkServer:
     def close(self) -> None:
         """Let the server kill what is left and wait until it has gone."""
         self.channel.close()
+        if not self.used:
+            self.process.kill()  # it may still be importing
         try:
             self.process.wait(FAREWELL_SECONDS + 5)
         except subprocess.TimeoutExpired:

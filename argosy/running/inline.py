@@ -32,6 +32,9 @@ class Inline:
         """See `Launcher.open`."""
         return InlineWorkers(job)
 
+    def close(self) -> None:
+        """See `Launcher.close`."""
+
 
 class InlineWorkers:
     """Workers as plain objects: `receive` lets the feeder prepare a block and the trainers take it."""

@@ -64,6 +64,9 @@ class Launcher(Protocol):
     def open(self, job: Job) -> Workers:
         """Make ready to start workers for a job."""
 
+    def close(self) -> None:
+        """Let go of what was prepared and not used."""
+
 
 def discover(wanted: str | None, threads: int) -> Cluster:
     """This machine as a cluster of one node, with the devices asked for: ``cpu``, ``cpu:2``, ``cuda``, ``cuda:0,1``."""

@@ -41,14 +41,21 @@ class Processes:
         """See `Launcher.open`."""
         self.warm()
         assert self._server is not None
+        blobs = _pack_job(job)
         server, self._server = self._server, None
-        return ProcessWorkers(job, server)
+        return ProcessWorkers(job, server, blobs)
+
+    def close(self) -> None:
+        """See `Launcher.close`."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
 
 
 class ProcessWorkers:
     """The processes of one run and the connections to them."""
 
-    def __init__(self, job: Job, server: ForkServer) -> None:
+    def __init__(self, job: Job, server: ForkServer, blobs: dict[str, int]) -> None:
         self.job = job
         self.server = server
         self.key = os.urandom(32)
@@ -57,12 +64,12 @@ class ProcessWorkers:
         self.started: set[str] = set()
         self.unsent: dict[str, deque[Any]] = {}
         self.selector = selectors.DefaultSelector()
-        self.blobs: dict[str, int] = {}
+        self.blobs = blobs
+        """Descriptors of what workers of each role unpack."""
         self.said: list[tuple[str, Any]] = []
 
     def __enter__(self) -> "ProcessWorkers":
         (self.job.directory / "workers").mkdir(parents=True, exist_ok=True)
-        self.blobs = _pack_job(self.job)
         self.selector.register(self.door, selectors.EVENT_READ, self._admit)
         self.selector.register(self.server.channel, selectors.EVENT_READ, self._note_ends)
         return self

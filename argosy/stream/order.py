@@ -80,7 +80,7 @@ class Digest(NamedTuple):
     A tuple, because one is made for every batch of every member.
     """
 
-    count: int = 0
+    elements: int = 0
     indices: int = 0
     """Σ mix64(index) mod 2^64."""
     positions: int = 0

@@ -209,8 +209,8 @@ class Trainer:
             metrics=metrics,
             seconds=seconds,
             samples=train.rows,
-            digest=tuple(train.digest),
-            val_digest=tuple(val.digest) if val else None,
+            digest=train.digest,
+            val_digest=val.digest if val else None,
             checkpoint=self._save(name, aboard),
         )
         self.emit(aboard.ended)

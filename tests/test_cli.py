@@ -1,0 +1,186 @@
+"""The command line as a user meets it: study files, scripts without a guard, functions of a notebook, exit codes."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HEAD = """
+from functools import partial
+import torch
+from torch import nn
+import argosy
+"""
+STUDY = (
+    HEAD
+    + """
+class Net(nn.Module):
+    def __init__(self, hidden):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(6, hidden), nn.ReLU(), nn.Linear(hidden, 3))
+    def forward(self, x):
+        return self.layers(x)
+
+x = torch.randn(90, 6, generator=torch.Generator().manual_seed(0))
+member = partial(argosy.Member, optimizer=partial(torch.optim.SGD, lr=0.1), batch_size=10)
+study = argosy.Study(
+    data=argosy.Data(arrays=(x, torch.arange(90) % 3)),
+    members=[member("a", model=partial(Net, 4)), member("b", model=partial(Net, hidden=8))],
+    stop=argosy.MaxEpochs(2),
+)
+"""
+)
+
+
+def argosy(folder: Path, *words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+    """Run the command in a folder and check its exit code."""
+    found = subprocess.run(
+        [sys.executable, "-W", "error", "-m", "argosy", *words], cwd=folder, capture_output=True, text=True, check=False
+    )
+    assert found.returncode == code, found.stdout + found.stderr
+    return found
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "study.py").write_text(STUDY)
+    return tmp_path
+
+
+def test_run_status_report_audit(folder: Path) -> None:
+    ran = json.loads(argosy(folder, "run", "study.py", "--dir", "runs/x", "--devices", "cpu:1", "--json").stdout)
+    assert {row["member"]: row["status"] for row in ran["members"]} == {"a": "done", "b": "done"}
+    assert {row["optimizer.lr"] for row in ran["members"]} == {0.1}
+    assert json.loads(argosy(folder, "report", "runs/x", "--json").stdout)["members"] == ran["members"]
+    assert json.loads(argosy(folder, "status", "runs/x", "--json").stdout)["status"] == "done"
+    assert json.loads(argosy(folder, "audit", "runs/x", "--json").stdout)["passes"] is True
+    assert "prepared 1.0 times" in argosy(folder, "report", "runs/x").stdout
+
+
+def test_plan_explains(folder: Path) -> None:
+    assert "predicted pace" in argosy(folder, "plan", "study.py", "--devices", "cpu:1").stdout
+
+
+def test_every_keyword_of_train_is_a_flag() -> None:
+    import inspect
+
+    import typer
+
+    import argosy.api
+    import argosy.cli
+
+    flags = {
+        name
+        for parameter in typer.main.get_command(argosy.cli.app).commands["run"].params
+        for name in parameter.opts
+        if name.startswith("--")
+    }
+    keywords = set(inspect.signature(argosy.api.train).parameters) - {"study", "view", "directory"}
+    assert {f"--{keyword.replace('_', '-')}" for keyword in keywords} <= flags
+    assert {"--dir", "--json"} <= flags
+
+
+def run_script(folder: Path, text: str, *, stdin: bool = False) -> str:
+    """Run a script, from a file or as a notebook sends its cells, without a file."""
+    (folder / "script.py").write_text(text)
+    command = [sys.executable, "-"] if stdin else [sys.executable, "script.py"]
+    found = subprocess.run(
+        command, cwd=folder, input=text if stdin else None, capture_output=True, text=True, check=False
+    )
+    assert found.returncode == 0, found.stdout + found.stderr
+    return found.stdout
+
+
+def test_a_script_needs_no_guard_and_runs_once(tmp_path: Path) -> None:
+    text = (
+        STUDY
+        + "print('script runs')\nprint(argosy.train(study, directory='run').best().load().layers[0].in_features)\n"
+    )
+    assert run_script(tmp_path, text).split() == ["script", "runs", "6"]
+
+
+def test_functions_of_a_notebook_travel(tmp_path: Path) -> None:
+    text = STUDY.replace("partial(Net, 4)", "lambda: Net(4)") + "print(argosy.train(study, directory='run').status)\n"
+    assert run_script(tmp_path, text, stdin=True).split() == ["done"]
+
+
+def test_a_module_beside_the_study_file_is_found(folder: Path) -> None:
+    (folder / "beside.py").write_text("from torch import nn\ndef net(hidden):\n    return nn.Linear(6, 3)\n")
+    (folder / "study.py").write_text(
+        STUDY.replace("import argosy\n", "import argosy\nimport beside\n", 1).replace(
+            "partial(Net, 4)", "partial(beside.net, 4)"
+        )
+    )
+    elsewhere = folder / "elsewhere"
+    elsewhere.mkdir()
+    argosy(elsewhere, "run", "../study.py", "--json")
+
+
+def test_a_study_file_is_run_by_nobody_but_the_driver(folder: Path) -> None:
+    (folder / "study.py").write_text(STUDY + "open('imported', 'a').write('x')\n")
+    argosy(folder, "run", "study.py", "--json")
+    assert (folder / "imported").read_text() == "x"
+
+
+REFUSED = {
+    "no study": (HEAD, "needs a variable `study`"),
+    "wrong study": ("study = 3\n", "found int"),
+    "no validation": (STUDY.replace("stop=", "objective='val_loss', stop="), "needs validation data"),
+    "name twice": (STUDY.replace('"b"', '"a"'), "found twice: a"),
+    "slash": (STUDY.replace('"b"', '"b/c"'), "'b/c' becomes a folder"),
+    "dots": (STUDY.replace('"b"', '"b..c"'), "'b..c' becomes a folder"),
+    "large batch": (STUDY.replace("batch_size=10", "batch_size=91"), "batch_size 91 is larger than its 90 training"),
+    "iterable": (
+        STUDY.replace("arrays=(x, torch.arange(90) % 3)", "train=iter([])"),
+        "Wrap it",
+    ),
+    "unpicklable": (
+        STUDY.replace("partial(Net, 4)", "partial(Net, 4, lock=__import__('threading').Lock())"),
+        "member 'a' cannot be sent to another process",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_bad_input_gets_one_message_and_exit_code_2(folder: Path, name: str) -> None:
+    text, message = REFUSED[name]
+    (folder / "study.py").write_text(text)
+    found = argosy(folder, "run", "study.py", "--dir", "run", code=2)
+    assert message in " ".join(found.stderr.split())
+    assert "Traceback" not in found.stderr
+
+
+def test_a_missing_file_and_an_empty_directory(folder: Path) -> None:
+    assert "is not a file" in argosy(folder, "run", "nothing.py", code=2).stderr
+    assert "holds no run" in " ".join(argosy(folder, "report", "nothing", code=2).stderr.split())
+
+
+def test_another_study_is_refused_and_nothing_is_lost(folder: Path) -> None:
+    argosy(folder, "run", "study.py", "--dir", "run", "--json")
+    before = (folder / "run" / "journal.jsonl").read_bytes()
+    for change, message in {
+        ("lr=0.1", "lr=0.2"): "optimizer.lr",
+        ("manual_seed(0)", "manual_seed(1)"): "fingerprint",
+        ("hidden=8", "hidden=9"): "model.hidden",
+        ("MaxEpochs(2)", "MaxEpochs(3), seed=4"): "seed: 0 there, 4 here",
+    }.items():
+        (folder / "study.py").write_text(STUDY.replace(*change).replace("MaxEpochs(2)", "MaxEpochs(3)"))
+        found = argosy(folder, "run", "study.py", "--dir", "run", "--json", code=2)
+        assert message.split(":")[0] in found.stderr, change
+        assert (folder / "run" / "journal.jsonl").read_bytes() == before
+
+
+def test_a_member_that_fails_gives_exit_code_1_and_its_log(folder: Path) -> None:
+    (folder / "study.py").write_text(STUDY.replace("nn.Linear(6, hidden)", "nn.Linear(6 + (hidden == 8), hidden)"))
+    found = argosy(folder, "run", "study.py", "--dir", "run", code=1)
+    assert "members/b/log.txt" in "".join(found.stdout.split())
+    assert "b failed: RuntimeError" in found.stdout
+
+
+def test_no_terminal_no_progress_bar(folder: Path) -> None:
+    text = argosy(folder, "run", "study.py", "--dir", "run").stdout
+    assert "\x1b" not in text
+    assert os.linesep * 3 not in text
