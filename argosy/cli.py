@@ -213,9 +213,9 @@ def _print_report(report: "Report", *, as_json: bool) -> None:
         return
     from argosy.views.terminal import report_table
 
-    console = Console()
     # Files and pipes have no width of their own.
-    console.print(report_table(report), highlight=False, width=None if console.is_terminal else 160)
+    console = Console() if sys.stdout.isatty() else Console(width=160)
+    console.print(report_table(report), highlight=False)
 
 
 def _print(value: Any) -> None:
