@@ -173,7 +173,9 @@ class Flotilla:
         """A plain value; the orders are derived, and written for readers and checkers."""
         return {
             "placements": [_placement_to_json(placement) for placement in self.placements],
-            "steps": {device: [[step.half.value, step.member] for step in self.steps(device)] for device in self.devices},
+            "steps": {
+                device: [[step.half.value, step.member] for step in self.steps(device)] for device in self.devices
+            },
         }
 
 
@@ -240,7 +242,9 @@ class Plan:
 
     def explain(self) -> str:
         """Who shares which device, who is split, and the predicted pace, in a few lines."""
-        lines = [f"policy {self.policy}: {len(self.flotillas)} flotilla(s) at once, {len(self.waiting)} member(s) waiting"]
+        lines = [
+            f"policy {self.policy}: {len(self.flotillas)} flotilla(s) at once, {len(self.waiting)} member(s) waiting"
+        ]
         for number, flotilla in enumerate(self.flotillas):
             pace, loads = flotilla.samples_per_second, flotilla.loads
             lines.append(f"flotilla {number}: predicted pace {pace:,.0f} samples/s")

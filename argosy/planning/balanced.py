@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from argosy.cluster import Device
+from argosy.planning.bins import Bin
 from argosy.planning.homes import settle
 from argosy.planning.memory import require_fit
 from argosy.planning.packing import best_flotilla
@@ -14,8 +15,8 @@ from argosy.profiles import Profile
 
 __all__ = ["Balanced"]
 
-WORTH_ONE_STREAM = 0.5
-"""Members share one stream as long as the devices then do this part of the work that separate streams would."""
+WORTH_ONE_STREAM = 0.75
+"""Members share one stream as long as the devices then do at least this part of the work that they could."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,9 +37,10 @@ class Balanced:
         epoch = min(situation.epochs_done.get(profile.member, 0) for profile in fitting)
         peers = [profile for profile in fitting if situation.epochs_done.get(profile.member, 0) == epoch]
         together = _largest_fitting(peers, situation.free, self.even_shares)
-        flotillas = (settle(together, situation.free, situation.homes, peers),)
-        apart = _one_stream_each(peers, situation)
-        return apart if apart and work_rate(flotillas, peers) < WORTH_ONE_STREAM * len(apart) else flotillas
+        flotilla = settle(together, situation.free, situation.homes, peers)
+        if work_rate((flotilla,), peers) >= WORTH_ONE_STREAM * min(len(peers), len(situation.free)):
+            return (flotilla,)
+        return _one_stream_each(peers, situation) or (flotilla,)
 
     def keeps(self, situation: Situation, started: Flotilla, live: tuple[Profile, ...]) -> bool:
         """Until another plan for the live members pays for its moves, or others wait for their turn."""
@@ -61,24 +63,17 @@ def _largest_fitting(profiles: Sequence[Profile], devices: Sequence[Device], eve
 def _one_stream_each(profiles: Sequence[Profile], situation: Situation) -> tuple[Flotilla, ...]:
     """Whole members, the largest to the least loaded device (LPT, Graham 1969), every device on a stream of its own.
 
-    Empty where that is no choice: the preparation rate is unknown or too small, or not all members fit.
+    Members that find no memory wait. Empty where the preparation rate is unknown or too small for so many streams.
     """
-    packs: dict[str, list[Profile]] = {device.name: [] for device in situation.free}
-    room = {device.name: device.memory_bytes for device in situation.free}
-    load = dict.fromkeys(room, 0.0)
-    for profile in sorted(profiles, key=lambda p: (-p.seconds_per_sample, p.member)):
-        fitting = [name for name in room if room[name] >= profile.memory_bytes]
-        if not fitting:
-            return ()
-        device = min(fitting, key=lambda name: load[name])
-        packs[device].append(profile)
-        room[device] -= profile.memory_bytes
-        load[device] += profile.seconds_per_sample
-    flotillas = tuple(
-        Flotilla(placements=tuple(Placement.whole(profile, device) for profile in pack))
-        for device, pack in packs.items()
-        if pack
-    )
-    demand = sum(flotilla.samples_per_second for flotilla in flotillas)
     available = situation.preparation_samples_per_second
-    return flotillas if available is not None and demand <= available else ()
+    if available is None:
+        return ()
+    bins = [Bin(device=device, room=0.0) for device in situation.free]
+    packs: dict[str, list[Placement]] = {device.name: [] for device in situation.free}
+    for profile in sorted(profiles, key=lambda p: (-p.seconds_per_sample, p.member)):
+        bin_ = max((b for b in bins if b.holds(profile)), key=lambda b: b.room, default=None)
+        if bin_ is not None:
+            bin_.take(profile, profile.seconds_per_sample)
+            packs[bin_.device.name].append(Placement.whole(profile, bin_.device.name))
+    flotillas = tuple(Flotilla(placements=tuple(pack)) for pack in packs.values() if pack)
+    return flotillas if sum(flotilla.samples_per_second for flotilla in flotillas) <= available else ()

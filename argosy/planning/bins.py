@@ -1,7 +1,7 @@
 """Devices as bins of time and memory: what is left of each while a plan is being packed at one pace."""
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from argosy.cluster import Device
@@ -62,9 +62,9 @@ class Bins:
     def roomiest(self, profile: Profile, node: str | None = None) -> Iterator[Bin]:
         """Bins with memory for the member, the most room first; of one node only if it is named."""
         if node is None:
-            ordered = (position for _, position in reversed(self._sorted))
+            ordered: Iterable[int] = (position for _, position in reversed(self._sorted))
         else:
-            ordered = iter(sorted(self._nodes[node], key=lambda p: (-self._bins[p].room, p)))
+            ordered = sorted(self._nodes[node], key=lambda p: (-self._bins[p].room, p))
         return (self._bins[position] for position in ordered if self._bins[position].holds(profile))
 
     def take(self, placement: Placement, profile: Profile) -> None:

@@ -14,7 +14,5 @@ def simulate_best(
     policies: Mapping[str, Policy], workload: Workload, devices: Sequence[Device], *, charges: Charges
 ) -> Simulation:
     """The simulation of the policy with the least makespan, the first of equals; its name is in the result."""
-    simulations = [
-        simulate(policy, workload, devices, charges=charges, name=name) for name, policy in policies.items()
-    ]
+    simulations = [simulate(policy, workload, devices, charges=charges, name=name) for name, policy in policies.items()]
     return min(simulations, key=lambda simulation: simulation.makespan_seconds)

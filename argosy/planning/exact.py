@@ -71,7 +71,9 @@ def _solve(members: Sequence[Profile], devices: Sequence[Device]) -> list[list[i
     model.minimize(longest)
     status = model.modelStatusToString(model.getModelStatus())
     if status != "Optimal":
-        raise PlanError(f"the members need more memory at once than the devices have ({status}). Use policy 'balanced'.")
+        raise PlanError(
+            f"the members need more memory at once than the devices have ({status}). Use policy 'balanced'."
+        )
     chosen = [key for key, variable in choices.items() if model.val(variable) > 0.5]
     return [[position for number, _, position in chosen if number == member] for member in range(len(members))]
 
@@ -96,7 +98,7 @@ def _model() -> Any:
         import highspy
     except ImportError as error:
         raise PlanError("policy 'exact' needs the solver HiGHS: pip install 'argosy[exact]'.") from error
-    model = highspy.Highs()
+    model: Any = highspy.Highs()  # type: ignore[no-untyped-call]
     model.setOptionValue("output_flag", False)
     model.setOptionValue("threads", 1)
     model.setOptionValue("mip_rel_gap", 1e-6)

@@ -1,7 +1,7 @@
 """What a simulation is given and what comes out of it, as values."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from argosy.errors import PlanError
@@ -32,7 +32,7 @@ class Workload:
 class Charges:
     """What costs time besides training."""
 
-    moving: Moving = Moving()
+    moving: Moving = field(default_factory=Moving)
     flotilla_seconds: float = 0.0
     """Of every flotilla that is started: FLEET stops, saves and loads at each."""
     checkpoint_seconds: float = 0.0

@@ -91,11 +91,10 @@ def pack_at(seconds: float, packing: Packing, devices: Sequence[Device]) -> Flot
 
 def _split(profile: Profile, bins: Bins, even_shares: bool) -> Placement | None:
     """The member on a group of the devices that have room for it."""
-    if even_shares:
-        group = _even_group(profile, bins)
-        return group and Placement.even(profile, (bin_.device.name for bin_ in group))
-    group = _uneven_group(profile, bins)
-    return group and _fill(profile, group)
+    group = _even_group(profile, bins) if even_shares else _uneven_group(profile, bins)
+    if group is None:
+        return None
+    return Placement.even(profile, (bin_.device.name for bin_ in group)) if even_shares else _fill(profile, group)
 
 
 def _even_group(profile: Profile, bins: Bins) -> list[Bin] | None:

@@ -41,7 +41,7 @@ class Situation:
     """Devices that hold a member's weights and optimizer state."""
     preparation_samples_per_second: float | None = None
     """What the cluster can prepare in all; None: not measured, then policies that have the choice share one stream."""
-    moving: Moving = Moving()
+    moving: Moving = field(default_factory=Moving)
 
 
 class Policy(Protocol):

@@ -11,7 +11,6 @@ from argosy.planning.outcomes import Charges, Failure, Segment, Simulation, Work
 from argosy.planning.policy import Policy, Situation
 from argosy.planning.waiting import cycle_seconds
 from argosy.plans import Flotilla
-from argosy.profiles import Profile
 
 __all__ = ["lower_bound_seconds", "simulate"]
 
@@ -141,7 +140,9 @@ class _Run:
         for flotilla in flotillas:
             self._start(flotilla)
         if not self.legs and not self.device_changes:
-            raise PlanError(f"the policy starts nothing on an idle cluster; waiting: {[p.member for p in self.waiting]}.")
+            raise PlanError(
+                f"the policy starts nothing on an idle cluster; waiting: {[p.member for p in self.waiting]}."
+            )
 
     def end_epochs(self) -> None:
         """Members whose epoch is over leave or go on; the policy may stop the flotilla that they are in."""
