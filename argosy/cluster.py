@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from argosy.errors import PlanError
 
@@ -83,6 +83,16 @@ class Cluster:
             return Node(name=name, devices=devices, cores=cores)
 
         return cls(nodes=tuple(node(f"node{number}") for number in range(nodes)))
+
+    def times(self, factor: int) -> "Cluster":
+        """A cluster with so many of every node; the copies of ``node0`` are ``node0+1``, ``node0+2``, …"""
+
+        def copied(node: Node, copy: int) -> Node:
+            name = f"{node.name}+{copy}" if copy else node.name
+            devices = (replace(d, name=f"{name}/{d.torch_name}" if copy else d.name, node=name) for d in node.devices)
+            return replace(node, name=name, devices=tuple(devices))
+
+        return Cluster(nodes=tuple(copied(node, copy) for copy in range(factor) for node in self.nodes))
 
     @property
     def devices(self) -> tuple[Device, ...]:

@@ -19,8 +19,10 @@ __all__ = [
     "ProfileCache",
     "ShardCost",
     "fit_shard_cost",
+    "load_profiles",
     "measure_rates",
     "pack_memory_bytes",
+    "save_profiles",
 ]
 
 PROFILE_BATCHES = 48
@@ -228,6 +230,21 @@ class Preparation:
         """The fewest cores that meet a demand (FLEET §6.1: just enough preprocessors); all measured ones if none do."""
         most = self.samples_per_second[-1][0]
         return next((cores for cores in range(1, most) if self.rate(cores) >= samples_per_second), most)
+
+
+def save_profiles(path: Path, profiles: Iterable[Profile]) -> None:
+    """Write profiles to one file that ``load_profiles`` reads on another machine."""
+    path.write_text(json.dumps({"profiles": [profile.to_json() for profile in profiles]}, indent=2))
+
+
+def load_profiles(path: Path) -> tuple[Profile, ...]:
+    """The profiles of a file; raises PlanError where it holds none."""
+    try:
+        return tuple(Profile.from_json(value) for value in json.loads(path.read_text())["profiles"])
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise PlanError(
+            f"cannot read profiles from {path} ({error}); write them with: argosy profile --out."
+        ) from error
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

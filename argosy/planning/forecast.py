@@ -1,0 +1,134 @@
+"""What a cluster would do with a study, before there is one: plan, makespan, bottleneck, and what more devices would buy."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from argosy.cluster import Cluster
+from argosy.planning import POLICIES, WITH_KNOWN_EPOCHS, make_plan
+from argosy.planning.choice import simulate_best
+from argosy.planning.outcomes import Charges, Simulation, Workload
+from argosy.planning.policy import Moving
+from argosy.planning.simulate import simulate
+from argosy.plans import Plan
+from argosy.profiles import Profile
+
+__all__ = ["Forecast", "Growth", "forecast"]
+
+MORE_DEVICES = (2, 4)
+"""Clusters so many times as large are tried beside the one asked for."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Growth:
+    """The same study on more devices."""
+
+    devices: int
+    makespan_seconds: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Forecast:
+    """A plan and what will come of it."""
+
+    plan: Plan
+    simulation: Simulation
+    bottleneck: str
+    growth: tuple[Growth, ...]
+    profiles_from: str
+    """Where the costs were measured."""
+
+    def explain(self) -> str:
+        """Who shares what, who is split, pace, makespan, bottleneck, and what more devices would buy."""
+        split = [p.member for flotilla in self.plan.flotillas for p in flotilla.placements if p.is_split]
+        run = self.simulation
+        lines = [
+            f"profiles: {self.profiles_from}",
+            self.plan.explain(),
+            f"split over several devices: {', '.join(split) or 'none'}",
+            f"waiting for memory or a device: {', '.join(self.plan.waiting) or 'none'}",
+            f"predicted makespan {_duration(run.makespan_seconds)} (no plan can be under {_duration(run.bound_seconds)}), "
+            f"{run.flotillas} flotilla(s), {run.moves} move(s), devices idle {run.idle_share:.0%}",
+            f"bottleneck: {self.bottleneck}",
+        ]
+        for growth in self.growth:
+            gain = run.makespan_seconds / growth.makespan_seconds if growth.makespan_seconds else 1.0
+            lines.append(
+                f"with {growth.devices} devices: {_duration(growth.makespan_seconds)}, {gain:.2f} times as fast"
+            )
+        return "\n".join(lines)
+
+    def to_json(self) -> dict[str, Any]:
+        """The same as a plain value."""
+        return {
+            "profiles_from": self.profiles_from,
+            "plan": self.plan.to_json(),
+            "simulation": self.simulation.to_json(),
+            "bottleneck": self.bottleneck,
+            "growth": [{"devices": g.devices, "makespan_seconds": g.makespan_seconds} for g in self.growth],
+        }
+
+
+def forecast(
+    profiles: Sequence[Profile],
+    cluster: Cluster,
+    *,
+    epochs: Mapping[str, int],
+    samples_per_epoch: int,
+    policy: str = "balanced",
+    charges: Charges | None = None,
+    profiles_from: str = "measured here",
+) -> Forecast:
+    """Plan and simulate on this cluster and on larger ones of the same nodes."""
+    charges = charges or Charges(moving=Moving(rebalance_seconds=2.0, bytes_per_second=1e9))
+    workload = Workload(profiles=tuple(profiles), epochs=epochs, samples_per_epoch=samples_per_epoch)
+    simulation = _simulate(policy, workload, cluster, charges)
+    plan = make_plan(
+        profiles,
+        cluster.devices,
+        policy=simulation.policy,
+        preparation_samples_per_second=charges.preparation_samples_per_second,
+    )
+    growth = (
+        Growth(
+            devices=times * len(cluster.devices),
+            makespan_seconds=_simulate(policy, workload, cluster.times(times), charges).makespan_seconds,
+        )
+        for times in MORE_DEVICES
+    )
+    return Forecast(
+        plan=plan,
+        simulation=simulation,
+        bottleneck=_bottleneck(plan, profiles, charges),
+        growth=tuple(growth),
+        profiles_from=profiles_from,
+    )
+
+
+def _simulate(policy: str, workload: Workload, cluster: Cluster, charges: Charges) -> Simulation:
+    if policy == "balanced":
+        return simulate_best(WITH_KNOWN_EPOCHS, workload, cluster.devices, charges=charges)
+    return simulate(POLICIES[policy], workload, cluster.devices, charges=charges, name=policy)
+
+
+def _bottleneck(plan: Plan, profiles: Sequence[Profile], charges: Charges) -> str:
+    """The stage that sets the pace, and what would change it."""
+    pace = sum(flotilla.samples_per_second for flotilla in plan.flotillas)
+    prepared = charges.preparation_samples_per_second
+    if prepared is not None and prepared < pace:
+        return (
+            f"preparation: {prepared:,.0f} samples/s of {pace:,.0f} that the devices could train; give it more cores."
+        )
+    if plan.waiting:
+        return f"memory or devices: {len(plan.waiting)} member(s) wait; lower batch sizes or add devices."
+    slowest = min(plan.flotillas, key=lambda flotilla: flotilla.samples_per_second)
+    busiest = max(slowest.loads, key=lambda device: slowest.loads[device])
+    pack = slowest.pack(busiest)
+    splittable = {profile.member: profile.splittable for profile in profiles}
+    if len(pack) == 1 and not pack[0].is_split and not splittable[pack[0].member]:
+        return f"member {pack[0].member!r}, alone on {busiest}: it may not be split; a faster device or permission would help."
+    return f"training on {busiest}: {', '.join(placement.member for placement in pack)}; more devices would help."
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds / 3600:,.1f} h" if seconds >= 3600 else f"{seconds:,.1f} s"
