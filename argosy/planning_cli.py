@@ -41,7 +41,7 @@ def simulate(
     one_link: Annotated[bool, typer.Option(help="the whole cluster shares that bandwidth")] = False,
     flotilla_seconds: Annotated[float, typer.Option(help="of every flotilla of FLEET's policies")] = 34.5,
     one_pace: Annotated[bool, typer.Option(help="FLEET's policies, too, wait for the slowest of a flotilla")] = False,
-    draws: Annotated[int, typer.Option(help="runs of a policy with random order, of which the median is shown")] = 51,
+    draws: Annotated[int, typer.Option(help="runs of a policy with random order, of which the median is shown")] = 21,
     as_json: Annotated[bool, typer.Option("--json", help="print one list of objects")] = False,
 ) -> None:
     """Replay a table of networks on clusters that need not exist."""

@@ -96,7 +96,7 @@ def workload_of(
 
 
 def replay(
-    policy: str, workload: Workload, devices: Sequence[Device], *, charges: ReplayCharges, draws: int = 51
+    policy: str, workload: Workload, devices: Sequence[Device], *, charges: ReplayCharges, draws: int = 21
 ) -> Simulation:
     """One policy on one cluster; for a policy that draws at random, the run with the median makespan of so many."""
     orders = [workload] if policy not in DRAWN_AT_RANDOM else [_shuffled(workload, seed) for seed in range(draws)]

@@ -75,11 +75,19 @@ class _Leg:
     runners: dict[str, _Runner]
     since: float
     """Start of the current segment of the timeline."""
-    rates_stale: bool = True
+    rates_stale: bool = field(init=False)
     running: Flotilla = field(init=False)
+    devices: tuple[str, ...] = field(init=False)
+    """Those that still train."""
 
     def __post_init__(self) -> None:
-        self.running = self.started
+        self.keep(self.runners)
+
+    def keep(self, members: Iterable[str]) -> None:
+        """Only these train on."""
+        self.running = self.started.keeping(members)
+        self.devices = self.running.devices
+        self.rates_stale = True
 
 
 class _Run:
@@ -115,7 +123,7 @@ class _Run:
     def situation(self) -> Situation:
         """What the policy may know at this moment."""
         devices = tuple(device for device in self.all_devices if device.name not in self.lost)
-        used = {name for leg in self.legs for name in leg.running.devices}
+        used = {name for leg in self.legs for name in leg.devices}
         left = {member: self.workload.epochs[member] - done for member, done in self.done.items()}
         return Situation(
             waiting=tuple(self.waiting),
@@ -131,8 +139,10 @@ class _Run:
 
     def launch(self) -> None:
         """Ask for flotillas while members wait and devices are free."""
+        if not self.waiting:
+            return
         situation = self.situation()
-        if not situation.waiting or not situation.free:
+        if not situation.free:
             return
         before = self.clock()
         flotillas = self.policy.launch(situation)
@@ -206,8 +216,7 @@ class _Run:
         if not leg.runners:
             self.legs.remove(leg)
             return
-        leg.running = leg.started.keeping(leg.runners)
-        leg.rates_stale = True
+        leg.keep(leg.runners)
 
     def _stop(self, leg: _Leg) -> None:
         """All members wait; the epoch that a member is in starts again."""
@@ -224,7 +233,7 @@ class _Run:
                 self.lost.discard(name)
                 continue
             self.lost.add(name)
-            for leg in [leg for leg in self.legs if name in leg.running.devices]:
+            for leg in [leg for leg in self.legs if name in leg.devices]:
                 self._stop(leg)
             self.homes = {m: tuple(home for home in homes if home != name) for m, homes in self.homes.items()}
 
@@ -283,7 +292,7 @@ class _Run:
                     flotilla=leg.number,
                     members=tuple(placement.member for placement in leg.running.pack(device)),
                 )
-                for device in leg.running.devices
+                for device in leg.devices
             ]
         leg.since = self.now
 
