@@ -148,15 +148,17 @@ class Profile:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "Profile":
-        """The profile that ``to_json`` wrote."""
-        cost = value.get("shard_cost")
-        return cls(
-            **{
+        """The profile that ``to_json`` wrote; PlanError for anything else."""
+        try:
+            cost = value.get("shard_cost")
+            fields = {
                 **value,
                 "samples_per_second": tuple(value["samples_per_second"]),
                 "shard_cost": ShardCost(**cost) if cost else None,
             }
-        )
+            return cls(**fields)
+        except (AttributeError, KeyError, TypeError) as error:
+            raise PlanError(f"not a profile: {value!r} ({error!r}); measure it again.") from error
 
 
 @lru_cache(maxsize=65536)
@@ -262,7 +264,7 @@ class ProfileCache:
         """The profile under that key; None if there is none that can be read."""
         try:
             return Profile.from_json(json.loads((self.folder / f"{key}.json").read_text()))
-        except (OSError, ValueError, TypeError, KeyError, PlanError):
+        except (OSError, ValueError, PlanError):
             return None  # A damaged entry costs a measurement, never a run.
 
     def save(self, key: str, profile: Profile) -> None:

@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     figures = {
         f"exact over balanced, {len(gaps)} small cases": {**distribution(gaps), "mean": sum(gaps) / len(gaps)},
-        f"balanced over solo, {len(known)} cases, epochs known, split at 0.95, moves taken off": distribution(known),
+        f"balanced over solo, {len(known)} cases, epochs known, split at 0.95": distribution(known),
         f"balanced over solo, {len(unknown)} cases, otherwise": distribution(unknown),
     }
     for name, figure in figures.items():

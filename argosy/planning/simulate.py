@@ -243,7 +243,11 @@ class _Run:
         """The next end of an epoch or of a pause, or the next change of devices."""
         self._set_rates()
         times = [runner.next_event(self.now) for leg in self.legs for runner in leg.runners.values()]
-        return min([*times, *(at for at, _, _ in self.device_changes[:1])])
+        times += [at for at, _, _ in self.device_changes[:1]]
+        if not times:
+            waiting = [profile.member for profile in self.waiting]
+            raise PlanError(f"nothing runs and the policy starts nothing, but {waiting} wait; are devices left?")
+        return min(times)
 
     def advance_to(self, time: float) -> None:
         """Train until then."""
