@@ -2,6 +2,7 @@
 
 import csv
 import json
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -12,10 +13,10 @@ from argosy.cluster import Cluster
 from argosy.errors import ArgosyError, PlanError
 from argosy.planning import POLICIES
 from argosy.planning.forecast import Forecast, forecast
-from argosy.planning.outcomes import Charges, Simulation
+from argosy.planning.outcomes import Simulation
 from argosy.planning.policy import Moving
 from argosy.planning.replay import Network, ReplayCharges, replay, workload_of
-from argosy.profiles import Profile, load_profiles
+from argosy.profiles import Preparation, Profile, load_profiles
 from argosy.views.timeline import write_timeline
 
 __all__ = ["explain_cluster", "plan_cluster", "read_networks", "read_scaling", "simulate"]
@@ -57,7 +58,14 @@ def simulate(
             node_devices=node_devices,
         )
         runs = [
-            replay(name, workload, cluster_of(size, node_devices, memory_gb).devices, charges=charges, draws=draws)
+            replay(
+                name,
+                workload,
+                cluster_of(size, node_devices, memory_gb).devices,
+                charges=charges,
+                draws=draws,
+                clock=time.perf_counter,
+            )
             for size in _sizes(devices)
             for name in _policies(policy)
         ]
@@ -100,7 +108,7 @@ def explain_cluster(
     epochs: Mapping[str, int],
     samples_per_epoch: int,
     policy: str = "balanced",
-    preparation_samples_per_second: float | None = None,
+    preparation: Preparation | None = None,
     profiles_from: str = "measured here",
 ) -> Forecast:
     """The forecast for a cluster written as in ``2x4x80GB``, of the kind of device that the profiles were measured on."""
@@ -113,10 +121,7 @@ def explain_cluster(
         epochs=epochs,
         samples_per_epoch=samples_per_epoch,
         policy=policy,
-        charges=Charges(
-            moving=Moving(rebalance_seconds=2.0, bytes_per_second=1e9),
-            preparation_samples_per_second=preparation_samples_per_second,
-        ),
+        preparation=preparation,
         profiles_from=f"{profiles_from}, on one {kinds[0]}",
     )
 
@@ -170,12 +175,12 @@ def _policies(text: str) -> Sequence[str]:
 
 
 def _table(runs: Sequence[Simulation]) -> str:
-    lines = ["policy       devices  makespan s   of bound  flotillas  moves   idle"]
+    lines = ["policy       devices  makespan s   of bound  flotillas  moves   idle  planner s"]
     for run in runs:
         ratio = run.makespan_seconds / run.bound_seconds if run.bound_seconds else 1.0
         lines.append(
             f"{run.policy:<12} {run.devices:>7}  {run.makespan_seconds:>10,.0f}   {ratio:>8.3f}  {run.flotillas:>9}  "
-            f"{run.moves:>5}  {run.idle_share:>5.1%}"
+            f"{run.moves:>5}  {run.idle_share:>5.1%}  {run.planner_seconds:>9.2f}"
         )
     return "\n".join(lines)
 

@@ -55,14 +55,8 @@ def make_plan(
     if policy not in POLICIES:
         raise PlanError(f"unknown policy {policy!r}; choose one of {', '.join(POLICIES)}.")
     left = epochs_left or {}
-    waiting = tuple(profile for profile in profiles if left.get(profile.member, 1) > 0)
-    moving = moving or Moving()
-    if policy == "balanced" and samples_per_epoch and waiting and all(profile.member in left for profile in waiting):
-        workload = Workload(profiles=waiting, epochs=left, samples_per_epoch=samples_per_epoch)
-        charges = Charges(moving=moving, preparation_samples_per_second=preparation_samples_per_second)
-        policy = simulate_best(WITH_KNOWN_EPOCHS, workload, cluster or devices, charges=charges).policy
     situation = Situation(
-        waiting=waiting,
+        waiting=tuple(profile for profile in profiles if left.get(profile.member, 1) > 0),
         free=tuple(devices),
         devices=tuple(cluster or devices),
         epochs_done=epochs_done or {},
@@ -70,8 +64,10 @@ def make_plan(
         samples_per_epoch=samples_per_epoch or 1,
         homes=homes or {},
         preparation_samples_per_second=preparation_samples_per_second,
-        moving=moving,
+        moving=moving or Moving(),
     )
+    if policy == "balanced" and samples_per_epoch and all(profile.member in left for profile in profiles):
+        policy = _best_with_known_epochs(situation)
     flotillas = POLICIES[policy].launch(situation)
     started = {member for flotilla in flotillas for member in flotilla.members}
     plan = Plan(
@@ -81,3 +77,12 @@ def make_plan(
     )
     plan.check(profiles, devices)
     return plan
+
+
+def _best_with_known_epochs(situation: Situation) -> str:
+    """The policy whose simulated run on the whole cluster ends first."""
+    workload = Workload(
+        profiles=situation.waiting, epochs=situation.epochs_left, samples_per_epoch=situation.samples_per_epoch
+    )
+    charges = Charges(moving=situation.moving, preparation_samples_per_second=situation.preparation_samples_per_second)
+    return simulate_best(WITH_KNOWN_EPOCHS, workload, situation.devices, charges=charges).policy

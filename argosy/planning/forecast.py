@@ -11,12 +11,14 @@ from argosy.planning.outcomes import Charges, Simulation, Workload
 from argosy.planning.policy import Moving
 from argosy.planning.simulate import simulate
 from argosy.plans import Plan
-from argosy.profiles import Profile
+from argosy.profiles import Preparation, Profile
 
 __all__ = ["Forecast", "Growth", "forecast"]
 
 MORE_DEVICES = (2, 4)
 """Clusters so many times as large are tried beside the one asked for."""
+TYPICAL_MOVING = Moving(rebalance_seconds=2.0, bytes_per_second=1e9)
+"""Assumed where no run has measured it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,45 +78,44 @@ def forecast(
     epochs: Mapping[str, int],
     samples_per_epoch: int,
     policy: str = "balanced",
-    charges: Charges | None = None,
+    preparation: Preparation | None = None,
+    moving: Moving | None = None,
     profiles_from: str = "measured here",
 ) -> Forecast:
-    """Plan and simulate on this cluster and on larger ones of the same nodes."""
-    charges = charges or Charges(moving=Moving(rebalance_seconds=2.0, bytes_per_second=1e9))
+    """Plan and simulate on this cluster and on larger ones of the same nodes; every node prepares with all its cores."""
     workload = Workload(profiles=tuple(profiles), epochs=epochs, samples_per_epoch=samples_per_epoch)
-    simulation = _simulate(policy, workload, cluster, charges)
-    plan = make_plan(
-        profiles,
-        cluster.devices,
-        policy=simulation.policy,
-        preparation_samples_per_second=charges.preparation_samples_per_second,
-    )
-    growth = (
-        Growth(
-            devices=times * len(cluster.devices),
-            makespan_seconds=_simulate(policy, workload, cluster.times(times), charges).makespan_seconds,
-        )
-        for times in MORE_DEVICES
-    )
+
+    def simulated(times: int) -> Simulation:
+        grown = cluster.times(times)
+        charges = Charges(moving=moving or TYPICAL_MOVING, preparation_samples_per_second=_prepared(grown, preparation))
+        if policy == "balanced":
+            return simulate_best(WITH_KNOWN_EPOCHS, workload, grown.devices, charges=charges)
+        return simulate(POLICIES[policy], workload, grown.devices, charges=charges, name=policy)
+
+    simulation, prepared = simulated(1), _prepared(cluster, preparation)
+    plan = make_plan(profiles, cluster.devices, policy=simulation.policy, preparation_samples_per_second=prepared)
     return Forecast(
         plan=plan,
         simulation=simulation,
-        bottleneck=_bottleneck(plan, profiles, charges),
-        growth=tuple(growth),
+        bottleneck=_bottleneck(plan, profiles, prepared),
+        growth=tuple(
+            Growth(devices=times * len(cluster.devices), makespan_seconds=simulated(times).makespan_seconds)
+            for times in MORE_DEVICES
+        ),
         profiles_from=profiles_from,
     )
 
 
-def _simulate(policy: str, workload: Workload, cluster: Cluster, charges: Charges) -> Simulation:
-    if policy == "balanced":
-        return simulate_best(WITH_KNOWN_EPOCHS, workload, cluster.devices, charges=charges)
-    return simulate(POLICIES[policy], workload, cluster.devices, charges=charges, name=policy)
+def _prepared(cluster: Cluster, preparation: Preparation | None) -> float | None:
+    """Samples per second that all nodes prepare together; None where it was not measured."""
+    if preparation is None:
+        return None
+    return sum(preparation.rate(node.cores) for node in cluster.nodes)
 
 
-def _bottleneck(plan: Plan, profiles: Sequence[Profile], charges: Charges) -> str:
+def _bottleneck(plan: Plan, profiles: Sequence[Profile], prepared: float | None) -> str:
     """The stage that sets the pace, and what would change it."""
     pace = sum(flotilla.samples_per_second for flotilla in plan.flotillas)
-    prepared = charges.preparation_samples_per_second
     if prepared is not None and prepared < pace:
         return (
             f"preparation: {prepared:,.0f} samples/s of {pace:,.0f} that the devices could train; give it more cores."

@@ -1,6 +1,6 @@
 """A table of networks (rate, epochs, size) replayed under any policy: how FLEET's published workload is compared."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
 
@@ -96,11 +96,20 @@ def workload_of(
 
 
 def replay(
-    policy: str, workload: Workload, devices: Sequence[Device], *, charges: ReplayCharges, draws: int = 21
+    policy: str,
+    workload: Workload,
+    devices: Sequence[Device],
+    *,
+    charges: ReplayCharges,
+    draws: int = 21,
+    clock: Callable[[], float] = lambda: 0.0,
 ) -> Simulation:
     """One policy on one cluster; for a policy that draws at random, the run with the median makespan of so many."""
     orders = [workload] if policy not in DRAWN_AT_RANDOM else [_shuffled(workload, seed) for seed in range(draws)]
-    runs = [simulate(POLICIES[policy], w, devices, charges=charges.of(policy), name=policy) for w in orders]
+    runs = [
+        simulate(POLICIES[policy], order, devices, charges=charges.of(policy), name=policy, clock=clock)
+        for order in orders
+    ]
     return sorted(runs, key=lambda run: run.makespan_seconds)[len(runs) // 2]
 
 

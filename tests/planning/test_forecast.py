@@ -11,10 +11,9 @@ from typer.testing import CliRunner
 
 from argosy.errors import PlanError
 from argosy.planning.forecast import forecast
-from argosy.planning.outcomes import Charges
 from argosy.planning.replay import Network, ReplayCharges, replay, workload_of
 from argosy.planning_cli import cluster_of, explain_cluster, plan_cluster, simulate
-from argosy.profiles import save_profiles
+from argosy.profiles import Preparation, save_profiles
 from planning.cases import GB, devices, profile
 
 NETWORKS = "name,samples_per_second,epochs,model_mb\n" + "".join(
@@ -112,16 +111,17 @@ def test_the_timeline_is_a_page(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("members", "charges", "says"),
+    ("members", "prepared", "says"),
     [
-        ((profile("a", 10.0), profile("b", 10.0)), Charges(preparation_samples_per_second=4.0), "preparation"),
-        ((profile("a", 10.0), profile("b", 10.0, memory_bytes=12 * GB)), Charges(), "may not be split"),
-        ((profile("a", 10.0, 19.0, splittable=True), profile("b", 99.0)), Charges(), "more devices would help"),
+        ((profile("a", 10.0), profile("b", 10.0)), 4.0, "preparation"),
+        ((profile("a", 10.0), profile("b", 10.0, memory_bytes=12 * GB)), 1e9, "may not be split"),
+        ((profile("a", 10.0, 19.0, splittable=True), profile("b", 99.0)), 1e9, "more devices would help"),
     ],
 )
-def test_the_bottleneck_is_named(members, charges: Charges, says: str) -> None:
+def test_the_bottleneck_is_named(members, prepared: float, says: str) -> None:
     cluster = cluster_of(2, 2, 16.0)
-    found = forecast(members, cluster, charges=charges, policy="balanced", **LIMITS)
+    preparation = Preparation(samples_per_second=((1, prepared),))
+    found = forecast(members, cluster, preparation=preparation, **LIMITS)
     assert says in found.bottleneck
 
 
@@ -136,6 +136,15 @@ def test_more_devices_buy_time() -> None:
     found = explain_cluster(members, "1x1x80GB", **LIMITS)
     assert [growth.devices for growth in found.growth] == [2, 4]
     assert found.growth[0].makespan_seconds < found.simulation.makespan_seconds
+
+
+def test_more_nodes_prepare_more() -> None:
+    members = [profile("a", 10.0), profile("b", 10.0)]
+    slow = Preparation(samples_per_second=((16, 4.0),))
+    found = explain_cluster(members, "1x2x80GB", preparation=slow, **LIMITS)
+    # Two members of 3 and 2 epochs of 1000 samples; the stream is what all wait for.
+    assert found.simulation.makespan_seconds == pytest.approx(3000 / 4.0)
+    assert found.growth[0].makespan_seconds == pytest.approx(3000 / 8.0)
 
 
 def test_profiles_of_two_kinds_of_device_are_refused() -> None:
