@@ -70,40 +70,55 @@ def pack_at(seconds: float, packing: Packing, devices: Sequence[Device]) -> Flot
     """A flotilla in which no device works more than ``seconds`` per sample; None if this packing finds none."""
     bins = Bins(devices, seconds)
     placed: dict[str, Placement] = {}
-    for number, profile in enumerate(packing.order):
-        placement = None
-        if number < packing.split_first:
-            placement = _split(profile, bins, packing.even_shares)
-        elif bin_ := bins.tightest(profile, profile.seconds_per_sample):
-            placement = Placement.whole(profile, bin_.device.name)
-        if placement is not None:
-            placed[profile.member] = placement
-            bins.take(placement, profile)
-    for profile in packing.order:
-        if profile.member not in placed:
-            placement = _split(profile, bins, packing.even_shares)
-            if placement is None:
-                return None
-            placed[profile.member] = placement
-            bins.take(placement, profile)
+    head, tail = packing.order[: packing.split_first], packing.order[packing.split_first :]
+    if not _split_all(head, bins, placed, packing.even_shares):
+        return None
+    too_large = []
+    for profile in tail:
+        bin_ = bins.tightest(profile, profile.seconds_per_sample)
+        if bin_ is None:
+            too_large.append(profile)
+        else:
+            placed[profile.member] = Placement.whole(profile, bin_.device.name)
+            bins.take(placed[profile.member], profile)
+    if not _split_all(too_large, bins, placed, packing.even_shares):
+        return None
     return Flotilla(placements=tuple(placed[profile.member] for profile in packing.order))
 
 
-def _split(profile: Profile, bins: Bins, even_shares: bool) -> Placement | None:
-    """The member on a group of the devices that have room for it."""
-    group = _even_group(profile, bins) if even_shares else _uneven_group(profile, bins)
-    if group is None:
-        return None
-    return Placement.even(profile, (bin_.device.name for bin_ in group)) if even_shares else _fill(profile, group)
+def _split_all(profiles: Iterable[Profile], bins: Bins, placed: dict[str, Placement], even_shares: bool) -> bool:
+    """Add a group for each of these members to ``placed``; False as soon as one finds no room."""
+    split = _split_evenly if even_shares else _split_unevenly
+    for profile in profiles:
+        placement = split(profile, bins)
+        if placement is None:
+            return False
+        placed[profile.member] = placement
+        bins.take(placement, profile)
+    return True
 
 
-def _even_group(profile: Profile, bins: Bins) -> list[Bin] | None:
+def _split_evenly(profile: Profile, bins: Bins) -> Placement | None:
     """The smallest group whose devices all have room for an even share, the tightest of them."""
     for count in range(2, profile.largest_group(len(bins)) + 1):
         group = list(islice(bins.at_least(profile, 1.0 / profile.rate(count)), count))
         if len(group) == count:
-            return group
+            return Placement.even(profile, (bin_.device.name for bin_ in group))
     return None
+
+
+def _split_unevenly(profile: Profile, bins: Bins) -> Placement | None:
+    """All but the last device of the group take what their room allows, the last takes what is left."""
+    group = _uneven_group(profile, bins)
+    if group is None:
+        return None
+    overhead = profile.shard_overhead(len(group))
+    possible = [(bin_.room - overhead) / profile.shard.proportional_seconds for bin_ in group]
+    last = max(1.0 - sum(possible[:-1]), SMALLEST_SHARE)
+    # Where the others could have taken all, they are relieved in proportion.
+    scale = (1.0 - last) / sum(possible[:-1])
+    shares = [*(scale * share for share in possible[:-1]), last]
+    return Placement.uneven(profile, {bin_.device.name: share for bin_, share in zip(group, shares, strict=True)})
 
 
 def _uneven_group(profile: Profile, bins: Bins) -> list[Bin] | None:
@@ -147,14 +162,3 @@ def _left_for_last(profile: Profile, full: Sequence[Bin], count: int) -> float:
     overhead = profile.shard_overhead(count)
     left = profile.shard.proportional_seconds - sum(bin_.room - overhead for bin_ in full)
     return overhead + max(left, SMALLEST_SHARE * profile.shard.proportional_seconds)
-
-
-def _fill(profile: Profile, group: Sequence[Bin]) -> Placement:
-    """Uneven shares: all but the last device take what their room allows, the last takes what is left."""
-    overhead = profile.shard_overhead(len(group))
-    possible = [(bin_.room - overhead) / profile.shard.proportional_seconds for bin_ in group]
-    last = max(1.0 - sum(possible[:-1]), SMALLEST_SHARE)
-    # Where the others could have taken all, they are relieved in proportion.
-    scale = (1.0 - last) / sum(possible[:-1])
-    shares = [*(scale * share for share in possible[:-1]), last]
-    return Placement.uneven(profile, {bin_.device.name: share for bin_, share in zip(group, shares, strict=True)})

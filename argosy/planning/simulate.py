@@ -149,10 +149,6 @@ class _Run:
         self.planner_seconds += self.clock() - before
         for flotilla in flotillas:
             self._start(flotilla)
-        if not self.legs and not self.device_changes:
-            raise PlanError(
-                f"the policy starts nothing on an idle cluster; waiting: {[p.member for p in self.waiting]}."
-            )
 
     def end_epochs(self) -> None:
         """Members whose epoch is over leave or go on; the policy may stop the flotilla that they are in."""
