@@ -17,6 +17,8 @@ __all__ = ["Forecast", "Growth", "forecast"]
 
 MORE_DEVICES = (2, 4)
 """Clusters so many times as large are tried beside the one asked for."""
+NEARLY_FULL = 0.99
+"""Devices with this part of the largest load are as much the bottleneck as the busiest."""
 TYPICAL_MOVING = Moving(rebalance_seconds=2.0, bytes_per_second=1e9)
 """Assumed where no run has measured it."""
 
@@ -123,12 +125,17 @@ def _bottleneck(plan: Plan, profiles: Sequence[Profile], prepared: float | None)
     if plan.waiting:
         return f"memory or devices: {len(plan.waiting)} member(s) wait; lower batch sizes or add devices."
     slowest = min(plan.flotillas, key=lambda flotilla: flotilla.samples_per_second)
-    busiest = max(slowest.loads, key=lambda device: slowest.loads[device])
-    pack = slowest.pack(busiest)
-    splittable = {profile.member: profile.splittable for profile in profiles}
-    if len(pack) == 1 and not pack[0].is_split and not splittable[pack[0].member]:
-        return f"member {pack[0].member!r}, alone on {busiest}: it may not be split; a faster device or permission would help."
-    return f"training on {busiest}: {', '.join(placement.member for placement in pack)}; more devices would help."
+    loads, splittable = slowest.loads, {profile.member: profile.splittable for profile in profiles}
+    busiest = max(loads, key=lambda device: loads[device])
+    # The bisection leaves the others as full as the one that cannot give anything away.
+    full = [device for device, load in loads.items() if load >= NEARLY_FULL * loads[busiest]]
+    for device, pack in ((device, slowest.pack(device)) for device in full):
+        if len(pack) == 1 and not splittable[pack[0].member]:
+            return (
+                f"member {pack[0].member!r}, alone on {device}: it may not be split; only a faster device would help."
+            )
+    members = ", ".join(placement.member for placement in slowest.pack(busiest))
+    return f"training on {busiest}: {members}; more devices would help."
 
 
 def _duration(seconds: float) -> str:
