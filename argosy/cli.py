@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from rich.console import Console
 
+from argosy import planning_cli
 from argosy.errors import ArgosyError, StudyError
 from argosy.settings import Settings
 from argosy.study import Study
@@ -24,6 +25,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Train a whole fleet of networks as one job.",
 )
+
+app.command("simulate")(planning_cli.simulate)
 
 StudyFile = Annotated[Path, typer.Argument(help="Python file with a variable `study`.")]
 Directory = Annotated[Path, typer.Option("--dir", help="Directory of the run; the same command again resumes.")]

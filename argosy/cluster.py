@@ -1,11 +1,15 @@
 """What there is to train on: nodes and their devices, as values that planners and simulators share with real runs."""
 
+import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from argosy.errors import PlanError
 
 __all__ = ["Cluster", "Device", "Node"]
+
+_UNIT_BYTES = {"MB": 10**6, "MiB": 2**20, "GB": 10**9, "GiB": 2**30}
+_SHORTHAND = re.compile(r"(\d+)x(\d+)x(\d+(?:\.\d+)?)(MB|MiB|GB|GiB)")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,6 +55,44 @@ class Cluster:
             raise PlanError("the cluster has no device; name one with --devices cpu:1 or cuda:0.")
         if len(set(names)) != len(names):
             raise PlanError(f"device names must be unique; found {sorted(names)}.")
+
+    @classmethod
+    def parse(cls, text: str, *, kind: str = "gpu", cores: int = 16) -> "Cluster":
+        """A cluster that need not exist, written nodes x devices x memory.
+
+        >>> len(Cluster.parse("2x4x80GB").devices)
+        8
+        """
+        found = _SHORTHAND.fullmatch(text.strip())
+        if not found or not int(found[1]) or not int(found[2]):
+            raise PlanError(
+                f"cannot read the cluster {text!r}; write nodes x devices per node x memory per device, as in 2x4x80GB."
+            )
+        memory = int(float(found[3]) * _UNIT_BYTES[found[4]])
+        return cls.uniform(nodes=int(found[1]), node_devices=int(found[2]), memory_bytes=memory, kind=kind, cores=cores)
+
+    @classmethod
+    def uniform(cls, *, nodes: int, node_devices: int, memory_bytes: int, kind: str, cores: int) -> "Cluster":
+        """Equal nodes with equal devices, named ``node0/cuda:0`` and so on."""
+
+        def node(name: str) -> Node:
+            devices = tuple(
+                Device(name=f"{name}/cuda:{slot}", node=name, kind=kind, memory_bytes=memory_bytes)
+                for slot in range(node_devices)
+            )
+            return Node(name=name, devices=devices, cores=cores)
+
+        return cls(nodes=tuple(node(f"node{number}") for number in range(nodes)))
+
+    def times(self, factor: int) -> "Cluster":
+        """A cluster with so many of every node; the copies of ``node0`` are ``node0+1``, ``node0+2``, …"""
+
+        def copied(node: Node, copy: int) -> Node:
+            name = f"{node.name}+{copy}" if copy else node.name
+            devices = (replace(d, name=f"{name}/{d.torch_name}" if copy else d.name, node=name) for d in node.devices)
+            return replace(node, name=name, devices=tuple(devices))
+
+        return Cluster(nodes=tuple(copied(node, copy) for copy in range(factor) for node in self.nodes))
 
     @property
     def devices(self) -> tuple[Device, ...]:

@@ -1,13 +1,38 @@
 """What will be done: flotillas and their placements, as a frozen value that validates, explains, saves and loads itself."""
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
 from typing import Any
 
+from argosy.cluster import Device
 from argosy.errors import PlanError
+from argosy.profiles import Profile, pack_memory_bytes
 
-__all__ = ["Flotilla", "Placement", "Plan"]
+__all__ = ["Flotilla", "Half", "Placement", "Plan", "Step"]
+
+_TOLERANCE = 1e-9
+
+
+class Half(StrEnum):
+    """What a device does at one place of its order."""
+
+    STEP = "step"
+    """A whole training step of a member that is not split."""
+    BEGIN = "begin"
+    """Forward, backward, and the start of one all-reduce; never waits."""
+    FINISH = "finish"
+    """Wait for that all-reduce, then the optimizer."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Step:
+    """One entry of a device's static order."""
+
+    member: str
+    half: Half
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -18,7 +43,65 @@ class Placement:
     devices: tuple[str, ...]
     """Names of devices: one, or the data-parallel group in rank order."""
     seconds_per_sample: float
-    """Predicted work on each of those devices."""
+    """Predicted work on the device of the group that works most."""
+    shares: tuple[float, ...] = ()
+    """Part of every batch that each device takes, in the order of ``devices``; empty: even."""
+    device_seconds: tuple[float, ...] = ()
+    """Predicted work per sample on each device, in the order of ``devices``; empty: ``seconds_per_sample`` on all."""
+
+    def __post_init__(self) -> None:
+        if not self.devices or len(set(self.devices)) != len(self.devices):
+            raise PlanError(f"placement of {self.member!r}: needs devices, each once; found {self.devices}.")
+        if self.shares and (
+            len(self.shares) != len(self.devices)
+            or min(self.shares) <= 0
+            or not math.isclose(sum(self.shares), 1.0, abs_tol=1e-6)
+        ):
+            raise PlanError(f"placement of {self.member!r}: one positive share a device, sum 1; found {self.shares}.")
+        if self.device_seconds and len(self.device_seconds) != len(self.devices):
+            raise PlanError(f"placement of {self.member!r}: one work a device; found {self.device_seconds}.")
+
+    @classmethod
+    def whole(cls, profile: Profile, device: str) -> "Placement":
+        """The member on one device."""
+        return cls(member=profile.member, devices=(device,), seconds_per_sample=profile.seconds_per_sample)
+
+    @classmethod
+    def even(cls, profile: Profile, devices: Iterable[str]) -> "Placement":
+        """The member data-parallel in equal shares: 1 / r(m) on each device."""
+        group = tuple(devices)
+        return cls(member=profile.member, devices=group, seconds_per_sample=1.0 / profile.rate(len(group)))
+
+    @classmethod
+    def uneven(cls, profile: Profile, shares: Mapping[str, float]) -> "Placement":
+        """The member data-parallel, each device with its own share of every batch."""
+        seconds = tuple(profile.shard_seconds(len(shares), share) for share in shares.values())
+        return cls(
+            member=profile.member,
+            devices=tuple(shares),
+            seconds_per_sample=max(seconds),
+            shares=tuple(shares.values()),
+            device_seconds=seconds,
+        )
+
+    @property
+    def is_split(self) -> bool:
+        """Whether several devices carry the member."""
+        return len(self.devices) > 1
+
+    def share(self, device: str) -> float:
+        """Part of every batch that this device takes."""
+        return self.shares[self.devices.index(device)] if self.shares else 1.0 / len(self.devices)
+
+    def seconds_on(self, device: str) -> float:
+        """Predicted work per sample on one device; zero if it does not carry the member."""
+        if device not in self.devices:
+            return 0.0
+        return self.device_seconds[self.devices.index(device)] if self.device_seconds else self.seconds_per_sample
+
+    def moved_to(self, devices: Mapping[str, str]) -> "Placement":
+        """The same placement on other devices, by a mapping of names."""
+        return replace(self, devices=tuple(devices[name] for name in self.devices))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,6 +109,7 @@ class Flotilla:
     """Members that train at the same time on one stream."""
 
     placements: tuple[Placement, ...]
+    """In the one global order that all begins of split steps follow."""
 
     def __post_init__(self) -> None:
         members = [placement.member for placement in self.placements]
@@ -42,14 +126,67 @@ class Flotilla:
         """Names of the devices in use, each once."""
         return tuple(dict.fromkeys(device for placement in self.placements for device in placement.devices))
 
+    def pack(self, device: str) -> tuple[Placement, ...]:
+        """The placements that share one device."""
+        return tuple(placement for placement in self.placements if device in placement.devices)
+
     def load(self, device: str) -> float:
         """Predicted seconds of work per stream sample on one device."""
-        return sum(p.seconds_per_sample for p in self.placements if device in p.devices)
+        return sum(placement.seconds_on(device) for placement in self.placements)
+
+    @property
+    def loads(self) -> dict[str, float]:
+        """Predicted seconds of work per stream sample, by device."""
+        loads = dict.fromkeys(self.devices, 0.0)
+        for placement in self.placements:
+            for device in placement.devices:
+                loads[device] += placement.seconds_on(device)
+        return loads
 
     @property
     def samples_per_second(self) -> float:
-        """Predicted pace: one over the load of the busiest device (DESIGN.md §3.2)."""
-        return 1.0 / max(self.load(device) for device in self.devices)
+        """Predicted pace: one over the load of the busiest device."""
+        return 1.0 / max(self.loads.values())
+
+    def keeping(self, members: Iterable[str]) -> "Flotilla":
+        """The flotilla after the others have left; their devices stay as they are."""
+        kept = set(members)
+        return Flotilla(placements=tuple(p for p in self.placements if p.member in kept))
+
+    def steps(self, device: str) -> tuple[Step, ...]:
+        """The static order of one device: the begins of split members, its own members, then the finishes.
+
+        All devices take the split members in the order of ``placements``. A finish waits only for begins, begins wait
+        for nothing, and every device has its begins before its finishes: so no cycle of waiting can exist, and the
+        steps between the halves fill the time of the all-reduce.
+        """
+        pack = self.pack(device)
+        split = [placement.member for placement in pack if placement.is_split]
+        own = [placement.member for placement in pack if not placement.is_split]
+        return (
+            *(Step(member=member, half=Half.BEGIN) for member in split),
+            *(Step(member=member, half=Half.STEP) for member in own),
+            *(Step(member=member, half=Half.FINISH) for member in split),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain value; the orders are derived, and written for readers and checkers."""
+        return {
+            "placements": [_placement_to_json(placement) for placement in self.placements],
+            "steps": {
+                device: [[step.half.value, step.member] for step in self.steps(device)] for device in self.devices
+            },
+        }
+
+
+def _placement_to_json(placement: Placement) -> dict[str, Any]:
+    return {
+        "member": placement.member,
+        "devices": list(placement.devices),
+        "seconds_per_sample": placement.seconds_per_sample,
+        "shares": list(placement.shares),
+        "device_seconds": list(placement.device_seconds),
+    }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,23 +203,36 @@ class Plan:
         devices = [device for flotilla in self.flotillas for device in flotilla.devices]
         if len(set(devices)) != len(devices):
             raise PlanError(f"concurrent flotillas need disjoint devices; found {devices}.")
+        members = [*self.waiting, *(member for flotilla in self.flotillas for member in flotilla.members)]
+        if len(set(members)) != len(members):
+            raise PlanError(f"a member trains in one flotilla or waits; found {sorted(members)}.")
+
+    def check(self, profiles: Iterable[Profile], devices: Iterable[Device]) -> None:
+        """Raise PlanError unless these devices can do what the plan says at the cost it predicts."""
+        by_member = {profile.member: profile for profile in profiles}
+        by_name = {device.name: device for device in devices}
+        for flotilla in self.flotillas:
+            for placement in flotilla.placements:
+                _check_placement(placement, by_member, by_name)
+            for name in flotilla.devices:
+                pack = [by_member[placement.member] for placement in flotilla.pack(name)]
+                needed, there = pack_memory_bytes(pack), by_name[name].memory_bytes
+                if needed > there:
+                    raise PlanError(
+                        f"device {name!r} has {there} bytes of memory; its pack {[p.member for p in pack]} needs {needed}. "
+                        "Plan again with these profiles."
+                    )
 
     def to_json(self) -> dict[str, Any]:
         """A plain value for ``plan.json``."""
-        return asdict(self)
+        flotillas = [flotilla.to_json() for flotilla in self.flotillas]
+        return {"policy": self.policy, "flotillas": flotillas, "waiting": list(self.waiting)}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "Plan":
         """The plan that ``to_json`` wrote."""
         flotillas = tuple(
-            Flotilla(
-                placements=tuple(
-                    Placement(
-                        member=p["member"], devices=tuple(p["devices"]), seconds_per_sample=p["seconds_per_sample"]
-                    )
-                    for p in flotilla["placements"]
-                )
-            )
+            Flotilla(placements=tuple(_placement_from_json(p) for p in flotilla["placements"]))
             for flotilla in value["flotillas"]
         )
         return cls(policy=value["policy"], flotillas=flotillas, waiting=tuple(value["waiting"]))
@@ -91,14 +241,44 @@ class Plan:
         return json.dumps(self.to_json(), indent=2)
 
     def explain(self) -> str:
-        """Who shares which device, and the predicted pace, in a few lines."""
+        """Who shares which device, who is split, and the predicted pace, in a few lines."""
         lines = [
             f"policy {self.policy}: {len(self.flotillas)} flotilla(s) at once, {len(self.waiting)} member(s) waiting"
         ]
         for number, flotilla in enumerate(self.flotillas):
-            lines.append(f"flotilla {number}: predicted pace {flotilla.samples_per_second:,.0f} samples/s")
+            pace, loads = flotilla.samples_per_second, flotilla.loads
+            lines.append(f"flotilla {number}: predicted pace {pace:,.0f} samples/s")
             for device in flotilla.devices:
-                pack = [p.member for p in flotilla.placements if device in p.devices]
-                busy = flotilla.load(device) * flotilla.samples_per_second
-                lines.append(f"  {device}: {', '.join(pack)}  ({busy:.0%} of the pace)")
+                pack = ", ".join(_name_with_share(placement, device) for placement in flotilla.pack(device))
+                lines.append(f"  {device}: {pack}  ({loads[device] * pace:.0%} of the pace)")
         return "\n".join(lines)
+
+
+def _name_with_share(placement: Placement, device: str) -> str:
+    return f"{placement.member} ({placement.share(device):.0%})" if placement.is_split else placement.member
+
+
+def _placement_from_json(value: Mapping[str, Any]) -> Placement:
+    return Placement(
+        member=value["member"],
+        devices=tuple(value["devices"]),
+        seconds_per_sample=value["seconds_per_sample"],
+        shares=tuple(value.get("shares", ())),
+        device_seconds=tuple(value.get("device_seconds", ())),
+    )
+
+
+def _check_placement(placement: Placement, profiles: Mapping[str, Profile], devices: Mapping[str, Device]) -> None:
+    profile = profiles.get(placement.member)
+    unknown = [name for name in placement.devices if name not in devices]
+    if profile is None or unknown:
+        raise PlanError(f"placement of {placement.member!r}: no profile of it, or no devices {unknown}. Plan again.")
+    if placement.is_split and not profile.splittable:
+        raise PlanError(f"placement of {placement.member!r}: it may not be split, found {placement.devices}.")
+    for name in placement.devices:
+        wanted = profile.shard_seconds(len(placement.devices), placement.share(name))
+        if not math.isclose(placement.seconds_on(name), wanted, rel_tol=1e-6, abs_tol=_TOLERANCE):
+            raise PlanError(
+                f"placement of {placement.member!r} on {name!r}: predicts {placement.seconds_on(name):.3g} s a sample, "
+                f"its profile says {wanted:.3g} s. Plan again with these profiles."
+            )

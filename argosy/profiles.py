@@ -1,10 +1,48 @@
-"""What a member costs on a kind of device: the only thing planners know about networks."""
+"""What a member costs on a kind of device, and what preparation costs: all that planners know about networks."""
 
-from dataclasses import dataclass
+import hashlib
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
 
 from argosy.errors import PlanError
 
-__all__ = ["Profile"]
+__all__ = [
+    "PROFILE_BATCHES",
+    "TIMED_BATCHES",
+    "Preparation",
+    "Profile",
+    "ProfileCache",
+    "ShardCost",
+    "fit_shard_cost",
+    "load_profiles",
+    "measure_rates",
+    "pack_memory_bytes",
+    "save_profiles",
+]
+
+PROFILE_BATCHES = 48
+"""Batches that one measurement of a rate trains at most (FLEET §6.1)."""
+TIMED_BATCHES = 20
+"""The last ones of them, which are timed."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShardCost:
+    """What one shard of a split member works per stream sample, apart from the all-reduce."""
+
+    fixed_seconds: float
+    """Work that every rank repeats whatever its share: launching the step, the optimizer."""
+    proportional_seconds: float
+    """Work of the whole batch, of which a rank does its share."""
+
+    def __post_init__(self) -> None:
+        if self.fixed_seconds < 0 or self.proportional_seconds <= 0:
+            raise PlanError(f"a shard costs no negative time and some work per share; found {self}.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,14 +57,219 @@ class Profile:
     """Peak memory on a device that carries the whole member."""
     state_bytes: int
     """Weights and optimizer state: what moving the member carries."""
+    activation_bytes: int = 0
+    """The part of ``memory_bytes`` that lives only during a step: the members of a pack take turns in it."""
+    splittable: bool = False
+    """Whether the member may train data-parallel on several devices (its admission test passed)."""
+    node_devices: int = 4
+    """Devices of one node where the rates were measured; fixes the anchor of Equation 5."""
+    shard_cost: ShardCost | None = None
+    """Measured apart; None: fitted to the rates."""
 
     def __post_init__(self) -> None:
-        if not self.samples_per_second or min(self.samples_per_second) <= 0:
+        if not self.samples_per_second or not all(0 < rate < math.inf for rate in self.samples_per_second):
             raise PlanError(
                 f"profile of {self.member!r}: rates must be positive, found {self.samples_per_second}; measure it again."
             )
+        if not 0 <= self.activation_bytes <= self.memory_bytes or self.state_bytes < 0 or self.node_devices < 1:
+            raise PlanError(f"profile of {self.member!r}: impossible sizes, found {self}; measure it again.")
 
     @property
     def seconds_per_sample(self) -> float:
         """Work of one sample on one device: c = 1 / r(1)."""
         return 1.0 / self.samples_per_second[0]
+
+    @property
+    def resident_bytes(self) -> int:
+        """Memory that the member holds between its steps."""
+        return self.memory_bytes - self.activation_bytes
+
+    def rate(self, devices: int) -> float:
+        """r(m): measured as far as measured, beyond by FLEET's Equation 5.
+
+        r(m) = m · r(M_b)/M_b · (r(M_b)/r(M_b-1) · (M_b-1)/M_b)^(m-M_b), with M_b = 2 × devices of a node, or the
+        largest m measured if that is less. One rate alone says nothing about groups: r(m) is then r(1).
+        """
+        measured = self.samples_per_second
+        if devices <= len(measured):
+            return measured[devices - 1]
+        if len(measured) == 1:
+            return measured[0]
+        anchor = min(2 * self.node_devices, len(measured))
+        if anchor == 1:
+            anchor = len(measured)
+        per_device = measured[anchor - 1] / anchor
+        decay = per_device / (measured[anchor - 2] / (anchor - 1))
+        # A noisy anchor may look superlinear; Equation 5 would then promise rates without limit.
+        return devices * per_device * min(decay, 1.0) ** (devices - anchor)
+
+    def largest_group(self, devices: int) -> int:
+        """The smallest m up to ``devices`` at which r(m) is highest: more would slow the member down; 1 if unsplittable."""
+        if not self.splittable:
+            return 1
+        best = 1
+        for count in range(2, devices + 1):
+            if self.rate(count) > self.rate(best):
+                best = count
+            elif count > len(self.samples_per_second):
+                break  # Equation 5 has a single peak.
+        return best
+
+    def shard_seconds(self, devices: int, share: float) -> float:
+        """Work per stream sample of a device that carries ``share`` of every batch in a group of ``devices``.
+
+        fixed + share × proportional + all-reduce(m), which is 1 / r(m) at the even share 1/m by construction.
+        """
+        if devices == 1:
+            return self.seconds_per_sample
+        return self.shard_overhead(devices) + share * self.shard.proportional_seconds
+
+    def shard_overhead(self, devices: int) -> float:
+        """fixed + all-reduce(m): what a group of m costs each of its devices whatever the shares."""
+        return max(0.0, 1.0 / self.rate(devices) - self.shard.proportional_seconds / devices)
+
+    @property
+    def shard(self) -> ShardCost:
+        """The cost of a shard, measured or fitted."""
+        return self.shard_cost or fit_shard_cost(self.samples_per_second)
+
+    def observed(self, samples_per_second: float, *, devices: int = 1, weight: float = 0.5) -> "Profile":
+        """This profile after a run has seen the member at that rate: every r(m) moves by the same factor."""
+        factor = (1 - weight) + weight * samples_per_second / self.rate(devices)
+        cost = self.shard_cost and ShardCost(
+            fixed_seconds=self.shard_cost.fixed_seconds / factor,
+            proportional_seconds=self.shard_cost.proportional_seconds / factor,
+        )
+        return replace(self, samples_per_second=tuple(r * factor for r in self.samples_per_second), shard_cost=cost)
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain value for files."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> "Profile":
+        """The profile that ``to_json`` wrote; PlanError for anything else."""
+        try:
+            cost = value.get("shard_cost")
+            fields = {
+                **value,
+                "samples_per_second": tuple(value["samples_per_second"]),
+                "shard_cost": ShardCost(**cost) if cost else None,
+            }
+            return cls(**fields)
+        except (AttributeError, KeyError, TypeError) as error:
+            raise PlanError(f"not a profile: {value!r} ({error!r}); measure it again.") from error
+
+
+@lru_cache(maxsize=65536)
+def fit_shard_cost(samples_per_second: tuple[float, ...]) -> ShardCost:
+    """Least squares of 1 / r(m) = fixed + proportional / m over the measured groups (m ≥ 2).
+
+    Groups of one have no all-reduce, so they are left out. ``proportional`` is kept at most m / r(m) for every measured
+    m, so that what remains for the all-reduce is never negative.
+    """
+    groups = [(1.0 / m, 1.0 / rate) for m, rate in enumerate(samples_per_second, start=1) if m > 1]
+    if len(groups) < 2:
+        whole = min(m / rate for m, rate in enumerate(samples_per_second, start=1))
+        return ShardCost(fixed_seconds=0.0, proportional_seconds=whole)
+    mean_x = sum(x for x, _ in groups) / len(groups)
+    mean_y = sum(y for _, y in groups) / len(groups)
+    slope = sum((x - mean_x) * (y - mean_y) for x, y in groups) / sum((x - mean_x) ** 2 for x, _ in groups)
+    ceiling = min(second / x for x, second in groups)
+    proportional = min(max(slope, 0.01 * ceiling), ceiling)
+    fixed = max(0.0, min(second - proportional * x for x, second in groups))
+    return ShardCost(fixed_seconds=fixed, proportional_seconds=proportional)
+
+
+def pack_memory_bytes(pack: Iterable[Profile]) -> int:
+    """Memory of members on one device: all that they hold between steps, and the largest need of one step."""
+    resident, activation = 0, 0
+    for profile in pack:
+        resident += profile.resident_bytes
+        activation = max(activation, profile.activation_bytes)
+    return resident + activation
+
+
+def measure_rates(
+    measure: Mapping[str, Callable[[int], float]], *, devices: int, node_devices: int
+) -> dict[str, tuple[float, ...]]:
+    """FLEET's profiling protocol (§6.1): r_i(1) … r_i(M_t) of every member, M_t at most the ``devices`` there are.
+
+    ``measure[member](m)`` trains the member on m devices and returns its rate.
+    """
+    single = {member: measure_rate(1) for member, measure_rate in measure.items()}  # step 1
+    rate_ratio = math.ceil(max(single.values()) / min(single.values()))  # step 2: M_a
+    two_nodes = 2 * node_devices  # M_b
+    most = min(max(rate_ratio, two_nodes), devices)  # M_t
+    return {
+        member: (single[member], *(measure_rate(m) for m in range(2, most + 1)))  # step 3
+        for member, measure_rate in measure.items()
+    }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Preparation:
+    """How fast the stream can be prepared, by cores."""
+
+    samples_per_second: tuple[tuple[int, float], ...]
+    """(cores, rate) in rising order of cores, as measured at 1, 2, 4, …"""
+
+    def __post_init__(self) -> None:
+        cores = [count for count, _ in self.samples_per_second]
+        if not cores or cores != sorted(set(cores)) or min(cores) < 1:
+            raise PlanError(f"preparation rates need rising numbers of cores, found {cores}; measure them again.")
+
+    def rate(self, cores: int) -> float:
+        """Samples per second on that many cores: linear between measurements, flat beyond the last."""
+        below = (0, 0.0)
+        for count, rate in self.samples_per_second:
+            if cores <= count:
+                return below[1] + (rate - below[1]) * (cores - below[0]) / (count - below[0])
+            below = (count, rate)
+        return below[1]
+
+    def cores_for(self, samples_per_second: float) -> int:
+        """The fewest cores that meet a demand (FLEET §6.1: just enough preprocessors); all measured ones if none do."""
+        most = self.samples_per_second[-1][0]
+        return next((cores for cores in range(1, most) if self.rate(cores) >= samples_per_second), most)
+
+
+def save_profiles(path: Path, profiles: Iterable[Profile]) -> None:
+    """Write profiles to one file that ``load_profiles`` reads on another machine."""
+    path.write_text(json.dumps({"profiles": [profile.to_json() for profile in profiles]}, indent=2))
+
+
+def load_profiles(path: Path) -> tuple[Profile, ...]:
+    """The profiles of a file; raises PlanError where it holds none."""
+    try:
+        return tuple(Profile.from_json(value) for value in json.loads(path.read_text())["profiles"])
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise PlanError(
+            f"cannot read profiles from {path} ({error}); write them with: argosy profile --out."
+        ) from error
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProfileCache:
+    """Profiles on disk, one small file each, so that a study is measured once per kind of device."""
+
+    folder: Path
+
+    def key(self, *, member: str, device_kind: str, versions: Mapping[str, str]) -> str:
+        """The file name of a profile; ``member`` identifies code and hyper-parameters, not only a name."""
+        text = json.dumps([member, device_kind, sorted(versions.items())])
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+    def load(self, key: str) -> Profile | None:
+        """The profile under that key; None if there is none that can be read."""
+        try:
+            return Profile.from_json(json.loads((self.folder / f"{key}.json").read_text()))
+        except (OSError, ValueError, PlanError):
+            return None  # A damaged entry costs a measurement, never a run.
+
+    def save(self, key: str, profile: Profile) -> None:
+        """Write the profile whole or not at all."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        unfinished = self.folder / f"{key}.tmp"
+        unfinished.write_text(json.dumps(profile.to_json()))
+        unfinished.replace(self.folder / f"{key}.json")

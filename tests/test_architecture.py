@@ -18,7 +18,7 @@ TIERS = [
     {"training"},
     {"running", "ensembling"},
     {"views"},
-    {"api"},
+    {"planning_cli", "api"},
     {"demo"},
     {"cli"},
     {"__main__"},

@@ -1,29 +1,88 @@
 """(profiles, cluster) -> Plan. Pure decisions: no torch, no clock, no files, no processes.
 
-A policy is one file with one function ``launch`` and one line in ``POLICIES``.
+A policy is one file with one class that answers the two questions of ``policy.Policy``, and one line in ``POLICIES``.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 
 from argosy.cluster import Device
 from argosy.errors import PlanError
-from argosy.planning import balanced, solo
-from argosy.plans import Flotilla, Plan
+from argosy.planning.balanced import Balanced
+from argosy.planning.choice import simulate_best
+from argosy.planning.exact import Exact
+from argosy.planning.fleet import Fleet
+from argosy.planning.fleet_local import FleetLocal
+from argosy.planning.outcomes import Charges, Workload
+from argosy.planning.policy import Moving, Policy, Situation
+from argosy.planning.rounds import Rounds
+from argosy.planning.solo import Solo
+from argosy.plans import Plan
 from argosy.profiles import Profile
 
-__all__ = ["POLICIES", "Launch", "make_plan"]
+__all__ = ["POLICIES", "WITH_KNOWN_EPOCHS", "Moving", "Policy", "Situation", "make_plan"]
 
-Launch = Callable[[Sequence[Profile], Sequence[Device]], tuple[Flotilla, ...]]
-"""(waiting members, free devices) -> flotillas to start; asked at the start and whenever devices become free."""
+POLICIES: dict[str, Policy] = {
+    "balanced": Balanced(),
+    "exact": Exact(),
+    "fleet": Fleet(),
+    "fleet-local": FleetLocal(),
+    "rounds": Rounds(),
+    "solo": Solo(),
+}
 
-POLICIES: dict[str, Launch] = {"balanced": balanced.launch, "solo": solo.launch}
+WITH_KNOWN_EPOCHS = {name: POLICIES[name] for name in ("balanced", "rounds", "solo")}
+"""What ``balanced`` compares where it knows the epochs of every member."""
 
 
-def make_plan(profiles: Sequence[Profile], devices: Sequence[Device], *, policy: str = "balanced") -> Plan:
-    """What to start on these free devices; members that found no place are in ``Plan.waiting``."""
+def make_plan(
+    profiles: Sequence[Profile],
+    devices: Sequence[Device],
+    *,
+    policy: str = "balanced",
+    cluster: Sequence[Device] | None = None,
+    epochs_done: Mapping[str, int] | None = None,
+    epochs_left: Mapping[str, int] | None = None,
+    samples_per_epoch: int | None = None,
+    homes: Mapping[str, tuple[str, ...]] | None = None,
+    preparation_samples_per_second: float | None = None,
+    moving: Moving | None = None,
+) -> Plan:
+    """What to start on these free devices; members that found no place are in ``Plan.waiting``.
+
+    ``cluster`` is every device, free or not. A member is split only if its profile says that it may be. ``balanced``
+    with the epochs and samples of every member simulates itself, ``rounds`` and ``solo``, and takes the best.
+    """
     if policy not in POLICIES:
         raise PlanError(f"unknown policy {policy!r}; choose one of {', '.join(POLICIES)}.")
-    flotillas = POLICIES[policy](profiles, devices)
+    left = epochs_left or {}
+    situation = Situation(
+        waiting=tuple(profile for profile in profiles if left.get(profile.member, 1) > 0),
+        free=tuple(devices),
+        devices=tuple(cluster or devices),
+        epochs_done=epochs_done or {},
+        epochs_left=left,
+        samples_per_epoch=samples_per_epoch or 1,
+        homes=homes or {},
+        preparation_samples_per_second=preparation_samples_per_second,
+        moving=moving or Moving(),
+    )
+    if policy == "balanced" and samples_per_epoch and all(profile.member in left for profile in profiles):
+        policy = _best_with_known_epochs(situation)
+    flotillas = POLICIES[policy].launch(situation)
     started = {member for flotilla in flotillas for member in flotilla.members}
-    waiting = tuple(p.member for p in profiles if p.member not in started)
-    return Plan(policy=policy, flotillas=flotillas, waiting=waiting)
+    plan = Plan(
+        policy=policy,
+        flotillas=flotillas,
+        waiting=tuple(profile.member for profile in profiles if profile.member not in started),
+    )
+    plan.check(profiles, devices)
+    return plan
+
+
+def _best_with_known_epochs(situation: Situation) -> str:
+    """The policy whose simulated run on the whole cluster ends first."""
+    workload = Workload(
+        profiles=situation.waiting, epochs=situation.epochs_left, samples_per_epoch=situation.samples_per_epoch
+    )
+    charges = Charges(moving=situation.moving, preparation_samples_per_second=situation.preparation_samples_per_second)
+    return simulate_best(WITH_KNOWN_EPOCHS, workload, situation.devices, charges=charges).policy

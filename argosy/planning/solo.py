@@ -1,24 +1,31 @@
 """One member per device with a pipeline of its own, the next one when a device is free: what everybody does today."""
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 
-from argosy.cluster import Device
 from argosy.planning.memory import require_fit
+from argosy.planning.policy import Situation
 from argosy.plans import Flotilla, Placement
 from argosy.profiles import Profile
 
-__all__ = ["launch"]
+__all__ = ["Solo"]
 
 
-def launch(waiting: Sequence[Profile], free: Sequence[Device]) -> tuple[Flotilla, ...]:
-    """The next members, in the order of the study, each on the first free device that holds it (FLEET's Baseline)."""
-    require_fit(waiting, free)
-    flotillas, devices = [], list(free)
-    for profile in waiting:
-        device = next((d for d in devices if d.memory_bytes >= profile.memory_bytes), None)
-        if device is None:
-            continue
-        devices.remove(device)
-        place = Placement(member=profile.member, devices=(device.name,), seconds_per_sample=profile.seconds_per_sample)
-        flotillas.append(Flotilla(placements=(place,)))
-    return tuple(flotillas)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Solo:
+    """List scheduling (Graham 1969) in the order of the study; FLEET's *Baseline* where that order is random."""
+
+    def launch(self, situation: Situation) -> tuple[Flotilla, ...]:
+        """The next members, each on the first free device that holds it."""
+        require_fit(situation.waiting, situation.devices)
+        flotillas, devices = [], list(situation.free)
+        for profile in situation.waiting:
+            device = next((d for d in devices if d.memory_bytes >= profile.memory_bytes), None)
+            if device is None:
+                continue
+            devices.remove(device)
+            flotillas.append(Flotilla(placements=(Placement.whole(profile, device.name),)))
+        return tuple(flotillas)
+
+    def keeps(self, situation: Situation, started: Flotilla, live: tuple[Profile, ...]) -> bool:
+        """Always: a member stays until it has converged."""
+        return True

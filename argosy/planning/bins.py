@@ -1,0 +1,77 @@
+"""Devices as bins of time and memory: what is left of each while a plan is being packed at one pace."""
+
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from argosy.cluster import Device
+from argosy.plans import Placement
+from argosy.profiles import Profile
+
+__all__ = ["Bin", "Bins"]
+
+
+@dataclass(eq=False, slots=True)
+class Bin:
+    """One device during packing."""
+
+    device: Device
+    room: float
+    """Seconds per sample that the pace leaves."""
+    resident_bytes: int = 0
+    activation_bytes: int = 0
+
+    def holds(self, profile: Profile) -> bool:
+        """Whether the memory suffices for one more member."""
+        activation = max(self.activation_bytes, profile.activation_bytes)
+        return self.resident_bytes + profile.resident_bytes + activation <= self.device.memory_bytes
+
+    def take(self, profile: Profile, seconds: float) -> None:
+        """Give the member its memory and its work."""
+        self.room -= seconds
+        self.resident_bytes += profile.resident_bytes
+        self.activation_bytes = max(self.activation_bytes, profile.activation_bytes)
+
+
+class Bins:
+    """All devices, kept sorted by the room that is left, so that best fit is a bisection."""
+
+    def __init__(self, devices: Sequence[Device], seconds: float) -> None:
+        self._bins = [Bin(device=device, room=seconds) for device in devices]
+        # The position breaks ties, so that equal devices are always taken in the order of the cluster.
+        self._sorted = [(seconds, position) for position in range(len(devices))]
+        self._position = {bin_.device.name: position for position, bin_ in enumerate(self._bins)}
+        self._nodes: dict[str, list[int]] = {}
+        for position, device in enumerate(devices):
+            self._nodes.setdefault(device.node, []).append(position)
+
+    def __len__(self) -> int:
+        return len(self._bins)
+
+    def tightest(self, profile: Profile, seconds: float) -> Bin | None:
+        """Best fit: the bin with the least room that still has ``seconds`` and the memory."""
+        return next(self.at_least(profile, seconds), None)
+
+    def at_least(self, profile: Profile, seconds: float) -> Iterator[Bin]:
+        """Bins with ``seconds`` of room and memory for the member, the tightest first."""
+        for place in range(bisect_left(self._sorted, (seconds, -1)), len(self._sorted)):
+            bin_ = self._bins[self._sorted[place][1]]
+            if bin_.holds(profile):
+                yield bin_
+
+    def roomiest(self, profile: Profile, node: str | None = None) -> Iterator[Bin]:
+        """Bins with memory for the member, the most room first; of one node only if it is named."""
+        if node is None:
+            ordered: Iterable[int] = (position for _, position in reversed(self._sorted))
+        else:
+            ordered = sorted(self._nodes[node], key=lambda p: (-self._bins[p].room, p))
+        return (self._bins[position] for position in ordered if self._bins[position].holds(profile))
+
+    def take(self, placement: Placement, profile: Profile) -> None:
+        """Give a member its work and memory on every device of its placement."""
+        for name in placement.devices:
+            position = self._position[name]
+            bin_ = self._bins[position]
+            del self._sorted[bisect_left(self._sorted, (bin_.room, position))]
+            bin_.take(profile, placement.seconds_on(name))
+            insort(self._sorted, (bin_.room, position))

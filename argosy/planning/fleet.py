@@ -1,0 +1,113 @@
+"""FLEET (MLSys 2020): greedy flotillas of members that reach a similar rate with unequal numbers of devices."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from argosy.cluster import Device
+from argosy.errors import PlanError
+from argosy.planning.memory import require_fit
+from argosy.planning.placement import place_contiguously
+from argosy.planning.policy import Situation
+from argosy.plans import Flotilla, Placement
+from argosy.profiles import Profile
+
+__all__ = ["Fleet", "create_flotilla", "find_next", "launch_greedily", "similar_rates"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fleet:
+    """FLEET-G, Algorithm 1: a flotilla, its placement, train "for some epochs", again with all that are left."""
+
+    delta: float = 20.0
+    """Rates further than this from the fastest member's are not similar; samples per second, absolute."""
+    alpha: float = 0.8
+    """A flotilla stops when its busy devices are fewer than this part of those it started with."""
+
+    def launch(self, situation: Situation) -> tuple[Flotilla, ...]:
+        """Algorithm 1, steps 1 and 2, once every device is free."""
+        if len(situation.free) < len(situation.devices):
+            return ()
+        return launch_greedily(situation, self.delta)
+
+    def keeps(self, situation: Situation, started: Flotilla, live: tuple[Profile, ...]) -> bool:
+        """Algorithm 1, ``train``: go on until the devices not released are fewer than α · M.
+
+        M is the number of devices that the flotilla was given: all there are in the paper, fewer where every member has
+        reached the peak of its rate.
+        """
+        busy = started.keeping(profile.member for profile in live).devices
+        return len(busy) >= self.alpha * len(started.devices)
+
+
+def launch_greedily(situation: Situation, delta: float) -> tuple[Flotilla, ...]:
+    """Algorithms 2 to 4 over the free devices."""
+    if not situation.waiting or not situation.free:
+        return ()
+    require_fit(situation.waiting, situation.free)
+    _require_equal(situation.free)
+    counts = create_flotilla(situation.waiting, len(situation.free), delta)
+    node_devices = max(Counter(device.node for device in situation.devices).values())
+    positions = place_contiguously(counts, node_devices)
+    by_member = {profile.member: profile for profile in situation.waiting}
+    names = [device.name for device in situation.free]
+    placements = (Placement.even(by_member[m], (names[p] for p in group)) for m, group in positions.items())
+    return (Flotilla(placements=tuple(placements)),)
+
+
+def create_flotilla(candidates: Sequence[Profile], devices: int, delta: float) -> dict[str, int]:
+    """FLEET Algorithm 2: how many devices each member of the next flotilla gets.
+
+    The fastest member on one device sets the rate; members join as long as one comes within ``delta`` of it with the
+    devices left; devices left over go one at a time to the slowest member that another device makes faster (the paper
+    does not look whether it does: past the peak of r_i its loop slows the member down).
+    """
+    rates = {
+        profile.member: [profile.rate(count) for count in range(1, profile.largest_group(devices) + 1)]
+        for profile in candidates
+    }
+    fastest = max(rates, key=lambda member: rates[member][0])
+    counts, left = {fastest: 1}, devices - 1
+    similar = similar_rates(rates, rates[fastest][0], delta)
+    while left and (found := find_next(similar, counts, left)):
+        member, count = found
+        counts[member] = count
+        left -= count
+    while left and (rising := [member for member in counts if counts[member] < len(rates[member])]):
+        slowest = min(rising, key=lambda member: rates[member][counts[member] - 1])
+        counts[slowest] += 1
+        left -= 1
+    return counts
+
+
+def similar_rates(
+    rates: Mapping[str, Sequence[float]], reference: float, delta: float
+) -> dict[str, list[tuple[float, int]]]:
+    """The feasible set of FLEET's Equation 3: (distance to the reference rate, m) of every member, nearest first.
+
+    m ends at the peak of r_i: past it the same rate costs more devices.
+    """
+    return {
+        member: sorted(
+            (abs(rate - reference), count) for count, rate in enumerate(row, start=1) if abs(rate - reference) <= delta
+        )
+        for member, row in rates.items()
+    }
+
+
+def find_next(
+    similar: Mapping[str, Sequence[tuple[float, int]]], taken: Mapping[str, int], devices: int
+) -> tuple[str, int] | None:
+    """FLEET Equation 3: argmin over (member outside, m) of |r_i(m) - r_fast|, m at most the devices left."""
+    options = (
+        (*next(option for option in row if option[1] <= devices), member)
+        for member, row in similar.items()
+        if member not in taken and any(count <= devices for _, count in row)
+    )
+    best = min(options, default=None, key=lambda option: option[:2])
+    return best and (best[2], best[1])
+
+
+def _require_equal(devices: Sequence[Device]) -> None:
+    if len({(device.kind, device.memory_bytes) for device in devices}) > 1:
+        raise PlanError("FLEET's policies assume equal devices; found several kinds. Use policy 'balanced'.")

@@ -1,0 +1,142 @@
+"""What a cluster would do with a study, before there is one: plan, makespan, bottleneck, and what more devices would buy."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from argosy.cluster import Cluster
+from argosy.planning import POLICIES, WITH_KNOWN_EPOCHS, make_plan
+from argosy.planning.choice import simulate_best
+from argosy.planning.outcomes import Charges, Simulation, Workload
+from argosy.planning.policy import Moving
+from argosy.planning.simulate import simulate
+from argosy.plans import Plan
+from argosy.profiles import Preparation, Profile
+
+__all__ = ["Forecast", "Growth", "forecast"]
+
+MORE_DEVICES = (2, 4)
+"""Clusters so many times as large are tried beside the one asked for."""
+NEARLY_FULL = 0.99
+"""Devices with this part of the largest load are as much the bottleneck as the busiest."""
+TYPICAL_MOVING = Moving(rebalance_seconds=2.0, bytes_per_second=1e9)
+"""Assumed where no run has measured it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Growth:
+    """The same study on more devices."""
+
+    devices: int
+    makespan_seconds: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Forecast:
+    """A plan and what will come of it."""
+
+    plan: Plan
+    simulation: Simulation
+    bottleneck: str
+    growth: tuple[Growth, ...]
+    profiles_from: str
+    """Where the costs were measured."""
+
+    def explain(self) -> str:
+        """Who shares what, who is split, pace, makespan, bottleneck, and what more devices would buy."""
+        split = [p.member for flotilla in self.plan.flotillas for p in flotilla.placements if p.is_split]
+        run = self.simulation
+        lines = [
+            f"profiles: {self.profiles_from}",
+            self.plan.explain(),
+            f"split over several devices: {', '.join(split) or 'none'}",
+            f"waiting for memory or a device: {', '.join(self.plan.waiting) or 'none'}",
+            f"predicted makespan {_duration(run.makespan_seconds)} (no plan can be under {_duration(run.bound_seconds)}), "
+            f"{run.flotillas} flotilla(s), {run.moves} move(s), devices idle {run.idle_share:.0%}",
+            f"bottleneck: {self.bottleneck}",
+        ]
+        for growth in self.growth:
+            gain = run.makespan_seconds / growth.makespan_seconds if growth.makespan_seconds else 1.0
+            lines.append(
+                f"with {growth.devices} devices: {_duration(growth.makespan_seconds)}, {gain:.2f} times as fast"
+            )
+        return "\n".join(lines)
+
+    def to_json(self) -> dict[str, Any]:
+        """The same as a plain value."""
+        return {
+            "profiles_from": self.profiles_from,
+            "plan": self.plan.to_json(),
+            "simulation": self.simulation.to_json(),
+            "bottleneck": self.bottleneck,
+            "growth": [{"devices": g.devices, "makespan_seconds": g.makespan_seconds} for g in self.growth],
+        }
+
+
+def forecast(
+    profiles: Sequence[Profile],
+    cluster: Cluster,
+    *,
+    epochs: Mapping[str, int],
+    samples_per_epoch: int,
+    policy: str = "balanced",
+    preparation: Preparation | None = None,
+    moving: Moving | None = None,
+    profiles_from: str = "measured here",
+) -> Forecast:
+    """Plan and simulate on this cluster and on larger ones of the same nodes; every node prepares with all its cores."""
+    workload = Workload(profiles=tuple(profiles), epochs=epochs, samples_per_epoch=samples_per_epoch)
+
+    def simulated(times: int) -> Simulation:
+        grown = cluster.times(times)
+        charges = Charges(moving=moving or TYPICAL_MOVING, preparation_samples_per_second=_prepared(grown, preparation))
+        if policy == "balanced":
+            return simulate_best(WITH_KNOWN_EPOCHS, workload, grown.devices, charges=charges)
+        return simulate(POLICIES[policy], workload, grown.devices, charges=charges, name=policy)
+
+    simulation, prepared = simulated(1), _prepared(cluster, preparation)
+    plan = make_plan(profiles, cluster.devices, policy=simulation.policy, preparation_samples_per_second=prepared)
+    return Forecast(
+        plan=plan,
+        simulation=simulation,
+        bottleneck=_bottleneck(plan, profiles, prepared),
+        growth=tuple(
+            Growth(devices=times * len(cluster.devices), makespan_seconds=simulated(times).makespan_seconds)
+            for times in MORE_DEVICES
+        ),
+        profiles_from=profiles_from,
+    )
+
+
+def _prepared(cluster: Cluster, preparation: Preparation | None) -> float | None:
+    """Samples per second that all nodes prepare together; None where it was not measured."""
+    if preparation is None:
+        return None
+    return sum(preparation.rate(node.cores) for node in cluster.nodes)
+
+
+def _bottleneck(plan: Plan, profiles: Sequence[Profile], prepared: float | None) -> str:
+    """The stage that sets the pace, and what would change it."""
+    pace = sum(flotilla.samples_per_second for flotilla in plan.flotillas)
+    if prepared is not None and prepared < pace:
+        return (
+            f"preparation: {prepared:,.0f} samples/s of {pace:,.0f} that the devices could train; give it more cores."
+        )
+    if plan.waiting:
+        return f"memory or devices: {len(plan.waiting)} member(s) wait; lower batch sizes or add devices."
+    slowest = min(plan.flotillas, key=lambda flotilla: flotilla.samples_per_second)
+    loads, splittable = slowest.loads, {profile.member: profile.splittable for profile in profiles}
+    busiest = max(loads, key=lambda device: loads[device])
+    # The bisection leaves the others as full as the one that cannot give anything away.
+    full = [device for device, load in loads.items() if load >= NEARLY_FULL * loads[busiest]]
+    for device, pack in ((device, slowest.pack(device)) for device in full):
+        if len(pack) == 1 and not splittable[pack[0].member]:
+            return (
+                f"member {pack[0].member!r}, alone on {device}: it may not be split; only a faster device would help."
+            )
+    members = ", ".join(placement.member for placement in slowest.pack(busiest))
+    return f"training on {busiest}: {members}; more devices would help."
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds / 3600:,.1f} h" if seconds >= 3600 else f"{seconds:,.1f} s"

@@ -1,0 +1,107 @@
+"""Where weights already are: seat a new flotilla so that little has to move, and what the rest costs."""
+
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import TypeVar
+
+from argosy.cluster import Device
+from argosy.planning.policy import Moving
+from argosy.plans import Flotilla, Placement
+from argosy.profiles import Profile
+
+__all__ = ["arrivals", "moving_seconds", "settle"]
+
+Seat = TypeVar("Seat", bound=Hashable)
+Homes = Mapping[str, tuple[str, ...]]
+
+
+def settle(flotilla: Flotilla, devices: Sequence[Device], homes: Homes, profiles: Iterable[Profile]) -> Flotilla:
+    """The same flotilla with equal nodes, and equal devices inside a node, exchanged so that members stay at home."""
+    state = {profile.member: profile.state_bytes for profile in profiles}
+    by_name = {device.name: device for device in devices}
+    pairs = {
+        (planned, home): 0
+        for placement in flotilla.placements
+        for planned in placement.devices
+        for home in homes.get(placement.member, ())
+        if home in by_name
+    }
+    if not pairs:
+        return flotilla
+    for placement in flotilla.placements:
+        for planned in placement.devices:
+            for home in homes.get(placement.member, ()):
+                if home in by_name:
+                    pairs[planned, home] += state[placement.member]
+    renamed = _exchange_devices(pairs, by_name)
+    return Flotilla(placements=tuple(placement.moved_to(renamed) for placement in flotilla.placements))
+
+
+def _exchange_devices(pairs: Mapping[tuple[str, str], int], devices: Mapping[str, Device]) -> dict[str, str]:
+    """Nodes are exchanged first, as wholes, so that groups stay node-local; then the devices of each pair of nodes."""
+    in_node: dict[str, list[str]] = defaultdict(list)
+    for device in devices.values():
+        in_node[device.node].append(device.name)
+    shape = {node: tuple(_likeness(devices[name]) for name in names) for node, names in in_node.items()}
+    between_nodes: dict[tuple[str, str], int] = defaultdict(int)
+    for (planned, home), size in pairs.items():
+        between_nodes[devices[planned].node, devices[home].node] += size
+    renamed: dict[str, str] = {}
+    for node, target in _match(between_nodes, shape, shape).items():
+        likeness = {name: _likeness(devices[name]) for name in in_node[node]}
+        target_likeness = {name: _likeness(devices[name]) for name in in_node[target]}
+        renamed |= _match(pairs, likeness, target_likeness)
+    return renamed
+
+
+def _likeness(device: Device) -> tuple[str, int]:
+    return device.kind, device.memory_bytes
+
+
+def _match(
+    weights: Mapping[tuple[Seat, Seat], int], left: Mapping[Seat, object], right: Mapping[Seat, object]
+) -> dict[Seat, Seat]:
+    """Greedy matching by falling weight between seats that are alike; the rest keep their own seat where it is left."""
+    matched: dict[Seat, Seat] = {}
+    taken: set[Seat] = set()
+    order = {seat: place for place, seat in enumerate([*left, *right])}
+    usable = [pair for pair in weights if pair[0] in left and pair[1] in right and left[pair[0]] == right[pair[1]]]
+    for a, b in sorted(usable, key=lambda pair: (-weights[pair], order[pair[0]], order[pair[1]])):
+        if a not in matched and b not in taken:
+            matched[a] = b
+            taken.add(b)
+    for a in left:
+        if a not in matched and a not in taken and a in right:
+            matched[a] = a
+            taken.add(a)
+    for a in left:
+        if a not in matched:
+            matched[a] = next(b for b in right if b not in taken and right[b] == left[a])
+            taken.add(matched[a])
+    return matched
+
+
+def arrivals(placement: Placement, homes: Homes) -> tuple[str, ...]:
+    """Devices of a placement that must receive the member's state; none for a member that never trained."""
+    if placement.member not in homes:
+        return ()
+    return tuple(device for device in placement.devices if device not in homes[placement.member])
+
+
+def moving_seconds(flotillas: Iterable[Flotilla], homes: Homes, profiles: Iterable[Profile], moving: Moving) -> float:
+    """Time to bring states where the flotillas want them: that of the device with most to receive or to send.
+
+    With one link for the whole cluster all that is received adds up. A state leaves one of its homes once, whatever the number of receivers (a broadcast).
+    """
+    state = {profile.member: profile.state_bytes for profile in profiles}
+    received: dict[str, int] = defaultdict(int)
+    sent: dict[str, int] = defaultdict(int)
+    for flotilla in flotillas:
+        for placement in flotilla.placements:
+            targets = arrivals(placement, homes)
+            for device in targets:
+                received[device] += state[placement.member]
+            if targets and homes[placement.member]:
+                sent[homes[placement.member][0]] += state[placement.member]
+    busiest = sum(received.values()) if moving.one_link else max([0, *received.values(), *sent.values()])
+    return busiest / moving.bytes_per_second

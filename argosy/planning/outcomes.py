@@ -1,0 +1,107 @@
+"""What a simulation is given and what comes out of it, as values."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from argosy.errors import PlanError
+from argosy.planning.policy import Moving
+from argosy.profiles import Profile
+
+__all__ = ["Charges", "Failure", "Segment", "Simulation", "Workload"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Workload:
+    """What is to be trained."""
+
+    profiles: tuple[Profile, ...]
+    epochs: Mapping[str, int]
+    """Epochs until each member converges; zero: nothing to train."""
+    samples_per_epoch: int
+    epochs_known: bool = True
+    """Whether the policy may see ``epochs``, or only notices when a member has converged."""
+
+    def __post_init__(self) -> None:
+        missing = [profile.member for profile in self.profiles if profile.member not in self.epochs]
+        if missing or self.samples_per_epoch < 1:
+            raise PlanError(f"a workload needs samples and epochs for every member; missing {missing}.")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Charges:
+    """What costs time besides training."""
+
+    moving: Moving = field(default_factory=Moving)
+    flotilla_seconds: float = 0.0
+    """Of every flotilla that is started: FLEET stops, saves and loads at each."""
+    checkpoint_seconds: float = 0.0
+    """Of every epoch of every member."""
+    slowdown: float = 1.0
+    """Time of a real sample over that of a profiled one."""
+    preparation_samples_per_second: float | None = None
+    """What the cluster can prepare in all; None: as much as is asked for."""
+    one_pace: bool = True
+    """Members of a flotilla wait for one another in the stream; else each trains at its own rate, as if buffers were endless."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Failure:
+    """A device that is lost, and comes back or does not."""
+
+    device: str
+    at_seconds: float
+    repair_seconds: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Segment:
+    """What one device did for a while."""
+
+    device: str
+    start_seconds: float
+    end_seconds: float
+    flotilla: int
+    members: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Simulation:
+    """What a run would do."""
+
+    policy: str
+    devices: int
+    makespan_seconds: float
+    bound_seconds: float
+    """No policy can be faster: all work spread evenly, or the longest member at its best rate."""
+    flotillas: int
+    moves: int
+    """Times that a member's state went to a device that did not hold it."""
+    moved_bytes: int
+    moving_seconds: float
+    """Time that flotillas spent waiting for states and re-balancing."""
+    wait_seconds: Mapping[str, float]
+    """By device: time in which it did not train."""
+    finished_seconds: Mapping[str, float]
+    """By member."""
+    timeline: tuple[Segment, ...]
+    planner_seconds: float
+
+    @property
+    def idle_share(self) -> float:
+        """Part of all device time in which nothing was trained."""
+        if not self.makespan_seconds:
+            return 0.0
+        return sum(self.wait_seconds.values()) / (self.devices * self.makespan_seconds)
+
+    def to_json(self) -> dict[str, Any]:
+        """The figures, without the timeline."""
+        return {
+            "policy": self.policy,
+            "devices": self.devices,
+            "makespan_seconds": self.makespan_seconds,
+            "bound_seconds": self.bound_seconds,
+            "flotillas": self.flotillas,
+            "moves": self.moves,
+            "idle_share": self.idle_share,
+        }

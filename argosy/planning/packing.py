@@ -1,0 +1,164 @@
+"""One flotilla at the best pace: bisect the pace; whole members by best fit, and what does not fit is split."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from argosy.cluster import Device
+from argosy.planning.bins import Bin, Bins
+from argosy.plans import Flotilla, Placement
+from argosy.profiles import Profile
+
+__all__ = ["Packing", "best_flotilla", "pack_at"]
+
+PACE_TOLERANCE = 5e-4
+"""The bisection ends when the pace is known this well, relative."""
+FEW_MEMBERS = 8
+"""Up to so many, every number of members that are split first is tried."""
+SMALLEST_SHARE = 0.02
+"""Less of a batch than this is not worth a device: it would round to no sample."""
+NODES_TRIED = 8
+"""Nodes in which a group is sought before it may span nodes."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Packing:
+    """One way to pack members at a pace; the heuristic tries several."""
+
+    order: tuple[Profile, ...]
+    split_first: int = 0
+    """So many members at the head of the order are split before any member is placed whole."""
+    even_shares: bool = False
+
+
+def best_flotilla(
+    profiles: Sequence[Profile], devices: Sequence[Device], *, even_shares: bool = False
+) -> Flotilla | None:
+    """All the members at the highest pace found; None if the memory of the devices does not hold them at once."""
+    if sum(profile.resident_bytes for profile in profiles) > sum(device.memory_bytes for device in devices):
+        return None
+    largest_first = tuple(sorted(profiles, key=lambda p: (-p.seconds_per_sample, p.member)))
+    # Whole members first leaves few fragments where members are many; where they are few, each split counts.
+    most_split = len(profiles) if len(profiles) <= FEW_MEMBERS else 0
+    packings = [Packing(order=largest_first, split_first=n, even_shares=even_shares) for n in range(most_split + 1)]
+    found = [flotilla for packing in packings if (flotilla := _bisect(packing, devices))]
+    if not found:  # Memory is what is scarce: let it decide the order.
+        by_memory = tuple(sorted(profiles, key=lambda p: (-p.memory_bytes, p.member)))
+        return _bisect(Packing(order=by_memory, even_shares=even_shares), devices)
+    return max(found, key=lambda flotilla: flotilla.samples_per_second)
+
+
+def _bisect(packing: Packing, devices: Sequence[Device]) -> Flotilla | None:
+    """The least seconds per sample at which this packing succeeds."""
+    total = sum(profile.seconds_per_sample for profile in packing.order)
+    low, high = 0.5 * total / len(devices), total / len(devices)
+    best = pack_at(high, packing, devices)
+    while best is None and high < 2 * total:
+        low, high = high, 1.25 * high
+        best = pack_at(high, packing, devices)
+    while best is not None and high > low * (1 + PACE_TOLERANCE):
+        middle = (low + high) / 2
+        found = pack_at(middle, packing, devices)
+        if found is None:
+            low = middle
+        else:
+            best, high = found, middle
+    return best
+
+
+def pack_at(seconds: float, packing: Packing, devices: Sequence[Device]) -> Flotilla | None:
+    """A flotilla in which no device works more than ``seconds`` per sample; None if this packing finds none."""
+    bins = Bins(devices, seconds)
+    placed: dict[str, Placement] = {}
+    head, tail = packing.order[: packing.split_first], packing.order[packing.split_first :]
+    if not _split_all(head, bins, placed, packing.even_shares):
+        return None
+    too_large = []
+    for profile in tail:
+        bin_ = bins.tightest(profile, profile.seconds_per_sample)
+        if bin_ is None:
+            too_large.append(profile)
+        else:
+            placed[profile.member] = Placement.whole(profile, bin_.device.name)
+            bins.take(placed[profile.member], profile)
+    if not _split_all(too_large, bins, placed, packing.even_shares):
+        return None
+    return Flotilla(placements=tuple(placed[profile.member] for profile in packing.order))
+
+
+def _split_all(profiles: Iterable[Profile], bins: Bins, placed: dict[str, Placement], even_shares: bool) -> bool:
+    """Add a group for each of these members to ``placed``; False as soon as one finds no room."""
+    split = _split_evenly if even_shares else _split_unevenly
+    for profile in profiles:
+        placement = split(profile, bins)
+        if placement is None:
+            return False
+        placed[profile.member] = placement
+        bins.take(placement, profile)
+    return True
+
+
+def _split_evenly(profile: Profile, bins: Bins) -> Placement | None:
+    """The smallest group whose devices all have room for an even share, the tightest of them."""
+    for count in range(2, profile.largest_group(len(bins)) + 1):
+        group = list(islice(bins.at_least(profile, 1.0 / profile.rate(count)), count))
+        if len(group) == count:
+            return Placement.even(profile, (bin_.device.name for bin_ in group))
+    return None
+
+
+def _split_unevenly(profile: Profile, bins: Bins) -> Placement | None:
+    """All but the last device of the group take what their room allows, the last takes what is left."""
+    group = _uneven_group(profile, bins)
+    if group is None:
+        return None
+    overhead = profile.shard_overhead(len(group))
+    possible = [(bin_.room - overhead) / profile.shard.proportional_seconds for bin_ in group]
+    last = max(1.0 - sum(possible[:-1]), SMALLEST_SHARE)
+    # Where the others could have taken all, they are relieved in proportion.
+    scale = (1.0 - last) / sum(possible[:-1])
+    shares = [*(scale * share for share in possible[:-1]), last]
+    return Placement.uneven(profile, {bin_.device.name: share for bin_, share in zip(group, shares, strict=True)})
+
+
+def _uneven_group(profile: Profile, bins: Bins) -> list[Bin] | None:
+    """The smallest group whose rooms add up to the whole batch, inside one node where one has it."""
+    most = profile.largest_group(len(bins))
+    if most < 2:
+        return None
+    roomiest = list(islice(bins.roomiest(profile), most))
+    count = _count_needed(profile, roomiest)
+    if count is None:
+        return None
+    for node in list(dict.fromkeys(bin_.device.node for bin_ in roomiest))[:NODES_TRIED]:
+        local = list(bins.roomiest(profile, node))
+        if _count_needed(profile, local[:count]) is not None:
+            return _tighten(profile, local[: count - 1], count, reversed(local))
+    left = _left_for_last(profile, roomiest[: count - 1], count)
+    return _tighten(profile, roomiest[: count - 1], count, bins.at_least(profile, left))
+
+
+def _count_needed(profile: Profile, roomiest: Sequence[Bin]) -> int | None:
+    """The fewest of these devices that can share one batch; a group pays its overhead on every device."""
+    batch = profile.shard.proportional_seconds
+    for count in range(2, len(roomiest) + 1):
+        overhead = profile.shard_overhead(count)
+        if roomiest[count - 1].room < overhead + SMALLEST_SHARE * batch:
+            continue
+        # A hair more than the batch, so that rounding cannot leave the last device short of room.
+        if sum(bin_.room - overhead for bin_ in roomiest[:count]) >= batch * (1 + 1e-9):
+            return count
+    return None
+
+
+def _tighten(profile: Profile, roomiest: Sequence[Bin], count: int, tightest_first: Iterable[Bin]) -> list[Bin]:
+    """All but the last of the group fill up; the last is the tightest that can take what is left."""
+    left = _left_for_last(profile, roomiest, count)
+    return [*roomiest, next(b for b in tightest_first if b.room >= left and b not in roomiest)]
+
+
+def _left_for_last(profile: Profile, full: Sequence[Bin], count: int) -> float:
+    """Work of the last device of a group when the others work as much as they have room for."""
+    overhead = profile.shard_overhead(count)
+    left = profile.shard.proportional_seconds - sum(bin_.room - overhead for bin_ in full)
+    return overhead + max(left, SMALLEST_SHARE * profile.shard.proportional_seconds)

@@ -1,0 +1,59 @@
+"""The seam of the planners: what a policy is asked, and the two questions that it answers."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from argosy.cluster import Device
+from argosy.plans import Flotilla
+from argosy.profiles import Profile
+
+__all__ = ["Moving", "Policy", "Situation"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Moving:
+    """What it costs to place members anew."""
+
+    rebalance_seconds: float = 0.0
+    """Of every re-balancing: finish the epoch, form the groups, start again."""
+    bytes_per_second: float = math.inf
+    """Of one device; devices send and receive at the same time."""
+    one_link: bool = False
+    """The whole cluster shares that bandwidth."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Situation:
+    """All that a policy may know when it decides."""
+
+    waiting: tuple[Profile, ...]
+    """Members that train nowhere, in the order of the study."""
+    free: tuple[Device, ...]
+    devices: tuple[Device, ...]
+    """The whole cluster, free or not."""
+    epochs_done: Mapping[str, int] = field(default_factory=dict)
+    epochs_left: Mapping[str, int] = field(default_factory=dict)
+    """Only of members whose limit is known."""
+    samples_per_epoch: int = 1
+    homes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Devices that hold a member's weights and optimizer state."""
+    preparation_samples_per_second: float | None = None
+    """What the cluster can prepare in all; None: not measured, then policies that have the choice share one stream."""
+    moving: Moving = field(default_factory=Moving)
+
+
+class Policy(Protocol):
+    """A planner. Both answers are functions of the arguments alone."""
+
+    def launch(self, situation: Situation) -> tuple[Flotilla, ...]:
+        """Flotillas to start on free devices; asked at the start and whenever devices are free and members wait."""
+        ...
+
+    def keeps(self, situation: Situation, started: Flotilla, live: tuple[Profile, ...]) -> bool:
+        """Whether a flotilla trains on; asked when members of it end an epoch, ``live`` are those that want more.
+
+        If not, all of them are saved and wait, their devices are free, and ``launch`` is asked.
+        """
+        ...

@@ -1,0 +1,119 @@
+"""A table of networks (rate, epochs, size) replayed under any policy: how FLEET's published workload is compared."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from random import Random
+
+from argosy.cluster import Device
+from argosy.errors import PlanError
+from argosy.planning import POLICIES
+from argosy.planning.outcomes import Charges, Simulation, Workload
+from argosy.planning.policy import Moving
+from argosy.planning.simulate import simulate
+from argosy.profiles import Profile
+
+__all__ = ["Network", "ReplayCharges", "replay", "workload_of"]
+
+DRAWN_AT_RANDOM = ("rounds", "solo")
+"""Policies that take the members in random order in the published runs."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Network:
+    """One row of a table."""
+
+    name: str
+    samples_per_second: float
+    epochs: int
+    model_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReplayCharges:
+    """What the replayed policies pay, each as its authors or this package would have it."""
+
+    slowdown: float = 1.0
+    flotilla_seconds: float = 0.0
+    """FLEET's policies: stop, save, load and start again."""
+    moving: Moving = field(default_factory=Moving)
+    """Every other policy that moves members."""
+    one_pace: bool = False
+    """Also the published policies wait for the slowest of a flotilla; their published figures say that they did not."""
+
+    def of(self, policy: str) -> Charges:
+        """The charges of one policy by name."""
+        published = policy.startswith("fleet") or policy in DRAWN_AT_RANDOM
+        return Charges(
+            slowdown=self.slowdown,
+            flotilla_seconds=self.flotilla_seconds if policy.startswith("fleet") else 0.0,
+            moving=Moving() if published else self.moving,
+            one_pace=self.one_pace or not published,
+        )
+
+
+def workload_of(
+    networks: Sequence[Network],
+    *,
+    scaling: Sequence[Sequence[float]] = (),
+    samples_per_epoch: int,
+    device_memory_bytes: int,
+    activation_bytes: int,
+    node_devices: int = 4,
+    epochs_known: bool = False,
+) -> Workload:
+    """Profiles of networks of which only rate and size are known.
+
+    On several devices a network scales as the curve of ``scaling`` (rates on 1, 2, … devices) with the nearest rate on
+    one; without curves no network is split. Weights, gradients and momentum take three times the model, of which
+    weights and momentum move; activations take ``activation_bytes`` or what is left of the device.
+    """
+
+    def profile(network: Network) -> Profile:
+        resident = 3 * network.model_bytes
+        activation = min(activation_bytes, device_memory_bytes - resident)
+        if activation <= 0:
+            raise PlanError(
+                f"network {network.name!r} needs {resident} bytes without activations; the device has less."
+            )
+        curve = min(scaling, key=lambda rates: abs(rates[0] - network.samples_per_second), default=[1.0])
+        return Profile(
+            member=network.name,
+            device_kind="gpu",
+            samples_per_second=tuple(network.samples_per_second * rate / curve[0] for rate in curve),
+            memory_bytes=resident + activation,
+            state_bytes=2 * network.model_bytes,
+            activation_bytes=activation,
+            splittable=bool(scaling),
+            node_devices=node_devices,
+        )
+
+    return Workload(
+        profiles=tuple(profile(network) for network in networks),
+        epochs={network.name: network.epochs for network in networks},
+        samples_per_epoch=samples_per_epoch,
+        epochs_known=epochs_known,
+    )
+
+
+def replay(
+    policy: str,
+    workload: Workload,
+    devices: Sequence[Device],
+    *,
+    charges: ReplayCharges,
+    draws: int = 21,
+    clock: Callable[[], float] = lambda: 0.0,
+) -> Simulation:
+    """One policy on one cluster; for a policy that draws at random, the run with the median makespan of so many."""
+    orders = [workload] if policy not in DRAWN_AT_RANDOM else [_shuffled(workload, seed) for seed in range(draws)]
+    runs = [
+        simulate(POLICIES[policy], order, devices, charges=charges.of(policy), name=policy, clock=clock)
+        for order in orders
+    ]
+    return sorted(runs, key=lambda run: run.makespan_seconds)[len(runs) // 2]
+
+
+def _shuffled(workload: Workload, seed: int) -> Workload:
+    profiles = list(workload.profiles)
+    Random(seed).shuffle(profiles)
+    return replace(workload, profiles=tuple(profiles))

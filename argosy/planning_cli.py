@@ -1,0 +1,197 @@
+"""``argosy simulate`` and the planning half of ``argosy plan``: read tables and profiles, decide, print."""
+
+import csv
+import json
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+from argosy.cluster import Cluster
+from argosy.errors import ArgosyError, PlanError
+from argosy.planning import POLICIES
+from argosy.planning.forecast import Forecast, forecast
+from argosy.planning.outcomes import Simulation
+from argosy.planning.policy import Moving
+from argosy.planning.replay import Network, ReplayCharges, replay, workload_of
+from argosy.profiles import Preparation, Profile, load_profiles
+from argosy.views.timeline import write_timeline
+
+__all__ = ["explain_cluster", "plan_cluster", "read_networks", "read_scaling", "simulate"]
+
+REPLAYED = tuple(name for name in POLICIES if name != "exact")
+"""What ``--policy all`` means: ``exact`` solves only small cases."""
+
+
+def simulate(
+    table: Annotated[Path, typer.Argument(help="CSV: name, samples_per_second, epochs, model_mb")],
+    scaling: Annotated[
+        Path | None, typer.Option(help="CSV of rates on 1, 2, … devices; without it nothing is split")
+    ] = None,
+    devices: Annotated[str, typer.Option(help="cluster sizes, as in 20,40,80")] = "8",
+    policy: Annotated[str, typer.Option(help=f"all, or some of {', '.join(POLICIES)}")] = "all",
+    samples: Annotated[int, typer.Option(help="samples of one epoch")] = 30606,
+    slowdown: Annotated[float, typer.Option(help="seconds of a real sample over those of the table")] = 1.0,
+    rebalance_seconds: Annotated[float, typer.Option(help="of every re-balancing, moves apart")] = 2.0,
+    memory_gb: Annotated[float, typer.Option(help="of one device")] = 16.0,
+    activation_gb: Annotated[float, typer.Option(help="of one step, as far as the device has it")] = 4.0,
+    node_devices: Annotated[int, typer.Option(help="devices of one node")] = 4,
+    gb_per_second: Annotated[float, typer.Option(help="bandwidth of one device for moves")] = 1.0,
+    one_link: Annotated[bool, typer.Option(help="the whole cluster shares that bandwidth")] = False,
+    flotilla_seconds: Annotated[float, typer.Option(help="of every flotilla of FLEET's policies")] = 34.5,
+    one_pace: Annotated[bool, typer.Option(help="FLEET's policies, too, wait for the slowest of a flotilla")] = False,
+    draws: Annotated[int, typer.Option(help="runs of a policy with random order, of which the median is shown")] = 21,
+    as_json: Annotated[bool, typer.Option("--json", help="print one list of objects")] = False,
+) -> None:
+    """Replay a table of networks on clusters that need not exist."""
+    moving = Moving(rebalance_seconds=rebalance_seconds, bytes_per_second=gb_per_second * 1e9, one_link=one_link)
+    charges = ReplayCharges(slowdown=slowdown, flotilla_seconds=flotilla_seconds, moving=moving, one_pace=one_pace)
+    try:
+        workload = workload_of(
+            read_networks(table),
+            scaling=read_scaling(scaling) if scaling else (),
+            samples_per_epoch=samples,
+            device_memory_bytes=int(memory_gb * 1e9),
+            activation_bytes=int(activation_gb * 1e9),
+            node_devices=node_devices,
+        )
+        runs = [
+            replay(
+                name,
+                workload,
+                cluster_of(size, node_devices, memory_gb).devices,
+                charges=charges,
+                draws=draws,
+                clock=time.perf_counter,
+            )
+            for size in _sizes(devices)
+            for name in _policies(policy)
+        ]
+    except ArgosyError as error:
+        _refuse(error)
+    typer.echo(json.dumps([run.to_json() for run in runs]) if as_json else _table(runs))
+
+
+def plan_cluster(
+    profiles: Annotated[Path, typer.Argument(help="profiles written by: argosy profile --out")],
+    cluster: Annotated[str, typer.Option(help="nodes x devices x memory, as in 2x4x80GB")],
+    samples: Annotated[int, typer.Option(help="samples of one epoch")],
+    epochs: Annotated[int, typer.Option(help="epochs of every member")] = 1,
+    policy: Annotated[str, typer.Option(help=f"one of {', '.join(POLICIES)}")] = "balanced",
+    html: Annotated[Path | None, typer.Option(help="draw the timeline here (extra: report)")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print one object")] = False,
+) -> None:
+    """Explain what a cluster would do, on a machine that has none of it."""
+    try:
+        found = load_profiles(profiles)
+        result = explain_cluster(
+            found,
+            cluster,
+            epochs={profile.member: epochs for profile in found},
+            samples_per_epoch=samples,
+            policy=policy,
+            profiles_from=f"carried from {profiles}",
+        )
+        if html:
+            write_timeline(result.simulation, html)
+    except ArgosyError as error:
+        _refuse(error)
+    typer.echo(json.dumps(result.to_json()) if as_json else result.explain())
+
+
+def explain_cluster(
+    profiles: Sequence[Profile],
+    cluster: str,
+    *,
+    epochs: Mapping[str, int],
+    samples_per_epoch: int,
+    policy: str = "balanced",
+    preparation: Preparation | None = None,
+    profiles_from: str = "measured here",
+) -> Forecast:
+    """The forecast for a cluster written as in ``2x4x80GB``, of the kind of device that the profiles were measured on."""
+    kinds = sorted({profile.device_kind for profile in profiles})
+    if len(kinds) != 1:
+        raise PlanError(f"the profiles must be of one kind of device, found {kinds}; measure all on one.")
+    return forecast(
+        profiles,
+        Cluster.parse(cluster, kind=kinds[0]),
+        epochs=epochs,
+        samples_per_epoch=samples_per_epoch,
+        policy=policy,
+        preparation=preparation,
+        profiles_from=f"{profiles_from}, on one {kinds[0]}",
+    )
+
+
+def cluster_of(devices: int, node_devices: int, memory_gb: float) -> Cluster:
+    """So many devices in equal nodes; PlanError where they do not fill them."""
+    if devices < 1 or devices % node_devices:
+        raise PlanError(f"{devices} devices do not fill nodes of {node_devices}; change --devices or --node-devices.")
+    return Cluster.parse(f"{devices // node_devices}x{node_devices}x{memory_gb:.12g}GB")
+
+
+def read_networks(path: Path) -> list[Network]:
+    """The rows of a table with columns name, samples_per_second, epochs, model_mb."""
+    try:
+        with path.open(newline="") as file:
+            return [
+                Network(
+                    name=row["name"],
+                    samples_per_second=float(row["samples_per_second"]),
+                    epochs=int(row["epochs"]),
+                    model_bytes=int(float(row["model_mb"]) * 1e6),
+                )
+                for row in csv.DictReader(file)
+            ]
+    except (OSError, KeyError, ValueError) as error:
+        raise PlanError(
+            f"cannot read the table {path} ({error!r}); wanted columns: name, samples_per_second, epochs, model_mb."
+        ) from error
+
+
+def read_scaling(path: Path) -> list[list[float]]:
+    """Curves of rates on 1, 2, … devices, one a row under a header."""
+    try:
+        with path.open(newline="") as file:
+            return [[float(rate) for rate in row] for row in list(csv.reader(file))[1:]]
+    except (OSError, ValueError) as error:
+        raise PlanError(f"cannot read the scaling curves {path} ({error!r}); wanted a header, then rates.") from error
+
+
+def _sizes(text: str) -> list[int]:
+    if not all(part.strip().isdigit() for part in text.split(",")):
+        raise PlanError(f"--devices wants numbers, as in 20,40,80; found {text!r}.")
+    return [int(part) for part in text.split(",")]
+
+
+def _policies(text: str) -> Sequence[str]:
+    names = REPLAYED if text == "all" else tuple(text.split(","))
+    if unknown := [name for name in names if name not in POLICIES]:
+        raise PlanError(f"unknown policies {unknown}; choose all, or some of {', '.join(POLICIES)}.")
+    return names
+
+
+def _table(runs: Sequence[Simulation]) -> str:
+    lines = ["policy       devices  makespan s   of bound  flotillas  moves   idle  planner s"]
+    for run in runs:
+        ratio = run.makespan_seconds / run.bound_seconds if run.bound_seconds else 1.0
+        lines.append(
+            f"{run.policy:<12} {run.devices:>7}  {run.makespan_seconds:>10,.0f}   {ratio:>8.3f}  {run.flotillas:>9}  "
+            f"{run.moves:>5}  {run.idle_share:>5.1%}  {run.planner_seconds:>9.2f}"
+        )
+    return "\n".join(lines)
+
+
+def _refuse(error: ArgosyError) -> NoReturn:
+    typer.echo(f"{type(error).__name__}: {error}", err=True)
+    raise typer.Exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    app = typer.Typer(no_args_is_help=True)
+    app.command("simulate")(simulate)
+    app.command("plan")(plan_cluster)
+    app()

@@ -1,0 +1,99 @@
+"""Everything that a plan claims, computed again from its JSON without the code that made it."""
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from argosy.cluster import Device
+from argosy.profiles import Profile
+
+
+def check_plan(plan: Mapping[str, Any], profiles: Iterable[Profile], devices: Iterable[Device]) -> list[float]:
+    """Raise AssertionError unless the plan is right; the pace of every flotilla."""
+    costs = {p.member: p.to_json() for p in profiles}
+    memory = {d.name: d.memory_bytes for d in devices}
+    started = [p["member"] for f in plan["flotillas"] for p in f["placements"]]
+    assert sorted([*started, *plan["waiting"]]) == sorted(costs), "every member starts once or waits"
+    used = [name for f in plan["flotillas"] for name in {d for p in f["placements"] for d in p["devices"]}]
+    assert len(used) == len(set(used)), "flotillas run on disjoint devices"
+    assert set(used) <= set(memory), "devices exist"
+    return [_check_flotilla(flotilla, costs, memory) for flotilla in plan["flotillas"]]
+
+
+def _check_flotilla(flotilla: Mapping[str, Any], costs: Mapping[str, Any], memory: Mapping[str, int]) -> float:
+    load: dict[str, float] = {}
+    packs: dict[str, list[str]] = {}
+    for placement in flotilla["placements"]:
+        cost, group = costs[placement["member"]], placement["devices"]
+        shares = placement["shares"] or [1 / len(group)] * len(group)
+        assert len(set(group)) == len(group) == len(shares)
+        assert math.isclose(sum(shares), 1.0, abs_tol=1e-6) and min(shares) > 0
+        assert len(group) == 1 or cost["splittable"], "only what may be split is split"
+        claimed = placement["device_seconds"] or [placement["seconds_per_sample"]] * len(group)
+        for name, share, seconds in zip(group, shares, claimed, strict=True):
+            assert math.isclose(seconds, expected_seconds(cost, len(group), share), rel_tol=1e-6)
+            load[name] = load.get(name, 0.0) + seconds
+            packs.setdefault(name, []).append(placement["member"])
+    for name, pack in packs.items():
+        resident = sum(costs[m]["memory_bytes"] - costs[m]["activation_bytes"] for m in pack)
+        assert resident + max(costs[m]["activation_bytes"] for m in pack) <= memory[name], "the pack fits"
+    _check_orders(flotilla, packs)
+    return 1 / max(load.values())
+
+
+def _check_orders(flotilla: Mapping[str, Any], packs: Mapping[str, list[str]]) -> None:
+    """Each device does each of its members once, begins in the global order, and no waiting can close a circle."""
+    groups = {p["member"]: p["devices"] for p in flotilla["placements"]}
+    rank = {member: number for number, member in enumerate(groups)}
+    for name, pack in packs.items():
+        order = [tuple(step) for step in flotilla["steps"][name]]
+        split = {m for m in pack if len(groups[m]) > 1}
+        wanted = {("step", m) for m in pack if m not in split} | {(h, m) for m in split for h in ("begin", "finish")}
+        assert len(order) == len(wanted) and set(order) == wanted
+        begins = [rank[m] for half, m in order if half == "begin"]
+        assert begins == sorted(begins), "begins follow one global order"
+    assert _runs_through(flotilla["steps"], groups), "the orders deadlock"
+
+
+def _runs_through(steps: Mapping[str, list[list[str]]], groups: Mapping[str, list[str]]) -> bool:
+    """Execute the orders: a finish may go only when every rank has begun."""
+    todo = {name: [tuple(step) for step in order] for name, order in steps.items()}
+    begun: set[tuple[str, str]] = set()
+    moved = True
+    while moved:
+        moved = False
+        for name, order in todo.items():
+            while order and (order[0][0] != "finish" or all((d, order[0][1]) in begun for d in groups[order[0][1]])):
+                half, member = order.pop(0)
+                moved = True
+                if half == "begin":
+                    begun.add((name, member))
+    return not any(todo.values())
+
+
+def expected_seconds(cost: Mapping[str, Any], devices: int, share: float) -> float:
+    """Work per sample of one shard, from the measured rates."""
+    rates = list(cost["samples_per_second"])
+    if devices == 1:
+        return 1 / rates[0]
+    groups = range(2, len(rates) + 1)
+    if len(groups) < 2:
+        proportional = min(m / rate for m, rate in enumerate(rates, start=1))
+    else:
+        slope = np.polyfit([1 / m for m in groups], [1 / rates[m - 1] for m in groups], 1)[0]
+        ceiling = min(m / rates[m - 1] for m in groups)
+        proportional = min(max(slope, 0.01 * ceiling), ceiling)
+    overhead = max(0.0, 1 / _rate(cost, devices) - proportional / devices)
+    return overhead + share * proportional
+
+
+def _rate(cost: Mapping[str, Any], devices: int) -> float:
+    """FLEET's Equation 5 beyond the measured rates."""
+    rates = cost["samples_per_second"]
+    if devices <= len(rates):
+        return rates[devices - 1]
+    anchor = min(2 * cost["node_devices"], len(rates))
+    at, before = rates[anchor - 1], rates[anchor - 2]
+    return devices * at / anchor * min(1.0, at / before * (anchor - 1) / anchor) ** (devices - anchor)
