@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from argosy import planning_cli
-from argosy.errors import ArgosyError, StudyError
+from argosy.errors import ArgosyError
 from argosy.settings import Settings
 from argosy.study import Study
 
@@ -79,6 +79,8 @@ def run(
         threads=threads,
     )
     with _launcher(launcher) as place:
+        from argosy.running.studyfile import load_study  # beside the launcher's own imports
+
         report = _train(load_study(study_file), settings, directory, launcher=place, quiet=as_json)
     _print_report(report, as_json=as_json)
     raise typer.Exit(_exit_code(report))
@@ -113,6 +115,7 @@ def plan(study_file: StudyFile, devices: Devices = None, policy: Policy = "balan
     """Measure the members of a study file on this machine and explain the plan, without training."""
     with _launcher("processes") as place:
         from argosy import api  # beside the launcher's own imports
+        from argosy.running.studyfile import load_study
 
         settings = Settings(devices=devices, policy=policy)
         made = api.plan(load_study(study_file), settings=settings, launcher=place)
@@ -141,6 +144,20 @@ def report(directory: RunDirectory, as_json: Json = False) -> None:
 
 
 @app.command()
+def stop(
+    directory: RunDirectory, member: Annotated[str, typer.Argument(help="Its name.")], as_json: Json = False
+) -> None:
+    """Tell a run to save a member and stop it; the answer is in the journal."""
+    _leave(directory, {"command": "stop", "member": member}, as_json=as_json)
+
+
+@app.command()
+def add(directory: RunDirectory, study_file: StudyFile, as_json: Json = False) -> None:
+    """Add the members of a study file that a run does not have yet; they join at the next stream epoch."""
+    _leave(directory, {"command": "add", "study": str(study_file.resolve())}, as_json=as_json)
+
+
+@app.command()
 def audit(directory: RunDirectory, as_json: Json = False) -> None:
     """Check that every member saw every sample of its epochs exactly once, in order; exit code 1 if not."""
     from argosy.running import audit as auditing
@@ -151,30 +168,6 @@ def audit(directory: RunDirectory, as_json: Json = False) -> None:
     else:
         _print("\n".join(found) or f"{directory}: every member saw every sample of its epochs exactly once, in order.")
     raise typer.Exit(1 if found else 0)
-
-
-def load_study(path: Path) -> Study:
-    """The variable `study` of a Python file; the file's folder is on sys.path, as if it were run."""
-    import importlib.util
-
-    import cloudpickle
-
-    if not path.is_file():
-        raise StudyError(f"{path} is not a file; give a Python file with a variable `study`.")
-    sys.path.insert(0, str(path.resolve().parent))
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None:
-        raise StudyError(f"{path} is not a Python file.")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
-    # Workers get what the file defines by value, so that no process runs the file again.
-    cloudpickle.register_pickle_by_value(module)
-    study = getattr(module, "study", None)
-    if not isinstance(study, Study):
-        found = "none" if study is None else type(study).__name__
-        raise StudyError(f"{path} needs a variable `study` that is an argosy.Study; found {found}.")
-    return study
 
 
 def main() -> None:
@@ -219,6 +212,17 @@ def _print_report(report: "Report", *, as_json: bool) -> None:
     # Files and pipes have no width of their own.
     console = Console() if sys.stdout.isatty() else Console(width=160)
     console.print(report_table(report), highlight=False)
+
+
+def _leave(directory: Path, command: dict[str, Any], *, as_json: bool) -> None:
+    from argosy.running.inbox import leave
+
+    name = leave(directory, command)
+    _print(
+        {"left": name}
+        if as_json
+        else f"left {name} for the run's driver; its answer will be in {directory}/journal.jsonl"
+    )
 
 
 def _print(value: Any) -> None:

@@ -18,7 +18,9 @@ __all__ = [
     "Measured",
     "Open",
     "Opened",
+    "OutOfMemory",
     "Pause",
+    "Paused",
     "Progress",
     "StartMember",
     "Stop",
@@ -77,9 +79,11 @@ class Attach:
 
 @dataclass(frozen=True, kw_only=True)
 class Measure:
-    """To a trainer: measure these members on the first block; answered by Measured."""
+    """To a trainer: measure these members on the first block; answered by Measured for each."""
 
     members: tuple[str, ...]
+    accumulate: Mapping[str, int]
+    """Micro-batches of members that need more than their own number."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +108,8 @@ class StartMember:
     member: str
     stream_epoch: int
     checkpoint: Checkpoint | None
+    accumulate: int
+    """Micro-batches per step: the member's own number, or more where its device has too little memory."""
     notes: tuple[str, ...]
 
 
@@ -134,9 +140,12 @@ class Stop:
 
 @dataclass(frozen=True, kw_only=True)
 class Pause:
-    """To a trainer: save every member where it is (answered by Saved and MemberEnded) and let it go."""
+    """To a trainer: save every member where it is and let it go; answered by Saved for each, then Paused."""
 
-    reason: str
+
+@dataclass(frozen=True, kw_only=True)
+class Paused:
+    """From a trainer: it carries no member any more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,9 +154,19 @@ class Exit:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Progress:
-    """From a trainer, a few times a second: where its members are."""
+class OutOfMemory:
+    """From a trainer: the device could not hold the member, which is dropped without being saved."""
 
+    member: str
+    detail: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """From a trainer, a few times a second, also while it waits for data: where its members are."""
+
+    blocks: int
+    """Blocks taken since the trainer's start."""
     samples: Mapping[str, int]
     """Training samples of each member since the trainer's start."""
     losses: Mapping[str, float]

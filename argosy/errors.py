@@ -6,7 +6,8 @@ ArgosyError
 ├── PlanError         the study cannot run on this cluster: change one of them (exit code 2)
 ├── RunError          the run directory cannot be used as asked (exit code 2)
 ├── MemberError       a member's own code raised: its traceback is attached (exit code 1)
-├── WorkerError       a process or a node was lost (exit code 1)
+├── WorkerError       a process or a node was lost for good (exit code 1)
+├── DiskError         the run directory cannot be written: free space, run the same command again (exit code 1)
 └── CheckpointError   a saved file is missing, damaged or refused (exit code 1)
 ```
 
@@ -16,6 +17,7 @@ A message says what, what was found, what was wanted, and what to do.
 __all__ = [
     "ArgosyError",
     "CheckpointError",
+    "DiskError",
     "MemberError",
     "PlanError",
     "RunError",
@@ -54,6 +56,10 @@ class MemberError(ArgosyError):
 
 class WorkerError(ArgosyError):
     """A worker process was lost."""
+
+
+class DiskError(ArgosyError):
+    """The run directory cannot be written; what is there is untouched."""
 
 
 class CheckpointError(ArgosyError):

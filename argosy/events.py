@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 __all__ = [
+    "Answered",
     "Checkpoint",
     "EpochEnded",
     "Event",
@@ -18,6 +19,7 @@ __all__ = [
     "Saved",
     "Skipped",
     "Used",
+    "WorkerLost",
     "from_line",
     "to_line",
 ]
@@ -132,6 +134,23 @@ class Skipped(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class WorkerLost(Event):
+    """A worker ended without a word; its members go on from their newest checkpoints."""
+
+    worker: str
+    detail: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answered(Event):
+    """A command file was read, once."""
+
+    file: str
+    command: Mapping[str, Any]
+    answer: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Used(Event):
     """A worker's gauges and CPU seconds at its end."""
 
@@ -151,7 +170,20 @@ class RunEnded(Event):
 
 KINDS: dict[str, type[Event]] = {
     kind.__name__: kind
-    for kind in (RunStarted, PlanMade, MemberStarted, EpochEnded, Saved, MemberEnded, Fed, Skipped, Used, RunEnded)
+    for kind in (
+        RunStarted,
+        PlanMade,
+        MemberStarted,
+        EpochEnded,
+        Saved,
+        MemberEnded,
+        Fed,
+        Skipped,
+        WorkerLost,
+        Answered,
+        Used,
+        RunEnded,
+    )
 }
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from argosy.errors import RunError
 from argosy.events import (
+    Answered,
     Checkpoint,
     EpochEnded,
     Event,
@@ -18,6 +19,7 @@ from argosy.events import (
     Saved,
     Skipped,
     Used,
+    WorkerLost,
 )
 from argosy.stopping import Mode, better
 
@@ -30,7 +32,7 @@ class MemberState:
 
     name: str
     status: str = "waiting"
-    """waiting, training, done, failed, diverged, or paused."""
+    """waiting, training, done, failed, diverged, stopped, or paused."""
     reason: str = ""
     device: str = ""
     epochs: dict[int, EpochEnded] = field(default_factory=dict)
@@ -63,6 +65,8 @@ class RunState:
     holes: dict[tuple[str, int], set[int]] = field(default_factory=dict)
     """Indices of broken samples, by split and stream epoch."""
     used: list[Used] = field(default_factory=list)
+    lost: list[WorkerLost] = field(default_factory=list)
+    answered: list[Answered] = field(default_factory=list)
     seconds: float = 0.0
     """Of all drivers that worked on the run and ended in order."""
 
@@ -105,6 +109,10 @@ class RunState:
             self.holes.setdefault((event.split, event.epoch), set()).add(event.index)
         elif isinstance(event, Used):
             self.used.append(event)
+        elif isinstance(event, WorkerLost):
+            self.lost.append(event)
+        elif isinstance(event, Answered):
+            self.answered.append(event)
 
     @property
     def preparations(self) -> float:

@@ -1,8 +1,11 @@
 """The driver: the only decision maker and the only writer of the journal.
 
-It starts workers, has members measured, plans, starts legs (one feeder, some trainers, one flotilla), answers each
-member's end of epoch, and starts the next legs as devices become free. It never waits for one worker: everything it
-does is an answer to a message.
+It starts workers, has members measured, plans, starts legs (one feeder, some trainers, one flotilla) and answers each
+member's end of epoch. It never waits for one worker: everything it does is an answer to a message.
+
+There is one way out of trouble, and it is the way of every change while a run goes on (a lost worker, a device out of
+memory, a command, an interrupt): *regroup*. Every trainer saves its members and lets them go; when the last one has,
+what was lost is there again, and the policy is asked anew. A member goes on from its newest checkpoint, exactly.
 """
 
 import json
@@ -12,9 +15,10 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy
@@ -34,21 +38,37 @@ from argosy.commands import (
     Measured,
     Open,
     Opened,
+    OutOfMemory,
     Pause,
+    Paused,
     StartMember,
     Stop,
     Train,
 )
-from argosy.errors import MemberError, PlanError, StudyError, WorkerError
-from argosy.events import EpochEnded, Event, Fed, MemberEnded, PlanMade, RunEnded, RunStarted, Used
+from argosy.errors import ArgosyError, MemberError, PlanError, StudyError, WorkerError
+from argosy.events import (
+    Answered,
+    EpochEnded,
+    Event,
+    Fed,
+    MemberEnded,
+    PlanMade,
+    RunEnded,
+    RunStarted,
+    Used,
+    WorkerLost,
+)
 from argosy.planning import make_plan
 from argosy.plans import Flotilla, Plan
 from argosy.profiles import Profile
 from argosy.report import MemberState, RunState
+from argosy.running.hangs import Hangs
 from argosy.running.identity import check_identity, summarize, write_json
+from argosy.running.inbox import Inbox
 from argosy.running.journal import Journal
 from argosy.running.launcher import Job, Workers
 from argosy.running.resume import Resume, leg_for, resume_points
+from argosy.running.studyfile import load_study
 from argosy.running.view import Silent, View
 from argosy.stream.order import Selection
 from argosy.study import Member
@@ -57,6 +77,8 @@ __all__ = ["drive", "explain"]
 
 EQUAL_FAILURES = 3
 """So many first members that fail with one traceback stop the study."""
+LOSSES = 10
+"""So many losses without one finished epoch end the run."""
 TICK_SECONDS = 0.2
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -96,24 +118,40 @@ class Driver:
         self.state = state
         self.view = view
         self.began = time.monotonic()
-        self.feeders: dict[str, _Feeder] = {}
-        self.measured: dict[str, Measured] = {}
-        self.unmeasured: set[str] = set()
-        self.waiting: list[str] = []
-        self.legs: list[_Sailing] = []
-        self.count = 0
-        self.points: dict[str, Resume] = {}
+        self.devices = tuple(device.name for device in cluster.devices)
+        self.inbox = Inbox(job.directory / "commands", (answered.file for answered in state.answered))
+        self.hangs = Hangs(job.settings.hang_seconds)
+        self.found: Mapping[str, Any] | None = None
+        """``study.json`` of an earlier driver."""
         self.begun = False
         """Whether the directory was found to be this study's, or empty."""
+        self.only_explain = False
+        self.explained: Plan | None = None
+        # The fleet
+        self.feeders: dict[str, _Feeder] = {}
+        self.feeder_count = 0
+        self.replaced: set[str] = set()
+        """Trainers that were told to exit and start again."""
+        self.lengths: Mapping[str, int] = {}
+        self.fingerprint = ""
+        # Members
+        self.waiting: list[str] = []
+        self.points: dict[str, Resume] = {}
+        self.measured: dict[str, Measured] = {}
+        self.unmeasured: set[str] = set()
+        self.accumulate: dict[str, int] = {}
+        self.failures: list[str] = []
+        self.told_to_stop: set[str] = set()
+        # Legs
+        self.legs: list[_Sailing] = []
+        self.leg_count = 0
         self.launched = False
         self.early: list[Fed] = []
-        self.explained: Plan | None = None
-        self.only_explain = False
-        self.failures: list[str] = []
+        self.regrouping: set[str] | None = None
+        """Trainers that still carry members; None while no regrouping is under way."""
+        self.losses = 0
+        # The end
         self.pausing: str | None = None
-        self.exiting: set[str] = set()
-        self.found: Mapping[str, Any] | None = None
-        self._devices = {device.name for device in cluster.devices}
         self.wanted_pause: str | None = None
         """Set by signal handlers, which may not talk to workers: they interrupt whoever is talking."""
 
@@ -122,19 +160,21 @@ class Driver:
     def run(self, found: Mapping[str, Any] | None) -> str:
         """Train to the end; returns the run's status. `found` is the ``study.json`` of an earlier driver."""
         self.found = found
+        for answered in self.state.answered:
+            if answered.command["command"] == "add" and answered.answer.startswith("added"):
+                self._extend(Path(answered.command["study"]))
         self.waiting = [member.name for member in self.study.members if self._unfinished(member)]
         if not self.waiting:
             return "done"
         self._start_feeder()
-        for device in self.cluster.devices:
-            self.workers.start_trainer(device.name)
+        for device in self.devices:
+            self.workers.start_trainer(device)
         self.points = resume_points([self.state.member(name) for name in self.waiting], self.job.directory)
         self.unmeasured = set(self.waiting)
-        while self.unmeasured or self.legs:
+        while self.unmeasured or self.legs or self.regrouping:
             for worker, message in self.workers.receive(TICK_SECONDS):
                 self._hear(worker, message)
-            if (reason := self.wanted_pause or self._out_of_time()) and self.pausing is None:
-                self._pause(reason)
+            self._look_around()
             self.view.tick()
         return "paused" if self.pausing else "done"
 
@@ -148,88 +188,75 @@ class Driver:
 
     def stop_workers(self) -> None:
         """Ask every worker for its last word and wait a little for it."""
-        self.exiting = {*self.feeders, *(device.name for device in self.cluster.devices)} if self.feeders else set()
-        for worker in self.exiting:
+        exiting = {*self.feeders, *self.devices} if self.feeders else set()
+        for worker in exiting:
             self.workers.send(worker, Exit())
         deadline = time.monotonic() + 3.0
-        while self.exiting and time.monotonic() < deadline:
+        while exiting and time.monotonic() < deadline:
             for worker, message in self.workers.receive(TICK_SECONDS):
                 if self.begun and isinstance(message, Event) and not isinstance(message, MemberEnded):
-                    self._record(message)
+                    self.record(message)
                 if isinstance(message, Used | Lost | Failed):
-                    self.exiting.discard(worker)
+                    exiting.discard(worker)
 
     def want_pause(self, reason: str) -> None:
         """Save every member where it is, and end; from any thread or signal handler."""
         self.wanted_pause = reason
 
-    def _pause(self, reason: str) -> None:
-        self.pausing = reason
-        self.unmeasured.clear()
-        for leg in self.legs:
-            for device in leg.flotilla.devices:
-                self.workers.send(device, Pause(reason=reason))
+    def record(self, event: Event) -> None:
+        """Journal an event and fold it into the state."""
+        self.journal.append(event)
+        self.state.apply(event)
 
     # ---- messages
 
     def _hear(self, worker: str, message: Any) -> None:
         self.view.hear(worker, message)
-        if isinstance(message, Opened):
-            self._opened(worker, message)
-        elif isinstance(message, Measured):
-            self.measured[message.member] = message
-            self._one_measured(message.member)
-        elif isinstance(message, EpochEnded):
-            self._epoch_ended(worker, message)
-        elif isinstance(message, MemberEnded):
-            self._record(message)
-            self._member_ended(message)
-        elif isinstance(message, Failed):
-            raise message.error
-        elif isinstance(message, Lost):
-            raise WorkerError(
-                f"worker {worker!r} is lost: {message.detail}. The same command goes on from the checkpoints."
-            )
-        elif isinstance(message, Fed) and not self.launched:
-            # Counts only if the stream that members are measured on becomes the first leg's.
-            self.early.append(message)
-        elif isinstance(message, Event):
-            self._record(message)
-
-    def _record(self, event: Event) -> None:
-        self.journal.append(event)
-        self.state.apply(event)
+        self.hangs.hear(worker, message)
+        match message:
+            case Opened():
+                self._opened(worker, message)
+            case Measured():
+                self.measured[message.member] = message
+                self._one_measured(message.member)
+            case EpochEnded():
+                self._epoch_ended(worker, message)
+            case MemberEnded():
+                self.record(message)
+                self._member_ended(message)
+            case Paused():
+                self._let_go(worker)
+            case OutOfMemory():
+                self._out_of_memory(worker, message)
+            case Lost():
+                self._lost(worker, message)
+            case Failed():
+                raise message.error
+            case Fed() if not self.launched:
+                # Counts only if the stream that members are measured on becomes the first leg's.
+                self.early.append(message)
+            case Event():
+                self.record(message)
 
     def _opened(self, worker: str, opened: Opened) -> None:
-        feeder = self.feeders[worker]
-        feeder.opened = opened
-        if self.measured:
-            self._launch()
+        feeder = self.feeders.get(worker)
+        if feeder is None:
             return
-        self._check_batches(opened.lengths)
-        self._write_study()
-        self._record(self._run_started(opened))
-        self.begun = True
-        devices = [device.name for device in self.cluster.devices]
-        self._attach(feeder, devices)
-        # The first leg's number: if its flotilla reads from the start, the blocks that were measured on are its first.
-        self._feed(feeder, self._leg_for(self.waiting, opened.lengths), tuple(devices))
-        for number, device in enumerate(devices):
-            self.workers.send(device, Measure(members=tuple(self.waiting[number :: len(devices)])))
-
-    def _one_measured(self, member: str) -> None:
-        self.unmeasured.discard(member)
-        if not self.unmeasured and not self.legs and self.pausing is None:
-            self._check_members()
-            if self.only_explain:
-                profiles = [self._profile(self.measured[name]) for name in self.waiting]
-                self.explained = make_plan(profiles, self.cluster.devices, policy=self.settings.policy)
-                return
+        feeder.opened = opened
+        if not self.begun:
+            self.lengths, self.fingerprint = opened.lengths, opened.fingerprint
+            self._check_batches(self.waiting)
             self._write_study()
+            self.record(self._run_started())
+            self.begun = True
+        if self.unmeasured:
+            self._measure()
+        elif self.regrouping is None:
             self._launch()
 
     def _epoch_ended(self, worker: str, ended: EpochEnded) -> None:
-        self._record(ended)
+        self.record(ended)
+        self.losses = 0
         state = self.state.member(ended.member)
         self._write_metrics(state, ended)
         best = state.best(self.study.objective, self.study.mode or "min")
@@ -237,48 +264,132 @@ class Driver:
         reason = self.study.stop_of(self.study.member(ended.member)).reason(state.history)
         if reason is None:
             self.workers.send(worker, Continue(member=ended.member, best=is_best))
-        else:
-            self.workers.send(worker, Stop(member=ended.member, best=is_best))
-            over = MemberEnded(member=ended.member, status="done", reason=reason)
-            self._record(over)
-            self.view.hear(worker, over)
-            self._member_ended(over)
+            return
+        self.workers.send(worker, Stop(member=ended.member, best=is_best))
+        self._end(ended.member, "done", reason)
+
+    def _end(self, member: str, status: str, reason: str) -> None:
+        over = MemberEnded(member=member, status=status, reason=reason)
+        self.record(over)
+        self.view.hear("", over)
+        self._member_ended(over)
 
     def _member_ended(self, ended: MemberEnded) -> None:
-        self.unmeasured.discard(ended.member)
         if ended.status == "failed":
-            self._failed(ended)
-        if not self.legs:
-            # It failed before the first leg, while it was measured.
-            self.waiting = [name for name in self.waiting if name != ended.member]
+            self._count_failure(ended.reason)
+        if ended.member in self.unmeasured:
+            # It failed while it was measured.
+            self.waiting.remove(ended.member)
             self._one_measured(ended.member)
-            return
-        leg = next((leg for leg in self.legs if ended.member in leg.live), None)
-        if leg is None:
-            return
-        leg.live.discard(ended.member)
-        if not leg.live:
-            self.legs.remove(leg)
-            self._feed(self.feeders[leg.feeder], Leg.empty(), ())
-            if self.pausing is None:
+        for leg in [leg for leg in self.legs if ended.member in leg.live]:
+            leg.live.discard(ended.member)
+            if not leg.live and self.regrouping is None:
+                self.legs.remove(leg)
+                self._feed(leg.feeder, Leg.empty(), ())
                 self._launch()
 
-    def _failed(self, ended: MemberEnded) -> None:
-        self.failures.append(ended.reason)
+    def _count_failure(self, reason: str) -> None:
+        self.failures.append(reason)
         finished = any(state.epochs for state in self.state.members.values())
         if not finished and len(self.failures) >= EQUAL_FAILURES and len({_cause(r) for r in self.failures}) == 1:
-            raise MemberError(f"the first {EQUAL_FAILURES} members failed alike, so the study stops:\n{ended.reason}")
+            raise MemberError(f"the first {EQUAL_FAILURES} members failed alike, so the study stops:\n{reason}")
+
+    def _lost(self, worker: str, lost: Lost) -> None:
+        if worker in self.replaced:
+            self.replaced.discard(worker)
+            self.workers.start_trainer(worker)
+            return
+        self.record(WorkerLost(worker=worker, detail=lost.detail))
+        self.losses += 1
+        if self.losses > LOSSES:
+            raise WorkerError(
+                f"worker {worker!r} is lost ({lost.detail}), the {self.losses}th loss without one finished epoch; see "
+                f"{self.job.directory / 'workers'}. The same command goes on from the checkpoints."
+            )
+        self.feeders.pop(worker, None)
+        if worker in self.devices:
+            self.workers.start_trainer(worker)
+            for feeder in self.feeders.values():
+                feeder.readers.discard(worker)
+        if self.unmeasured:
+            self._measure()
+        elif self.regrouping is None:
+            self._regroup(gone=worker)
+        else:
+            self._let_go(worker)
+
+    def _out_of_memory(self, worker: str, message: OutOfMemory) -> None:
+        """Next time the member gets a device for itself; where it had one, smaller micro-batches."""
+        member, measured = self.study.member(message.member), self.measured.get(message.member)
+        device = self.cluster.device(worker)
+        now = self.accumulate.get(member.name, member.accumulate)
+        crowded = measured is not None and measured.memory_bytes < device.memory_bytes and len(self._aboard(worker)) > 1
+        if crowded and measured is not None:
+            self.measured[member.name] = replace(measured, memory_bytes=device.memory_bytes)
+        elif self.settings.numerics == "equivalent" and now < member.batch_size:
+            self.accumulate[member.name] = min(2 * now, member.batch_size)
+        else:
+            advice = "Lower its batch_size" + (" or allow numerics='equivalent'." if now < member.batch_size else ".")
+            self._end(member.name, "failed", f"out of memory alone on {worker}: {message.detail}. {advice}")
+            return
+        if member.name in self.unmeasured:
+            self._measure()
+        elif self.regrouping is None:
+            self._regroup()
+
+    def _aboard(self, device: str) -> list[str]:
+        return [
+            placement.member
+            for leg in self.legs
+            for placement in leg.flotilla.placements
+            if device in placement.devices and placement.member in leg.live
+        ]
+
+    # ---- measuring
+
+    def _measure(self) -> None:
+        """Let every trainer measure its share of the members that need it, on the first block of their common leg."""
+        feeder = self._free_feeder()
+        if feeder is None:
+            if all(feeder.opened for feeder in self.feeders.values()):
+                self._start_feeder()
+            return
+        self.early.clear()
+        self.leg_count += 1
+        self._attach(feeder, self.devices)
+        self._feed(feeder.name, self._leg_for(self.waiting), self.devices)
+        wanted = [name for name in self.waiting if name in self.unmeasured]
+        for number, device in enumerate(self.devices):
+            share = tuple(wanted[number :: len(self.devices)])
+            micro = {name: self.accumulate[name] for name in share if name in self.accumulate}
+            self.workers.send(device, Measure(members=share, accumulate=micro))
+
+    def _one_measured(self, member: str) -> None:
+        if member not in self.unmeasured:
+            return
+        self.unmeasured.discard(member)
+        if self.unmeasured or self.pausing is not None:
+            return
+        self._check_members()
+        if self.only_explain:
+            profiles = [self._profile(self.measured[name]) for name in self.waiting]
+            self.explained = make_plan(profiles, self.cluster.devices, policy=self.settings.policy)
+            return
+        self._write_study()
+        self._launch()
 
     # ---- legs
 
     def _launch(self) -> None:
         """Ask the policy what to start on the devices that are free."""
+        if self.pausing is not None:
+            return
         busy = {device for leg in self.legs for device in leg.flotilla.devices}
         free = [device for device in self.cluster.devices if device.name not in busy]
         profiles = [self._profile(self.measured[name]) for name in self.waiting]
         if not profiles or not free:
             return
-        plan = make_plan(profiles, free, policy=self.settings.policy)
+        plan = make_plan(profiles, free, policy=self.settings.policy, cluster=self.cluster.devices)
         for flotilla in plan.flotillas:
             feeder = self._free_feeder()
             if feeder is not None:
@@ -286,32 +397,70 @@ class Driver:
             elif all(feeder.opened for feeder in self.feeders.values()):
                 # The policy is asked again when it is open.
                 self._start_feeder()
-        for device in self._devices - {device for leg in self.legs for device in leg.flotilla.devices}:
+        for device in set(self.devices) - {device for leg in self.legs for device in leg.flotilla.devices}:
             # Lets go of the block that it measured on.
-            self.workers.send(device, Train(leg=self.count, members=()))
-        self._record(PlanMade(plan=plan.to_json()))
+            self.workers.send(device, Train(leg=self.leg_count, members=()))
+        self.record(PlanMade(plan=plan.to_json()))
         write_json(self.job.directory / "plan.json", plan.to_json())
         self.view.plan(plan)
 
     def _start_leg(self, feeder: _Feeder, flotilla: Flotilla) -> None:
-        assert feeder.opened is not None
-        members = list(flotilla.members)
         # The stream that members were measured on goes on as the first leg where everybody stays on it.
-        goes_on = not self.launched and set(members) == set(self.waiting)
+        goes_on = not self.launched and set(flotilla.members) == set(self.waiting)
         self.launched = True
-        self.waiting = [name for name in self.waiting if name not in members]
+        self.waiting = [name for name in self.waiting if name not in flotilla.members]
         self._attach(feeder, flotilla.devices)
         if goes_on:
             for fed in self.early:
-                self._record(fed)
+                self.record(fed)
         else:
-            self.count += 1
-            self._feed(feeder, self._leg_for(members, feeder.opened.lengths), flotilla.devices)
-        leg = _Sailing(self.count, feeder.name, flotilla, set(members))
-        self.legs.append(leg)
+            self.leg_count += 1
+            self._feed(feeder.name, self._leg_for(flotilla.members), flotilla.devices)
+        self.legs.append(_Sailing(self.leg_count, feeder.name, flotilla, set(flotilla.members)))
+        self.hangs.watch(feeder.name, flotilla.devices)
         for device in flotilla.devices:
-            aboard = [p.member for p in flotilla.placements if device in p.devices]
-            self.workers.send(device, Train(leg=leg.number, members=tuple(self._start_member(name) for name in aboard)))
+            aboard = [self._start_member(p.member) for p in flotilla.placements if device in p.devices]
+            self.workers.send(device, Train(leg=self.leg_count, members=tuple(aboard)))
+
+    def _regroup(self, *, gone: str | None = None) -> None:
+        """Let every trainer save its members and let them go; `_regrouped` goes on from there."""
+        busy = {device for leg in self.legs for device in leg.flotilla.devices}
+        self.regrouping = busy - {gone}
+        self.hangs.watch(None, busy)
+        for device in self.regrouping:
+            self.workers.send(device, Pause())
+        self._let_go(gone)
+
+    def _let_go(self, worker: str | None) -> None:
+        if self.regrouping is None:
+            return
+        self.regrouping.discard(worker or "")
+        if not self.regrouping:
+            self._regrouped()
+
+    def _regrouped(self) -> None:
+        """Nobody carries a member: end the run, or start again with what is there."""
+        self.regrouping = None
+        live = {name for leg in self.legs for name in leg.live}
+        for leg in self.legs:
+            if leg.feeder in self.feeders:
+                self._feed(leg.feeder, Leg.empty(), ())
+        self.legs.clear()
+        self.hangs.watch(None, ())
+        for name in self.told_to_stop & live:
+            self._end(name, "stopped", "by command")
+        if self.pausing is not None:
+            for name in sorted(live - self.told_to_stop):
+                self._end(name, "paused", self.pausing)
+            return
+        live -= self.told_to_stop
+        self.waiting = [m.name for m in self.study.members if m.name in live or m.name in self.waiting]
+        self.points.update(resume_points([self.state.member(name) for name in self.waiting], self.job.directory))
+        self._join_new_members()
+        if self.unmeasured:
+            self._measure()
+        else:
+            self._launch()
 
     def _start_member(self, name: str) -> StartMember:
         point = self.points[name]
@@ -319,16 +468,19 @@ class Driver:
             member=name,
             stream_epoch=point.stream_epoch,
             checkpoint=point.checkpoint,
+            accumulate=self.accumulate.get(name, self.study.member(name).accumulate),
             notes=(*self.measured[name].notes, *point.notes),
         )
 
-    def _leg_for(self, members: list[str], lengths: Mapping[str, int]) -> Leg:
-        return leg_for(self.study, [self.points[name] for name in members], lengths, number=self.count)
+    def _leg_for(self, members: Iterable[str]) -> Leg:
+        return leg_for(self.study, [self.points[name] for name in members], self.lengths, number=self.leg_count)
 
-    def _feed(self, feeder: _Feeder, leg: Leg, readers: tuple[str, ...]) -> None:
-        self.workers.send(feeder.name, Feed(leg=leg, readers=readers))
+    # ---- feeders
 
-    def _attach(self, feeder: _Feeder, devices: Any) -> None:
+    def _feed(self, feeder: str, leg: Leg, readers: tuple[str, ...]) -> None:
+        self.workers.send(feeder, Feed(leg=leg, readers=readers))
+
+    def _attach(self, feeder: _Feeder, devices: Iterable[str]) -> None:
         assert feeder.opened is not None
         for device in devices:
             if device not in feeder.readers:
@@ -338,7 +490,8 @@ class Driver:
                 self.workers.send(device, Attach(address=feeder.opened.address))
 
     def _start_feeder(self) -> None:
-        name = f"feeder-{len(self.feeders)}"
+        name = f"feeder-{self.feeder_count}"
+        self.feeder_count += 1
         self.feeders[name] = _Feeder(name)
         self.workers.start_feeder(name)
         self.workers.send(name, Open())
@@ -347,18 +500,87 @@ class Driver:
         busy = {leg.feeder for leg in self.legs}
         return next((f for f in self.feeders.values() if f.opened is not None and f.name not in busy), None)
 
+    # ---- what comes from outside
+
+    def _look_around(self) -> None:
+        if (reason := self.wanted_pause or self._out_of_time()) and self.pausing is None:
+            self.pausing = reason
+            self.unmeasured.clear()
+            if self.regrouping is None:
+                self._regroup()
+        for worker in self.hangs.hanging():
+            self.workers.kill(worker)
+        for file, command in self.inbox.new():
+            try:
+                answer = self._command(command)
+            except ArgosyError as error:
+                answer = f"refused: {error}"
+            self.record(Answered(file=file, command=command, answer=answer))
+
+    def _out_of_time(self) -> str | None:
+        limit = self.settings.time_limit
+        return f"time limit of {limit:g} s" if limit is not None and time.monotonic() - self.began > limit else None
+
+    def _command(self, command: Mapping[str, Any]) -> str:
+        if command["command"] == "stop":
+            name = command["member"]
+            live = {name for leg in self.legs for name in leg.live} | set(self.waiting)
+            if name not in live:
+                return f"refused: no member {name!r} is training; those are {', '.join(sorted(live)) or 'none'}."
+            self.told_to_stop.add(name)
+            answer = f"{name} is saved and stops"
+        elif command["command"] == "add":
+            added = self._extend(Path(command["study"]))
+            answer = (
+                f"added {', '.join(added)}" if added else "refused: the study has no member that is not here already"
+            )
+        else:
+            return f"refused: unknown command {command['command']!r}; commands are stop and add."
+        if self.regrouping is None and not self.unmeasured:
+            self._regroup()
+        return answer
+
+    def _extend(self, path: Path) -> list[str]:
+        """Take up the members of another study file that are not here yet; workers learn of them when regrouped."""
+        here = {member.name for member in self.study.members}
+        new = [member for member in load_study(path).members if member.name not in here]
+        self.study = replace(self.study, members=(*self.study.members, *new))
+        self.job = replace(self.job, study=self.study)
+        if new:
+            self.workers.renew(self.job)
+        return [member.name for member in new]
+
+    def _join_new_members(self) -> None:
+        """Members that were added begin with the first stream epoch that nobody has begun."""
+        new = [m.name for m in self.study.members if m.name not in self.points and self._unfinished(m)]
+        if not new:
+            return
+        begun = [
+            (p.stream_epoch + (p.checkpoint is not None and p.checkpoint.position > 0)) for p in self.points.values()
+        ]
+        self._check_batches(new)
+        for name in new:
+            self.points[name] = Resume(member=name, stream_epoch=max(begun))
+        self.waiting += new
+        self.unmeasured |= set(new)
+        for device in self.devices:
+            self.replaced.add(device)
+            self.workers.send(device, Exit())
+            for feeder in self.feeders.values():
+                feeder.readers.discard(device)
+
     # ---- what is refused before it starts
 
-    def _check_batches(self, lengths: Mapping[str, int]) -> None:
-        for name in self.waiting:
+    def _check_batches(self, members: Iterable[str]) -> None:
+        for name in members:
             member = self.study.member(name)
             for split, subset in (("train", member.subset), ("val", member.val_subset)):
-                if subset is not None and not 0 <= min(subset) <= max(subset) < lengths.get(split, 0):
+                if subset is not None and not 0 <= min(subset) <= max(subset) < self.lengths.get(split, 0):
                     raise StudyError(
                         f"member {name!r}: its {split} subset has indices {min(subset)} to {max(subset)}; the split has "
-                        f"{lengths.get(split, 0)} samples."
+                        f"{self.lengths.get(split, 0)} samples."
                     )
-            length = Selection.of(member.subset, lengths["train"]).length
+            length = Selection.of(member.subset, self.lengths["train"]).length
             if member.batch_size > length:
                 raise StudyError(
                     f"member {name!r}: batch_size {member.batch_size} is larger than its {length} training samples. "
@@ -366,10 +588,9 @@ class Driver:
                 )
 
     def _check_members(self) -> None:
-        lengths = next(feeder.opened.lengths for feeder in self.feeders.values() if feeder.opened)
         for name in self.waiting:
             member = self.study.member(name)
-            rest = Selection.of(member.subset, lengths["train"]).length % member.batch_size
+            rest = Selection.of(member.subset, self.lengths["train"]).length % member.batch_size
             if self.measured[name].batch_norm and rest == 1 and not member.drop_last:
                 raise PlanError(
                     f"member {name!r} has BatchNorm, and its last batch of each epoch would hold 1 sample, which "
@@ -378,13 +599,13 @@ class Driver:
 
     def _unfinished(self, member: Member) -> bool:
         state = self.state.member(member.name)
-        if state.status in ("failed", "diverged"):
+        if state.status in ("failed", "diverged", "stopped"):
             return False
         return self.study.stop_of(member).reason(state.history) is None
 
-    # ---- files and time
+    # ---- files
 
-    def _run_started(self, opened: Opened) -> RunStarted:
+    def _run_started(self) -> RunStarted:
         versions = {
             "argosy": argosy.__version__,
             "torch": torch.__version__,
@@ -396,12 +617,11 @@ class Driver:
             pid=os.getpid(),
             versions=versions,
             settings=asdict(self.settings),
-            lengths=dict(opened.lengths),
+            lengths=dict(self.lengths),
         )
 
     def _write_study(self) -> None:
-        opened = next(feeder.opened for feeder in self.feeders.values() if feeder.opened)
-        summary = summarize(self.study, lengths=opened.lengths, fingerprint=opened.fingerprint, measured=self.measured)
+        summary = summarize(self.study, lengths=self.lengths, fingerprint=self.fingerprint, measured=self.measured)
         if self.found is not None:
             check_identity(self.job.directory, self.found, summary)
             for name, described in summary["members"].items():
@@ -410,20 +630,14 @@ class Driver:
         write_json(self.job.directory / "study.json", summary)
 
     def _write_metrics(self, state: MemberState, ended: EpochEnded) -> None:
-        folder = self.job.directory / "members" / state.name
-        header = ["epoch", *ended.metrics, "seconds"]
-        path = folder / "metrics.csv"
+        path = self.job.directory / "members" / state.name / "metrics.csv"
         rows = [ended]
         if ended.epoch == 0 or not path.exists() or self.found is not None:
             rows = [state.epochs[k] for k in sorted(state.epochs)]
-            path.write_text(",".join(header) + "\n")
+            path.write_text(",".join(["epoch", *ended.metrics, "seconds"]) + "\n")
         with path.open("a") as file:
             for row in rows:
                 file.write(",".join(str(v) for v in (row.epoch, *row.metrics.values(), row.seconds)) + "\n")
-
-    def _out_of_time(self) -> str | None:
-        limit = self.settings.time_limit
-        return f"time limit of {limit:g} s" if limit is not None and time.monotonic() - self.began > limit else None
 
     @staticmethod
     def _profile(measured: Measured) -> Profile:
@@ -462,7 +676,7 @@ def drive(job: Job, cluster: Cluster, workers: Workers, journal: Journal, state:
         finally:
             driver.stop_workers()
             if driver.begun or driver.pausing:
-                driver._record(RunEnded(status=status, reason=reason, seconds=time.monotonic() - driver.began))
+                driver.record(RunEnded(status=status, reason=reason, seconds=time.monotonic() - driver.began))
             view.end()
 
 

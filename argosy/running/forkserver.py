@@ -5,6 +5,7 @@ message with its descriptors: the blobs of the study. It answers each fork with 
 When the driver closes the socket, it kills what is left of its children and goes.
 """
 
+import contextlib
 import json
 import os
 import select
@@ -53,13 +54,13 @@ class ForkServer:
         socket.send_fds(self.channel, [json.dumps(request).encode()], descriptors)
         self.used = True
 
-    def ends(self) -> list[tuple[int, int]]:
-        """(pid, wait status) of children that ended since the last call; call when the channel is readable."""
+    def news(self) -> tuple[str, int, int | None]:
+        """(name, pid, wait status) of a worker that started (status None) or ended; call when the channel is readable."""
         message = self.channel.recv(LARGEST_REQUEST)
         if not message:
             raise EOFError
-        pid, status = json.loads(message)
-        return [(pid, status)]
+        name, pid, status = json.loads(message)
+        return name, pid, status
 
     def close(self) -> None:
         """Let the server kill what is left and wait until it has gone."""
@@ -85,7 +86,7 @@ def main() -> None:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     for number in IGNORED:
         signal.signal(number, signal.SIG_IGN)
-    children: set[int] = set()
+    children: dict[int, str] = {}
     server = os.getpid()
     while True:
         ready = _wait(channel.fileno(), wake)
@@ -104,7 +105,8 @@ def main() -> None:
                 for descriptor in (channel.detach(), wake, wakes):
                     os.close(descriptor)
                 os._exit(_become(json.loads(message), descriptors, work))
-            children.add(pid)
+            children[pid] = json.loads(message)["arguments"]["name"]
+            _tell(channel, children[pid], pid, None)
             for descriptor in descriptors:
                 os.close(descriptor)
     _bid_farewell(children)
@@ -135,15 +137,20 @@ def _wait(*descriptors: int) -> list[int]:
     return select.select(descriptors, [], [])[0]
 
 
-def _tell_ends(channel: socket.socket, children: set[int]) -> None:
+def _tell_ends(channel: socket.socket, children: dict[int, str]) -> None:
     for pid in list(children):
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:
-            children.discard(pid)
-            channel.send(json.dumps([pid, status]).encode())
+            _tell(channel, children.pop(pid), pid, status)
 
 
-def _bid_farewell(children: set[int]) -> None:
+def _tell(channel: socket.socket, name: str, pid: int, status: int | None) -> None:
+    # A driver that is gone closes the channel, which ends the loop.
+    with contextlib.suppress(OSError):
+        channel.send(json.dumps([name, pid, status]).encode())
+
+
+def _bid_farewell(children: dict[int, str]) -> None:
     """Workers go at their connection's end-of-file; whoever does not is killed."""
 
     def kill(*_: Any) -> None:
@@ -154,4 +161,4 @@ def _bid_farewell(children: set[int]) -> None:
     signal.alarm(FAREWELL_SECONDS)
     while children:
         pid, _ = os.wait()
-        children.discard(pid)
+        children.pop(pid, None)

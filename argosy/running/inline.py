@@ -75,6 +75,14 @@ class InlineWorkers:
         else:
             self.trainers[worker].obey(command)
 
+    def kill(self, worker: str) -> None:
+        """See `Workers.kill`; what hangs here hangs the driver too, so nobody asks."""
+        raise AssertionError(f"{worker} cannot be killed: it is a part of this process")
+
+    def renew(self, job: Job) -> None:
+        """See `Workers.renew`."""
+        self.job = job
+
     def receive(self, timeout: float) -> list[tuple[str, Any]]:
         """See `Workers.receive`; one block goes to every trainer that reads it."""
         for name, feeder in self.feeders.items():

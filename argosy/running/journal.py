@@ -1,5 +1,6 @@
 """The append-only record of a run: one writer, one event a line; the state of a run is the fold of its journal."""
 
+import errno
 import fcntl
 import json
 import os
@@ -11,7 +12,7 @@ from typing import Any
 
 import psutil
 
-from argosy.errors import RunError
+from argosy.errors import DiskError, RunError
 from argosy.events import Event, from_line, to_line
 
 __all__ = ["Journal", "Lock", "read_journal"]
@@ -41,10 +42,16 @@ class Journal:
         os.close(self._descriptor)
 
     def append(self, event: Event) -> None:
-        """One line in one write, flushed to the disk before anybody acts on it."""
-        line = {**to_line(event), "at": round(time.time(), 3)}
-        os.write(self._descriptor, json.dumps(line).encode() + b"\n")
-        os.fdatasync(self._descriptor)
+        """One line in one write, flushed to the disk before anybody acts on it; raises DiskError."""
+        line = json.dumps({**to_line(event), "at": round(time.time(), 3)}).encode() + b"\n"
+        before = os.fstat(self._descriptor).st_size
+        try:
+            if os.write(self._descriptor, line) < len(line):
+                raise OSError(errno.ENOSPC, "only a part of the line was written")
+            os.fdatasync(self._descriptor)
+        except OSError as error:
+            os.ftruncate(self._descriptor, before)
+            raise DiskError(f"cannot write {self.path}: {error}. Free disk space; the same command goes on.") from error
 
 
 def read_journal(directory: Path) -> list[Event]:

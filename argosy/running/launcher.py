@@ -44,6 +44,12 @@ class Workers(Protocol):
     def send(self, worker: str, command: Any) -> None:
         """Say something to a worker; kept for it until it is there."""
 
+    def kill(self, worker: str) -> None:
+        """End a worker that does not answer; it is `Lost` then."""
+
+    def renew(self, job: Job) -> None:
+        """Workers that start from here on get this job."""
+
     def receive(self, timeout: float) -> list[tuple[str, Any]]:
         """(worker, message) of all that was said, at once or after at most so many seconds; `Lost` for a worker gone."""
 

@@ -3,9 +3,13 @@
 import contextlib
 import os
 import selectors
-from collections import deque
+import signal
+import time
 from dataclasses import replace
+from functools import partial
 from typing import Any, NoReturn
+
+import psutil
 
 from argosy.cluster import Cluster
 from argosy.commands import Lost
@@ -18,6 +22,11 @@ from argosy.stream.wire import Door, Peer
 from argosy.study import Study
 
 __all__ = ["Processes"]
+
+LOOK_SECONDS = 1.0
+"""Time between two looks for stopped processes."""
+STOPPED_SECONDS = 5.0
+"""How long a process may stay stopped."""
 
 
 class Processes:
@@ -61,17 +70,19 @@ class ProcessWorkers:
         self.key = os.urandom(32)
         self.door = Door(self.key)
         self.peers: dict[str, Peer] = {}
-        self.started: set[str] = set()
-        self.unsent: dict[str, deque[Any]] = {}
+        self.pids: dict[str, int] = {}
+        self.unsent: dict[str, list[Any]] = {}
         self.selector = selectors.DefaultSelector()
         self.blobs = blobs
         """Descriptors of what workers of each role unpack."""
         self.said: list[tuple[str, Any]] = []
+        self.stopped_since: dict[int, float] = {}
+        self._looked = 0.0
 
     def __enter__(self) -> "ProcessWorkers":
         (self.job.directory / "workers").mkdir(parents=True, exist_ok=True)
         self.selector.register(self.door, selectors.EVENT_READ, self._admit)
-        self.selector.register(self.server.channel, selectors.EVENT_READ, self._note_ends)
+        self.selector.register(self.server.channel, selectors.EVENT_READ, self._hear_server)
         return self
 
     def __exit__(self, *error: Any) -> None:
@@ -80,8 +91,7 @@ class ProcessWorkers:
         self.selector.close()
         self.door.close()
         self.server.close()
-        for descriptor in self.blobs.values():
-            os.close(descriptor)
+        self._drop_blobs()
 
     def start_feeder(self, name: str) -> None:
         """See `Workers.start_feeder`."""
@@ -94,29 +104,45 @@ class ProcessWorkers:
     def send(self, worker: str, command: Any) -> None:
         """See `Workers.send`."""
         if worker not in self.peers:
-            self.unsent.setdefault(worker, deque()).append(command)
+            self.unsent.setdefault(worker, []).append(command)
             return
         # A broken connection's end-of-file is on the way and becomes `Lost`.
         with contextlib.suppress(OSError):
             self.peers[worker].send(command)
 
+    def kill(self, worker: str) -> None:
+        """See `Workers.kill`."""
+        if worker in self.pids:
+            _kill(self.pids[worker])
+
+    def renew(self, job: Job) -> None:
+        """See `Workers.renew`."""
+        blobs = _pack_job(job)
+        self._drop_blobs()
+        self.job, self.blobs = job, blobs
+
     def receive(self, timeout: float) -> list[tuple[str, Any]]:
         """See `Workers.receive`."""
         for key, _ in self.selector.select(timeout):
             key.data()
+        if time.monotonic() - self._looked > LOOK_SECONDS:
+            self._looked = time.monotonic()
+            self._kill_stopped()
         said, self.said = self.said, []
         return said
 
     def _start(self, name: str, role: str) -> None:
         arguments = {"name": name, "role": role, "address": self.door.address, "key": self.key.hex()}
-        self.started.add(name)
         log = self.job.directory / "workers" / f"{name.replace(':', '-')}.log"
-        self.server.fork(arguments, [self.blobs[role], self.job.lock], log)
+        self.unsent[name] = []
+        # A server that has just died is replaced when its end-of-file is read; until then requests go nowhere.
+        with contextlib.suppress(OSError):
+            self.server.fork(arguments, [self.blobs[role], self.job.lock], log)
 
     def _admit(self) -> None:
         for name, peer in self.door.enter():
             self.peers[name] = peer
-            self.selector.register(peer, selectors.EVENT_READ, lambda name=name, peer=peer: self._hear(name, peer))
+            self.selector.register(peer, selectors.EVENT_READ, partial(self._hear, name, peer))
             for command in self.unsent.pop(name, ()):
                 self.send(name, command)
 
@@ -127,15 +153,65 @@ class ProcessWorkers:
             self.selector.unregister(peer)
             peer.close()
             del self.peers[name]
-            self.said.append((name, Lost(detail="its process ended without a word")))
+            self._lost(name, "its connection broke")
 
-    def _note_ends(self) -> None:
+    def _hear_server(self) -> None:
         try:
-            for pid, status in self.server.ends():
-                self.said.append(("", (pid, status)))
+            name, pid, status = self.server.news()
         except (EOFError, OSError):
-            self.selector.unregister(self.server.channel)
-            self.said.append(("fork server", Lost(detail="it ended, and every worker with it")))
+            self._replace_server()
+            return
+        if status is None:
+            self.pids[name] = pid
+        elif self.pids.get(name) == pid and name not in self.peers:
+            self._lost(name, _how_it_ended(status))
+
+    def _lost(self, name: str, detail: str) -> None:
+        """Once per worker, whether its connection or the fork server tells first."""
+        if self.pids.pop(name, None) is not None:
+            self.said.append((name, Lost(detail=detail)))
+
+    def _replace_server(self) -> None:
+        """The fork server is gone, and by the kernel's tie every worker with it."""
+        self.selector.unregister(self.server.channel)
+        self.server.close()
+        self.server = ForkServer.start()
+        self.selector.register(self.server.channel, selectors.EVENT_READ, self._hear_server)
+        for name in {*self.pids, *self.unsent} - set(self.peers):
+            # Started and not yet connected: nothing else would tell that it is gone.
+            self.pids[name] = 0
+            self._lost(name, "the fork server ended before it could start")
+
+    def _kill_stopped(self) -> None:
+        """A process that was stopped would keep its trainer or the ring waiting for ever: end it, as if it had died."""
+        server = psutil.Process(self.server.process.pid)
+        stopped = set()
+        for process in (server, *server.children(recursive=True)):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if process.status() == psutil.STATUS_STOPPED:
+                    stopped.add(process.pid)
+        now = time.monotonic()
+        self.stopped_since = {pid: self.stopped_since.get(pid, now) for pid in stopped}
+        for pid, since in self.stopped_since.items():
+            if now - since > STOPPED_SECONDS:
+                _kill(pid)
+
+    def _drop_blobs(self) -> None:
+        for descriptor in self.blobs.values():
+            os.close(descriptor)
+
+
+def _kill(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def _how_it_ended(status: int) -> str:
+    code = os.waitstatus_to_exitcode(status)
+    if code >= 0:
+        return f"it ended with exit code {code}"
+    hint = " (the kernel does that when memory runs out)" if code == -signal.SIGKILL else ""
+    return f"it was ended by {signal.Signals(-code).name}{hint}"
 
 
 def _pack_job(job: Job) -> dict[str, int]:

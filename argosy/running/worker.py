@@ -25,6 +25,8 @@ from argosy.training.trainer import Trainer
 
 __all__ = ["pack", "work"]
 
+SIGN_OF_LIFE_SECONDS = 1.0
+
 
 def pack(value: Any) -> int:
     """Pickle a value into an anonymous memory file; returns its descriptor. Functions of scripts travel by value."""
@@ -85,9 +87,9 @@ def _train(driver: Peer, study: Study, settings: Settings, directory: Path, *, n
     while True:
         sources = [driver, reader.peer] if reader is not None and trainer.ready else [driver]
         started = time.perf_counter()
-        ready = wait(sources)
+        ready = wait(sources, timeout=SIGN_OF_LIFE_SECONDS)
         if len(sources) == 2:
-            trainer.gauge.waiting_seconds += time.perf_counter() - started
+            trainer.waited(time.perf_counter() - started)
         if driver in ready:
             command = driver.recv()
             if isinstance(command, Attach):
@@ -101,5 +103,16 @@ def _train(driver: Peer, study: Study, settings: Settings, directory: Path, *, n
                 return
             else:
                 trainer.obey(command)
-        elif reader is not None:
-            trainer.take(reader.receive())
+        elif ready and reader is not None and not _take(trainer, reader):
+            reader.close()
+            reader = None
+
+
+def _take(trainer: Trainer, reader: RingReader) -> bool:
+    """Let the trainer take a block, of which nothing may be left here; False where the feeder is gone."""
+    try:
+        block = reader.receive()
+    except (EOFError, OSError):
+        return False
+    trainer.take(block)
+    return True

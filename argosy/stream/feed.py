@@ -15,11 +15,12 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 
 from argosy.commands import Exit, Feed, Open, Opened
+from argosy.errors import WorkerError
 from argosy.events import Fed, Skipped, Used
 from argosy.settings import Settings
 from argosy.stream.blocks import Place
 from argosy.stream.gauges import StreamGauge
-from argosy.stream.loaders import Done, Loader, Task, run_task, start_loaders
+from argosy.stream.loaders import Done, Loader, Task, run_task, start_loader
 from argosy.stream.ring import Ring
 from argosy.stream.schedule import Orders, choose_block_size, places
 from argosy.stream.sources import Source, open_sources
@@ -30,6 +31,8 @@ __all__ = ["feed"]
 
 SLOTS = 6
 """Blocks that the feeder may be ahead of the slowest trainer. Unit of the ring's memory: 6 blocks of about 4 MiB."""
+TRIES = 3
+"""Workers that may die on one task."""
 CHUNK = 32
 """Most samples of one task: small enough that the workers finish a block together."""
 
@@ -53,7 +56,7 @@ class _Feeder:
         door: Door,
         ring: Ring,
         sources: dict[str, Source],
-        loaders: list[Loader],
+        wanted_loaders: int,
         block_size: int,
         seed: int,
     ) -> None:
@@ -61,7 +64,9 @@ class _Feeder:
         self.door = door
         self.ring = ring
         self.sources = sources
-        self.loaders = loaders
+        self.wanted_loaders = wanted_loaders
+        self.loaders: list[Loader] = []
+        self.tries: dict[tuple[int, int], int] = {}
         self.block_size = block_size
         self.lengths = {name: source.length for name, source in sources.items()}
         self.orders = Orders(seed, self.lengths)
@@ -72,7 +77,7 @@ class _Feeder:
         self.free = list(range(ring.slots))
         self.filling: deque[_Filling] = deque()
         self.abandoned: list[_Filling] = []
-        self.held: dict[int, set[str]] = {}
+        self.held: dict[int, set[Peer]] = {}
         self.samples: dict[tuple[str, int], int] = {}
         self.selector = selectors.DefaultSelector()
         self.running = True
@@ -82,8 +87,8 @@ class _Feeder:
         """Until the driver says Exit or is gone."""
         self._watch(self.driver, self._obey)
         self._watch(self.door, self._admit)
-        for loader in self.loaders:
-            self._watch(loader.connection, partial(self._answered, loader))
+        for _ in range(self.wanted_loaders):
+            self._start_loader()
         while self.running:
             self._start_blocks()
             at_once = self._hand_out()
@@ -125,22 +130,52 @@ class _Feeder:
 
     def _released(self, name: str, peer: Peer) -> None:
         try:
-            self._give_back(peer.recv_bytes()[0], name)
+            self._give_back(peer.recv_bytes()[0], peer)
         except (EOFError, OSError):
             self.selector.unregister(peer)
             peer.close()
-            del self.readers[name]
-            for slot in [slot for slot, holders in self.held.items() if name in holders]:
-                self._give_back(slot, name)
+            # A trainer that took its place may be there already, under the same name.
+            if self.readers.get(name) is peer:
+                del self.readers[name]
+            for slot in [slot for slot, holders in self.held.items() if peer in holders]:
+                self._give_back(slot, peer)
 
-    def _give_back(self, slot: int, name: str) -> None:
-        self.held[slot].discard(name)
+    def _give_back(self, slot: int, peer: Peer) -> None:
+        self.held[slot].discard(peer)
         if not self.held[slot]:
             del self.held[slot]
             self.free.append(slot)
 
     def _answered(self, loader: Loader) -> None:
-        self._finish(*loader.take())
+        answer = loader.take()
+        if answer is not None:
+            self._finish(*answer)
+            return
+        self.selector.unregister(loader.connection)
+        self.loaders.remove(loader)
+        for task in loader.tasks:
+            self._again(task)
+        self._start_loader()
+
+    def _again(self, task: Task) -> None:
+        """Put back a task whose worker died; one that kills every worker ends the run."""
+        tries = self.tries[task.slot, task.low] = self.tries.get((task.slot, task.low), 0) + 1
+        if tries == TRIES:
+            raise WorkerError(
+                f"{TRIES} loader workers died while they prepared samples {task.indices.tolist()} of "
+                f"{task.place.split!r}. --loader-workers 0 prepares them in the feeder, which shows a crash in native code."
+            )
+        filling = next(f for f in (*self.filling, *self.abandoned) if f.slot == task.slot)
+        if filling in self.abandoned:
+            self._finish(task, Done([]))
+        else:
+            filling.todo.appendleft(task)
+
+    def _start_loader(self) -> None:
+        held = [self.driver, *self.readers.values(), *(other.connection for other in self.loaders)]
+        loader = start_loader(self.ring, self.sources, held)
+        self.loaders.append(loader)
+        self._watch(loader.connection, partial(self._answered, loader))
 
     # ---- preparing
 
@@ -173,6 +208,7 @@ class _Feeder:
             raise done.error
         self.gauge.prepared += len(task.indices)
         filling = next(f for f in (*self.filling, *self.abandoned) if f.slot == task.slot)
+        self.tries.pop((task.slot, task.low), None)
         filling.missing -= 1
         filling.holes += done.holes
         if filling in self.abandoned and not filling.missing:
@@ -184,7 +220,7 @@ class _Feeder:
         while ready and self.filling and not self.filling[0].missing:
             filling = self.filling.popleft()
             self._report_holes(filling)
-            self.held[filling.slot] = set(self.expected)
+            self.held[filling.slot] = {self.readers[name] for name in self.expected}
             for name in self.expected:
                 self._tell(name, (filling.slot, filling.place))
             self._count(filling)
@@ -228,7 +264,6 @@ def feed(driver: Peer, data: Data, settings: Settings, *, seed: int, key: bytes)
     ring = Ring(slots=SLOTS, slot_bytes=max(s.layout.block_bytes(block_size) for s in sources.values()))
     count = settings.loader_workers if settings.loader_workers is not None else len(os.sched_getaffinity(0))
     parallel = any(source.parallel for source in sources.values())
-    loaders = start_loaders(count if parallel else 0, ring, sources, driver=driver)
     door = Door(key)
     driver.send(
         Opened(
@@ -238,7 +273,7 @@ def feed(driver: Peer, data: Data, settings: Settings, *, seed: int, key: bytes)
             block_size=block_size,
         )
     )
-    _Feeder(driver, door, ring, sources, loaders, block_size, seed).run()
+    _Feeder(driver, door, ring, sources, count if parallel else 0, block_size, seed).run()
 
 
 def _cpu_seconds(loaders: list[Loader]) -> float:

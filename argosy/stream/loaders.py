@@ -1,26 +1,27 @@
 """Loader workers: forked children of the feeder that prepare samples straight into the slots of the ring.
 
-Contract. Workers are forked before any trainer is connected and close what they inherit of the feeder's connections,
-so no copy of a descriptor can hide an end-of-file. Each has one connection to the feeder and at most two tasks; it owns the rows of a task until it answers.
+Contract. Workers close what they inherit of the feeder's connections, so no copy of a descriptor can hide an
+end-of-file. A worker that dies is replaced, and its tasks are done again. Each has one connection to the feeder and at most two tasks; it owns the rows of a task until it answers.
 A worker dies with its feeder (parent-death signal, set before anything else).
 """
 
 import os
 import traceback
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe
 
 import torch
 
-from argosy.errors import StudyError, WorkerError
+from argosy.errors import StudyError
 from argosy.stream.blocks import Place
 from argosy.stream.death import die_with_parent
 from argosy.stream.order import Indices
 from argosy.stream.ring import Ring
 from argosy.stream.sources import Source
 
-__all__ = ["Done", "Loader", "Task", "start_loaders"]
+__all__ = ["Done", "Loader", "Task", "run_task", "start_loader"]
 
 TASKS_AHEAD = 2
 """Tasks per worker at a time, so that none waits for the feeder between two."""
@@ -62,32 +63,28 @@ class Loader:
         self.tasks.append(task)
         self.connection.send(task)
 
-    def take(self) -> tuple[Task, Done]:
-        """The task that the worker has just answered; call when the connection is readable."""
+    def take(self) -> tuple[Task, Done] | None:
+        """The task that the worker has just answered, or None where the worker is gone; its tasks are still there."""
         try:
             done = self.connection.recv()
-        except (EOFError, OSError) as error:
-            raise WorkerError(
-                f"loader worker {self.pid} died while it prepared samples. If the kernel killed it for memory, use fewer "
-                "--loader-workers; --loader-workers 0 prepares in the feeder and shows a crash in native code."
-            ) from error
+        except (EOFError, OSError):
+            os.waitpid(self.pid, 0)
+            self.connection.close()
+            return None
         return self.tasks.popleft(), done
 
 
-def start_loaders(count: int, ring: Ring, sources: dict[str, Source], *, driver: Connection) -> list[Loader]:
-    """Fork the workers; the dataset and the ring are inherited, nothing is pickled."""
-    loaders: list[Loader] = []
-    for _ in range(count):
-        ours, theirs = Pipe()
-        feeder = os.getpid()
-        pid = os.fork()
-        if pid == 0:
-            for inherited in (driver, ours, *(loader.connection for loader in loaders)):
-                inherited.close()
-            os._exit(_work(feeder, theirs, ring, sources))
-        theirs.close()
-        loaders.append(Loader(pid, ours))
-    return loaders
+def start_loader(ring: Ring, sources: dict[str, Source], inherited: Iterable[Connection]) -> Loader:
+    """Fork a worker; the dataset and the ring are inherited, nothing is pickled. It closes what it must not hold."""
+    ours, theirs = Pipe()
+    feeder = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        for connection in (ours, *inherited):
+            connection.close()
+        os._exit(_work(feeder, theirs, ring, sources))
+    theirs.close()
+    return Loader(pid, ours)
 
 
 def _work(feeder: int, connection: Connection, ring: Ring, sources: dict[str, Source]) -> int:

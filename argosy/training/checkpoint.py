@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from argosy.errors import CheckpointError
+from argosy.errors import CheckpointError, DiskError
 
 __all__ = ["keep_newest", "link", "load", "save", "sum_of"]
 
@@ -23,14 +23,17 @@ SCALARS = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch
 
 
 def save(state: Mapping[str, Any], path: Path) -> str:
-    """Write the state and return the file's SHA-256; raises CheckpointError naming a value that is not plain.
+    """Write the state and return the file's SHA-256.
+
+    Raises CheckpointError naming a value that is not plain, DiskError where the disk refuses.
 
     Written to a temporary name, flushed to the disk, renamed; the folder is flushed as well.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    copied = plain(state)
     try:
         with temporary.open("wb+") as file:
-            torch.save(plain(state), file)
+            torch.save(copied, file)
             file.flush()
             os.fsync(file.fileno())
             file.seek(0)
@@ -40,7 +43,7 @@ def save(state: Mapping[str, Any], path: Path) -> str:
     except (OSError, RuntimeError) as error:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
-        raise CheckpointError(
+        raise DiskError(
             f"cannot write {path}: {error}. The checkpoint before it is untouched; free disk space and run the same "
             "command again."
         ) from error

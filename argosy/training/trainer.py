@@ -6,15 +6,15 @@ The trainer knows no sockets and no processes: launchers push blocks and command
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from argosy.commands import Continue, Measure, Pause, Progress, StartMember, Stop, Train
-from argosy.errors import MemberError
+from argosy.commands import Continue, Measure, OutOfMemory, Pause, Paused, Progress, StartMember, Stop, Train
+from argosy.errors import DiskError, MemberError
 from argosy.events import Checkpoint, EpochEnded, MemberEnded, MemberStarted, Saved, Used
 from argosy.settings import Settings
 from argosy.stream.blocks import Block
@@ -67,12 +67,13 @@ class Trainer:
         self.orders: Orders | None = None
         self.leg = -1
         self.first: Block | None = None
-        self.to_measure: tuple[str, ...] | None = None
+        self.to_measure: Measure | None = None
         self.built: dict[str, LiveMember] = {}
         self.aboard: dict[str, _Aboard] = {}
         self.gauge = TrainerGauge()
+        self.blocks = 0
         self.samples: dict[str, int] = {}
-        self.pausing: str | None = None
+        self.pausing = False
         self._told = 0.0
         self.last_split = "val" if study.data.has_val else "train"
 
@@ -95,13 +96,13 @@ class Trainer:
     def obey(self, command: Any) -> None:
         """Do what the driver says."""
         if isinstance(command, Measure):
-            self.to_measure = command.members
+            self.leg, self.first, self.to_measure = -1, None, command
         elif isinstance(command, Train):
             self._start(command)
         elif isinstance(command, Continue | Stop):
             self._settle(command)
         elif isinstance(command, Pause):
-            self._pause(command.reason)
+            self._pause()
 
     def used(self, cpu_seconds: float) -> Used:
         """The last word."""
@@ -111,6 +112,7 @@ class Trainer:
 
     def take(self, block: Block) -> None:
         """Measure on the block, or run all steps that it completes."""
+        self.blocks += 1
         if self.to_measure is not None:
             self.first = block
             self._measure(self.to_measure, block.to(self.device, self.study.data.on_device))
@@ -118,10 +120,11 @@ class Trainer:
         elif block.place.leg == self.leg:
             self._train_on(block.to(self.device, self.study.data.on_device))
 
-    def _measure(self, members: tuple[str, ...], block: Block) -> None:
-        for name in members:
+    def _measure(self, command: Measure, block: Block) -> None:
+        for name in command.members:
             live = self._guarded(name, partial(self._build, name))
             if live is not None:
+                live.member = replace(live.member, accumulate=command.accumulate.get(name, live.member.accumulate))
                 self.built[name] = live
                 measured = self._guarded(name, partial(measure, live, block))
                 if measured is not None:
@@ -171,6 +174,7 @@ class Trainer:
     def _board(self, start: StartMember) -> None:
         assert self.orders is not None
         live = self.built.pop(start.member, None) or self._build(start.member)
+        live.member = replace(live.member, accumulate=start.accumulate)
         live.private, live.randomness.uses_others = PRIVATE in start.notes, NUMPY_RANDOM in start.notes
         folder, position = self._folder(start.member), 0
         folder.mkdir(parents=True, exist_ok=True)
@@ -221,24 +225,27 @@ class Trainer:
             return
         self._tidy(command.member, aboard, aboard.ended.checkpoint.file, best=command.best)
         aboard.ended = None
-        if isinstance(command, Stop):
+        if isinstance(command, Stop) or self.pausing:
             del self.aboard[command.member]
-            return
-        if self.pausing is not None:
-            self._end(command.member, "paused", self.pausing)
+            self._let_go()
             return
         assert self.orders is not None
         aboard.stream_epoch += 1
         aboard.live.begin_epoch(self.orders, aboard.stream_epoch)
 
-    def _pause(self, reason: str) -> None:
-        self.pausing = reason
+    def _pause(self) -> None:
+        self.pausing = True
         for name, aboard in list(self.aboard.items()):
             # A member at its epoch's end is saved already, and leaves when the driver has answered it.
             if aboard.ended is None:
                 self._guarded(name, partial(self._save_within, name, aboard))
-                if name in self.aboard:
-                    self._end(name, "paused", reason)
+                self.aboard.pop(name, None)
+        self._let_go()
+
+    def _let_go(self) -> None:
+        if self.pausing and not self.aboard:
+            self.pausing, self.leg, self.first, self.to_measure = False, -1, None, None
+            self.emit(Paused())
 
     def _end(self, name: str, status: str, reason: str) -> None:
         self.aboard.pop(name, None)
@@ -248,6 +255,13 @@ class Trainer:
         """Run a piece of a member's own code; what it raises ends that member and nobody else."""
         try:
             return action()
+        except DiskError:
+            raise
+        except (torch.OutOfMemoryError, MemoryError) as error:
+            self.built.pop(name, None)
+            self.aboard.pop(name, None)
+            self.emit(OutOfMemory(member=name, detail=str(error)))
+            return None
         except Exception as error:  # boundary between a member's code and ours
             trace = "".join(traceback.format_exception(error))
             self._log(name, trace)
@@ -294,6 +308,11 @@ class Trainer:
 
     # ---- words
 
+    def waited(self, seconds: float) -> None:
+        """Note a time without a block, and give a sign of life."""
+        self.gauge.waiting_seconds += seconds
+        self._tell()
+
     def _tell(self) -> None:
         if time.monotonic() - self._told > PROGRESS_SECONDS:
             self._told = time.monotonic()
@@ -301,6 +320,7 @@ class Trainer:
             gauge = self.gauge
             self.emit(
                 Progress(
+                    blocks=self.blocks,
                     samples=dict(self.samples),
                     losses=losses,
                     waiting_seconds=gauge.waiting_seconds,
