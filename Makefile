@@ -17,6 +17,9 @@ check: $(VENV)/dev
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/test_architecture.py
 
+chaos: $(VENV)/dev
+	$(BIN)/python benchmarks/chaos.py --json
+
 format: $(VENV)/dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .

@@ -12,7 +12,7 @@ from argosy.report import MemberResult, Report, RunState
 from argosy.running.driver import drive, explain
 from argosy.running.identity import summarize
 from argosy.running.inline import Inline
-from argosy.running.journal import Journal, Lock, read_journal
+from argosy.running.journal import Journal, Lock, read_journal, refusals_of_the_disk
 from argosy.running.launcher import Job, Launcher
 from argosy.running.processes import Processes
 from argosy.running.view import Silent, View
@@ -70,6 +70,7 @@ def run(study: Study, settings: Settings, directory: Path, *, launcher: Launcher
     directory.mkdir(parents=True, exist_ok=True)
     with (
         contextlib.closing(launcher),
+        refusals_of_the_disk(directory),
         Lock(directory / "run.lock") as lock,
         Journal(directory / "journal.jsonl") as journal,
     ):

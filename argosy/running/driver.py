@@ -171,12 +171,16 @@ class Driver:
             self.workers.start_trainer(device)
         self.points = resume_points([self.state.member(name) for name in self.waiting], self.job.directory)
         self.unmeasured = set(self.waiting)
-        while self.unmeasured or self.legs or self.regrouping:
+        while self._goes_on():
             for worker, message in self.workers.receive(TICK_SECONDS):
                 self._hear(worker, message)
             self._look_around()
             self.view.tick()
         return "paused" if self.pausing else "done"
+
+    def _goes_on(self) -> bool:
+        waits = bool(self.waiting) and self.pausing is None and self.explained is None
+        return waits or bool(self.legs) or self.regrouping is not None
 
     def explain(self) -> Plan:
         """Measure and plan, without training."""
@@ -298,6 +302,8 @@ class Driver:
         if worker in self.replaced:
             self.replaced.discard(worker)
             self.workers.start_trainer(worker)
+            if not self.replaced:
+                self._measure()
             return
         self.record(WorkerLost(worker=worker, detail=lost.detail))
         self.losses += 1
@@ -457,6 +463,8 @@ class Driver:
         self.waiting = [m.name for m in self.study.members if m.name in live or m.name in self.waiting]
         self.points.update(resume_points([self.state.member(name) for name in self.waiting], self.job.directory))
         self._join_new_members()
+        if self.replaced:
+            return
         if self.unmeasured:
             self._measure()
         else:
@@ -542,8 +550,8 @@ class Driver:
 
     def _extend(self, path: Path) -> list[str]:
         """Take up the members of another study file that are not here yet; workers learn of them when regrouped."""
-        here = {member.name for member in self.study.members}
-        new = [member for member in load_study(path).members if member.name not in here]
+        here, other = {member.name for member in self.study.members}, load_study(path)
+        new = [replace(m, stop=other.stop_of(m)) for m in other.members if m.name not in here]
         self.study = replace(self.study, members=(*self.study.members, *new))
         self.job = replace(self.job, study=self.study)
         if new:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from argosy.cluster import Cluster
-from argosy.commands import Attach, Exit, Feed, Leg, Open, Opened
+from argosy.commands import Attach, Exit, Feed, Leg, Lost, Open, Opened
 from argosy.events import Fed, Skipped, Used
 from argosy.running.launcher import Job, discover
 from argosy.settings import Settings
@@ -72,6 +72,7 @@ class InlineWorkers:
             self.trainers[worker].know(self.feeders[command.address].lengths)
         elif isinstance(command, Exit):
             self.said.append((worker, self.trainers.pop(worker).used(cpu_seconds=0.0)))
+            self.said.append((worker, Lost(detail="it was told to exit")))
         else:
             self.trainers[worker].obey(command)
 

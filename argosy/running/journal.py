@@ -6,6 +6,8 @@ import json
 import os
 import socket
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -15,11 +17,14 @@ import psutil
 from argosy.errors import DiskError, RunError
 from argosy.events import Event, from_line, to_line
 
-__all__ = ["Journal", "Lock", "read_journal"]
+__all__ = ["Journal", "Lock", "read_journal", "refusals_of_the_disk"]
 
 
 PATIENCE_SECONDS = 10.0
 """The longest that processes of a killed driver take to follow it."""
+
+
+REFUSALS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
 
 
 class Journal:
@@ -52,6 +57,17 @@ class Journal:
         except OSError as error:
             os.ftruncate(self._descriptor, before)
             raise DiskError(f"cannot write {self.path}: {error}. Free disk space; the same command goes on.") from error
+
+
+@contextmanager
+def refusals_of_the_disk(directory: Path) -> Iterator[None]:
+    """Turn the operating system's refusal to write into a DiskError; other errors pass."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in REFUSALS:
+            raise
+        raise DiskError(f"cannot write in {directory}: {error}. Free disk space; the same command goes on.") from error
 
 
 def read_journal(directory: Path) -> list[Event]:

@@ -16,6 +16,7 @@ import torch
 
 from argosy.commands import Attach, Exit, Failed
 from argosy.errors import ArgosyError, WorkerError
+from argosy.running.journal import refusals_of_the_disk
 from argosy.settings import Settings
 from argosy.stream.feed import feed
 from argosy.stream.ring import RingReader
@@ -66,7 +67,8 @@ def work(arguments: dict[str, Any], descriptors: list[int]) -> int:
         else:
             study, settings, directory = unpack(descriptors[0])
             torch.set_num_threads(settings.threads)
-            _train(driver, study, settings, directory, name=name, key=key)
+            with refusals_of_the_disk(directory):
+                _train(driver, study, settings, directory, name=name, key=key)
     except EOFError:
         return 0  # the driver is gone
     except Exception as error:  # process boundary: the driver learns what happened

@@ -152,6 +152,7 @@ class _Feeder:
             self._finish(*answer)
             return
         self.selector.unregister(loader.connection)
+        loader.connection.close()
         self.loaders.remove(loader)
         for task in loader.tasks:
             self._again(task)

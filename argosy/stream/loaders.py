@@ -69,7 +69,6 @@ class Loader:
             done = self.connection.recv()
         except (EOFError, OSError):
             os.waitpid(self.pid, 0)
-            self.connection.close()
             return None
         return self.tasks.popleft(), done
 

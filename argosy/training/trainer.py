@@ -40,6 +40,7 @@ class _Aboard:
     """When it was saved last (monotonic seconds)."""
     ended: EpochEnded | None = None
     """The epoch's end that the driver has not answered yet."""
+    newest: Checkpoint | None = None
     kept: tuple[str, ...] = ()
     """File names of its newest checkpoints."""
     best: str | None = None
@@ -187,7 +188,9 @@ class Trainer:
         live.begin_epoch(self.orders, start.stream_epoch, position)
         kept = (start.checkpoint.file,) if start.checkpoint else ()
         best = (folder / "best.pt").readlink().name if (folder / "best.pt").is_symlink() else None
-        self.aboard[start.member] = _Aboard(live, start.stream_epoch, time.monotonic(), kept=kept, best=best)
+        self.aboard[start.member] = _Aboard(
+            live, start.stream_epoch, time.monotonic(), newest=start.checkpoint, kept=kept, best=best
+        )
         self.emit(
             MemberStarted(
                 member=start.member,
@@ -282,6 +285,10 @@ class Trainer:
     def _save(self, name: str, aboard: _Aboard) -> Checkpoint:
         live = aboard.live
         state = live.state_dict()
+        newest = aboard.newest
+        if newest is not None and (newest.epoch, newest.position) == (live.epoch, state["position"]):
+            # Nothing has moved since; a journaled file is never written again.
+            return newest
         file = f"e{live.epoch:04d}-s{live.steps:07d}.pt"
         path = self._folder(name) / file
         digest = checkpoint.save(state, path)
@@ -289,7 +296,8 @@ class Trainer:
             # The first file proves that all later ones can be opened.
             checkpoint.load(path, digest)
         aboard.saved = time.monotonic()
-        return Checkpoint(file=file, sha256=digest, epoch=live.epoch, position=state["position"])
+        aboard.newest = Checkpoint(file=file, sha256=digest, epoch=live.epoch, position=state["position"])
+        return aboard.newest
 
     def _save_within(self, name: str, aboard: _Aboard) -> None:
         saved = self._save(name, aboard)

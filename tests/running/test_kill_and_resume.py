@@ -1,56 +1,26 @@
 """Killed and resumed == uninterrupted, whatever was killed when; and nothing is left behind."""
 
-import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import evidence
-import psutil
 import pytest
 import studies
 import torch
+from family import Run, repeats_at_most_one_interval
 
 import argosy
+from argosy.errors import CheckpointError
 from argosy.running.audit import audit
-
-SCRIPT = """
-import argosy, studies, sys
-study = studies.study(400, fleet=[*studies.members(), studies.member("slow", augment=studies.dawdle)], epochs=3)
-argosy.train(study, directory=sys.argv[1], devices="cpu:2", block_size=32, checkpoint_seconds=0.05, numerics="exact")
-"""
-
-
-def start(directory: Path) -> subprocess.Popen[bytes]:
-    """The run in a process of its own."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    return subprocess.Popen([sys.executable, "-c", SCRIPT, str(directory)], env=environment)
-
-
-def wait_for(directory: Path, kind: str, count: int, run: subprocess.Popen[bytes]) -> None:
-    """Until the journal has so many events of a kind."""
-    path, deadline = directory / "journal.jsonl", time.monotonic() + 60
-    while time.monotonic() < deadline:
-        if path.exists() and path.read_text().count(f'"event": "{kind}"') >= count:
-            return
-        assert run.poll() is None, "the run ended before it could be killed"
-        time.sleep(0.005)
-    raise AssertionError(f"no {count} events {kind} within 60 s")
-
-
-def gone(processes: list[psutil.Process], seconds: float = 10.0) -> list[psutil.Process]:
-    """Those of the processes that are still there after so long."""
-    _, alive = psutil.wait_procs(processes, timeout=seconds)
-    return [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+from argosy.training import checkpoint
 
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
     directory = tmp_path_factory.mktemp("uninterrupted")
-    assert start(directory).wait(100) == 0
+    assert Run(directory).end() == 0
     return evidence.results(directory)
 
 
@@ -58,52 +28,52 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]
 def test_a_killed_driver_leaves_nothing_and_the_same_command_goes_on(
     tmp_path: Path, uninterrupted: dict[str, object], kind: str, count: int
 ) -> None:
-    run = start(tmp_path)
-    wait_for(tmp_path, kind, count, run)
-    family = psutil.Process(run.pid).children(recursive=True)
-    assert len(family) >= 4  # fork server, feeder, two trainers
-    run.send_signal(signal.SIGKILL)
-    run.wait()
+    run = Run(tmp_path)
+    run.wait_for(kind, count)
+    assert len(run.look()) >= 6  # fork server, feeder, two loader workers, two trainers
+    run.process.kill()
+    run.process.wait()
     # The same command, at once: it waits for the processes of the killed driver.
-    again = start(tmp_path)
-    assert again.wait(100) == 0
-    assert gone(family) == []
+    assert Run(tmp_path).end() == 0
+    assert run.left() == []
     assert evidence.results(tmp_path) == uninterrupted
     assert audit(tmp_path) == []
-    resumed_from_the_newest_checkpoint(tmp_path)
+    assert repeats_at_most_one_interval(tmp_path)
 
 
-def resumed_from_the_newest_checkpoint(directory: Path) -> None:
-    """Nobody repeats more than one interval: every start takes up the newest checkpoint journaled before it."""
-    newest: dict[str, tuple[int, int]] = {}
-    for line in (json.loads(text) for text in (directory / "journal.jsonl").read_text().splitlines()):
-        if line["event"] in ("EpochEnded", "Saved"):
-            newest[line["member"]] = (line["checkpoint"]["epoch"], line["checkpoint"]["position"])
-        elif line["event"] == "MemberStarted":
-            assert (line["epoch"], line["position"]) == newest.get(line["member"], (0, 0))
-
-
-def test_sigterm_saves_every_member_and_the_same_command_goes_on(
-    tmp_path: Path, uninterrupted: dict[str, object]
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_every_member_and_the_same_command_goes_on(
+    tmp_path: Path, uninterrupted: dict[str, object], number: signal.Signals
 ) -> None:
-    run = start(tmp_path)
-    wait_for(tmp_path, "EpochEnded", 2, run)
-    family = psutil.Process(run.pid).children(recursive=True)
-    run.send_signal(signal.SIGTERM)
-    assert run.wait(30) == 0
-    assert gone(family) == []
-    paused = [line["member"] for line in evidence.event_lines(tmp_path, "MemberEnded") if line["status"] == "paused"]
-    assert paused
-    assert start(tmp_path).wait(100) == 0
+    run = Run(tmp_path)
+    run.wait_for("EpochEnded", 2)
+    run.process.send_signal(number)
+    assert run.end(30) == 0
+    assert run.left() == []
+    assert [line for line in run.lines() if line["event"] == "MemberEnded" and line["status"] == "paused"]
+    assert Run(tmp_path).end() == 0
     assert evidence.results(tmp_path) == uninterrupted
+
+
+def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
+    run = Run(tmp_path, length=4000)
+    run.wait_for("MemberStarted", 5)
+    for process in run.role("trainer"):
+        process.suspend()  # nobody can save, so the first signal has to wait
+    run.process.send_signal(signal.SIGINT)
+    time.sleep(0.5)
+    assert run.process.poll() is None
+    run.process.send_signal(signal.SIGINT)
+    assert run.end(20) != 0
+    assert run.left() == []
 
 
 def test_a_second_driver_is_refused_with_the_pid_of_the_first(tmp_path: Path) -> None:
-    run = start(tmp_path)
-    wait_for(tmp_path, "MemberStarted", 1, run)
-    with pytest.raises(argosy.ArgosyError, match=f"in use by process {run.pid} on "):
+    run = Run(tmp_path)
+    run.wait_for("MemberStarted")
+    with pytest.raises(argosy.ArgosyError, match=f"in use by process {run.process.pid} on "):
         argosy.train(studies.study(), directory=tmp_path, launcher="inline")
-    assert run.wait(100) == 0
+    assert run.end() == 0
 
 
 def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(tmp_path: Path) -> None:
@@ -130,9 +100,6 @@ def test_a_tampered_checkpoint_is_never_unpickled(tmp_path: Path) -> None:
             return os.mkdir, (str(trap),)
 
     torch.save({"model": Trap()}, path.resolve())
-    from argosy.errors import CheckpointError
-    from argosy.training import checkpoint
-
     with pytest.raises(CheckpointError, match="damaged"):
         checkpoint.load(path, "0" * 64)
     with pytest.raises(CheckpointError, match="refused"):

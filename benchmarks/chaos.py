@@ -1,0 +1,149 @@
+"""Seeded campaign of faults: every run must end with the table and the weights of the faultless one.
+
+``--runs`` runs with 1 to 5 random faults each (kill -9 or stop of a trainer, feeder, loader worker, fork server or the
+driver itself, at random moments), then ``--driver-kills`` kills of the driver alone, each followed at once by the same
+command. A run that the driver did not survive is continued by the same command, as a person would.
+"""
+
+import argparse
+import json
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+from measuring import hardware
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+
+import evidence
+from family import Run, repeats_at_most_one_interval
+
+from argosy.running.audit import audit
+
+ROLES = ("trainer", "feeder", "loader", "server", "driver")
+SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP)
+LENGTH, EPOCHS = 400, 3
+
+
+def start(directory: Path) -> Run:
+    return Run(directory, length=LENGTH, epochs=EPOCHS)
+
+
+def hurt(run: Run, dice: random.Random) -> str | None:
+    """One fault at a random moment; None where the run ended before it."""
+    deadline = time.monotonic() + dice.uniform(0.0, 3.0)
+    while time.monotonic() < deadline:
+        if run.process.poll() is not None:
+            return None
+        run.look()
+        time.sleep(0.02)
+    role, number = dice.choice(ROLES), dice.choice(SIGNALS)
+    if role == "driver":
+        number = signal.SIGKILL
+    victims = run.role(role) if run.process.poll() is None else []
+    if not victims:
+        return None
+    run.signal(dice.choice(victims), number)
+    return f"{role}:{number.name}"
+
+
+def one_run(directory: Path, seed: int) -> tuple[list[str], list[Run]]:
+    """A run with its faults, continued until it is done; returns the faults that happened and the drivers it took."""
+    dice = random.Random(seed)
+    runs, faults = [start(directory)], []
+    for _ in range(dice.randint(1, 5)):
+        fault = hurt(runs[-1], dice)
+        if fault is not None:
+            faults.append(fault)
+        if fault is not None and fault.startswith("driver"):
+            runs[-1].process.wait()
+            runs.append(start(directory))
+    if runs[-1].end(200) != 0:
+        raise AssertionError(f"seed {seed}, {faults}: {runs[-1].errors[-3000:]}")
+    return faults, runs
+
+
+def check(directory: Path, runs: list[Run], expected: dict[str, object]) -> list[str]:
+    """What is wrong after a run."""
+    found = audit(directory)
+    if evidence.results(directory) != expected:
+        found.append("results differ from the faultless run")
+    if not repeats_at_most_one_interval(directory):
+        found.append("a member repeated more than one checkpoint interval")
+    left = [process for run in runs for process in run.left(10)]
+    if left:
+        found.append(f"{len(left)} processes left behind")
+    return found
+
+
+def kill_driver(directory: Path, kills: int, dice: random.Random) -> tuple[int, list[Run]]:
+    """Kill the driver again and again at random moments of one run, each time followed at once by the same command."""
+    runs, done = [start(directory)], 0
+    while done < kills:
+        deadline = time.monotonic() + dice.uniform(0.5, 3.5)
+        while time.monotonic() < deadline and runs[-1].process.poll() is None:
+            runs[-1].look()
+            time.sleep(0.02)
+        if runs[-1].process.poll() is not None:
+            break
+        runs[-1].process.kill()
+        runs[-1].process.wait()
+        runs.append(start(directory))
+        done += 1
+    return done, runs
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=100)
+    parser.add_argument("--driver-kills", type=int, default=50)
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    print(hardware(), flush=True)
+    wrong: list[str] = []
+    faults: Counter[str] = Counter()
+    with tempfile.TemporaryDirectory(prefix="argosy-chaos-") as folder:
+        reference = Path(folder) / "faultless"
+        assert start(reference).end() == 0
+        expected = evidence.results(reference)
+        for seed in range(options.first_seed, options.first_seed + options.runs):
+            directory = Path(folder) / f"seed-{seed}"
+            happened, runs = one_run(directory, seed)
+            found = check(directory, runs, expected)
+            faults.update(happened)
+            wrong += [f"seed {seed} ({', '.join(happened)}): {text}" for text in found]
+            print(f"seed {seed}: {', '.join(happened) or 'no fault in time'}: {'; '.join(found) or 'ok'}", flush=True)
+        kills, batch = 0, 0
+        while kills < options.driver_kills:
+            directory = Path(folder) / f"driver-{batch}"
+            done, runs = kill_driver(directory, options.driver_kills - kills, random.Random(batch))
+            if runs[-1].end(200) != 0:
+                raise AssertionError(runs[-1].errors[-3000:])
+            found = check(directory, runs, expected)
+            wrong += [f"driver kills, batch {batch}: {text}" for text in found]
+            kills, batch = kills + done, batch + 1
+            print(f"{kills} driver kills: {'; '.join(found) or 'ok'}", flush=True)
+    print(
+        f"{options.runs} runs, {sum(faults.values())} faults {dict(faults)}, {kills} driver kills: {len(wrong)} wrong"
+    )
+    if options.json:
+        figures = {"runs": options.runs, "faults": dict(faults), "driver_kills": kills, "wrong": wrong}
+        targets = [
+            {
+                "what": "runs that differ from the faultless one",
+                "value": len(wrong),
+                "target": "== 0",
+                "holds": not wrong,
+            }
+        ]
+        print(json.dumps({"benchmark": "chaos", "hardware": hardware(), "figures": figures, "targets": targets}))
+    sys.exit(bool(wrong))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""A run in a process of its own, and its processes by role, so that tests can hurt them for real."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+
+SCRIPT = """
+import sys, argosy, studies
+study = studies.study({length}, fleet=[*studies.members(), studies.member("slow", augment=studies.dawdle)], epochs={epochs})
+argosy.train(study, directory=sys.argv[1], devices="cpu:2", block_size=32, loader_workers=2, checkpoint_seconds=0.05,
+             numerics="exact", hang_seconds={hang_seconds})
+"""
+
+
+class Run:
+    """A driver and what belongs to it."""
+
+    def __init__(
+        self, directory: Path, script: str = SCRIPT, *, length: int = 400, epochs: int = 3, hang_seconds: float = 60
+    ) -> None:
+        self.directory = directory
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        text = script.format(length=length, epochs=epochs, hang_seconds=hang_seconds)
+        self.log = directory.with_name(f"{directory.name}.stderr")
+        with self.log.open("a") as log:
+            self.process = subprocess.Popen([sys.executable, "-c", text, str(directory)], env=environment, stderr=log)
+        self.seen: dict[int, psutil.Process] = {}
+
+    def lines(self) -> list[dict]:
+        """The journal so far."""
+        path = self.directory / "journal.jsonl"
+        text = path.read_bytes() if path.exists() else b""
+        return [json.loads(line) for line in text.split(b"\n")[:-1]]
+
+    def wait_for(self, kind: str, count: int = 1, seconds: float = 60) -> None:
+        """Until the journal has so many events of a kind."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            if sum(line["event"] == kind for line in self.lines()) >= count:
+                self.look()
+                return
+            assert self.process.poll() is None, self.errors
+            time.sleep(0.005)
+        raise AssertionError(f"no {count} events {kind} within {seconds} s")
+
+    def look(self) -> list[psutil.Process]:
+        """All processes of the run but the driver; remembered for `left`."""
+        try:
+            found = psutil.Process(self.process.pid).children(recursive=True)
+        except psutil.NoSuchProcess:
+            found = []
+        self.seen.update({process.pid: process for process in found})
+        return found
+
+    def role(self, role: str) -> list[psutil.Process]:
+        """Processes of one role: server, feeder, loader, trainer, driver."""
+        if role == "driver":
+            return [psutil.Process(self.process.pid)]
+        found = []
+        for process in self.look():
+            try:
+                log = str(Path(f"/proc/{process.pid}/fd/1").readlink())
+                parent_log = str(Path(f"/proc/{process.ppid()}/fd/1").readlink())
+            except (OSError, psutil.NoSuchProcess):
+                continue
+            name = "server" if "/workers/" not in log else "loader" if log == parent_log else Path(log).stem
+            if name.split("-")[0].replace("cpu", "trainer") == role:
+                found.append(process)
+        return found
+
+    def end(self, seconds: float = 120) -> int:
+        """Wait for the driver; its exit code."""
+        self.look()
+        return self.process.wait(seconds)
+
+    @property
+    def errors(self) -> str:
+        """What the driver wrote to stderr."""
+        return self.log.read_text()
+
+    def left(self, seconds: float = 10) -> list[psutil.Process]:
+        """Processes that are still there after so long."""
+        _, alive = psutil.wait_procs(list(self.seen.values()), timeout=seconds)
+        return [process for process in alive if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
+
+    def signal(self, process: psutil.Process, number: signal.Signals) -> None:
+        """Send a signal to a process that may have gone."""
+        try:
+            process.send_signal(number)
+        except psutil.NoSuchProcess:
+            return
+
+
+def repeats_at_most_one_interval(directory: Path) -> bool:
+    """Whether every start took up the newest checkpoint journaled before it."""
+    newest: dict[str, tuple[int, int]] = {}
+    text = (directory / "journal.jsonl").read_text()
+    for line in map(json.loads, text.splitlines()):
+        if line["event"] in ("EpochEnded", "Saved"):
+            newest[line["member"]] = (line["checkpoint"]["epoch"], line["checkpoint"]["position"])
+        elif line["event"] == "MemberStarted" and (line["epoch"], line["position"]) != newest.get(
+            line["member"], (0, 0)
+        ):
+            return False
+    return True

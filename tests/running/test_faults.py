@@ -1,0 +1,241 @@
+"""Every process of a run is killed and stopped for real; the run goes on and its results are the faultless ones."""
+
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import evidence
+import pytest
+import studies
+import torch
+from family import Run, repeats_at_most_one_interval
+from torch import nn
+
+import argosy
+from argosy.errors import DiskError
+from argosy.running.audit import audit
+
+
+@pytest.fixture(scope="module")
+def faultless(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
+    directory = tmp_path_factory.mktemp("faultless")
+    assert Run(directory).end() == 0
+    return evidence.results(directory)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("role", ["trainer", "feeder", "loader", "server"])
+def test_a_lost_process_is_replaced(
+    tmp_path: Path, faultless: dict[str, object], role: str, number: signal.Signals
+) -> None:
+    run = Run(tmp_path)
+    run.wait_for("EpochEnded", 2)
+    victims = run.role(role)
+    assert victims
+    victims[0].send_signal(number)
+    assert run.end() == 0, run.errors
+    assert run.left() == []
+    assert evidence.results(tmp_path) == faultless
+    assert audit(tmp_path) == []
+    assert repeats_at_most_one_interval(tmp_path)
+
+
+def test_a_driver_that_was_stopped_goes_on(tmp_path: Path, faultless: dict[str, object]) -> None:
+    run = Run(tmp_path)
+    run.wait_for("EpochEnded", 2)
+    run.process.send_signal(signal.SIGSTOP)
+    with pytest.raises(Exception, match="timed out"):
+        run.process.wait(2)
+    run.process.send_signal(signal.SIGCONT)
+    assert run.end() == 0
+    assert evidence.results(tmp_path) == faultless
+
+
+def test_workers_killed_while_they_measure_are_replaced(tmp_path: Path, faultless: dict[str, object]) -> None:
+    run = Run(tmp_path)
+    run.wait_for("RunStarted")
+    for victim in run.role("trainer"):
+        victim.kill()
+    assert run.end() == 0, run.errors
+    assert evidence.results(tmp_path) == faultless
+
+
+HANGS = """
+import os, sys, time, argosy, studies
+from pathlib import Path
+
+os.environ["RUN"] = sys.argv[1]
+
+def hang(batch):
+    run = Path(os.environ["RUN"])
+    flag = run / "hung"
+    if not flag.exists() and (run / "members").exists():
+        flag.touch()
+        time.sleep(1000)
+    return batch
+
+study = studies.study({length}, fleet=[*studies.members()[:2], studies.member("hangs", augment=hang)], epochs={epochs})
+argosy.train(study, directory=sys.argv[1], devices="cpu:2", hang_seconds={hang_seconds})
+"""
+
+
+def test_a_trainer_that_hangs_is_replaced(tmp_path: Path) -> None:
+    run = Run(tmp_path, HANGS, hang_seconds=3)
+    assert run.end() == 0, run.errors
+    assert [line["event"] for line in run.lines() if line["event"] == "WorkerLost"]
+    assert {line["status"] for line in run.lines() if line["event"] == "MemberEnded"} == {"done"}
+
+
+class Hanging(studies.Vectors):
+    """Sample 17 takes for ever, once."""
+
+    def __init__(self, flag: Path) -> None:
+        super().__init__(120)
+        self.flag = flag
+
+    def __getitem__(self, index: int):
+        if index == 17 and not self.flag.exists():
+            self.flag.touch()
+            signal.pause()
+        return super().__getitem__(index)
+
+
+def test_a_feeder_that_hangs_is_replaced(tmp_path: Path) -> None:
+    study = studies.study(fleet=[studies.member()], data=argosy.Data(train=Hanging(tmp_path / "flag")))
+    report = argosy.train(study, directory=tmp_path / "run", hang_seconds=3, loader_workers=0, block_size=16)
+    assert report.rows[0].status == "done"
+    assert [line["worker"] for line in evidence.event_lines(tmp_path / "run", "WorkerLost")] == ["feeder-0"]
+
+
+class Crashing(studies.Vectors):
+    """Sample 17 ends its process."""
+
+    def __getitem__(self, index: int):
+        if index == 17:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        return super().__getitem__(index)
+
+
+def test_a_sample_that_kills_every_loader_worker_is_named(tmp_path: Path) -> None:
+    study = studies.study(fleet=[studies.member()], data=argosy.Data(train=Crashing(120)))
+    with pytest.raises(argosy.ArgosyError, match=r"3 loader workers died while they prepared samples \[.*\b17\b"):
+        argosy.train(study, directory=tmp_path, loader_workers=2, block_size=16)
+
+
+class Segfaulting(nn.Module):
+    """Ends its process in the third forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.count = studies.Mlp(), 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.count += 1
+        if self.count == 7:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        return self.inner(x)
+
+
+def test_a_member_that_always_kills_its_trainer_ends_the_run_with_a_message(tmp_path: Path) -> None:
+    study = studies.study(fleet=[studies.member(model=Segfaulting)])
+    with pytest.raises(argosy.ArgosyError, match=r"'cpu:0' is lost .*loss without one finished epoch"):
+        argosy.train(study, directory=tmp_path, devices="cpu:1")
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 600 kB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=600k", "argosy-test", str(disk)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if mounted.returncode:
+        pytest.skip(f"mounting a small file system is not permitted here: {mounted.stderr.strip()}")
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+@pytest.mark.parametrize("launcher", ["inline", "processes"])
+def test_a_full_disk_loses_nothing(tmp_path: Path, small_disk: Path, launcher: str) -> None:
+    fleet = [studies.member(hidden=128)]
+    argosy.train(studies.study(fleet=fleet, epochs=3), directory=tmp_path / "whole", launcher="inline")
+    argosy.train(studies.study(fleet=fleet, epochs=1), directory=small_disk, launcher="inline")
+    before = evidence.results(small_disk)
+    fill = small_disk / "fill"
+    with fill.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+    with pytest.raises(DiskError, match=r"[Ff]ree disk space"):
+        argosy.train(studies.study(fleet=fleet, epochs=3), directory=small_disk, launcher=launcher)
+    assert evidence.results(small_disk)["mlp"]["weights"] == before["mlp"]["weights"]
+    fill.unlink()
+    argosy.train(studies.study(fleet=fleet, epochs=3), directory=small_disk, launcher=launcher)
+    assert evidence.results(small_disk) == evidence.results(tmp_path / "whole")
+
+
+class Small(nn.Module):
+    """A fake device of so many rows: a larger (micro-)batch does not fit, nor any batch beside another such member."""
+
+    aboard = 0
+
+    def __init__(self, rows: int) -> None:
+        super().__init__()
+        self.inner, self.rows = studies.Mlp(), rows
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training and len(x) > self.rows:
+            raise torch.OutOfMemoryError(f"{len(x)} rows on a device for {self.rows}")
+        return self.inner(x)
+
+
+@pytest.mark.parametrize("launcher", ["inline", "processes"])
+def test_out_of_memory_takes_smaller_micro_batches(tmp_path: Path, launcher: str) -> None:
+    fleet = [studies.member("large", batch_size=40, model=partial(Small, 12)), studies.member()]
+    report = argosy.train(studies.study(160, fleet=fleet), directory=tmp_path, launcher=launcher, devices="cpu:2")
+    assert {row.status for row in report.rows} == {"done"}
+    assert audit(tmp_path) == []
+
+
+def test_out_of_memory_with_exact_numerics_ends_the_member_with_advice(tmp_path: Path) -> None:
+    fleet = [studies.member("large", batch_size=40, model=partial(Small, 12)), studies.member()]
+    report = argosy.train(studies.study(160, fleet=fleet), directory=tmp_path, launcher="inline", numerics="exact")
+    assert (report.member("large").status, report.member("mlp").status) == ("failed", "done")
+    assert "Lower its batch_size or allow numerics='equivalent'" in report.member("large").reason
+
+
+ADDED = """
+import argosy, studies
+study = studies.study(400, fleet=[studies.member("late", hidden=8)], epochs=2)
+"""
+
+
+def test_members_can_be_stopped_and_added_while_a_run_goes_on(tmp_path: Path) -> None:
+    from argosy.running.inbox import leave
+
+    directory = tmp_path / "run"
+    (tmp_path / "late.py").write_text(ADDED)
+    run = Run(directory, epochs=4)
+    run.wait_for("EpochEnded", 2)
+    leave(directory, {"command": "stop", "member": "odd"})
+    leave(directory, {"command": "add", "study": str(tmp_path / "late.py")})
+    leave(directory, {"command": "stop", "member": "nobody"})
+    assert run.end() == 0, run.errors
+    answers = [line["answer"] for line in run.lines() if line["event"] == "Answered"]
+    assert answers[:2] == ["odd is saved and stops", "added late"]
+    assert answers[2].startswith("refused: no member 'nobody'")
+    found = evidence.results(directory)
+    assert found["odd"]["decision"][0] == "stopped"
+    assert found["late"]["decision"] == ("done", "2 epochs")
+    assert found["late"]["epochs"][0][1] > 0  # it joined at a later stream epoch
+    assert audit(directory) == []
+    # The same command knows of the member that was added.
+    assert Run(directory, epochs=4).end() == 0
+    assert evidence.results(directory) == found
