@@ -26,7 +26,7 @@ from argosy.running.audit import audit
 
 ROLES = ("trainer", "feeder", "loader", "server", "driver")
 SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP)
-LENGTH, EPOCHS = 400, 3
+LENGTH, EPOCHS = 400, 4
 
 
 def start(directory: Path) -> Run:
@@ -34,21 +34,18 @@ def start(directory: Path) -> Run:
 
 
 def hurt(run: Run, dice: random.Random) -> str | None:
-    """One fault at a random moment; None where the run ended before it."""
-    deadline = time.monotonic() + dice.uniform(0.0, 3.0)
-    while time.monotonic() < deadline:
-        if run.process.poll() is not None:
-            return None
-        run.look()
-        time.sleep(0.02)
+    """One fault at a random moment, as soon as there is a victim; None where the run ended before."""
+    moment = time.monotonic() + dice.uniform(0.0, 2.0)
     role, number = dice.choice(ROLES), dice.choice(SIGNALS)
     if role == "driver":
         number = signal.SIGKILL
-    victims = run.role(role) if run.process.poll() is None else []
-    if not victims:
-        return None
-    run.signal(dice.choice(victims), number)
-    return f"{role}:{number.name}"
+    while run.process.poll() is None:
+        victims = run.role(role) if time.monotonic() > moment else run.look() and []
+        if victims:
+            run.signal(dice.choice(victims), number)
+            return f"{role}:{number.name}"
+        time.sleep(0.02)
+    return None
 
 
 def one_run(directory: Path, seed: int) -> tuple[list[str], list[Run]]:

@@ -14,7 +14,7 @@ from typing import Any
 import cloudpickle
 import torch
 
-from argosy.commands import Attach, Exit, Failed
+from argosy.commands import Attach, Exit, Failed, Measure, Train
 from argosy.errors import ArgosyError, WorkerError
 from argosy.running.journal import refusals_of_the_disk
 from argosy.settings import Settings
@@ -97,17 +97,26 @@ def _train(driver: Peer, study: Study, settings: Settings, directory: Path, *, n
             if isinstance(command, Attach):
                 if reader is not None:
                     reader.close()
-                reader = RingReader(dial(command.address, key, name))
-                trainer.know(reader.lengths)
+                reader = _attach(command.address, key, name)
+                if reader is not None:
+                    trainer.know(reader.lengths)
             elif isinstance(command, Exit):
                 times = os.times()
                 driver.send(trainer.used(times.user + times.system))
                 return
-            else:
+            elif reader is not None or not isinstance(command, Measure | Train):
                 trainer.obey(command)
         elif ready and reader is not None and not _take(trainer, reader):
             reader.close()
             reader = None
+
+
+def _attach(address: str, key: bytes, name: str) -> RingReader | None:
+    """A reader of a feeder's ring; None where the feeder is gone, of which the driver will hear and start again."""
+    try:
+        return RingReader(dial(address, key, name))
+    except (WorkerError, EOFError, OSError):
+        return None
 
 
 def _take(trainer: Trainer, reader: RingReader) -> bool:
