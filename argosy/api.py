@@ -3,24 +3,30 @@
 import contextlib
 import json
 import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from argosy.errors import RunError
+from argosy.errors import PlanError, RunError
+from argosy.planning import make_plan
+from argosy.planning.forecast import Forecast
+from argosy.planning_cli import explain_cluster
 from argosy.plans import Plan
+from argosy.profiles import Preparation, Profile
 from argosy.report import MemberResult, Report, RunState
-from argosy.running.driver import drive, explain
+from argosy.running.driver import Costs, drive, measure
 from argosy.running.identity import summarize
 from argosy.running.inline import Inline
 from argosy.running.journal import Journal, Lock, read_journal, refusals_of_the_disk
-from argosy.running.launcher import Job, Launcher
+from argosy.running.launcher import Job, Launcher, usable_cores
 from argosy.running.processes import Processes
 from argosy.running.view import Silent, View
 from argosy.settings import Settings
 from argosy.study import Study
 from argosy.training import checkpoint
 
-__all__ = ["LAUNCHERS", "load", "plan", "run", "train"]
+__all__ = ["LAUNCHERS", "forecast_cluster", "load", "plan", "profile", "run", "train"]
 
 LAUNCHERS: dict[str, type[Processes] | type[Inline]] = {"processes": Processes, "inline": Inline}
 
@@ -84,7 +90,26 @@ def run(study: Study, settings: Settings, directory: Path, *, launcher: Launcher
 def plan(study: Study, *, settings: Settings | None = None, launcher: Launcher | None = None) -> Plan:
     """Measure the members on this machine and say who would share which device at which pace, without training."""
     settings, launcher = settings or Settings(), launcher or Processes()
-    with tempfile.TemporaryDirectory(prefix="argosy-plan-") as folder:
+    cluster = launcher.discover(settings)
+    costs = profile(study, settings=settings, launcher=launcher)
+    made = make_plan(costs.profiles, cluster.devices, policy=settings.policy)
+    return replace(made, notes=costs.notes)
+
+
+def profile(
+    study: Study,
+    *,
+    settings: Settings | None = None,
+    launcher: Launcher | None = None,
+    node_devices: int | None = None,
+) -> Costs:
+    """Measure what members and preparation cost, without training.
+
+    With `node_devices`, as FLEET measures (48 batches, the last 20 count), and groups of up to M_t devices as well: by
+    the steps of one of their shards here, and an all-reduce at the speed of a usual link.
+    """
+    settings, launcher = settings or Settings(), launcher or Processes()
+    with tempfile.TemporaryDirectory(prefix="argosy-profile-") as folder:
         directory = Path(folder)
         with (
             contextlib.closing(launcher),
@@ -92,7 +117,41 @@ def plan(study: Study, *, settings: Settings | None = None, launcher: Launcher |
             Journal(directory / "journal.jsonl") as journal,
         ):
             job = Job(study=study, settings=settings, directory=directory, lock=lock.descriptor)
-            return explain(job, launcher.discover(settings), launcher.open(job), journal)
+            cluster = launcher.discover(settings)
+            return measure(job, cluster, launcher.open(job), journal, node_devices=node_devices)
+
+
+def forecast_cluster(
+    study: Study,
+    cluster: str,
+    *,
+    settings: Settings | None = None,
+    launcher: Launcher | None = None,
+    profiles: Sequence[Profile] | None = None,
+) -> Forecast:
+    """What a cluster that need not exist, written as in ``2x4x80GB``, would do with a study.
+
+    Profiles carried from one of its devices are better than those measured here; the forecast says which they are.
+    """
+    settings = settings or Settings()
+    costs = profile(study, settings=settings, launcher=launcher, node_devices=None if profiles else 4)
+    names = {member.name for member in study.members}
+    carried = [known for known in profiles or () if known.member in names]
+    if profiles is not None and len(carried) < len(names):
+        missing = sorted(names - {known.member for known in carried})
+        raise PlanError(f"the profiles know nothing of {', '.join(missing)}; measure them: argosy profile.")
+    core = costs.preparation_seconds_per_sample
+    most = usable_cores()
+    rates = tuple((cores, cores / core) for cores in sorted({1, most})) if core else ()
+    return explain_cluster(
+        carried or costs.profiles,
+        cluster,
+        epochs={member.name: study.stop_of(member).max_epochs or 1 for member in study.members},
+        samples_per_epoch=costs.lengths["train"],
+        policy=settings.policy,
+        preparation=Preparation(samples_per_second=rates) if rates else None,
+        profiles_from="carried" if carried else "measured here",
+    )
 
 
 def load(directory: str | Path, *, study: Study | None = None) -> Report:

@@ -12,8 +12,10 @@ from rich.console import Console
 
 from argosy import planning_cli
 from argosy.errors import ArgosyError
+from argosy.profiles import load_profiles, save_profiles
 from argosy.settings import Settings
 from argosy.study import Study
+from argosy.views.timeline import write_timeline
 
 if TYPE_CHECKING:
     from argosy.report import Report
@@ -111,15 +113,57 @@ def demo(
 
 
 @app.command()
-def plan(study_file: StudyFile, devices: Devices = None, policy: Policy = "balanced", as_json: Json = False) -> None:
-    """Measure the members of a study file on this machine and explain the plan, without training."""
+def plan(
+    study_file: StudyFile,
+    devices: Devices = None,
+    policy: Policy = "balanced",
+    cluster: Annotated[
+        str | None, typer.Option(help="nodes x devices x memory, as 2x4x80GB: explain that instead.")
+    ] = None,
+    profiles: Annotated[Path | None, typer.Option(help="From `argosy profile` on one such device.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Draw the cluster's timeline here (extra: report).")] = None,
+    as_json: Json = False,
+) -> None:
+    """Explain who would share which device at which pace, on this machine or on a cluster, without training."""
     with _launcher("processes") as place:
         from argosy import api  # beside the launcher's own imports
         from argosy.running.studyfile import load_study
 
-        settings = Settings(devices=devices, policy=policy)
-        made = api.plan(load_study(study_file), settings=settings, launcher=place)
-    _print(made.to_json() if as_json else made.explain())
+        settings, study = Settings(devices=devices, policy=policy), load_study(study_file)
+        if cluster is None:
+            made = api.plan(study, settings=settings, launcher=place)
+            _print(made.to_json() if as_json else made.explain())
+            return
+        found = None if profiles is None else load_profiles(profiles)
+        forecast = api.forecast_cluster(study, cluster, settings=settings, launcher=place, profiles=found)
+        if html is not None:
+            write_timeline(forecast.simulation, html)
+        _print(forecast.to_json() if as_json else forecast.explain())
+
+
+@app.command()
+def profile(
+    study_file: StudyFile,
+    out: Annotated[Path, typer.Option(help="File for `argosy plan --profiles`.")] = Path("profiles.json"),
+    node_devices: Annotated[int, typer.Option(help="Devices of a node of the cluster to come.")] = 4,
+    devices: Devices = None,
+    as_json: Json = False,
+) -> None:
+    """Measure what the members cost, as FLEET does: 48 batches each, alone and in groups of up to M_t devices."""
+    with _launcher("processes") as place:
+        from argosy import api  # beside the launcher's own imports
+        from argosy.running.studyfile import load_study
+
+        costs = api.profile(
+            load_study(study_file), settings=Settings(devices=devices), launcher=place, node_devices=node_devices
+        )
+    save_profiles(out, costs.profiles)
+    if as_json:
+        _print({"out": str(out), "profiles": [p.to_json() for p in costs.profiles]})
+        return
+    for found in costs.profiles:
+        rates = ", ".join(f"{rate:,.0f}" for rate in found.samples_per_second)
+        _print(f"{found.member}: {rates} samples/s on 1, 2, … devices; {found.memory_bytes / 2**20:,.0f} MiB")
 
 
 @app.command()

@@ -42,6 +42,8 @@ class Opened:
     lengths: Mapping[str, int]
     fingerprint: str
     block_size: int
+    seconds_per_sample: float
+    """Of one core that prepares a sample, seen on a few; 0 where blocks are gathered from arrays."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +86,10 @@ class Measure:
     members: tuple[str, ...]
     accumulate: Mapping[str, int]
     """Micro-batches of members that need more than their own number."""
+    thorough: bool = False
+    """As FLEET measures (48 batches, of which the last 20 count), instead of 5 steps or 30 ms."""
+    groups: int = 1
+    """Data-parallel groups of 2 … so many devices are measured too, by the steps of one of their shards."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,8 +98,14 @@ class Measured:
 
     member: str
     samples_per_second: float
+    shard_seconds: tuple[float, ...]
+    """Seconds of a step on one of m even shares of the batch, m = 2, 3, …"""
     memory_bytes: int
+    activation_bytes: int
+    """The part of it that lives only during a step."""
     state_bytes: int
+    gradient_bytes: int
+    """What an all-reduce would carry."""
     parameter_shapes: str
     """Digest of the names and shapes of its parameters: part of a study's identity on disk."""
     batch_norm: bool

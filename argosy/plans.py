@@ -198,6 +198,8 @@ class Plan:
     """Run at the same time, on disjoint devices."""
     waiting: tuple[str, ...]
     """Members without a device yet; the policy is asked again when devices become free."""
+    notes: tuple[str, ...] = ()
+    """What is unusual about members."""
 
     def __post_init__(self) -> None:
         devices = [device for flotilla in self.flotillas for device in flotilla.devices]
@@ -226,7 +228,7 @@ class Plan:
     def to_json(self) -> dict[str, Any]:
         """A plain value for ``plan.json``."""
         flotillas = [flotilla.to_json() for flotilla in self.flotillas]
-        return {"policy": self.policy, "flotillas": flotillas, "waiting": list(self.waiting)}
+        return {"policy": self.policy, "flotillas": flotillas, "waiting": list(self.waiting), "notes": list(self.notes)}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "Plan":
@@ -235,7 +237,12 @@ class Plan:
             Flotilla(placements=tuple(_placement_from_json(p) for p in flotilla["placements"]))
             for flotilla in value["flotillas"]
         )
-        return cls(policy=value["policy"], flotillas=flotillas, waiting=tuple(value["waiting"]))
+        return cls(
+            policy=value["policy"],
+            flotillas=flotillas,
+            waiting=tuple(value["waiting"]),
+            notes=tuple(value.get("notes", ())),
+        )
 
     def __str__(self) -> str:
         return json.dumps(self.to_json(), indent=2)
@@ -251,7 +258,7 @@ class Plan:
             for device in flotilla.devices:
                 pack = ", ".join(_name_with_share(placement, device) for placement in flotilla.pack(device))
                 lines.append(f"  {device}: {pack}  ({loads[device] * pace:.0%} of the pace)")
-        return "\n".join(lines)
+        return "\n".join([*lines, *self.notes])
 
 
 def _name_with_share(placement: Placement, device: str) -> str:

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -19,6 +19,7 @@ __all__ = [
     "ProfileCache",
     "ShardCost",
     "fit_shard_cost",
+    "largest_measured_group",
     "load_profiles",
     "measure_rates",
     "pack_memory_bytes",
@@ -190,6 +191,11 @@ def pack_memory_bytes(pack: Iterable[Profile]) -> int:
     return resident + activation
 
 
+def largest_measured_group(rates: Sequence[float], *, node_devices: int) -> int:
+    """M_t = max(M_a, M_b): M_a = ⌈max r(1) / min r(1)⌉, M_b = 2 × devices of a node (FLEET §6.1)."""
+    return max(math.ceil(max(rates) / min(rates)), 2 * node_devices)
+
+
 def measure_rates(
     measure: Mapping[str, Callable[[int], float]], *, devices: int, node_devices: int
 ) -> dict[str, tuple[float, ...]]:
@@ -198,9 +204,7 @@ def measure_rates(
     ``measure[member](m)`` trains the member on m devices and returns its rate.
     """
     single = {member: measure_rate(1) for member, measure_rate in measure.items()}  # step 1
-    rate_ratio = math.ceil(max(single.values()) / min(single.values()))  # step 2: M_a
-    two_nodes = 2 * node_devices  # M_b
-    most = min(max(rate_ratio, two_nodes), devices)  # M_t
+    most = min(largest_measured_group(list(single.values()), node_devices=node_devices), devices)  # step 2
     return {
         member: (single[member], *(measure_rate(m) for m in range(2, most + 1)))  # step 3
         for member, measure_rate in measure.items()

@@ -59,8 +59,8 @@ from argosy.events import (
     WorkerLost,
 )
 from argosy.planning import make_plan
-from argosy.plans import Flotilla, Plan
-from argosy.profiles import Profile
+from argosy.plans import Flotilla
+from argosy.profiles import Profile, largest_measured_group
 from argosy.report import MemberState, RunState
 from argosy.running.hangs import Hangs
 from argosy.running.identity import check_identity, summarize, write_json
@@ -73,13 +73,15 @@ from argosy.running.view import Silent, View
 from argosy.stream.order import Selection
 from argosy.study import Member
 
-__all__ = ["drive", "explain"]
+__all__ = ["Costs", "drive", "measure"]
 
 EQUAL_FAILURES = 3
 """So many first members that fail with one traceback stop the study."""
 LOSSES = 10
 """So many losses without one finished epoch end the run."""
 TICK_SECONDS = 0.2
+LINK_BYTES_PER_SECOND = 10e9
+"""Assumed of an all-reduce that was not measured, as inside a node of GPUs."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -101,6 +103,17 @@ class _Feeder:
     opened: Opened | None = None
     readers: set[str] = field(default_factory=set)
     """Trainers that were told to read from it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Costs:
+    """What members and preparation cost."""
+
+    profiles: tuple[Profile, ...]
+    notes: tuple[str, ...]
+    lengths: dict[str, int]
+    preparation_seconds_per_sample: float
+    """Of one core; 0 where nothing is prepared."""
 
 
 class Driver:
@@ -125,8 +138,12 @@ class Driver:
         """``study.json`` of an earlier driver."""
         self.begun = False
         """Whether the directory was found to be this study's, or empty."""
-        self.only_explain = False
-        self.explained: Plan | None = None
+        self.only_measure = False
+        self.all_measured = False
+        self.node_devices: int | None = None
+        """Devices of a node, where members are measured as FLEET does it."""
+        self.groups = 1
+        self.seconds_per_sample = 0.0
         # The fleet
         self.feeders: dict[str, _Feeder] = {}
         self.feeder_count = 0
@@ -179,16 +196,25 @@ class Driver:
         return "paused" if self.pausing else "done"
 
     def _goes_on(self) -> bool:
-        waits = bool(self.waiting) and self.pausing is None and self.explained is None
+        waits = bool(self.waiting) and self.pausing is None and not self.all_measured
         return waits or bool(self.legs) or self.regrouping is not None
 
-    def explain(self) -> Plan:
-        """Measure and plan, without training."""
-        self.only_explain = True
+    def measure(self, *, node_devices: int | None) -> "Costs":
+        """Measure without training; with `node_devices` as FLEET does it, groups of devices as well."""
+        self.only_measure, self.node_devices = True, node_devices
         self.run(None)
-        if self.explained is None:
-            raise PlanError("no member could be measured; see the errors above.")
-        return self.explained
+        if not self.waiting:
+            reasons = [
+                f"{m.name}: {m.reason.strip().splitlines()[-1]}" for m in self.state.members.values() if m.reason
+            ]
+            raise PlanError("no member could be measured: " + "; ".join(reasons))
+        measured = [self.measured[name] for name in self.waiting]
+        return Costs(
+            profiles=tuple(self._profile(m) for m in measured),
+            notes=self._notes(),
+            lengths=dict(self.lengths),
+            preparation_seconds_per_sample=self.seconds_per_sample,
+        )
 
     def stop_workers(self) -> None:
         """Ask every worker for its last word and wait a little for it."""
@@ -249,6 +275,7 @@ class Driver:
         feeder.opened = opened
         if not self.begun:
             self.lengths, self.fingerprint = opened.lengths, opened.fingerprint
+            self.seconds_per_sample = opened.seconds_per_sample
             self._check_batches(self.waiting)
             self._write_study()
             self.record(self._run_started())
@@ -368,7 +395,8 @@ class Driver:
         for number, device in enumerate(self.devices):
             share = tuple(wanted[number :: len(self.devices)])
             micro = {name: self.accumulate[name] for name in share if name in self.accumulate}
-            self.workers.send(device, Measure(members=share, accumulate=micro))
+            thorough = self.node_devices is not None
+            self.workers.send(device, Measure(members=share, accumulate=micro, thorough=thorough, groups=self.groups))
 
     def _one_measured(self, member: str) -> None:
         if member not in self.unmeasured:
@@ -377,12 +405,21 @@ class Driver:
         if self.unmeasured or self.pausing is not None:
             return
         self._check_members()
-        if self.only_explain:
-            profiles = [self._profile(self.measured[name]) for name in self.waiting]
-            self.explained = make_plan(profiles, self.cluster.devices, policy=self.settings.policy)
+        if self.only_measure:
+            self._measured_all()
             return
         self._write_study()
         self._launch()
+
+    def _measured_all(self) -> None:
+        """FLEET measures groups of up to M_t devices once the rates on one device are known (§6.1, steps 2 and 3)."""
+        if self.node_devices is None or self.groups > 1 or not self.waiting:
+            self.all_measured = True
+            return
+        rates = [self.measured[name].samples_per_second for name in self.waiting]
+        self.groups = largest_measured_group(rates, node_devices=self.node_devices)
+        self.unmeasured = set(self.waiting)
+        self._measure()
 
     # ---- legs
 
@@ -396,6 +433,7 @@ class Driver:
         if not profiles or not free:
             return
         plan = make_plan(profiles, free, policy=self.settings.policy, cluster=self.cluster.devices)
+        plan = replace(plan, notes=self._notes())
         for flotilla in plan.flotillas:
             feeder = self._free_feeder()
             if feeder is not None:
@@ -647,23 +685,34 @@ class Driver:
             for row in rows:
                 file.write(",".join(str(v) for v in (row.epoch, *row.metrics.values(), row.seconds)) + "\n")
 
-    @staticmethod
-    def _profile(measured: Measured) -> Profile:
+    def _notes(self) -> tuple[str, ...]:
+        return tuple(f"{name}: {note}" for name, measured in self.measured.items() for note in measured.notes)
+
+    def _profile(self, measured: Measured) -> Profile:
+        """What planners know of a member. Groups are forecasts: no member is split in a run yet."""
+        batch_size = self.study.member(measured.member).batch_size
+        reduce = [2 * (m - 1) / m * measured.gradient_bytes / LINK_BYTES_PER_SECOND for m in range(2, self.groups + 1)]
+        groups = [batch_size / (s + r) for s, r in zip(measured.shard_seconds, reduce, strict=True)]
         return Profile(
             member=measured.member,
-            device_kind="",
-            samples_per_second=(measured.samples_per_second,),
+            device_kind=self.cluster.devices[0].kind,
+            samples_per_second=(measured.samples_per_second, *groups),
             memory_bytes=measured.memory_bytes,
+            activation_bytes=measured.activation_bytes,
             state_bytes=measured.state_bytes,
+            splittable=bool(groups) and not measured.batch_norm,
+            node_devices=self.node_devices or 4,
         )
 
 
-def explain(job: Job, cluster: Cluster, workers: Workers, journal: Journal) -> Plan:
-    """What a run of this job would start with."""
+def measure(
+    job: Job, cluster: Cluster, workers: Workers, journal: Journal, *, node_devices: int | None = None
+) -> Costs:
+    """What the members of a job cost, on twins that are thrown away."""
     driver = Driver(job, cluster, workers, journal, RunState(), Silent())
     with workers:
         try:
-            return driver.explain()
+            return driver.measure(node_devices=node_devices)
         finally:
             driver.stop_workers()
 

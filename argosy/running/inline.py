@@ -147,7 +147,13 @@ class _InlineFeeder:
         self.orders = Orders(self.job.study.seed, self.lengths)
         self.block_size = settings.block_size or choose_block_size(self.sources["train"].layout)
         fingerprint = self.sources["train"].fingerprint()
-        return Opened(address=name, lengths=self.lengths, fingerprint=fingerprint, block_size=self.block_size)
+        return Opened(
+            address=name,
+            lengths=self.lengths,
+            fingerprint=fingerprint,
+            block_size=self.block_size,
+            seconds_per_sample=self.sources["train"].seconds_per_sample,
+        )
 
     def _prepare(self, leg: Leg) -> Iterator[Block]:
         for place in places(leg, self.lengths, self.block_size):

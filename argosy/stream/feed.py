@@ -272,6 +272,7 @@ def feed(driver: Peer, data: Data, settings: Settings, *, seed: int, key: bytes)
             lengths={name: source.length for name, source in sources.items()},
             fingerprint=sources["train"].fingerprint(),
             block_size=block_size,
+            seconds_per_sample=sources["train"].seconds_per_sample,
         )
     )
     _Feeder(driver, door, ring, sources, count if parallel else 0, block_size, seed).run()

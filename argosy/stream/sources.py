@@ -2,6 +2,7 @@
 
 import hashlib
 import random
+import time
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -24,6 +25,8 @@ class Source(ABC):
 
     length: int
     layout: Layout
+    seconds_per_sample: float = 0.0
+    """Of one core that prepares a sample; 0 where nothing is prepared."""
 
     @abstractmethod
     def fill(self, block: Block, low: int, indices: Indices) -> list[tuple[int, str]]:
@@ -135,7 +138,9 @@ class DatasetSource(Source):
         probes = sorted({0, self.length // 2, self.length - 1})
         try:
             first = {index: self.sample(index) for index in probes}
+            started = time.perf_counter()
             again = {index: self.sample(index) for index in reversed(probes)}
+            self.seconds_per_sample = (time.perf_counter() - started) / len(probes)
         except Exception as error:  # the user's code, as in `fill`
             if self.skip_errors:
                 return False

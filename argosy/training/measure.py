@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from argosy.commands import Measured
+from argosy.profiles import PROFILE_BATCHES, TIMED_BATCHES
 from argosy.stream.batches import Batch
 from argosy.stream.blocks import Block
 from argosy.stream.order import Digest
@@ -23,41 +24,62 @@ PRIVATE = "writes into its input: gets private copies"
 NUMPY_RANDOM = "draws from numpy or random: their states are swapped"
 
 
-def measure(live: LiveMember, block: Block) -> Measured:
-    """Up to 5 steps or 30 ms of a twin on the first block; the first step warms up where there is another."""
+def measure(live: LiveMember, block: Block, *, thorough: bool = False, groups: int = 1) -> Measured:
+    """Steps of a twin on the first block: up to 5 or 30 ms; thorough, 48 of which the last 20 count (FLEET §6.1).
+
+    A group of m devices is measured by the steps of one of m even shares of the batch.
+    """
     trial = live.trial()
     before = trial.randomness.copy()
     batch, rows = _first_batch(block, live.member.batch_size)
     leaves = flatten(batch)[0]
     versions = [leaf._version for leaf in leaves]
     saved = _SavedBytes()
-    seconds: list[float] = []
-    while len(seconds) < STEPS and sum(seconds) < SECONDS:
-        started = time.perf_counter()
-        if seconds:
-            trial.step(Batch(batch, rows, Digest()))
-        else:
-            with saved:
-                trial.step(Batch(batch, rows, Digest()))
-        if live.device.type == "cuda":
-            torch.cuda.synchronize(live.device)
-        seconds.append(time.perf_counter() - started)
+    with saved:
+        warm_up = _timed_step(trial, batch, rows)
+    seconds = _step_seconds(trial, batch, rows, warm_up, thorough=thorough)
+    shares = [_first_batch(block, -(-live.member.batch_size // m)) for m in range(2, groups + 1)]
+    shard_seconds = [
+        _step_seconds(trial, part, size, _timed_step(trial, part, size), thorough=thorough) for part, size in shares
+    ]
     notes = []
     if any(leaf._version != version for leaf, version in zip(leaves, versions, strict=True)):
         notes.append(PRIVATE)
     if not trial.randomness.others_equal(before):
         notes.append(NUMPY_RANDOM)
-    held = state_bytes(trial)
+    held, gradients = state_bytes(trial), _bytes(p for p in live.model.parameters() if p.requires_grad)
     scale = live.member.batch_size / rows
     return Measured(
         member=live.member.name,
-        samples_per_second=rows / statistics.median(seconds[1:] or seconds),
-        memory_bytes=held + _bytes(live.model.parameters()) + int(saved.total * scale),
+        samples_per_second=rows / seconds,
+        shard_seconds=tuple(shard_seconds),
+        memory_bytes=held + gradients + int(saved.total * scale),
+        activation_bytes=int(saved.total * scale),
         state_bytes=held,
+        gradient_bytes=gradients,
         parameter_shapes=_shapes(live.model),
         batch_norm=any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in live.model.modules()),
         notes=tuple(notes),
     )
+
+
+def _step_seconds(trial: LiveMember, batch: Any, rows: int, warm_up: float, *, thorough: bool) -> float:
+    """Median seconds of a step; those of the first where there was no time for another."""
+    if thorough:
+        seconds = [_timed_step(trial, batch, rows) for _ in range(PROFILE_BATCHES - 1)]
+        return statistics.median(seconds[-TIMED_BATCHES:])
+    seconds = []
+    while len(seconds) + 1 < STEPS and warm_up + sum(seconds) < SECONDS:
+        seconds.append(_timed_step(trial, batch, rows))
+    return statistics.median(seconds or [warm_up])
+
+
+def _timed_step(trial: LiveMember, batch: Any, rows: int) -> float:
+    started = time.perf_counter()
+    trial.step(Batch(batch, rows, Digest()))
+    if trial.device.type == "cuda":
+        torch.cuda.synchronize(trial.device)
+    return time.perf_counter() - started
 
 
 def state_bytes(live: LiveMember) -> int:

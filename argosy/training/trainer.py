@@ -127,7 +127,9 @@ class Trainer:
             if live is not None:
                 live.member = replace(live.member, accumulate=command.accumulate.get(name, live.member.accumulate))
                 self.built[name] = live
-                measured = self._guarded(name, partial(measure, live, block))
+                measured = self._guarded(
+                    name, partial(measure, live, block, thorough=command.thorough, groups=command.groups)
+                )
                 if measured is not None:
                     self.emit(measured)
 
