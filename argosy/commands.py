@@ -120,6 +120,8 @@ class StartMember:
     member: str
     stream_epoch: int
     checkpoint: Checkpoint | None
+    best: str | None
+    """File of its best epoch so far, which is kept."""
     accumulate: int
     """Micro-batches per step: the member's own number, or more where its device has too little memory."""
     notes: tuple[str, ...]

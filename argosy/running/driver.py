@@ -67,7 +67,7 @@ from argosy.running.identity import check_identity, summarize, write_json
 from argosy.running.inbox import Inbox
 from argosy.running.journal import Journal
 from argosy.running.launcher import Job, Workers
-from argosy.running.resume import Resume, leg_for, resume_points
+from argosy.running.resume import Resume, leg_for, resume_points, settle_links
 from argosy.running.studyfile import load_study
 from argosy.running.view import Silent, View
 from argosy.stream.order import Selection
@@ -510,10 +510,12 @@ class Driver:
 
     def _start_member(self, name: str) -> StartMember:
         point = self.points[name]
+        best = self.state.member(name).best(self.study.objective, self.study.mode or "min")
         return StartMember(
             member=name,
             stream_epoch=point.stream_epoch,
             checkpoint=point.checkpoint,
+            best=best.checkpoint.file if best else None,
             accumulate=self.accumulate.get(name, self.study.member(name).accumulate),
             notes=(*self.measured[name].notes, *point.notes),
         )
@@ -732,6 +734,7 @@ def drive(job: Job, cluster: Cluster, workers: Workers, journal: Journal, state:
             raise
         finally:
             driver.stop_workers()
+            settle_links(state.members.values(), job.directory, job.study.objective, job.study.mode or "min")
             if driver.begun or driver.pausing:
                 driver.record(RunEnded(status=status, reason=reason, seconds=time.monotonic() - driver.began))
             view.end()

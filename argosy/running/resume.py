@@ -8,11 +8,12 @@ from pathlib import Path
 from argosy.commands import Leg
 from argosy.events import Checkpoint
 from argosy.report import MemberState
+from argosy.stopping import Mode
 from argosy.stream.order import Selection, split_order
 from argosy.study import Study
 from argosy.training import checkpoint
 
-__all__ = ["Resume", "leg_for", "resume_points"]
+__all__ = ["Resume", "leg_for", "resume_points", "settle_links"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,6 +49,17 @@ def _resume_point(state: MemberState, folder: Path) -> Resume:
             return Resume(member=state.name, stream_epoch=stream_epoch, checkpoint=saved, notes=tuple(notes))
         notes.append(f"checkpoint {saved.file} is damaged and was passed over")
     return Resume(member=state.name, notes=tuple(notes))
+
+
+def settle_links(states: Iterable[MemberState], directory: Path, objective: str, mode: Mode) -> None:
+    """Let ``last.pt`` and ``best.pt`` point to what the journal says: a trainer may have died before it moved them."""
+    for state in states:
+        folder = directory / "members" / state.name
+        newest = next((saved.file for _, saved in reversed(state.saved) if (folder / saved.file).exists()), None)
+        best = state.best(objective, mode)
+        for name, file in (("last.pt", newest), ("best.pt", best.checkpoint.file if best else None)):
+            if file is not None and (folder / file).exists():
+                checkpoint.link(folder / file, name)
 
 
 def leg_for(study: Study, points: Iterable[Resume], lengths: Mapping[str, int], *, number: int) -> Leg:

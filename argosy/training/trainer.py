@@ -189,9 +189,8 @@ class Trainer:
             position = live.load_state_dict(checkpoint.load(path, device=self.device))
         live.begin_epoch(self.orders, start.stream_epoch, position)
         kept = (start.checkpoint.file,) if start.checkpoint else ()
-        best = (folder / "best.pt").readlink().name if (folder / "best.pt").is_symlink() else None
         self.aboard[start.member] = _Aboard(
-            live, start.stream_epoch, time.monotonic(), newest=start.checkpoint, kept=kept, best=best
+            live, start.stream_epoch, time.monotonic(), newest=start.checkpoint, kept=kept, best=start.best
         )
         self.emit(
             MemberStarted(
