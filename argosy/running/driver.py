@@ -241,7 +241,8 @@ class Driver:
     # ---- messages
 
     def _hear(self, worker: str, message: Any) -> None:
-        self.view.hear(worker, message)
+        if not (isinstance(message, Lost) and worker in self.replaced):
+            self.view.hear(worker, message)
         self.hangs.hear(worker, message)
         match message:
             case Opened():

@@ -9,7 +9,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from argosy.commands import Progress
+from argosy.commands import Lost, Progress
 from argosy.events import EpochEnded, MemberEnded
 from argosy.plans import Plan
 from argosy.report import MemberState, Report, RunState
@@ -17,6 +17,8 @@ from argosy.running.launcher import Job
 
 __all__ = ["Terminal", "report_table"]
 
+LAST_LINES = 4
+"""Of a failed member's traceback."""
 LINE_SECONDS = 10.0
 """Time between two lines without a terminal."""
 
@@ -53,9 +55,13 @@ class Terminal:
             self.progress[worker] = message
             self._take_rates(message)
         elif isinstance(message, MemberEnded) and message.status in ("failed", "diverged"):
-            last = message.reason.strip().splitlines()[-1]
+            *lines, last = message.reason.strip().splitlines()
             log = self.job.directory / "members" / message.member / "log.txt"
-            self.console.print(f"{message.member} {message.status}: {last}  ({log})", style="red", highlight=False)
+            text = "\n".join([f"{message.member} {message.status}: {last}", *lines[-LAST_LINES:], f"log: {log}"])
+            self.console.print(text, style="red", highlight=False, markup=False)
+        elif isinstance(message, Lost):
+            text = f"{worker} is lost: {message.detail}; its members go on from their checkpoints"
+            self.console.print(text, style="yellow", highlight=False, markup=False)
         elif isinstance(message, EpochEnded) and self._live is None:
             self._line()
 

@@ -14,7 +14,7 @@ from torch import nn
 from torch.optim import SGD
 
 import argosy
-from argosy.api import LAUNCHERS
+from argosy.api import LAUNCHERS, forecast_cluster, profile
 from argosy.errors import MemberError, PlanError, StudyError
 from argosy.running.audit import audit
 from argosy.stream.order import Digest
@@ -199,6 +199,8 @@ def test_an_in_place_first_layer_gets_private_copies(tmp_path: Path, launcher: s
     assert evidence.results_of(tmp_path / "a", "mlp") == evidence.results_of(tmp_path / "b", "mlp")
     (started,) = [e for e in evidence.event_lines(tmp_path / "a", "MemberStarted") if e["member"] == "inplace"]
     assert "private copies" in started["notes"][0]
+    plan = argosy.plan(studies.study(fleet=fleet), launcher=LAUNCHERS[launcher]())
+    assert "inplace: writes into its input: gets private copies" in plan.explain()
 
 
 class Broken(studies.Vectors):
@@ -273,3 +275,16 @@ def test_stopping_rules_decide_each_member_alone(tmp_path: Path, launcher: str) 
     report = argosy.train(studies.study(fleet=fleet), directory=tmp_path, launcher=launcher)
     assert {row.name: row.epochs for row in report.rows} == {"short": 1, "target": 1, "long": 3}
     assert report.preparations == 1.0
+
+
+def test_profiles_forecast_groups(tmp_path: Path, launcher: str) -> None:
+    fleet = [studies.member("norm"), studies.member("plain", model=Linear)]
+    costs = profile(studies.study(fleet=fleet), launcher=LAUNCHERS[launcher](), node_devices=2)
+    norm, plain = costs.profiles
+    assert len(norm.samples_per_second) >= 4
+    assert (norm.splittable, plain.splittable) == (False, True)
+    assert costs.preparation_seconds_per_sample > 0
+    forecast = forecast_cluster(
+        studies.study(fleet=fleet), "2x2x1GB", launcher=LAUNCHERS[launcher](), profiles=costs.profiles
+    )
+    assert "carried" in forecast.explain()

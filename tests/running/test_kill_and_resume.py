@@ -105,3 +105,26 @@ def test_a_tampered_checkpoint_is_never_unpickled(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="refused"):
         checkpoint.load(path)
     assert not trap.exists()
+
+
+def test_a_journal_cut_in_the_middle_of_a_line_goes_on(tmp_path: Path) -> None:
+    argosy.train(studies.study(epochs=3), directory=tmp_path / "whole", launcher="inline")
+    argosy.train(studies.study(epochs=2), directory=tmp_path / "cut", launcher="inline")
+    journal = tmp_path / "cut" / "journal.jsonl"
+    lines = journal.read_bytes().split(b"\n")
+    last_epoch = max(number for number, line in enumerate(lines) if b'"EpochEnded"' in line)
+    journal.write_bytes(b"\n".join(lines[:last_epoch]) + b"\n" + lines[last_epoch][:100])
+    argosy.train(studies.study(epochs=3), directory=tmp_path / "cut", launcher="inline")
+    assert evidence.results(tmp_path / "cut") == evidence.results(tmp_path / "whole")
+    assert audit(tmp_path / "cut") == []
+
+
+def test_links_follow_the_journal_where_a_trainer_died_before_it_moved_them(tmp_path: Path) -> None:
+    argosy.train(studies.study(), directory=tmp_path, launcher="inline")
+    expected = evidence.results(tmp_path)
+    for path in (tmp_path / "members").glob("*/*.pt"):
+        if path.is_symlink():
+            path.unlink()
+    argosy.train(studies.study(), directory=tmp_path, launcher="inline")
+    assert evidence.results(tmp_path) == expected
+    assert (tmp_path / "members" / "odd" / "best.pt").exists()
