@@ -24,10 +24,12 @@ from measuring import arguments, finish, hardware, quartiles, target
 from photographs import BATCH, MEMBERS, Photographs, normalize, write_photographs
 from process_tree import Cost
 from together_loop import Trained
+from torch.utils.data import DataLoader
 
 HERE = Path(__file__).parent
 CORES = len(os.sched_getaffinity(0))
 NAMES = list(MEMBERS)
+LARGEST = "separable"
 VALIDATION = 0.1
 """Size of the validation set, as a share of the training set."""
 
@@ -162,9 +164,12 @@ def check_equal(outcomes: dict[str, Outcome]) -> None:
 
 
 def bytes_per_member(work: Work, folder: Path) -> float:
-    """Peak memory that one more member costs, from runs of one epoch with one member and with all."""
+    """Peak memory that one more member costs, from runs of one epoch with one member and with all.
+
+    The one is the member whose step needs most memory: members on one device take their steps one after another.
+    """
     peaks = {}
-    for names in (NAMES[:1], NAMES):
+    for names in ([LARGEST], NAMES):
         with tempfile.TemporaryDirectory(dir=folder) as out:
             short = Work(folder=work.folder, lengths=work.lengths, epochs=1)
             peaks[len(names)] = by_argosy(short, Path(out), devices=1, names=names, memory=True).cost.peak_bytes or 0
@@ -175,7 +180,7 @@ def prepare(folder: Path, seconds: float) -> Work:
     """Write as many files as keep all cores busy for so long on the fastest side, and the tensors for T."""
     write_photographs(folder / "trial", 256, seed=0)
     cpu_seconds = seconds * CORES / _seconds_per_sample(folder / "trial")
-    epochs = 8 if seconds >= 30 else 3
+    epochs = 4 if seconds >= 30 else 2
     length = round(cpu_seconds / epochs / (1 + VALIDATION / 2))
     # A last batch of 11, so that it counts and BatchNorm can train on it.
     lengths = {"train": length // BATCH * BATCH + 11, "val": round(length * VALIDATION)}
@@ -190,17 +195,19 @@ def prepare(folder: Path, seconds: float) -> Work:
 
 
 def _seconds_per_sample(trial: Path) -> float:
-    """Preparing a sample, and stepping every member on it."""
+    """Preparing a sample, and stepping every member on it; the faster of two passes, as the first one warms up."""
     dataset = Photographs(trial, train=True)
-    started = time.perf_counter()
-    samples = [dataset[index] for index in range(len(dataset))]
-    batch = (torch.stack([x for x, _ in samples]), torch.tensor([y for _, y in samples]))
     members = [Trained(name) for name in NAMES]
-    for start in range(0, len(dataset), BATCH):
-        part = normalize(tuple(leaf[start : start + BATCH] for leaf in batch))
+    return min(_pass_seconds(dataset, members) for _ in range(2)) / len(dataset)
+
+
+def _pass_seconds(dataset: Photographs, members: list[Trained]) -> float:
+    started = time.perf_counter()
+    for x, y in DataLoader(dataset, batch_size=BATCH):
+        batch = normalize((x, y))
         for member in members:
-            member.step(part)
-    return (time.perf_counter() - started) / len(dataset)
+            member.step(batch)
+    return time.perf_counter() - started
 
 
 def targets_of(rounds: list[dict[str, Outcome]], memory_shares: list[float]) -> list[dict[str, Any]]:
