@@ -53,7 +53,7 @@ class Usage:
 
     descriptors: int
     segments: int
-    """Mappings of shared memory."""
+    """Mappings of shared memory, of memory files and of files in /dev/shm."""
     bytes: int
     """Proportional set size."""
 
@@ -65,8 +65,6 @@ class Snapshot:
     epochs: int
     """Stream epochs that were fed."""
     processes: dict[int, Usage]
-    dev_shm: int
-    """Files in /dev/shm."""
 
 
 def watch(folder: Path, blocks: int) -> list[Snapshot]:
@@ -95,7 +93,7 @@ def look(pid: int, journal: Path) -> Snapshot:
         with contextlib.suppress(OSError, psutil.NoSuchProcess):
             processes[process.pid] = usage_of(process)
     fed = sum(line["event"] == "Fed" and line["split"] == "train" for line in lines)
-    return Snapshot(epochs=fed, processes=processes, dev_shm=len(list(Path("/dev/shm").iterdir())))
+    return Snapshot(epochs=fed, processes=processes)
 
 
 def usage_of(process: psutil.Process) -> Usage:
@@ -122,7 +120,6 @@ def growth(snapshots: list[Snapshot]) -> dict[str, float]:
 
     names = ("descriptors", "segments", "bytes")
     found = {name: max(most(late, pid, name) - most(early, pid, name) for pid in pids) for name in names}
-    found["dev_shm"] = max(s.dev_shm for s in late) - max(s.dev_shm for s in early)
     return {**found, "processes": len(pids), "moments": len(warm)}
 
 
@@ -152,7 +149,6 @@ def main() -> int:
     targets = [
         target("descriptors of a process", [found["descriptors"]], at_most=0),
         target("shared segments of a process", [found["segments"]], at_most=0),
-        target("files in /dev/shm", [found["dev_shm"]], at_most=0),
         target("MiB of a process", [found["bytes"] / 2**20], at_most=2.0),
     ]
     finish("endurance", figures, targets, as_json=options.json)
