@@ -5,6 +5,7 @@ message with its descriptors: the blobs of the study. It answers each fork with 
 When the driver closes the socket, it kills what is left of its children and goes.
 """
 
+import gc
 import json
 import os
 import select
@@ -78,6 +79,8 @@ def main() -> None:
     die_with_parent(int(sys.argv[3]))
     from argosy.running.worker import work  # the heavy import, after the tie
 
+    # A worker's full garbage collection would write into every object that was imported, and so copy its pages.
+    gc.freeze()
     channel = socket.socket(fileno=int(sys.argv[2]))
     wake, wakes = os.pipe()
     os.set_blocking(wakes, False)

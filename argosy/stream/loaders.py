@@ -5,6 +5,7 @@ so no copy of a descriptor can hide an end-of-file. Each has one connection to t
 A worker dies with its feeder (parent-death signal, set before anything else).
 """
 
+import gc
 import os
 import traceback
 from collections import deque
@@ -77,6 +78,7 @@ class Loader:
 def start_loaders(count: int, ring: Ring, sources: dict[str, Source], *, driver: Connection) -> list[Loader]:
     """Fork the workers; the dataset and the ring are inherited, nothing is pickled."""
     loaders: list[Loader] = []
+    gc.freeze()  # else the workers' garbage collections would copy the pages of a dataset that lives in memory
     for _ in range(count):
         ours, theirs = Pipe()
         feeder = os.getpid()
