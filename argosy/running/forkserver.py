@@ -5,6 +5,7 @@ message with its descriptors: the blobs of the study. It answers each fork with 
 When the driver closes the socket, it kills what is left of its children and goes.
 """
 
+import functools
 import gc
 import json
 import os
@@ -99,6 +100,9 @@ def main() -> None:
             message, descriptors = _receive(channel)
             if not message:
                 break
+            request = json.loads(message)
+            if request["arguments"]["role"] == "trainer":
+                _import_for_optimizers()
             pid = os.fork()
             if pid == 0:
                 die_with_parent(server)
@@ -106,11 +110,20 @@ def main() -> None:
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 for descriptor in (channel.detach(), wake, wakes):
                     os.close(descriptor)
-                os._exit(_become(json.loads(message), descriptors, work))
+                os._exit(_become(request, descriptors, work))
             children.add(pid)
             for descriptor in descriptors:
                 os.close(descriptor)
     _bid_farewell(children)
+
+
+@functools.cache
+def _import_for_optimizers() -> None:
+    """Torch imports as much again when the first optimizer is built: once here, beside the feeder's opening of the data."""
+    import torch
+
+    torch.optim.SGD([torch.zeros(1)], lr=0.1)
+    gc.freeze()
 
 
 def _receive(channel: socket.socket) -> tuple[bytes, list[int]]:
