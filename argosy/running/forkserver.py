@@ -5,6 +5,7 @@ message with its descriptors: the blobs of the study. It answers each fork with 
 When the driver closes the socket, it kills what is left of its children and goes.
 """
 
+import contextlib
 import functools
 import gc
 import json
@@ -156,7 +157,9 @@ def _tell_ends(channel: socket.socket, children: set[int]) -> None:
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:
             children.discard(pid)
-            channel.send(json.dumps([pid, status]).encode())
+            # A driver that has closed the socket needs no news; the loop will read its end.
+            with contextlib.suppress(BrokenPipeError):
+                channel.send(json.dumps([pid, status]).encode())
 
 
 def _bid_farewell(children: set[int]) -> None:
