@@ -1,5 +1,6 @@
 """What a member costs and what is unusual about it, found out on a twin before its first real step."""
 
+import contextlib
 import hashlib
 import statistics
 import time
@@ -34,11 +35,8 @@ def measure(live: LiveMember, block: Block) -> Measured:
     seconds: list[float] = []
     while len(seconds) < STEPS and sum(seconds) < SECONDS:
         started = time.perf_counter()
-        if seconds:
+        with trial.randomness.active(), contextlib.nullcontext() if seconds else saved:
             trial.step(Batch(batch, rows, Digest()))
-        else:
-            with saved:
-                trial.step(Batch(batch, rows, Digest()))
         if live.device.type == "cuda":
             torch.cuda.synchronize(live.device)
         seconds.append(time.perf_counter() - started)
