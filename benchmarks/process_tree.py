@@ -35,6 +35,8 @@ class Cost:
     """Unix time of the first command's start."""
     peak_bytes: int | None
     """Largest sum of proportional set sizes over the trees; None where it was not sampled."""
+    others_cores: float
+    """Cores that everybody else on the machine kept busy meanwhile: above 0.2, wall time says little."""
 
 
 def run(
@@ -50,7 +52,7 @@ def run(
     Sampling `memory` takes CPU time from the commands: leave it out where time is measured.
     """
     _adopt_orphans()
-    before, began, started = _children_seconds(), time.time(), time.perf_counter()
+    before, busy_before, began, started = _children_seconds(), _machine_seconds(), time.time(), time.perf_counter()
     peak = _Peak() if memory else None
     with output.open("ab") as log, peak or contextlib.nullcontext():
         waiting, running = list(commands), {}
@@ -64,11 +66,13 @@ def run(
             if pid in running:
                 _check(running.pop(pid), os.waitstatus_to_exitcode(status), output)
         _wait_for_orphans()
+    wall_seconds, cpu_seconds = time.perf_counter() - started, _children_seconds() - before
     return Cost(
-        wall_seconds=time.perf_counter() - started,
-        cpu_seconds=_children_seconds() - before,
+        wall_seconds=wall_seconds,
+        cpu_seconds=cpu_seconds,
         began=began,
         peak_bytes=peak.bytes if peak else None,
+        others_cores=max(_machine_seconds() - busy_before - cpu_seconds, 0.0) / wall_seconds,
     )
 
 
@@ -129,3 +133,9 @@ def _check(process: subprocess.Popen[bytes], code: int, output: Path) -> None:
 def _children_seconds() -> float:
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
+
+
+def _machine_seconds() -> float:
+    """CPU time of everybody since the machine was started, what a hypervisor gave to others included."""
+    times = psutil.cpu_times()
+    return float(times.user + times.system + times.irq + times.softirq + times.steal)

@@ -64,6 +64,11 @@ class Outcome:
     """Member -> last validation loss, SHA-256 of its last weights."""
 
     @property
+    def work_cpu_seconds(self) -> float:
+        """CPU time without the start-up."""
+        return self.cost.cpu_seconds - self.startup_cpu_seconds
+
+    @property
     def steps_seconds(self) -> float:
         """From the first step to the last."""
         return self.last - self.first
@@ -146,7 +151,7 @@ def one_round(work: Work, folder: Path, number: int, sides: list[str]) -> dict[s
         cost, steps = outcomes[side].cost, outcomes[side].steps_seconds
         print(
             f"round {number}  {side:<3} {MEANING[side]:<42} wall {cost.wall_seconds:7.1f} s   first to last step "
-            f"{steps:7.1f} s   CPU {cost.cpu_seconds:7.1f} s",
+            f"{steps:7.1f} s   CPU {cost.cpu_seconds:7.1f} s   others {cost.others_cores:.1f} cores",
             flush=True,
         )
     return outcomes
@@ -234,8 +239,8 @@ def targets_of(rounds: list[dict[str, Outcome]], memory_shares: list[float]) -> 
             at_most=5.0,
         ),
         target(
-            "CPU seconds of (d) / (P + T)",
-            each(lambda r: r["d2"].cost.cpu_seconds / (r["P"].cost.cpu_seconds + r["T"].cost.cpu_seconds)),
+            "CPU seconds of (d), start-up included, / (P + T), without theirs",
+            each(lambda r: r["d2"].cost.cpu_seconds / (r["P"].work_cpu_seconds + r["T"].work_cpu_seconds)),
             at_most=1.1,
         ),
         target("peak memory per further member, share of the data", memory_shares, at_most=0.05),
@@ -244,7 +249,7 @@ def targets_of(rounds: list[dict[str, Outcome]], memory_shares: list[float]) -> 
 
 def share_of_limit(outcomes: dict[str, Outcome]) -> float:
     """How much of the possible advantage over one script per member was reached."""
-    preparing, training = outcomes["P"].cost.cpu_seconds, outcomes["T"].cost.cpu_seconds
+    preparing, training = outcomes["P"].work_cpu_seconds, outcomes["T"].work_cpu_seconds
     limit = (len(NAMES) * preparing + training) / (preparing + training)
     return outcomes["a"].cost.wall_seconds / outcomes["d2"].cost.wall_seconds / limit
 
@@ -256,10 +261,13 @@ def figures_of(rounds: list[dict[str, Outcome]]) -> dict[str, Any]:
         walls = [one[side].cost.wall_seconds for one in rounds]
         steps = [one[side].steps_seconds for one in rounds]
         cpu = [one[side].cost.cpu_seconds for one in rounds]
-        figures[side] = {"wall_seconds": walls, "steps_seconds": steps, "cpu_seconds": cpu}
+        others = [one[side].cost.others_cores for one in rounds]
+        figures[side] = {"wall_seconds": walls, "steps_seconds": steps, "cpu_seconds": cpu, "others_cores": others}
+        if side in ("P", "T"):
+            figures[side]["work_cpu_seconds"] = [one[side].work_cpu_seconds for one in rounds]
         print(
             f"{side:<3} {MEANING[side]:<42} wall {quartiles(walls)[1]:7.1f} s   first to last step "
-            f"{quartiles(steps)[1]:7.1f} s   CPU {quartiles(cpu)[1]:7.1f} s"
+            f"{quartiles(steps)[1]:7.1f} s   CPU {quartiles(cpu)[1]:7.1f} s   others {quartiles(others)[1]:.1f} cores"
         )
     return figures
 
