@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image, ImageEnhance
-from sklearn.datasets import load_sample_images
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import SGD, Adam, AdamW
@@ -25,6 +24,8 @@ SIDE, BOX, PIXELS, CLASSES, BATCH = 384, 288, 64, 6, 32
 
 def write_photographs(folder: Path, count: int, *, seed: int) -> None:
     """Write files ``<number>-<class>.jpg``."""
+    from sklearn.datasets import load_sample_images  # half a second that no side has to pay
+
     photographs = [Image.fromarray(pixels) for pixels in load_sample_images().images]
     draw = random.Random(seed)
     folder.mkdir(parents=True)
