@@ -19,7 +19,8 @@ from argosy.running.driver import Costs, drive, measure
 from argosy.running.identity import summarize
 from argosy.running.inline import Inline
 from argosy.running.journal import Journal, Lock, read_journal, refusals_of_the_disk
-from argosy.running.launcher import Job, Launcher, usable_cores
+from argosy.running.launcher import Job, Launcher
+from argosy.running.limits import usable_cores
 from argosy.running.processes import Processes
 from argosy.running.view import Silent, View
 from argosy.settings import Settings

@@ -4,6 +4,7 @@ import contextlib
 import json
 import sys
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -214,6 +215,21 @@ def audit(directory: RunDirectory, as_json: Json = False) -> None:
     raise typer.Exit(1 if found else 0)
 
 
+@app.command()
+def doctor(directory: Directory = Path("runs/argosy"), as_json: Json = False) -> None:
+    """Check this machine: what would fail, and what mends it; exit code 1 if something would."""
+    from argosy.running import doctor as examining
+
+    checks = examining.examine(directory)
+    if as_json:
+        _print({"ok": all(check.ok for check in checks), "checks": [asdict(check) for check in checks]})
+    else:
+        from argosy.views.checks import checks_table
+
+        _console().print(checks_table(checks), highlight=False)
+    raise typer.Exit(0 if all(check.ok for check in checks) else 1)
+
+
 def main() -> None:
     """Entry of the command ``argosy``: errors become one message and their exit code."""
     try:
@@ -253,9 +269,12 @@ def _print_report(report: "Report", *, as_json: bool) -> None:
         return
     from argosy.views.terminal import report_table
 
+    _console().print(report_table(report), highlight=False)
+
+
+def _console() -> Console:
     # Files and pipes have no width of their own.
-    console = Console() if sys.stdout.isatty() else Console(width=160)
-    console.print(report_table(report), highlight=False)
+    return Console() if sys.stdout.isatty() else Console(width=160)
 
 
 def _leave(directory: Path, command: dict[str, Any], *, as_json: bool) -> None:

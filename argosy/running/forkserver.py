@@ -6,6 +6,8 @@ When the driver closes the socket, it kills what is left of its children and goe
 """
 
 import contextlib
+import functools
+import gc
 import json
 import os
 import select
@@ -79,6 +81,8 @@ def main() -> None:
     die_with_parent(int(sys.argv[3]))
     from argosy.running.worker import work  # the heavy import, after the tie
 
+    # A worker's full garbage collection would write into every object that was imported, and so copy its pages.
+    gc.freeze()
     channel = socket.socket(fileno=int(sys.argv[2]))
     wake, wakes = os.pipe()
     os.set_blocking(wakes, False)
@@ -97,6 +101,9 @@ def main() -> None:
             message, descriptors = _receive(channel)
             if not message:
                 break
+            request = json.loads(message)
+            if request["arguments"]["role"] == "trainer":
+                _import_for_optimizers()
             pid = os.fork()
             if pid == 0:
                 die_with_parent(server)
@@ -104,12 +111,21 @@ def main() -> None:
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 for descriptor in (channel.detach(), wake, wakes):
                     os.close(descriptor)
-                os._exit(_become(json.loads(message), descriptors, work))
-            children[pid] = json.loads(message)["arguments"]["name"]
+                os._exit(_become(request, descriptors, work))
+            children[pid] = request["arguments"]["name"]
             _tell(channel, children[pid], pid, None)
             for descriptor in descriptors:
                 os.close(descriptor)
     _bid_farewell(children)
+
+
+@functools.cache
+def _import_for_optimizers() -> None:
+    """Torch imports as much again when the first optimizer is built: once here, beside the feeder's opening of the data."""
+    import torch
+
+    torch.optim.SGD([torch.zeros(1)], lr=0.1)
+    gc.freeze()
 
 
 def _receive(channel: socket.socket) -> tuple[bytes, list[int]]:

@@ -3,8 +3,6 @@
 A launcher is one file with two classes: where to run (`Launcher`) and the workers of one run (`Workers`).
 """
 
-import math
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -15,10 +13,11 @@ import torch
 
 from argosy.cluster import Cluster, Device, Node
 from argosy.errors import PlanError
+from argosy.running.limits import usable_cores
 from argosy.settings import Settings
 from argosy.study import Study
 
-__all__ = ["Job", "Launcher", "Workers", "discover", "usable_cores"]
+__all__ = ["Job", "Launcher", "Workers", "discover"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,17 +84,6 @@ def discover(wanted: str | None, threads: int) -> Cluster:
     else:
         raise PlanError(f"devices {wanted!r} is unknown; write cpu, cpu:2, cuda or cuda:0,1.")
     return Cluster(nodes=(Node(name="local", devices=devices, cores=cores),))
-
-
-def usable_cores() -> int:
-    """Cores that this process may really use: its affinity, bounded by the cgroup's quota."""
-    cores = len(os.sched_getaffinity(0))
-    limit = Path("/sys/fs/cgroup/cpu.max")
-    if limit.exists():
-        quota, period = limit.read_text().split()
-        if quota != "max":
-            cores = min(cores, max(1, math.floor(int(quota) / int(period))))
-    return cores
 
 
 def _cpu_slots(count: int) -> tuple[Device, ...]:

@@ -5,6 +5,8 @@ end-of-file. A worker that dies is replaced, and its tasks are done again. Each 
 A worker dies with its feeder (parent-death signal, set before anything else).
 """
 
+import contextlib
+import gc
 import os
 import traceback
 from collections import deque
@@ -61,7 +63,9 @@ class Loader:
     def give(self, task: Task) -> None:
         """Hand over a task."""
         self.tasks.append(task)
-        self.connection.send(task)
+        # A worker that has just died does not take it; its end-of-file will bring the task back.
+        with contextlib.suppress(OSError):
+            self.connection.send(task)
 
     def take(self) -> tuple[Task, Done] | None:
         """The task that the worker has just answered, or None where the worker is gone; its tasks are still there."""
@@ -77,6 +81,7 @@ def start_loader(ring: Ring, sources: dict[str, Source], inherited: Iterable[Con
     """Fork a worker; the dataset and the ring are inherited, nothing is pickled. It closes what it must not hold."""
     ours, theirs = Pipe()
     feeder = os.getpid()
+    gc.freeze()  # else the worker's garbage collections would copy the pages of a dataset that lives in memory
     pid = os.fork()
     if pid == 0:
         for connection in (ours, *inherited):

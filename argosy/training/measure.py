@@ -76,7 +76,8 @@ def _step_seconds(trial: LiveMember, batch: Any, rows: int, warm_up: float, *, t
 
 def _timed_step(trial: LiveMember, batch: Any, rows: int) -> float:
     started = time.perf_counter()
-    trial.step(Batch(batch, rows, Digest()))
+    with trial.randomness.active():
+        trial.step(Batch(batch, rows, Digest()))
     if trial.device.type == "cuda":
         torch.cuda.synchronize(trial.device)
     return time.perf_counter() - started

@@ -4,6 +4,7 @@ What it computes is a function of (member, study seed, its list of stream epochs
 neighbours, the block size, the device's other work, or where it was interrupted.
 """
 
+import contextlib
 import copy
 import math
 import operator
@@ -43,7 +44,7 @@ class Tally:
         """Add a batch: per-sample values ``[rows, …]``, or means over the batch as scalars."""
         for name, value in values.items():
             value = value.detach().double()
-            total = value.mean() * batch.rows if value.dim() == 0 else value.reshape(len(value), -1).mean(1).sum()
+            total = value * batch.rows if value.dim() == 0 else per_sample(value, len(value)).sum()
             self.sums[name] = self.sums[name] + total if name in self.sums else total
         self.rows += batch.rows
         self.digest = self.digest.plus(batch.digest)
@@ -114,9 +115,10 @@ class LiveMember:
         """Step on the batches that this block completes; returns the samples stepped on."""
         assert self.cutter is not None
         started, before = time.perf_counter(), self.train.rows
-        for batch in self.cutter.take(block, private=self.private):
-            if batch.rows:
-                self.step(batch)
+        with self.randomness.active():
+            for batch in self.cutter.take(block, private=self.private):
+                if batch.rows:
+                    self.step(batch)
         self.seconds += time.perf_counter() - started
         return self.train.rows - before
 
@@ -153,18 +155,20 @@ class LiveMember:
     # ---- a step
 
     def step(self, batch: Batch) -> None:
-        """One optimizer step on one batch; the batch counts as one whatever the number of micro-batches."""
-        with self.randomness.active():
-            data = self.member.augment(batch.data) if self.member.augment else batch.data
-            self.optimizer.zero_grad(set_to_none=True)
-            losses = torch.cat([self._backward(part, rows, batch.rows) for part, rows in self._parts(data, batch.rows)])
-            if self.member.clip_grad_norm is not None:
-                nn.utils.clip_grad_norm_(self.model.parameters(), self.member.clip_grad_norm)
-            self.optimizer.step()
-            if self.schedule is not None and self.member.schedule_per == "step":
-                self.schedule.step()
+        """One optimizer step on one batch, while the member's random state is active.
+
+        The batch counts as one whatever the number of micro-batches.
+        """
+        data = self.member.augment(batch.data) if self.member.augment else batch.data
+        self.optimizer.zero_grad(set_to_none=True)
+        parts = [self._backward(part, rows, batch.rows) for part, rows in self._parts(data, batch.rows)]
+        if self.member.clip_grad_norm is not None:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.member.clip_grad_norm)
+        self.optimizer.step()
+        if self.schedule is not None and self.member.schedule_per == "step":
+            self.schedule.step()
         self.steps += 1
-        self.train.add(batch, {"loss": losses})
+        self.train.add(batch, {"loss": parts[0] if len(parts) == 1 else torch.cat(parts)})
 
     def _parts(self, data: Any, rows: int) -> Iterator[tuple[Any, int]]:
         """Micro-batches, each with its number of samples."""
@@ -183,7 +187,7 @@ class LiveMember:
         loss = losses.mean()
         torch.autograd.backward(loss if rows == batch_rows else loss * (rows / batch_rows))
         losses = losses.detach()
-        return losses.reshape(rows, -1).mean(1) if losses.dim() else losses.expand(rows)
+        return per_sample(losses, rows) if losses.dim() else losses.expand(rows)
 
     def _evaluate(self, data: Any) -> dict[str, torch.Tensor]:
         with self._autocast():
@@ -204,8 +208,10 @@ class LiveMember:
         loss: Callable[[Any, Any], torch.Tensor] = self.member.loss or cross_entropy
         return loss(output, target), output, target
 
-    def _autocast(self) -> torch.autocast:
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.member.precision == "bfloat16")
+    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
+        if self.member.precision == "float32":
+            return contextlib.nullcontext()  # entered for every batch, and a tenth of what a disabled autocast costs
+        return torch.autocast(self.device.type, torch.bfloat16)
 
     # ---- life
 
@@ -253,6 +259,11 @@ def build(member: Member, device: torch.device, *, study_seed: int, objective: s
         optimizer = member.optimizer(model.parameters())
         schedule = None if member.schedule is None else member.schedule(optimizer)
     return LiveMember(member, device, model, optimizer, schedule, randomness, objective)
+
+
+def per_sample(values: torch.Tensor, rows: int) -> torch.Tensor:
+    """Values ``[rows, …]`` -> their means over each sample ``[rows]``; raises where they are not so many."""
+    return values if values.shape == (rows,) else values.reshape(rows, -1).mean(1)
 
 
 def cross_entropy(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,19 @@
+"""What ``argosy doctor`` found, for people."""
+
+from collections.abc import Sequence
+
+from rich.table import Table
+from rich.text import Text
+
+from argosy.running.doctor import Check
+
+__all__ = ["checks_table"]
+
+
+def checks_table(checks: Sequence[Check]) -> Table:
+    """One row for each check; what fails is red and says what mends it."""
+    table = Table("", "check", "found", "wanted", "mend", box=None, pad_edge=False)
+    for check in checks:
+        mark = Text("ok", "green") if check.ok else Text("FAILS", "red")
+        table.add_row(mark, *map(Text, (check.name, check.found, check.wanted, check.mend)))
+    return table

@@ -1,0 +1,160 @@
+"""A run of thousands of blocks: the descriptors, memory and shared segments of each process at its end and before.
+
+The run is ``argosy run`` with a Dataset, loader workers, two trainers, a member whose batches are views of blocks and
+one whose batches are gathered across them. With ``--dev-shm-mib 1`` it runs in a mount namespace of its own, where
+/dev/shm is that small and the ring alone is larger.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+from measuring import finish, hardware, target
+from process_tree import proportional_bytes
+
+ROWS, EPOCHS = 16, 10
+STUDY = """
+from functools import partial
+import torch
+from torch import nn
+import argosy
+
+class Planes(torch.utils.data.Dataset):
+    def __init__(self, length):
+        self.length = length
+    def __len__(self):
+        return self.length
+    def __getitem__(self, index):
+        return torch.rand(1, 128, 128).add_(index % 4), index % 4
+
+member = partial(argosy.Member, model=partial(nn.Sequential, nn.Flatten(), nn.AvgPool1d(64), nn.Linear(256, 4)),
+                 optimizer=partial(torch.optim.SGD, lr=1e-4))
+study = argosy.Study(data=argosy.Data(train=partial(Planes, {train}), val=partial(Planes, {val})),
+                     members=[member("views", batch_size={rows}), member("gathered", batch_size={rows} + 8)],
+                     stop=argosy.MaxEpochs({epochs}))
+"""
+SAMPLE_SECONDS = 0.25
+WARM_UP = 0.3
+"""Share of the blocks after which every process has touched all that it will use."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Usage:
+    """One process at one moment."""
+
+    descriptors: int
+    segments: int
+    """Mappings of shared memory, of memory files and of files in /dev/shm."""
+    bytes: int
+    """Proportional set size."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Snapshot:
+    """Every process of the run at one moment."""
+
+    epochs: int
+    """Stream epochs that were fed."""
+    processes: dict[int, Usage]
+
+
+def watch(folder: Path, blocks: int) -> list[Snapshot]:
+    """Run so many blocks, and look at the processes while they work."""
+    per_epoch = blocks // EPOCHS
+    train, val = ROWS * (per_epoch - per_epoch // 10), ROWS * (per_epoch // 10)
+    (folder / "study.py").write_text(STUDY.format(train=train, val=val, rows=ROWS, epochs=EPOCHS))
+    command = [sys.executable, "-m", "argosy", "run", "study.py", "--dir", "run", "--json", "--devices", "cpu:2"]
+    command += ["--block-size", str(ROWS), "--loader-workers", "2"]
+    snapshots = []
+    with subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL) as process:
+        while process.poll() is None:
+            snapshots.append(look(process.pid, folder / "run" / "journal.jsonl"))
+            time.sleep(SAMPLE_SECONDS)
+    if process.returncode != 0:
+        raise subprocess.CalledProcessError(process.returncode, command)
+    return snapshots
+
+
+def look(pid: int, journal: Path) -> Snapshot:
+    """The processes of the run as they are."""
+    lines = [json.loads(line) for line in journal.read_bytes().split(b"\n")[:-1]] if journal.exists() else []
+    processes = {}
+    for process in (psutil.Process(pid), *psutil.Process(pid).children(recursive=True)):
+        # It may end at any moment.
+        with contextlib.suppress(OSError, psutil.NoSuchProcess):
+            processes[process.pid] = usage_of(process)
+    fed = sum(line["event"] == "Fed" and line["split"] == "train" for line in lines)
+    return Snapshot(epochs=fed, processes=processes)
+
+
+def usage_of(process: psutil.Process) -> Usage:
+    """What one process holds."""
+    maps = Path(f"/proc/{process.pid}/maps").read_text().splitlines()
+    shared = sum("/memfd:" in line or "/dev/shm/" in line for line in maps)
+    return Usage(descriptors=process.num_fds(), segments=shared, bytes=proportional_bytes(process.pid))
+
+
+def growth(snapshots: list[Snapshot]) -> dict[str, float]:
+    """Largest growth over all processes, from the quarter after the warm-up to the last quarter."""
+    warm = [s for s in snapshots if s.epochs >= WARM_UP * EPOCHS and s.epochs < EPOCHS]
+    quarter = len(warm) // 4
+    if quarter == 0:
+        raise ValueError(f"{len(warm)} moments after the warm-up are too few to compare: ask for more --blocks.")
+    early, late = warm[:quarter], warm[-quarter:]
+    pids = set(early[0].processes)
+    changed = [s for s in (*early, *late) if set(s.processes) != pids]
+    if changed:
+        raise AssertionError(f"processes {sorted(pids)} became {sorted(changed[0].processes)} within the run.")
+
+    def least(part: list[Snapshot], pid: int, name: str) -> int:
+        # A checkpoint being written holds a descriptor for a moment; what leaked stays.
+        return min(getattr(snapshot.processes[pid], name) for snapshot in part)
+
+    names = ("descriptors", "segments", "bytes")
+    found = {name: max(least(late, pid, name) - least(early, pid, name) for pid in pids) for name in names}
+    return {**found, "processes": len(pids), "moments": len(warm)}
+
+
+def in_small_dev_shm(mebibytes: int) -> int:
+    """Run this script again where /dev/shm holds so little; returns its exit code."""
+    again = " ".join(word for word in sys.argv if not word.startswith("--dev-shm-mib="))
+    script = f"mount -t tmpfs -o size={mebibytes}m tmpfs /dev/shm && exec {sys.executable} {again}"
+    return subprocess.run(["unshare", "-m", "sh", "-c", script], check=False).returncode
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true", help="end with one line, one JSON object")
+    parser.add_argument("--blocks", type=int, default=10_000)
+    parser.add_argument("--dev-shm-mib", type=int, help="size of /dev/shm; write it with '='")
+    options = parser.parse_args()
+    if options.dev_shm_mib is not None:
+        return in_small_dev_shm(options.dev_shm_mib)
+    size = os.statvfs("/dev/shm").f_blocks * os.statvfs("/dev/shm").f_frsize
+    print(f"{hardware()}; {options.blocks} blocks, /dev/shm of {size / 2**20:.0f} MiB")
+    with tempfile.TemporaryDirectory(prefix="argosy-endurance-") as folder:
+        found = growth(watch(Path(folder), options.blocks))
+    figures: dict[str, Any] = {**found, "blocks": options.blocks, "dev_shm_bytes": size}
+    print(
+        f"{found['processes']:.0f} processes, looked at {found['moments']:.0f} times after the warm-up; largest growth"
+    )
+    targets = [
+        target("descriptors of a process", [found["descriptors"]], at_most=0),
+        target("shared segments of a process", [found["segments"]], at_most=0),
+        target("MiB of a process", [found["bytes"] / 2**20], at_most=2.0),
+    ]
+    finish("endurance", figures, targets, as_json=options.json)
+    return 0 if all(one["holds"] for one in targets) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,141 @@
+"""Commands measured with all their descendants: wall time, CPU seconds and peak memory, whoever forked whom.
+
+This process makes itself the reaper of its orphaned descendants and waits for every one of them, so that the kernel's
+account of its children holds the CPU time of whole trees, also of processes whose parents died before them.
+"""
+
+import contextlib
+import ctypes
+import os
+import resource
+import subprocess
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+__all__ = ["Cost", "proportional_bytes", "run"]
+
+PR_SET_CHILD_SUBREAPER = 36
+SAMPLE_SECONDS = 0.2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cost:
+    """What some commands took, their whole process trees together."""
+
+    wall_seconds: float
+    """From the start of the first command to the end of the last process."""
+    cpu_seconds: float
+    """User and system time."""
+    began: float
+    """Unix time of the first command's start."""
+    peak_bytes: int | None
+    """Largest sum of proportional set sizes over the trees; None where it was not sampled."""
+    others_cores: float
+    """Cores that everybody else on the machine kept busy meanwhile: above 0.2, wall time says little."""
+
+
+def run(
+    commands: Sequence[Sequence[str]],
+    *,
+    at_once: int = 1,
+    environment: Mapping[str, str] | None = None,
+    output: Path,
+    memory: bool = False,
+) -> Cost:
+    """Run the commands, so many at a time; raises CalledProcessError for one that fails.
+
+    Sampling `memory` takes CPU time from the commands: leave it out where time is measured.
+    """
+    _adopt_orphans()
+    before, busy_before, began, started = _children_seconds(), _machine_seconds(), time.time(), time.perf_counter()
+    peak = _Peak() if memory else None
+    with output.open("ab") as log, peak or contextlib.nullcontext():
+        waiting, running = list(commands), {}
+        while waiting or running:
+            while waiting and len(running) < at_once:
+                process = subprocess.Popen(
+                    waiting.pop(0), env={**os.environ, **(environment or {})}, stdout=log, stderr=log
+                )
+                running[process.pid] = process
+            pid, status = os.waitpid(-1, 0)
+            if pid in running:
+                _check(running.pop(pid), os.waitstatus_to_exitcode(status), output)
+        _wait_for_orphans()
+    wall_seconds, cpu_seconds = time.perf_counter() - started, _children_seconds() - before
+    return Cost(
+        wall_seconds=wall_seconds,
+        cpu_seconds=cpu_seconds,
+        began=began,
+        peak_bytes=peak.bytes if peak else None,
+        others_cores=max(_machine_seconds() - busy_before - cpu_seconds, 0.0) / wall_seconds,
+    )
+
+
+def proportional_bytes(pid: int) -> int:
+    """Proportional set size of a process: its own pages, and its share of those that others map as well."""
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+        if line.startswith("Pss:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+class _Peak:
+    """Samples the memory of all descendants while it is entered."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+
+    def __enter__(self) -> "_Peak":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._over.wait(SAMPLE_SECONDS):
+            self.bytes = max(self.bytes, sum(_descendant_bytes()))
+
+
+def _descendant_bytes() -> Iterator[int]:
+    for process in psutil.Process().children(recursive=True):
+        # It may end at any moment.
+        with contextlib.suppress(OSError):
+            yield proportional_bytes(process.pid)
+
+
+def _adopt_orphans() -> None:
+    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "this kernel does not let a process adopt its orphaned descendants")
+
+
+def _wait_for_orphans() -> None:
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            os.waitpid(-1, 0)
+
+
+def _check(process: subprocess.Popen[bytes], code: int, output: Path) -> None:
+    process.returncode = code
+    if code != 0:
+        print(output.read_text()[-4000:])
+        raise subprocess.CalledProcessError(code, process.args)
+
+
+def _children_seconds() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def _machine_seconds() -> float:
+    """CPU time of everybody since the machine was started, what a hypervisor gave to others included."""
+    times = psutil.cpu_times()
+    return float(times.user + times.system + times.irq + times.softirq + times.steal)

@@ -1,0 +1,169 @@
+"""The hand-written sides of `together.py`: plain PyTorch as a careful user writes it, without a line of Argosy.
+
+One loop over one DataLoader that steps every model it is given. With one model it is the script that is started once
+per member; with none it is a preparation pass alone; over tensors instead of a DataLoader it is training alone. Orders
+and seeds are the published ones (docs/stream.md), so that every side must end with the same weights.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import random
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from photographs import BATCH, MEMBERS, Photographs, normalize
+from torch.nn import functional
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+WORD = 2**64
+SPLITS = ("train", "val")
+
+
+def mix64(value: int) -> int:
+    """The finalizer of splitmix64."""
+    value = (value + 0x9E3779B97F4A7C15) % WORD
+    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 % WORD
+    value = (value ^ (value >> 27)) * 0x94D049BB133111EB % WORD
+    return value ^ (value >> 31)
+
+
+class Seeded(Dataset[Any]):
+    """Prepares the sample of a key (epoch, index) under its own seed."""
+
+    def __init__(self, dataset: Photographs, split: str) -> None:
+        self.dataset, self.split = dataset, SPLITS.index(split)
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, key: tuple[int, int]) -> Any:
+        epoch, index = key
+        seed = mix64(mix64(mix64(0) ^ (2 * epoch + self.split)) ^ index)
+        random.seed(seed)
+        np.random.seed(seed & 0xFFFFFFFF)
+        torch.default_generator.manual_seed(seed)
+        return self.dataset[index]
+
+
+class Order(Sampler[tuple[int, int]]):
+    """Keys of one epoch after another: training samples shuffled, validation samples as they are."""
+
+    def __init__(self, length: int, split: str) -> None:
+        self.length, self.split, self.epoch = length, split, 0
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        shuffle = np.random.RandomState([0, 0, self.epoch]).permutation
+        indices = shuffle(self.length) if self.split == "train" else np.arange(self.length)
+        yield from ((self.epoch, index) for index in indices.tolist())
+        self.epoch += 1
+
+
+class Trained:
+    """One model with its optimizer and the sums of its losses."""
+
+    def __init__(self, name: str) -> None:
+        torch.manual_seed(int.from_bytes(hashlib.sha256(f"0/{name}".encode()).digest()[:8], "big") >> 1)
+        model, optimizer = MEMBERS[name]
+        self.name, self.model = name, model()
+        self.optimizer = optimizer(self.model.parameters())
+        self.train_loss = self.val_loss = torch.zeros((), dtype=torch.float64)
+
+    def step(self, batch: Any) -> None:
+        x, y = batch
+        self.optimizer.zero_grad(set_to_none=True)
+        losses = functional.cross_entropy(self.model(x), y, reduction="none")
+        losses.mean().backward()
+        self.optimizer.step()
+        self.train_loss += losses.detach().double().sum()
+
+    def evaluate(self, batch: Any) -> None:
+        x, y = batch
+        self.val_loss += functional.cross_entropy(self.model(x), y, reduction="none").double().sum()
+
+    def save(self, folder: Path) -> None:
+        torch.save(
+            {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}, folder / f"{self.name}.pt"
+        )
+
+
+def train(members: list[Trained], passes: dict[str, Iterable[Any]], epochs: int, folder: Path) -> dict[str, Any]:
+    """Every epoch: step on all batches, validate, save. Returns times, and each member's last validation loss."""
+    first, startup = None, 0.0
+    for _ in range(epochs):
+        for member in members:
+            member.model.train()
+            member.train_loss, member.val_loss = torch.zeros(2, dtype=torch.float64).unbind()
+        for batch in passes["train"]:
+            if first is None:
+                first, startup = time.time(), time.process_time()
+            batch = normalize(batch) if members else batch
+            for member in members:
+                member.step(batch)
+        for member in members:
+            member.model.eval()
+        with torch.no_grad():
+            for batch in passes["val"]:
+                batch = normalize(batch) if members else batch
+                for member in members:
+                    member.evaluate(batch)
+        for member in members:
+            member.save(folder)
+    losses = {member.name: float(member.val_loss) / passes_length(passes["val"]) for member in members}
+    return {"first": first, "last": time.time(), "startup_cpu_seconds": startup, "val_loss": losses}
+
+
+class Batches:
+    """Tensors that are already prepared, cut into batches."""
+
+    def __init__(self, tensors: tuple[torch.Tensor, ...]) -> None:
+        self.tensors = tensors
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, ...]]:
+        return zip(*(tensor.split(BATCH) for tensor in self.tensors), strict=True)
+
+
+def passes_length(batches: Any) -> int:
+    """Samples in one pass."""
+    return len(batches.dataset) if isinstance(batches, DataLoader) else len(batches.tensors[0])
+
+
+def loader(folder: Path, split: str, workers: int) -> DataLoader[Any]:
+    """A DataLoader whose workers live as long as the run."""
+    dataset = Photographs(folder / split, train=split == "train")
+    order = Order(len(dataset), split)
+    return DataLoader(
+        Seeded(dataset, split), batch_size=BATCH, sampler=order, num_workers=workers, persistent_workers=True
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path, help="where train/ and val/ are, and tensors.pt")
+    parser.add_argument("out", type=Path, help="folder for checkpoints and the results")
+    parser.add_argument("--members", nargs="*", default=[], choices=MEMBERS)
+    parser.add_argument("--epochs", type=int, required=True)
+    parser.add_argument("--tensors", action="store_true", help="train on prepared tensors")
+    options = parser.parse_args()
+    # Several processes share the cores; and what a convolution computes depends on its number of threads.
+    torch.set_num_threads(1)
+    if options.tensors:
+        passes = {split: Batches(tensors) for split, tensors in torch.load(options.folder / "tensors.pt").items()}
+    else:
+        workers = len(os.sched_getaffinity(0))
+        passes = {split: loader(options.folder, split, workers) for split in SPLITS}
+    members = [Trained(name) for name in options.members]
+    results = train(members, passes, options.epochs, options.out)
+    (options.out / f"{'-'.join(options.members[:1]) or 'none'}.json").write_text(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()

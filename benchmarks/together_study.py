@@ -1,0 +1,24 @@
+"""The study of `together.py`: the same files, networks, orders and seeds as the hand-written sides."""
+
+import os
+from pathlib import Path
+
+from photographs import BATCH, MEMBERS, Photographs, normalize
+
+import argosy
+
+FOLDER = Path(os.environ["TOGETHER_FOLDER"])
+EPOCHS = int(os.environ["TOGETHER_EPOCHS"])
+NAMES = os.environ["TOGETHER_MEMBERS"].split()
+
+study = argosy.Study(
+    data=argosy.Data(
+        train=Photographs(FOLDER / "train", train=True),
+        val=Photographs(FOLDER / "val", train=False),
+        on_device=normalize,
+    ),
+    members=[
+        argosy.Member(name, model=MEMBERS[name][0], optimizer=MEMBERS[name][1], batch_size=BATCH) for name in NAMES
+    ],
+    stop=argosy.MaxEpochs(EPOCHS),
+)

@@ -1,0 +1,46 @@
+"""A run of many blocks costs each process as much at its end as before; the full one is `benchmarks/endurance.py`."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "endurance.py"
+BLOCKS = 1000
+
+
+def endure(*words: str) -> dict:
+    """Run the script and return its last line; it raises unless every target holds."""
+    command = [sys.executable, "-W", "error", str(SCRIPT), "--blocks", str(BLOCKS), "--json", *words]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stdout + found.stderr
+    return json.loads(found.stdout.splitlines()[-1])
+
+
+def test_descriptors_memory_and_segments_stay_constant() -> None:
+    found = endure()
+    # Driver, fork server, feeder, two loader workers, two trainers.
+    assert found["figures"]["processes"] == 7
+    assert all(target["holds"] for target in found["targets"])
+
+
+def test_the_same_where_dev_shm_is_tiny() -> None:
+    mount = "mount -t tmpfs -o size=1m tmpfs /dev/shm"
+    allowed = subprocess.run(["unshare", "-m", "sh", "-c", mount], capture_output=True, text=True, check=False)
+    if allowed.returncode != 0:
+        pytest.skip(f"a file system of its own needs rights that are missing: {allowed.stderr.strip()}")
+    assert endure("--dev-shm-mib=1")["figures"]["dev_shm_bytes"] == 2**20
+
+
+def test_a_leak_would_be_seen() -> None:
+    sys.path.insert(0, str(SCRIPT.parent))
+    import endurance
+
+    def snapshot(number: int) -> endurance.Snapshot:
+        usage = endurance.Usage(descriptors=10 + number // 4, segments=1, bytes=2**20 * number)
+        return endurance.Snapshot(epochs=5, processes={7: usage})
+
+    found = endurance.growth([snapshot(number) for number in range(16)])
+    assert (found["descriptors"], found["segments"], found["bytes"]) == (3, 0, 12 * 2**20)
