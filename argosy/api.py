@@ -15,7 +15,8 @@ from argosy.planning_cli import explain_cluster
 from argosy.plans import Plan
 from argosy.profiles import Preparation, Profile
 from argosy.report import MemberResult, Report, RunState
-from argosy.running.driver import Costs, drive, measure
+from argosy.running.costs import Costs
+from argosy.running.driver import drive, measure
 from argosy.running.identity import summarize
 from argosy.running.inline import Inline
 from argosy.running.journal import Journal, Lock, read_journal, refusals_of_the_disk

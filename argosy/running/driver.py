@@ -9,34 +9,20 @@ what was lost is there again, and the policy is asked anew. A member goes on fro
 """
 
 import json
-import os
-import platform
-import signal
-import socket
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy
-import torch
-
-import argosy
 from argosy.cluster import Cluster
 from argosy.commands import (
-    Attach,
     Continue,
-    Exit,
     Failed,
-    Feed,
     Leg,
     Lost,
     Measure,
     Measured,
-    Open,
     Opened,
     OutOfMemory,
     Pause,
@@ -45,7 +31,7 @@ from argosy.commands import (
     Stop,
     Train,
 )
-from argosy.errors import ArgosyError, MemberError, PlanError, StudyError, WorkerError
+from argosy.errors import ArgosyError, MemberError, PlanError, WorkerError
 from argosy.events import (
     Answered,
     EpochEnded,
@@ -54,35 +40,35 @@ from argosy.events import (
     MemberEnded,
     PlanMade,
     RunEnded,
-    RunStarted,
-    Used,
     WorkerLost,
 )
 from argosy.planning import make_plan
 from argosy.plans import Flotilla
 from argosy.profiles import Profile, largest_measured_group
-from argosy.report import MemberState, RunState
+from argosy.report import RunState
+from argosy.running.costs import Costs, profile_of
+from argosy.running.fleet import Feeder, Fleet
 from argosy.running.hangs import Hangs
 from argosy.running.identity import check_identity, summarize, write_json
 from argosy.running.inbox import Inbox
+from argosy.running.interrupts import interrupts
 from argosy.running.journal import Journal
 from argosy.running.launcher import Job, Workers
+from argosy.running.records import run_started, write_metrics
+from argosy.running.refusals import check_batch_norm, check_batches
 from argosy.running.resume import Resume, leg_for, resume_points, settle_links
 from argosy.running.studyfile import load_study
 from argosy.running.view import Silent, View
-from argosy.stream.order import Selection
 from argosy.study import Member
 
-__all__ = ["Costs", "drive", "measure"]
+__all__ = ["drive", "measure"]
 
 EQUAL_FAILURES = 3
 """So many first members that fail with one traceback stop the study."""
 LOSSES = 10
 """So many losses without one finished epoch end the run."""
 TICK_SECONDS = 0.2
-LINK_BYTES_PER_SECOND = 10e9
-"""Assumed of an all-reduce that was not measured, as inside a node of GPUs."""
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+FAREWELL_SECONDS = 3.0
 
 
 @dataclass(slots=True)
@@ -95,27 +81,6 @@ class _Sailing:
     live: set[str]
 
 
-@dataclass(slots=True)
-class _Feeder:
-    """What the driver knows of a feeder."""
-
-    name: str
-    opened: Opened | None = None
-    readers: set[str] = field(default_factory=set)
-    """Trainers that were told to read from it."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Costs:
-    """What members and preparation cost."""
-
-    profiles: tuple[Profile, ...]
-    notes: tuple[str, ...]
-    lengths: dict[str, int]
-    preparation_seconds_per_sample: float
-    """Of one core; 0 where nothing is prepared."""
-
-
 class Driver:
     """One run. `drive` is its life; handlers are named after what they answer."""
 
@@ -126,12 +91,11 @@ class Driver:
         self.study = job.study
         self.settings = job.settings
         self.cluster = cluster
-        self.workers = workers
+        self.fleet = Fleet(workers, tuple(device.name for device in cluster.devices))
         self.journal = journal
         self.state = state
         self.view = view
         self.began = time.monotonic()
-        self.devices = tuple(device.name for device in cluster.devices)
         self.inbox = Inbox(job.directory / "commands", (answered.file for answered in state.answered))
         self.hangs = Hangs(job.settings.hang_seconds)
         self.found: Mapping[str, Any] | None = None
@@ -144,11 +108,6 @@ class Driver:
         """Devices of a node, where members are measured as FLEET does it."""
         self.groups = 1
         self.seconds_per_sample = 0.0
-        # The fleet
-        self.feeders: dict[str, _Feeder] = {}
-        self.feeder_count = 0
-        self.replaced: set[str] = set()
-        """Trainers that were told to exit and start again."""
         self.lengths: Mapping[str, int] = {}
         self.fingerprint = ""
         # Members
@@ -183,13 +142,11 @@ class Driver:
         self.waiting = [member.name for member in self.study.members if self._unfinished(member)]
         if not self.waiting:
             return "done"
-        self._start_feeder()
-        for device in self.devices:
-            self.workers.start_trainer(device)
+        self.fleet.start()
         self.points = resume_points([self.state.member(name) for name in self.waiting], self.job.directory)
         self.unmeasured = set(self.waiting)
         while self._goes_on():
-            for worker, message in self.workers.receive(TICK_SECONDS):
+            for worker, message in self.fleet.workers.receive(TICK_SECONDS):
                 self._hear(worker, message)
             self._look_around()
             self.view.tick()
@@ -218,16 +175,9 @@ class Driver:
 
     def stop_workers(self) -> None:
         """Ask every worker for its last word and wait a little for it."""
-        exiting = {*self.feeders, *self.devices} if self.feeders else set()
-        for worker in exiting:
-            self.workers.send(worker, Exit())
-        deadline = time.monotonic() + 3.0
-        while exiting and time.monotonic() < deadline:
-            for worker, message in self.workers.receive(TICK_SECONDS):
-                if self.begun and isinstance(message, Event) and not isinstance(message, MemberEnded):
-                    self.record(message)
-                if isinstance(message, Used | Lost | Failed):
-                    exiting.discard(worker)
+        for _, message in self.fleet.farewell(FAREWELL_SECONDS):
+            if self.begun and isinstance(message, Event) and not isinstance(message, MemberEnded):
+                self.record(message)
 
     def want_pause(self, reason: str) -> None:
         """Save every member where it is, and end; from any thread or signal handler."""
@@ -241,7 +191,7 @@ class Driver:
     # ---- messages
 
     def _hear(self, worker: str, message: Any) -> None:
-        if not (isinstance(message, Lost) and worker in self.replaced):
+        if not (isinstance(message, Lost) and worker in self.fleet.replaced):
             self.view.hear(worker, message)
         self.hangs.hear(worker, message)
         match message:
@@ -270,16 +220,16 @@ class Driver:
                 self.record(message)
 
     def _opened(self, worker: str, opened: Opened) -> None:
-        feeder = self.feeders.get(worker)
+        feeder = self.fleet.feeders.get(worker)
         if feeder is None:
             return
         feeder.opened = opened
         if not self.begun:
             self.lengths, self.fingerprint = opened.lengths, opened.fingerprint
             self.seconds_per_sample = opened.seconds_per_sample
-            self._check_batches(self.waiting)
+            check_batches(map(self.study.member, self.waiting), self.lengths)
             self._write_study()
-            self.record(self._run_started())
+            self.record(run_started(self.settings, self.lengths))
             self.begun = True
         if self.unmeasured:
             self._measure()
@@ -290,14 +240,15 @@ class Driver:
         self.record(ended)
         self.losses = 0
         state = self.state.member(ended.member)
-        self._write_metrics(state, ended)
+        folder = self.job.directory / "members" / ended.member
+        write_metrics(folder, state, ended, anew=self.found is not None)
         best = state.best(self.study.objective, self.study.mode or "min")
         is_best = best is not None and best.epoch == ended.epoch
         reason = self.study.stop_of(self.study.member(ended.member)).reason(state.history)
         if reason is None:
-            self.workers.send(worker, Continue(member=ended.member, best=is_best))
+            self.fleet.send(worker, Continue(member=ended.member, best=is_best))
             return
-        self.workers.send(worker, Stop(member=ended.member, best=is_best))
+        self.fleet.send(worker, Stop(member=ended.member, best=is_best))
         self._end(ended.member, "done", reason)
 
     def _end(self, member: str, status: str, reason: str) -> None:
@@ -317,7 +268,7 @@ class Driver:
             leg.live.discard(ended.member)
             if not leg.live and self.regrouping is None:
                 self.legs.remove(leg)
-                self._feed(leg.feeder, Leg.empty(), ())
+                self.fleet.rest(leg.feeder)
                 self._launch()
 
     def _count_failure(self, reason: str) -> None:
@@ -327,10 +278,9 @@ class Driver:
             raise MemberError(f"the first {EQUAL_FAILURES} members failed alike, so the study stops:\n{reason}")
 
     def _lost(self, worker: str, lost: Lost) -> None:
-        if worker in self.replaced:
-            self.replaced.discard(worker)
-            self.workers.start_trainer(worker)
-            if not self.replaced:
+        if self.fleet.expects(worker):
+            self.fleet.lost(worker)
+            if not self.fleet.replaced:
                 self._measure()
             return
         self.record(WorkerLost(worker=worker, detail=lost.detail))
@@ -340,11 +290,7 @@ class Driver:
                 f"worker {worker!r} is lost ({lost.detail}), the {self.losses}th loss without one finished epoch; see "
                 f"{self.job.directory / 'workers'}. The same command goes on from the checkpoints."
             )
-        self.feeders.pop(worker, None)
-        if worker in self.devices:
-            self.workers.start_trainer(worker)
-            for feeder in self.feeders.values():
-                feeder.readers.discard(worker)
+        self.fleet.lost(worker)
         if self.unmeasured:
             self._measure()
         elif self.regrouping is None:
@@ -383,21 +329,18 @@ class Driver:
 
     def _measure(self) -> None:
         """Let every trainer measure its share of the members that need it, on the first block of their common leg."""
-        feeder = self._free_feeder()
+        feeder = self.fleet.free_feeder(leg.feeder for leg in self.legs)
         if feeder is None:
-            if all(feeder.opened for feeder in self.feeders.values()):
-                self._start_feeder()
             return
         self.early.clear()
         self.leg_count += 1
-        self._attach(feeder, self.devices)
-        self._feed(feeder.name, self._leg_for(self.waiting), self.devices)
+        self.fleet.feed(feeder, self._leg_for(self.waiting), self.fleet.devices)
         wanted = [name for name in self.waiting if name in self.unmeasured]
-        for number, device in enumerate(self.devices):
-            share = tuple(wanted[number :: len(self.devices)])
+        for number, device in enumerate(self.fleet.devices):
+            share = tuple(wanted[number :: len(self.fleet.devices)])
             micro = {name: self.accumulate[name] for name in share if name in self.accumulate}
             thorough = self.node_devices is not None
-            self.workers.send(device, Measure(members=share, accumulate=micro, thorough=thorough, groups=self.groups))
+            self.fleet.send(device, Measure(members=share, accumulate=micro, thorough=thorough, groups=self.groups))
 
     def _one_measured(self, member: str) -> None:
         if member not in self.unmeasured:
@@ -405,7 +348,7 @@ class Driver:
         self.unmeasured.discard(member)
         if self.unmeasured or self.pausing is not None:
             return
-        self._check_members()
+        check_batch_norm(map(self.study.member, self.waiting), self.lengths, self.measured)
         if self.only_measure:
             self._measured_all()
             return
@@ -436,36 +379,33 @@ class Driver:
         plan = make_plan(profiles, free, policy=self.settings.policy, cluster=self.cluster.devices)
         plan = replace(plan, notes=self._notes())
         for flotilla in plan.flotillas:
-            feeder = self._free_feeder()
+            # Where there is none yet, the policy is asked again when it is open.
+            feeder = self.fleet.free_feeder(leg.feeder for leg in self.legs)
             if feeder is not None:
                 self._start_leg(feeder, flotilla)
-            elif all(feeder.opened for feeder in self.feeders.values()):
-                # The policy is asked again when it is open.
-                self._start_feeder()
-        for device in set(self.devices) - {device for leg in self.legs for device in leg.flotilla.devices}:
+        for device in set(self.fleet.devices) - {device for leg in self.legs for device in leg.flotilla.devices}:
             # Lets go of the block that it measured on.
-            self.workers.send(device, Train(leg=self.leg_count, members=()))
+            self.fleet.send(device, Train(leg=self.leg_count, members=()))
         self.record(PlanMade(plan=plan.to_json()))
         write_json(self.job.directory / "plan.json", plan.to_json())
         self.view.plan(plan)
 
-    def _start_leg(self, feeder: _Feeder, flotilla: Flotilla) -> None:
+    def _start_leg(self, feeder: Feeder, flotilla: Flotilla) -> None:
         # The stream that members were measured on goes on as the first leg where everybody stays on it.
         goes_on = not self.launched and set(flotilla.members) == set(self.waiting)
         self.launched = True
         self.waiting = [name for name in self.waiting if name not in flotilla.members]
-        self._attach(feeder, flotilla.devices)
         if goes_on:
             for fed in self.early:
                 self.record(fed)
         else:
             self.leg_count += 1
-            self._feed(feeder.name, self._leg_for(flotilla.members), flotilla.devices)
+            self.fleet.feed(feeder, self._leg_for(flotilla.members), flotilla.devices)
         self.legs.append(_Sailing(self.leg_count, feeder.name, flotilla, set(flotilla.members)))
         self.hangs.watch(feeder.name, flotilla.devices)
         for device in flotilla.devices:
             aboard = [self._start_member(p.member) for p in flotilla.placements if device in p.devices]
-            self.workers.send(device, Train(leg=self.leg_count, members=tuple(aboard)))
+            self.fleet.send(device, Train(leg=self.leg_count, members=tuple(aboard)))
 
     def _regroup(self, *, gone: str | None = None) -> None:
         """Let every trainer save its members and let them go; `_regrouped` goes on from there."""
@@ -473,7 +413,7 @@ class Driver:
         self.regrouping = busy - {gone}
         self.hangs.watch(None, busy)
         for device in self.regrouping:
-            self.workers.send(device, Pause())
+            self.fleet.send(device, Pause())
         self._let_go(gone)
 
     def _let_go(self, worker: str | None) -> None:
@@ -488,8 +428,7 @@ class Driver:
         self.regrouping = None
         live = {name for leg in self.legs for name in leg.live}
         for leg in self.legs:
-            if leg.feeder in self.feeders:
-                self._feed(leg.feeder, Leg.empty(), ())
+            self.fleet.rest(leg.feeder)
         self.legs.clear()
         self.hangs.watch(None, ())
         for name in self.told_to_stop & live:
@@ -502,7 +441,7 @@ class Driver:
         self.waiting = [m.name for m in self.study.members if m.name in live or m.name in self.waiting]
         self.points.update(resume_points([self.state.member(name) for name in self.waiting], self.job.directory))
         self._join_new_members()
-        if self.replaced:
+        if self.fleet.replaced:
             return
         if self.unmeasured:
             self._measure()
@@ -524,31 +463,6 @@ class Driver:
     def _leg_for(self, members: Iterable[str]) -> Leg:
         return leg_for(self.study, [self.points[name] for name in members], self.lengths, number=self.leg_count)
 
-    # ---- feeders
-
-    def _feed(self, feeder: str, leg: Leg, readers: tuple[str, ...]) -> None:
-        self.workers.send(feeder, Feed(leg=leg, readers=readers))
-
-    def _attach(self, feeder: _Feeder, devices: Iterable[str]) -> None:
-        assert feeder.opened is not None
-        for device in devices:
-            if device not in feeder.readers:
-                for other in self.feeders.values():
-                    other.readers.discard(device)
-                feeder.readers.add(device)
-                self.workers.send(device, Attach(address=feeder.opened.address))
-
-    def _start_feeder(self) -> None:
-        name = f"feeder-{self.feeder_count}"
-        self.feeder_count += 1
-        self.feeders[name] = _Feeder(name)
-        self.workers.start_feeder(name)
-        self.workers.send(name, Open())
-
-    def _free_feeder(self) -> _Feeder | None:
-        busy = {leg.feeder for leg in self.legs}
-        return next((f for f in self.feeders.values() if f.opened is not None and f.name not in busy), None)
-
     # ---- what comes from outside
 
     def _look_around(self) -> None:
@@ -558,7 +472,7 @@ class Driver:
             if self.regrouping is None:
                 self._regroup()
         for worker in self.hangs.hanging():
-            self.workers.kill(worker)
+            self.fleet.workers.kill(worker)
         for file, command in self.inbox.new():
             try:
                 answer = self._command(command)
@@ -596,7 +510,7 @@ class Driver:
         self.study = replace(self.study, members=(*self.study.members, *new))
         self.job = replace(self.job, study=self.study)
         if new:
-            self.workers.renew(self.job)
+            self.fleet.renew(self.job)
         return [member.name for member in new]
 
     def _join_new_members(self) -> None:
@@ -607,44 +521,12 @@ class Driver:
         begun = [
             (p.stream_epoch + (p.checkpoint is not None and p.checkpoint.position > 0)) for p in self.points.values()
         ]
-        self._check_batches(new)
+        check_batches(map(self.study.member, new), self.lengths)
         for name in new:
             self.points[name] = Resume(member=name, stream_epoch=max(begun))
         self.waiting += new
         self.unmeasured |= set(new)
-        for device in self.devices:
-            self.replaced.add(device)
-            self.workers.send(device, Exit())
-            for feeder in self.feeders.values():
-                feeder.readers.discard(device)
-
-    # ---- what is refused before it starts
-
-    def _check_batches(self, members: Iterable[str]) -> None:
-        for name in members:
-            member = self.study.member(name)
-            for split, subset in (("train", member.subset), ("val", member.val_subset)):
-                if subset is not None and not 0 <= min(subset) <= max(subset) < self.lengths.get(split, 0):
-                    raise StudyError(
-                        f"member {name!r}: its {split} subset has indices {min(subset)} to {max(subset)}; the split has "
-                        f"{self.lengths.get(split, 0)} samples."
-                    )
-            length = Selection.of(member.subset, self.lengths["train"]).length
-            if member.batch_size > length:
-                raise StudyError(
-                    f"member {name!r}: batch_size {member.batch_size} is larger than its {length} training samples. "
-                    "Lower it."
-                )
-
-    def _check_members(self) -> None:
-        for name in self.waiting:
-            member = self.study.member(name)
-            rest = Selection.of(member.subset, self.lengths["train"]).length % member.batch_size
-            if self.measured[name].batch_norm and rest == 1 and not member.drop_last:
-                raise PlanError(
-                    f"member {name!r} has BatchNorm, and its last batch of each epoch would hold 1 sample, which "
-                    "BatchNorm cannot train on. Set drop_last=True or another batch_size."
-                )
+        self.fleet.replace_trainers()
 
     def _unfinished(self, member: Member) -> bool:
         state = self.state.member(member.name)
@@ -653,21 +535,6 @@ class Driver:
         return self.study.stop_of(member).reason(state.history) is None
 
     # ---- files
-
-    def _run_started(self) -> RunStarted:
-        versions = {
-            "argosy": argosy.__version__,
-            "torch": torch.__version__,
-            "numpy": numpy.__version__,
-            "python": platform.python_version(),
-        }
-        return RunStarted(
-            host=socket.gethostname(),
-            pid=os.getpid(),
-            versions=versions,
-            settings=asdict(self.settings),
-            lengths=dict(self.lengths),
-        )
 
     def _write_study(self) -> None:
         summary = summarize(self.study, lengths=self.lengths, fingerprint=self.fingerprint, measured=self.measured)
@@ -678,32 +545,14 @@ class Driver:
                 described["parameter_shapes"] = described["parameter_shapes"] or known.get("parameter_shapes")
         write_json(self.job.directory / "study.json", summary)
 
-    def _write_metrics(self, state: MemberState, ended: EpochEnded) -> None:
-        path = self.job.directory / "members" / state.name / "metrics.csv"
-        rows = [ended]
-        if ended.epoch == 0 or not path.exists() or self.found is not None:
-            rows = [state.epochs[k] for k in sorted(state.epochs)]
-            path.write_text(",".join(["epoch", *ended.metrics, "seconds"]) + "\n")
-        with path.open("a") as file:
-            for row in rows:
-                file.write(",".join(str(v) for v in (row.epoch, *row.metrics.values(), row.seconds)) + "\n")
-
     def _notes(self) -> tuple[str, ...]:
         return tuple(f"{name}: {note}" for name, measured in self.measured.items() for note in measured.notes)
 
     def _profile(self, measured: Measured) -> Profile:
-        """What planners know of a member. Groups are forecasts: no member is split in a run yet."""
-        batch_size = self.study.member(measured.member).batch_size
-        reduce = [2 * (m - 1) / m * measured.gradient_bytes / LINK_BYTES_PER_SECOND for m in range(2, self.groups + 1)]
-        groups = [batch_size / (s + r) for s, r in zip(measured.shard_seconds, reduce, strict=True)]
-        return Profile(
-            member=measured.member,
+        return profile_of(
+            measured,
+            batch_size=self.study.member(measured.member).batch_size,
             device_kind=self.cluster.devices[0].kind,
-            samples_per_second=(measured.samples_per_second, *groups),
-            memory_bytes=measured.memory_bytes,
-            activation_bytes=measured.activation_bytes,
-            state_bytes=measured.state_bytes,
-            splittable=bool(groups) and not measured.batch_norm,
             node_devices=self.node_devices or 4,
         )
 
@@ -724,7 +573,7 @@ def drive(job: Job, cluster: Cluster, workers: Workers, journal: Journal, state:
     """Train a study to its end, and journal it; `state` is the fold of what the journal holds already."""
     driver = Driver(job, cluster, workers, journal, state, view)
     found = _found_study(job)
-    with workers, _signals(driver.want_pause):
+    with workers, interrupts(driver.want_pause):
         view.begin(job, state)
         status, reason = "failed", ""
         try:
@@ -749,28 +598,3 @@ def _found_study(job: Job) -> dict[str, Any] | None:
 def _cause(trace: str) -> str:
     """The last line of a traceback and where it was raised."""
     return "\n".join(trace.strip().splitlines()[-3:])
-
-
-@contextmanager
-def _signals(pause: Callable[[str], None]) -> Iterator[None]:
-    """Inside, the first SIGINT or SIGTERM pauses the run, the second ends it at once as it would have without us."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    earlier = {number: signal.getsignal(number) for number in SIGNALS}
-
-    def handle(number: int, frame: Any) -> None:
-        for each, handler in earlier.items():
-            signal.signal(each, handler)
-        pause(f"{signal.Signals(number).name}; the same command goes on")
-        chained = earlier[signal.Signals(number)]
-        if callable(chained) and chained is not signal.default_int_handler:
-            chained(number, frame)
-
-    for number in SIGNALS:
-        signal.signal(number, handle)
-    try:
-        yield
-    finally:
-        for number, handler in earlier.items():
-            signal.signal(number, handler)

@@ -1,0 +1,42 @@
+"""Signals of people: the first pauses a run, the second acts as it would without us."""
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+__all__ = ["interrupts"]
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@contextmanager
+def interrupts(pause: Callable[[str], None]) -> Iterator[None]:
+    """Inside, the first SIGINT or SIGTERM calls `pause` with a reason, and then the handler that was there before.
+
+    Only the main thread can set handlers; in any other, signals stay as they are.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    earlier = {number: signal.getsignal(number) for number in SIGNALS}
+
+    def restore() -> None:
+        for number, handler in earlier.items():
+            signal.signal(number, handler)
+
+    def handle(number: int, frame: Any) -> None:
+        restore()
+        pause(f"{signal.Signals(number).name}; the same command goes on")
+        chained = earlier[signal.Signals(number)]
+        # Python's own handler would raise in the middle of whatever the driver does.
+        if callable(chained) and chained is not signal.default_int_handler:
+            chained(number, frame)
+
+    for number in SIGNALS:
+        signal.signal(number, handle)
+    try:
+        yield
+    finally:
+        restore()
