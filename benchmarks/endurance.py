@@ -86,12 +86,13 @@ def watch(folder: Path, blocks: int) -> list[Snapshot]:
 
 def look(pid: int, journal: Path) -> Snapshot:
     """The processes of the run as they are."""
-    lines = [json.loads(line) for line in journal.read_bytes().split(b"\n")[:-1]] if journal.exists() else []
     processes = {}
     for process in (psutil.Process(pid), *psutil.Process(pid).children(recursive=True)):
         # It may end at any moment.
         with contextlib.suppress(OSError, psutil.NoSuchProcess):
             processes[process.pid] = usage_of(process)
+    # Read after the processes: where epochs are missing now, nobody had gone when they were looked at.
+    lines = [json.loads(line) for line in journal.read_bytes().split(b"\n")[:-1]] if journal.exists() else []
     fed = sum(line["event"] == "Fed" and line["split"] == "train" for line in lines)
     return Snapshot(epochs=fed, processes=processes)
 
