@@ -102,16 +102,16 @@ class Lock:
         self.descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
         deadline = time.monotonic() + PATIENCE_SECONDS
         while not self._taken():
-            pid, _, host = self.path.read_text().partition(" ")
-            orphaned = host == socket.gethostname() and pid.isdigit() and not psutil.pid_exists(int(pid))
-            if not orphaned or time.monotonic() > deadline:
+            pid, host, begun = [*self.path.read_text().split(), "?", "?", "?"][:3]
+            if _lives(pid, host, begun) or time.monotonic() > deadline:
                 os.close(self.descriptor)
                 raise RunError(
                     f"{self.path.parent} is in use by process {pid} on {host}; wait for it or choose another directory."
                 )
             time.sleep(0.05)
         os.ftruncate(self.descriptor, 0)
-        os.pwrite(self.descriptor, f"{os.getpid()} {socket.gethostname()}".encode(), 0)
+        begun = psutil.Process().create_time()
+        os.pwrite(self.descriptor, f"{os.getpid()} {socket.gethostname()} {begun}".encode(), 0)
         return self
 
     def __exit__(
@@ -125,3 +125,14 @@ class Lock:
         except OSError:
             return False
         return True
+
+
+def _lives(pid: str, host: str, begun: str) -> bool:
+    """Whether the driver that wrote this into the lock is still there; on another host nobody can tell, so it is."""
+    if host != socket.gethostname():
+        return pid != "?"  # a driver that has the lock and has not signed it yet will do so in a moment
+    try:
+        # Numbers of processes are used again: the time of its start tells the driver from a stranger.
+        return str(psutil.Process(int(pid)).create_time()) == begun
+    except psutil.NoSuchProcess:
+        return False
