@@ -110,8 +110,8 @@ class Lock:
                 )
             time.sleep(0.05)
         os.ftruncate(self.descriptor, 0)
-        begun = psutil.Process().create_time()
-        os.pwrite(self.descriptor, f"{os.getpid()} {socket.gethostname()} {begun}".encode(), 0)
+        signature = f"{os.getpid()} {socket.gethostname()} {psutil.Process().create_time()}"
+        os.pwrite(self.descriptor, signature.encode(), 0)
         return self
 
     def __exit__(
