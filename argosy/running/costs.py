@@ -1,11 +1,19 @@
 """From what trainers measured to what planners know."""
 
+import os
 from dataclasses import dataclass
+from pathlib import Path
 
+import torch
+
+import argosy
 from argosy.commands import Measured
-from argosy.profiles import Profile
+from argosy.events import EpochEnded
+from argosy.profiles import Profile, ProfileCache
+from argosy.running.identity import spell
+from argosy.study import Member
 
-__all__ = ["Costs", "profile_of"]
+__all__ = ["Costs", "Observed", "profile_of"]
 
 LINK_BYTES_PER_SECOND = 10e9
 """Assumed of an all-reduce that was not measured, as inside a node of GPUs."""
@@ -42,3 +50,33 @@ def profile_of(measured: Measured, *, batch_size: int, device_kind: str, node_de
         splittable=bool(groups) and not measured.batch_norm,
         node_devices=node_devices,
     )
+
+
+class Observed:
+    """What earlier runs saw of members, on this machine's disk: 30 ms at the start of a run are a noisy measure.
+
+    A member is known by its factory, hyper-parameters and parameter shapes, on one kind of device and one torch. Only
+    plans depend on it, never a member's result.
+    """
+
+    def __init__(self) -> None:
+        caches = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+        self._cache = ProfileCache(folder=caches / "argosy" / "profiles")
+
+    def refresh(self, profile: Profile, member: Member, measured: Measured) -> Profile:
+        """The measured profile at the rate that runs have seen, where one has."""
+        known = self._cache.load(self._key(profile, member, measured))
+        return profile if known is None else profile.observed(known.samples_per_second[0], weight=1.0)
+
+    def remember(self, profile: Profile, member: Member, measured: Measured, ended: EpochEnded) -> None:
+        """Take an epoch's rate into account, its share of validation included."""
+        if ended.seconds > 0:
+            seen = profile.observed(ended.samples / ended.seconds)
+            self._cache.save(self._key(profile, member, measured), seen)
+
+    def _key(self, profile: Profile, member: Member, measured: Measured) -> str:
+        return self._cache.key(
+            member=f"{spell(member.model)} {member.hyperparameters} {member.precision} {measured.parameter_shapes}",
+            device_kind=profile.device_kind,
+            versions={"torch": torch.__version__, "argosy": argosy.__version__},
+        )

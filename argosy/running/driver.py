@@ -46,7 +46,7 @@ from argosy.planning import make_plan
 from argosy.plans import Flotilla
 from argosy.profiles import Profile, largest_measured_group
 from argosy.report import RunState
-from argosy.running.costs import Costs, profile_of
+from argosy.running.costs import Costs, Observed, profile_of
 from argosy.running.fleet import Feeder, Fleet
 from argosy.running.hangs import Hangs
 from argosy.running.identity import check_identity, summarize, write_json
@@ -98,6 +98,7 @@ class Driver:
         self.began = time.monotonic()
         self.inbox = Inbox(job.directory / "commands", (answered.file for answered in state.answered))
         self.hangs = Hangs(job.settings.hang_seconds)
+        self.observed = Observed()
         self.found: Mapping[str, Any] | None = None
         """``study.json`` of an earlier driver."""
         self.begun = False
@@ -549,12 +550,22 @@ class Driver:
         return tuple(f"{name}: {note}" for name, measured in self.measured.items() for note in measured.notes)
 
     def _profile(self, measured: Measured) -> Profile:
-        return profile_of(
+        member = self.study.member(measured.member)
+        profile = profile_of(
             measured,
-            batch_size=self.study.member(measured.member).batch_size,
+            batch_size=member.batch_size,
             device_kind=self.cluster.devices[0].kind,
             node_devices=self.node_devices or 4,
         )
+        return self.observed.refresh(profile, member, measured)
+
+    def remember_costs(self) -> None:
+        """Keep the rates that this run has seen for the plans of later ones."""
+        for name, measured in self.measured.items():
+            epochs = self.state.member(name).epochs
+            if epochs and self.launched:
+                member, last = self.study.member(name), epochs[max(epochs)]
+                self.observed.remember(self._profile(measured), member, measured, last)
 
 
 def measure(
@@ -584,6 +595,7 @@ def drive(job: Job, cluster: Cluster, workers: Workers, journal: Journal, state:
             raise
         finally:
             driver.stop_workers()
+            driver.remember_costs()
             settle_links(state.members.values(), job.directory, job.study.objective, job.study.mode or "min")
             if driver.begun or driver.pausing:
                 driver.record(RunEnded(status=status, reason=reason, seconds=time.monotonic() - driver.began))

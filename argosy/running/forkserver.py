@@ -46,6 +46,8 @@ class ForkServer:
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             start_new_session=True,
+            # The tie survives the exec: nothing can come between the server's birth and it but a moment of the kernel.
+            preexec_fn=functools.partial(die_with_parent, os.getpid()),
         )
         theirs.close()
         return cls(process, ours)

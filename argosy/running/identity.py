@@ -12,7 +12,7 @@ from argosy.commands import Measured
 from argosy.errors import RunError
 from argosy.study import Member, Study
 
-__all__ = ["check_identity", "summarize", "write_json"]
+__all__ = ["check_identity", "spell", "summarize", "write_json"]
 
 IDENTITY = ("seed", "lengths", "fingerprint")
 MEMBER_IDENTITY = ("batch_size", "drop_last", "hyperparameters", "parameter_shapes", "subset", "val_subset")
@@ -66,9 +66,9 @@ def write_json(path: Path, value: Any) -> None:
 
 def _describe(member: Member, measured: Measured | None) -> dict[str, Any]:
     return {
-        "model": _spell(member.model),
-        "optimizer": _spell(member.optimizer),
-        "loss": None if member.loss is None else _spell(member.loss),
+        "model": spell(member.model),
+        "optimizer": spell(member.optimizer),
+        "loss": None if member.loss is None else spell(member.loss),
         "batch_size": member.batch_size,
         "eval_batch_size": member.eval_batch_size,
         "drop_last": member.drop_last,
@@ -80,11 +80,11 @@ def _describe(member: Member, measured: Measured | None) -> dict[str, Any]:
     }
 
 
-def _spell(factory: Any) -> str:
+def spell(factory: Any) -> str:
     """``module:qualname(arguments)`` of a factory."""
     if isinstance(factory, functools.partial):
         arguments = [repr(a) for a in factory.args] + [f"{k}={v!r}" for k, v in factory.keywords.items()]
-        return f"{_spell(factory.func)}({', '.join(arguments)})"
+        return f"{spell(factory.func)}({', '.join(arguments)})"
     module = getattr(factory, "__module__", type(factory).__module__)
     return f"{module}:{getattr(factory, '__qualname__', type(factory).__qualname__)}"
 

@@ -1,5 +1,6 @@
 """The append-only record of a run: one writer, one event a line; the state of a run is the fold of its journal."""
 
+import contextlib
 import errno
 import fcntl
 import json
@@ -102,6 +103,8 @@ class Lock:
         self.descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
         deadline = time.monotonic() + PATIENCE_SECONDS
         while not self._taken():
+            if time.monotonic() > deadline - PATIENCE_SECONDS / 2:
+                self._end_stopped_orphans()
             pid, host, begun = [*self.path.read_text().split(), "?", "?", "?"][:3]
             if _lives(pid, host, begun) or time.monotonic() > deadline:
                 os.close(self.descriptor)
@@ -118,6 +121,15 @@ class Lock:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         os.close(self.descriptor)
+
+    def _end_stopped_orphans(self) -> None:
+        """A process that was stopped before the kernel knew its tie outlives a killed driver, and would for ever."""
+        own = self.path.resolve()
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error, OSError):
+                holds = any(link.resolve() == own for link in Path(f"/proc/{process.pid}/fd").iterdir())
+                if holds and process.status() == psutil.STATUS_STOPPED:
+                    process.kill()
 
     def _taken(self) -> bool:
         try:

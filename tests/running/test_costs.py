@@ -1,0 +1,63 @@
+"""Plans know the rates that earlier runs have seen."""
+
+from dataclasses import replace
+
+import pytest
+import studies
+
+from argosy.commands import Measured
+from argosy.events import Checkpoint, EpochEnded
+from argosy.running.costs import Observed, profile_of
+
+MEASURED = Measured(
+    member="mlp",
+    samples_per_second=100.0,
+    shard_seconds=(),
+    memory_bytes=10,
+    activation_bytes=1,
+    state_bytes=5,
+    gradient_bytes=4,
+    parameter_shapes="shapes",
+    batch_norm=False,
+    notes=(),
+)
+ENDED = EpochEnded(
+    member="mlp",
+    device="cpu:0",
+    epoch=0,
+    stream_epoch=0,
+    metrics={},
+    seconds=2.0,
+    samples=100,
+    digest=(0, 0, 0),
+    val_digest=None,
+    checkpoint=Checkpoint(file="", sha256="", epoch=1, position=0),
+)
+
+
+def profile(measured: Measured = MEASURED):
+    return profile_of(measured, batch_size=20, device_kind="cpu", node_devices=4)
+
+
+def test_a_rate_that_was_seen_moves_the_next_plan_half_way(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    member = studies.member()
+    Observed().remember(profile(), member, MEASURED, ENDED)  # 50 samples/s were seen, 100 measured
+    assert Observed().refresh(profile(), member, MEASURED).samples_per_second == (75.0,)
+    Observed().remember(Observed().refresh(profile(), member, MEASURED), member, MEASURED, ENDED)
+    assert Observed().refresh(profile(), member, MEASURED).samples_per_second == (62.5,)
+
+
+def test_another_network_or_hyperparameter_is_another_member(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    Observed().remember(profile(), studies.member(), MEASURED, ENDED)
+    assert Observed().refresh(profile(), studies.member(lr=0.5), MEASURED) == profile()
+    other = replace(MEASURED, parameter_shapes="others")
+    assert Observed().refresh(profile(other), studies.member(), other) == profile(other)
+
+
+def test_groups_pay_for_their_all_reduce() -> None:
+    groups = profile(replace(MEASURED, shard_seconds=(0.1, 0.08), gradient_bytes=10**9))
+    assert groups.samples_per_second == pytest.approx((100.0, 20 / (0.1 + 0.1), 20 / (0.08 + 2 * 2 / 3 * 0.1)))
+    assert groups.splittable
+    assert not profile(replace(MEASURED, shard_seconds=(0.1,), batch_norm=True)).splittable
