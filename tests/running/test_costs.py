@@ -43,9 +43,9 @@ def test_a_rate_that_was_seen_moves_the_next_plan_half_way(tmp_path, monkeypatch
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     member = studies.member()
     Observed().remember(profile(), member, MEASURED, ENDED)  # 50 samples/s were seen, 100 measured
-    assert Observed().refresh(profile(), member, MEASURED).samples_per_second == (75.0,)
+    assert Observed().refresh(profile(), member, MEASURED).samples_per_second == pytest.approx((75.0,))
     Observed().remember(Observed().refresh(profile(), member, MEASURED), member, MEASURED, ENDED)
-    assert Observed().refresh(profile(), member, MEASURED).samples_per_second == (62.5,)
+    assert Observed().refresh(profile(), member, MEASURED).samples_per_second == pytest.approx((62.5,))
 
 
 def test_another_network_or_hyperparameter_is_another_member(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
