@@ -44,7 +44,12 @@ class Tally:
         """Add a batch: per-sample values ``[rows, …]``, or means over the batch as scalars."""
         for name, value in values.items():
             value = value.detach().double()
-            total = value * batch.rows if value.dim() == 0 else per_sample(value, len(value)).sum()
+            if value.dim() and len(value) != batch.rows:
+                raise StudyError(
+                    f"{name!r} gave a tensor of shape {tuple(value.shape)} for a batch of {batch.rows}; a loss or metric "
+                    "gives one value per sample, or their mean as a scalar."
+                )
+            total = value * batch.rows if value.dim() == 0 else per_sample(value, batch.rows).sum()
             self.sums[name] = self.sums[name] + total if name in self.sums else total
         self.rows += batch.rows
         self.digest = self.digest.plus(batch.digest)

@@ -158,6 +158,17 @@ def test_a_factory_that_raises_ends_its_member_alone(tmp_path: Path, launcher: s
     assert "no such width" in report.member("bad").reason
 
 
+def one_value(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return torch.ones(1)
+
+
+def test_a_metric_of_the_wrong_shape_is_named(tmp_path: Path, launcher: str) -> None:
+    fleet = [studies.member("bad", metrics={"one": one_value}), studies.member()]
+    report = argosy.train(studies.study(fleet=fleet), directory=tmp_path, launcher=launcher)
+    assert (report.member("bad").status, report.member("mlp").status) == ("failed", "done")
+    assert "'one' gave a tensor of shape (1,) for a batch of 20" in report.member("bad").reason
+
+
 def test_three_equal_failures_stop_the_study(tmp_path: Path, launcher: str) -> None:
     fleet = [studies.member(f"bad-{number}", model=no_model) for number in range(3)] + [studies.member()]
     with pytest.raises(MemberError, match=r"first 3 members failed alike(.|\n)*no such width"):
