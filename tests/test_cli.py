@@ -57,6 +57,7 @@ def test_run_status_report_audit(folder: Path) -> None:
     assert json.loads(argosy(folder, "report", "runs/x", "--json").stdout)["members"] == ran["members"]
     assert json.loads(argosy(folder, "status", "runs/x", "--json").stdout)["status"] == "done"
     assert json.loads(argosy(folder, "audit", "runs/x", "--json").stdout)["passes"] is True
+    assert "has ended (done)" in argosy(folder, "stop", "runs/x", "a", code=2).stderr
     assert "prepared 1.0 times" in argosy(folder, "report", "runs/x").stdout
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from argosy.errors import RunError
+from argosy.report import RunState
+from argosy.running.journal import read_journal
 
 __all__ = ["Inbox", "leave"]
 
@@ -37,8 +39,11 @@ class Inbox:
 
 def leave(directory: Path, command: dict[str, Any]) -> str:
     """Leave a command for the driver of a run; returns the name of its file."""
-    if not (directory / "journal.jsonl").exists():
-        raise RunError(f"{directory} holds no run (no journal.jsonl there); give the directory of `argosy run --dir`.")
+    ended = RunState.of(read_journal(directory)).ended
+    if ended is not None:
+        raise RunError(
+            f"the run in {directory} has ended ({ended.status}); start it again before you tell it something."
+        )
     folder = directory / "commands"
     folder.mkdir(exist_ok=True)
     name = f"{time.time_ns()}-{command['command']}.json"
