@@ -64,14 +64,17 @@ def measure(live: LiveMember, block: Block, *, thorough: bool = False, groups: i
 
 
 def _step_seconds(trial: LiveMember, batch: Any, rows: int, warm_up: float, *, thorough: bool) -> float:
-    """Median seconds of a step; those of the first where there was no time for another."""
+    """Seconds of a step: the median of FLEET's 20, or the least of a few, of at least one after the first.
+
+    The first one sets up kernels, which may take longer than all others. The least, because at the start of a run loader workers fill the ring on the same cores, which only makes steps slower.
+    """
     if thorough:
         seconds = [_timed_step(trial, batch, rows) for _ in range(PROFILE_BATCHES - 1)]
         return statistics.median(seconds[-TIMED_BATCHES:])
     seconds = []
-    while len(seconds) + 1 < STEPS and warm_up + sum(seconds) < SECONDS:
+    while not seconds or (len(seconds) + 1 < STEPS and warm_up + sum(seconds) < SECONDS):
         seconds.append(_timed_step(trial, batch, rows))
-    return statistics.median(seconds or [warm_up])
+    return min(seconds)
 
 
 def _timed_step(trial: LiveMember, batch: Any, rows: int) -> float:
