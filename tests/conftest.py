@@ -1,8 +1,12 @@
 """Every test leaves the process as it found it: one thread, no stray child."""
 
+from pathlib import Path
+
 import psutil
 import pytest
 import torch
+
+from argosy.running.audit import audit
 
 
 @pytest.fixture(autouse=True)
@@ -17,3 +21,14 @@ def _tidy() -> object:
 def _cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """The demo's files go to a folder of this test process."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+@pytest.fixture(autouse=True)
+def _audited(request: pytest.FixtureRequest) -> object:
+    """Every run that a test leaves behind passes its audit, unless the test is about one that does not."""
+    folder: Path | None = request.getfixturevalue("tmp_path") if "tmp_path" in request.fixturenames else None
+    yield
+    if folder is not None and request.node.get_closest_marker("tampers") is None:
+        for path in folder.rglob("study.json"):
+            if (path.parent / "journal.jsonl").exists():
+                assert audit(path.parent) == []

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from argosy.report import MemberState, RunState
+from argosy.running.audit import audit
 from argosy.running.journal import read_journal
 
 
@@ -34,6 +35,7 @@ def fingerprint(state: Any) -> str:
 
 def results(directory: Path) -> dict[str, Any]:
     """Per member: the bits of its final weights and optimizer, every epoch's metrics and digests, the decisions."""
+    assert audit(directory) == []
     state = RunState.of(read_journal(directory))
     return {name: _result(directory, member) for name, member in state.members.items()}
 

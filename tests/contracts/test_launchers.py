@@ -82,6 +82,7 @@ def record_targets(path: Path, model: nn.Module, batch: Any) -> torch.Tensor:
     return nn.functional.cross_entropy(model(x), y)
 
 
+@pytest.mark.tampers
 def test_audit_finds_a_changed_digest(tmp_path: Path, launcher: str) -> None:
     argosy.train(studies.study(), directory=tmp_path, launcher=launcher)
     assert audit(tmp_path) == []
