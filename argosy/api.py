@@ -24,7 +24,7 @@ from argosy.running.launcher import Job, Launcher
 from argosy.running.limits import usable_cores
 from argosy.running.processes import Processes
 from argosy.running.view import Silent, View
-from argosy.settings import Settings
+from argosy.settings import Settings, Sharing
 from argosy.study import Study
 from argosy.training import checkpoint
 
@@ -40,11 +40,14 @@ def train(
     devices: str | None = None,
     launcher: Launcher | str = "processes",
     policy: str = "balanced",
-    sharing: Literal["auto", "local", "none"] = "auto",
+    nodes: int = 1,
+    sharing: Sharing = "auto",
+    preparing_nodes: int | None = None,
     packing: Literal["auto", "interleaved"] = "auto",
     numerics: Literal["equivalent", "exact"] = "equivalent",
     time_limit: float | None = None,
     loader_workers: int | None = None,
+    cores: int | None = None,
     block_size: int | None = None,
     checkpoint_seconds: float = 300.0,
     hang_seconds: float = 120.0,
@@ -59,11 +62,14 @@ def train(
     settings = Settings(
         devices=devices,
         policy=policy,
+        nodes=nodes,
         sharing=sharing,
+        preparing_nodes=preparing_nodes,
         packing=packing,
         numerics=numerics,
         time_limit=time_limit,
         loader_workers=loader_workers,
+        cores=cores,
         block_size=block_size,
         checkpoint_seconds=checkpoint_seconds,
         hang_seconds=hang_seconds,

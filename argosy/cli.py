@@ -14,7 +14,7 @@ from rich.console import Console
 from argosy import planning_cli
 from argosy.errors import ArgosyError
 from argosy.profiles import load_profiles, save_profiles
-from argosy.settings import Settings
+from argosy.settings import Settings, Sharing
 from argosy.study import Study
 from argosy.views.timeline import write_timeline
 
@@ -38,7 +38,12 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instea
 Devices = Annotated[str | None, typer.Option(help="cpu, cpu:2, cuda or cuda:0,1; by default all there are.")]
 Policy = Annotated[str, typer.Option(help="balanced: all members share one stream. solo: a pipeline for each.")]
 LauncherName = Annotated[Literal["processes", "inline"], typer.Option(help="inline: everything in one process.")]
-Sharing = Annotated[Literal["auto", "local", "none"], typer.Option(help="How members share the stream.")]
+Nodes = Annotated[int, typer.Option(help="Nodes on this machine, each with its own feeder, ring and devices.")]
+SharingName = Annotated[
+    Sharing, typer.Option(help="How nodes share the stream: a pipeline by name, or auto, which measures.")
+]
+PreparingNodes = Annotated[int | None, typer.Option(help="Nodes that prepare, in a broadcast pipeline.")]
+Cores = Annotated[int | None, typer.Option(help="Cores that the whole run may use; by default all.")]
 Packing = Annotated[Literal["auto", "interleaved"], typer.Option(help="How members share a device.")]
 Numerics = Annotated[Literal["equivalent", "exact"], typer.Option(help="exact: only programs bit-equal to solo.")]
 TimeLimit = Annotated[float | None, typer.Option(help="Seconds after which all is saved and the run ends.")]
@@ -55,12 +60,15 @@ def run(
     directory: Directory = Path("runs/argosy"),
     devices: Devices = None,
     launcher: LauncherName = "processes",
+    nodes: Nodes = 1,
     policy: Policy = "balanced",
-    sharing: Sharing = "auto",
+    sharing: SharingName = "auto",
+    preparing_nodes: PreparingNodes = None,
     packing: Packing = "auto",
     numerics: Numerics = "equivalent",
     time_limit: TimeLimit = None,
     loader_workers: LoaderWorkers = None,
+    cores: Cores = None,
     block_size: BlockSize = None,
     checkpoint_seconds: CheckpointSeconds = 300.0,
     hang_seconds: HangSeconds = 120.0,
@@ -70,12 +78,15 @@ def run(
     """Train every member of a study file."""
     settings = Settings(
         devices=devices,
+        nodes=nodes,
         policy=policy,
         sharing=sharing,
+        preparing_nodes=preparing_nodes,
         packing=packing,
         numerics=numerics,
         time_limit=time_limit,
         loader_workers=loader_workers,
+        cores=cores,
         block_size=block_size,
         checkpoint_seconds=checkpoint_seconds,
         hang_seconds=hang_seconds,

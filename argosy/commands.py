@@ -12,6 +12,7 @@ __all__ = [
     "Exit",
     "Failed",
     "Feed",
+    "Flowing",
     "Leg",
     "Lost",
     "Measure",
@@ -19,12 +20,17 @@ __all__ = [
     "Open",
     "Opened",
     "OutOfMemory",
+    "Parted",
     "Pause",
     "Paused",
+    "Probe",
+    "Probed",
     "Progress",
     "StartMember",
     "Stop",
+    "Team",
     "Train",
+    "UseLoaders",
 ]
 
 
@@ -65,11 +71,71 @@ class Leg:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Team:
+    """The feeders that share a leg, one a node, as one of them sees it."""
+
+    sharing: str | None
+    """Name of the pipeline; None to measure those that there are."""
+    preparing: int
+    """Nodes that prepare, the first of the team; between 1 and ``nodes``."""
+    rank: int
+    nodes: int
+    meeting: tuple[str, int]
+    """Host and port where the couriers of the team find each other."""
+    key: str
+    """Of the team's names there; of this leg alone."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Feed:
     """To a feeder: send this leg to these readers, once all of them are connected."""
 
     leg: Leg
     readers: tuple[str, ...]
+    team: Team | None = None
+    """None for a feeder that prepares every block itself."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probe:
+    """To a feeder: measure what it costs to prepare and to exchange blocks; answered by Probed, or Parted."""
+
+    leg: int
+    """Number of the leg that it feeds meanwhile."""
+    team: Team
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probed:
+    """From a feeder: what sharing costs between the nodes of its team."""
+
+    cpu_seconds_per_sample: float
+    """Of preparation, over the samples that it has prepared so far."""
+    sample_bytes: int
+    exchanges: tuple[tuple[str, int, float, float], ...]
+    """(pipeline, preparing nodes, bytes of the stream per second, CPU seconds of this node per byte)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class UseLoaders:
+    """To a feeder: so many loader workers are enough."""
+
+    count: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parted:
+    """From a feeder: the exchange of a leg with the other nodes broke."""
+
+    leg: int
+    detail: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flowing:
+    """From a feeder, about once a second: its gauge."""
+
+    gauge: Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)

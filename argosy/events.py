@@ -17,6 +17,7 @@ __all__ = [
     "RunEnded",
     "RunStarted",
     "Saved",
+    "SharingChosen",
     "Skipped",
     "Used",
     "WorkerLost",
@@ -47,6 +48,19 @@ class PlanMade(Event):
     """Flotillas start."""
 
     plan: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharingChosen(Event):
+    """How the nodes share the stream from here on."""
+
+    sharing: str
+    preparing: int
+    """Nodes that prepare."""
+    loader_workers: int
+    """That are enough on each of them."""
+    reason: str
+    """What was measured, or who told."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,7 +170,7 @@ class Used(Event):
 
     worker: str
     cpu_seconds: float
-    gauge: Mapping[str, float]
+    gauge: Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,6 +187,7 @@ KINDS: dict[str, type[Event]] = {
     for kind in (
         RunStarted,
         PlanMade,
+        SharingChosen,
         MemberStarted,
         EpochEnded,
         Saved,

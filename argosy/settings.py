@@ -1,11 +1,16 @@
 """How a study is run: every keyword of `argosy.train` but the study itself, and every flag of ``argosy run``."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from argosy.errors import StudyError
 
-__all__ = ["Settings"]
+__all__ = ["Settings", "Sharing"]
+
+Sharing = Literal["auto", "none", "local", "all-shared", "single-broadcast", "multi-broadcast"]
+
+MOST_NODES = 120
+"""The ring has two slots for each, and a slot's number is one byte."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -15,13 +20,21 @@ class Settings:
     devices: str | None = None
     """``cpu:2`` for two CPU slots, ``cuda:0,1`` for two GPUs; by default all there are."""
     policy: str = "balanced"
-    sharing: Literal["auto", "local", "none"] = "auto"
+    nodes: int = 1
+    """Nodes with so many devices each; with launcher ``processes`` all of them are on this machine."""
+    sharing: Sharing = "auto"
+    """How nodes share the stream: a pipeline of SC'18; ``local``, once per node; ``none``, a pipeline for each member;
+    ``auto`` measures and chooses."""
+    preparing_nodes: int | None = None
+    """Nodes that prepare in ``single-broadcast`` and ``multi-broadcast``; by default one and all."""
     packing: Literal["auto", "interleaved"] = "auto"
     numerics: Literal["equivalent", "exact"] = "equivalent"
     time_limit: float | None = None
     """Seconds after which every member is saved and the run ends; the same command goes on."""
     loader_workers: int | None = None
-    """Processes that prepare samples on each node; by default as many as cores."""
+    """Processes that prepare samples on each node; by default as many as cores, or fewer where they are enough."""
+    cores: int | None = None
+    """Cores that the whole run may use; by default all that this process may."""
     block_size: int | None = None
     """Samples per block; by default about 4 MiB, from 64 to 4096 samples."""
     checkpoint_seconds: float = 300.0
@@ -32,15 +45,24 @@ class Settings:
     """CPU threads of each CPU device; they belong to a member's result."""
 
     def __post_init__(self) -> None:
-        _one_of("sharing", self.sharing, ("auto", "local", "none"))
+        _one_of("sharing", self.sharing, get_args(Sharing))
         _one_of("packing", self.packing, ("auto", "interleaved"))
         _one_of("numerics", self.numerics, ("equivalent", "exact"))
         if self.sharing == "none" and self.policy != "solo":
             raise StudyError("sharing 'none' gives every member a pipeline of its own; that is policy 'solo'.")
-        for name, least in (("loader_workers", 0), ("block_size", 1), ("threads", 1)):
+        if self.preparing_nodes is not None and not self.sharing.endswith("broadcast"):
+            raise StudyError(
+                f"preparing_nodes belongs to sharing single-broadcast and multi-broadcast; found {self.sharing!r}."
+            )
+        lowest = {"loader_workers": 0, "block_size": 1, "threads": 1, "cores": 1, "preparing_nodes": 1}
+        for name, least in lowest.items():
             value = getattr(self, name)
             if value is not None and value < least:
                 raise StudyError(f"{name} is {value}; it must be at least {least}.")
+        if not 1 <= self.nodes <= MOST_NODES:
+            raise StudyError(f"nodes is {self.nodes}; it must be from 1 to {MOST_NODES}.")
+        if self.preparing_nodes is not None and self.preparing_nodes > self.nodes:
+            raise StudyError(f"preparing_nodes is {self.preparing_nodes}; there are {self.nodes} nodes (--nodes).")
 
 
 def _one_of(name: str, value: str, choices: tuple[str, ...]) -> None:

@@ -25,13 +25,16 @@ from argosy.commands import (
     Measured,
     Opened,
     OutOfMemory,
+    Parted,
     Pause,
     Paused,
+    Probed,
     StartMember,
     Stop,
     Train,
+    UseLoaders,
 )
-from argosy.errors import ArgosyError, MemberError, PlanError, WorkerError
+from argosy.errors import ArgosyError, MemberError, PlanError, StudyError, WorkerError
 from argosy.events import (
     Answered,
     EpochEnded,
@@ -57,6 +60,7 @@ from argosy.running.launcher import Job, Workers
 from argosy.running.records import run_started, write_metrics
 from argosy.running.refusals import check_batch_norm, check_batches
 from argosy.running.resume import Resume, leg_for, resume_points, settle_links
+from argosy.running.sharing import Sharing
 from argosy.running.studyfile import load_study
 from argosy.running.view import Silent, View
 from argosy.study import Member
@@ -73,10 +77,10 @@ FAREWELL_SECONDS = 3.0
 
 @dataclass(slots=True)
 class _Sailing:
-    """One flotilla on its feeder's stream."""
+    """One flotilla on its team's stream."""
 
     number: int
-    feeder: str
+    feeders: tuple[str, ...]
     flotilla: Flotilla
     live: set[str]
 
@@ -91,7 +95,8 @@ class Driver:
         self.study = job.study
         self.settings = job.settings
         self.cluster = cluster
-        self.fleet = Fleet(workers, tuple(device.name for device in cluster.devices))
+        self.fleet = Fleet(workers, cluster)
+        self.sharing = Sharing(job.settings)
         self.journal = journal
         self.state = state
         self.view = view
@@ -110,7 +115,8 @@ class Driver:
         self.groups = 1
         self.seconds_per_sample = 0.0
         self.lengths: Mapping[str, int] = {}
-        self.fingerprint = ""
+        self.data: Opened | None = None
+        """What the first feeder said of its node's data; that of other nodes must be the same."""
         # Members
         self.waiting: list[str] = []
         self.points: dict[str, Resume] = {}
@@ -122,6 +128,10 @@ class Driver:
         # Legs
         self.legs: list[_Sailing] = []
         self.leg_count = 0
+        self.sharing_told = False
+        """Whether the journal knows how nodes share the stream."""
+        self.measured_on_it = True
+        """Whether members were measured on a stream that is shared as legs are."""
         self.launched = False
         self.early: list[Fed] = []
         self.regrouping: set[str] | None = None
@@ -210,6 +220,10 @@ class Driver:
                 self._let_go(worker)
             case OutOfMemory():
                 self._out_of_memory(worker, message)
+            case Probed():
+                self._probed(worker, message)
+            case Parted():
+                self._parted(worker, message)
             case Lost():
                 self._lost(worker, message)
             case Failed():
@@ -225,9 +239,9 @@ class Driver:
         if feeder is None:
             return
         feeder.opened = opened
+        self._check_same_data(feeder, opened)
         if not self.begun:
-            self.lengths, self.fingerprint = opened.lengths, opened.fingerprint
-            self.seconds_per_sample = opened.seconds_per_sample
+            self.lengths, self.seconds_per_sample = opened.lengths, opened.seconds_per_sample
             check_batches(map(self.study.member, self.waiting), self.lengths)
             self._write_study()
             self.record(run_started(self.settings, self.lengths))
@@ -236,6 +250,16 @@ class Driver:
             self._measure()
         elif self.regrouping is None:
             self._launch()
+
+    def _check_same_data(self, feeder: Feeder, opened: Opened) -> None:
+        known = self.data = self.data or opened
+        for what in ("lengths", "fingerprint", "block_size"):
+            here, there = getattr(opened, what), getattr(known, what)
+            if here != there:
+                raise StudyError(
+                    f"the data of node {feeder.node!r} is not that of the others: {what} {here}, elsewhere {there}. Every "
+                    "node opens the data itself and must see the same files."
+                )
 
     def _epoch_ended(self, worker: str, ended: EpochEnded) -> None:
         self.record(ended)
@@ -269,7 +293,7 @@ class Driver:
             leg.live.discard(ended.member)
             if not leg.live and self.regrouping is None:
                 self.legs.remove(leg)
-                self.fleet.rest(leg.feeder)
+                self.fleet.rest(leg.feeders)
                 self._launch()
 
     def _count_failure(self, reason: str) -> None:
@@ -284,20 +308,40 @@ class Driver:
             if not self.fleet.replaced:
                 self._measure()
             return
-        self.record(WorkerLost(worker=worker, detail=lost.detail))
-        self.losses += 1
-        if self.losses > LOSSES:
-            raise WorkerError(
-                f"worker {worker!r} is lost ({lost.detail}), the {self.losses}th loss without one finished epoch; see "
-                f"{self.job.directory / 'workers'}. The same command goes on from the checkpoints."
-            )
+        self._count_loss(worker, lost.detail)
         self.fleet.lost(worker)
+        self.sharing.ask(())
         if self.unmeasured:
             self._measure()
         elif self.regrouping is None:
             self._regroup(gone=worker)
         else:
             self._let_go(worker)
+
+    def _parted(self, worker: str, parted: Parted) -> None:
+        """Where a feeder is gone, the couriers of all the others break: only the first word counts."""
+        if self.regrouping is not None or worker not in self.fleet.feeders:
+            return
+        if self.unmeasured or self.sharing.waiting_for:
+            current = parted.leg == self.leg_count
+        else:
+            current = any(leg.number == parted.leg for leg in self.legs)
+        if current:
+            self._count_loss(f"{worker}/courier", f"its exchange with the other nodes broke: {parted.detail}")
+            self.sharing.ask(())
+            if self.unmeasured:
+                self._measure()
+            else:
+                self._regroup()
+
+    def _count_loss(self, worker: str, detail: str) -> None:
+        self.record(WorkerLost(worker=worker, detail=detail))
+        self.losses += 1
+        if self.losses > LOSSES:
+            raise WorkerError(
+                f"worker {worker!r} is lost ({detail}), the {self.losses}th loss without one finished epoch; see "
+                f"{self.job.directory / 'workers'}. The same command goes on from the checkpoints."
+            )
 
     def _out_of_memory(self, worker: str, message: OutOfMemory) -> None:
         """Next time the member gets a device for itself; where it had one, smaller micro-batches."""
@@ -330,12 +374,12 @@ class Driver:
 
     def _measure(self) -> None:
         """Let every trainer measure its share of the members that need it, on the first block of their common leg."""
-        feeder = self.fleet.free_feeder(leg.feeder for leg in self.legs)
-        if feeder is None:
+        team = self._free_team(self.fleet.devices)
+        if team is None:
             return
         self.early.clear()
         self.leg_count += 1
-        self.fleet.feed(feeder, self._leg_for(self.waiting), self.fleet.devices)
+        self.fleet.feed(team, self._leg_for(self.waiting), self.fleet.devices, self.sharing.pipeline)
         wanted = [name for name in self.waiting if name in self.unmeasured]
         for number, device in enumerate(self.fleet.devices):
             share = tuple(wanted[number :: len(self.fleet.devices)])
@@ -379,11 +423,13 @@ class Driver:
             return
         plan = make_plan(profiles, free, policy=self.settings.policy, cluster=self.cluster.devices)
         plan = replace(plan, notes=self._notes())
+        if plan.flotillas and not self.sharing_told and not self._choose_sharing(plan.flotillas[0]):
+            return
         for flotilla in plan.flotillas:
             # Where there is none yet, the policy is asked again when it is open.
-            feeder = self.fleet.free_feeder(leg.feeder for leg in self.legs)
-            if feeder is not None:
-                self._start_leg(feeder, flotilla)
+            team = self._free_team(flotilla.devices)
+            if team is not None:
+                self._start_leg(team, flotilla)
         for device in set(self.fleet.devices) - {device for leg in self.legs for device in leg.flotilla.devices}:
             # Lets go of the block that it measured on.
             self.fleet.send(device, Train(leg=self.leg_count, members=()))
@@ -391,9 +437,37 @@ class Driver:
         write_json(self.job.directory / "plan.json", plan.to_json())
         self.view.plan(plan)
 
-    def _start_leg(self, feeder: Feeder, flotilla: Flotilla) -> None:
+    def _free_team(self, devices: Iterable[str]) -> list[Feeder] | None:
+        return self.fleet.free_team(devices, (feeder for leg in self.legs for feeder in leg.feeders))
+
+    def _choose_sharing(self, flotilla: Flotilla) -> bool:
+        """Settle how nodes share the stream; False while that is measured, after which the policy is asked again."""
+        if self.sharing.chosen is None and len(self.cluster.nodes) > 1 and not self.sharing.measured:
+            team = self._free_team(self.fleet.devices)
+            if team is not None and not self.sharing.waiting_for:
+                self.sharing.ask([feeder.name for feeder in team])
+                self.fleet.probe(team, self.leg_count)
+            return False
+        was_local = self.sharing.pipeline[0] == "local"
+        chosen = self.sharing.choose(self.cluster, flotilla, preparation_seconds=self.seconds_per_sample)
+        self.sharing_told = True
+        self.record(chosen)
+        self.view.hear("", chosen)
+        self.measured_on_it = was_local == (chosen.sharing == "local")
+        if self.settings.loader_workers is None:
+            for feeder in self.fleet.feeders:
+                self.fleet.send(feeder, UseLoaders(count=chosen.loader_workers))
+        return True
+
+    def _probed(self, worker: str, probed: Probed) -> None:
+        self.sharing.hear(worker, probed)
+        if self.sharing.measured and self.regrouping is None:
+            self._launch()
+
+    def _start_leg(self, team: list[Feeder], flotilla: Flotilla) -> None:
         # The stream that members were measured on goes on as the first leg where everybody stays on it.
-        goes_on = not self.launched and set(flotilla.members) == set(self.waiting)
+        everybody = set(flotilla.members) == set(self.waiting) and len(team) == len(self.cluster.nodes)
+        goes_on = not self.launched and everybody and self.measured_on_it
         self.launched = True
         self.waiting = [name for name in self.waiting if name not in flotilla.members]
         if goes_on:
@@ -401,9 +475,11 @@ class Driver:
                 self.record(fed)
         else:
             self.leg_count += 1
-            self.fleet.feed(feeder, self._leg_for(flotilla.members), flotilla.devices)
-        self.legs.append(_Sailing(self.leg_count, feeder.name, flotilla, set(flotilla.members)))
-        self.hangs.watch(feeder.name, flotilla.devices)
+            self.fleet.feed(team, self._leg_for(flotilla.members), flotilla.devices, self.sharing.pipeline)
+        names = tuple(feeder.name for feeder in team)
+        self.legs.append(_Sailing(self.leg_count, names, flotilla, set(flotilla.members)))
+        for feeder in team:
+            self.hangs.watch(feeder.name, [d for d in flotilla.devices if self.fleet.node_of[d] == feeder.node])
         for device in flotilla.devices:
             aboard = [self._start_member(p.member) for p in flotilla.placements if device in p.devices]
             self.fleet.send(device, Train(leg=self.leg_count, members=tuple(aboard)))
@@ -429,7 +505,7 @@ class Driver:
         self.regrouping = None
         live = {name for leg in self.legs for name in leg.live}
         for leg in self.legs:
-            self.fleet.rest(leg.feeder)
+            self.fleet.rest(leg.feeders)
         self.legs.clear()
         self.hangs.watch(None, ())
         for name in self.told_to_stop & live:
@@ -538,7 +614,8 @@ class Driver:
     # ---- files
 
     def _write_study(self) -> None:
-        summary = summarize(self.study, lengths=self.lengths, fingerprint=self.fingerprint, measured=self.measured)
+        assert self.data is not None
+        summary = summarize(self.study, lengths=self.lengths, fingerprint=self.data.fingerprint, measured=self.measured)
         if self.found is not None:
             check_identity(self.job.directory, self.found, summary)
             for name, described in summary["members"].items():

@@ -1,13 +1,16 @@
 """The driver's picture of its workers: which feeders are open, who reads from whom, who is about to be replaced."""
 
+import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from argosy.commands import Attach, Exit, Failed, Feed, Leg, Lost, Open, Opened
+from argosy.cluster import Cluster
+from argosy.commands import Attach, Exit, Failed, Feed, Leg, Lost, Open, Opened, Probe, Team
 from argosy.events import Used
 from argosy.running.launcher import Job, Workers
+from argosy.stream.courier import Meeting
 
 __all__ = ["Feeder", "Fleet"]
 
@@ -17,6 +20,7 @@ class Feeder:
     """One feeder."""
 
     name: str
+    node: str
     opened: Opened | None = None
     """What it said when its data was open."""
     readers: set[str] = field(default_factory=set)
@@ -24,19 +28,25 @@ class Feeder:
 
 
 class Fleet:
-    """One trainer per device, all the time, and as many feeders as there are legs at once."""
+    """One trainer per device, all the time, and on each node as many feeders as it has legs at once.
 
-    def __init__(self, workers: Workers, devices: tuple[str, ...]) -> None:
+    The feeders that feed a leg together, one on each node that it needs, are its team.
+    """
+
+    def __init__(self, workers: Workers, cluster: Cluster) -> None:
         self.workers = workers
-        self.devices = devices
+        self.node_of = {device.name: device.node for device in cluster.devices}
+        self.devices = tuple(self.node_of)
         self.feeders: dict[str, Feeder] = {}
         self.replaced: set[str] = set()
         """Trainers that were told to exit, to start again with what they do not know yet."""
-        self._feeder_count = 0
+        self._feeder_counts = dict.fromkeys(self.node_of.values(), 0)
+        self._meeting: Meeting | None = None
 
     def start(self) -> None:
-        """One feeder, and every trainer."""
-        self.open_feeder()
+        """One feeder on each node, and every trainer."""
+        for node in self._feeder_counts:
+            self.open_feeder(node)
         for device in self.devices:
             self.workers.start_trainer(device)
 
@@ -44,37 +54,67 @@ class Fleet:
         """Say something to a worker."""
         self.workers.send(worker, command)
 
-    def open_feeder(self) -> None:
-        """Start another feeder, unless one is on its way."""
-        if all(feeder.opened for feeder in self.feeders.values()):
-            name = f"feeder-{self._feeder_count}"
-            self._feeder_count += 1
-            self.feeders[name] = Feeder(name)
+    def open_feeder(self, node: str) -> None:
+        """Start another feeder on a node, unless one is on its way."""
+        if all(feeder.opened for feeder in self.feeders.values() if feeder.node == node):
+            name = f"feeder-{self._feeder_counts[node]}"
+            if len(self._feeder_counts) > 1:
+                name = f"{node}/{name}"
+            self._feeder_counts[node] += 1
+            self.feeders[name] = Feeder(name, node)
             self.workers.start_feeder(name)
             self.workers.send(name, Open())
 
-    def free_feeder(self, busy: Iterable[str]) -> Feeder | None:
-        """An open feeder that feeds no leg; where there is none, one is started, and says Opened in a while."""
-        busy = set(busy)
-        found = next((f for f in self.feeders.values() if f.opened is not None and f.name not in busy), None)
-        if found is None:
-            self.open_feeder()
-        return found
+    def free_team(self, devices: Iterable[str], busy: Iterable[str]) -> list[Feeder] | None:
+        """An open feeder that feeds no leg on each node of these devices; those that lack are started, and say Opened."""
+        busy, team = set(busy), []
+        free = [f for f in self.feeders.values() if f.opened is not None and f.name not in busy]
+        wanted = dict.fromkeys(self.node_of[device] for device in devices)
+        for node in [node for node in self._feeder_counts if node in wanted]:
+            found = next((feeder for feeder in free if feeder.node == node), None)
+            if found is None:
+                self.open_feeder(node)
+            else:
+                team.append(found)
+        return team if len(team) == len(wanted) else None
 
-    def feed(self, feeder: Feeder, leg: Leg, readers: tuple[str, ...]) -> None:
-        """Let these trainers read a leg."""
+    def feed(self, feeders: Sequence[Feeder], leg: Leg, readers: Iterable[str], pipeline: tuple[str, int]) -> None:
+        """Let these trainers read a leg that these feeders share by a pipeline of so many preparing nodes."""
+        readers, (sharing, preparing) = tuple(readers), pipeline
+        shared = sharing != "local" and len(feeders) > 1
+        teams = self._teams(len(feeders), sharing, preparing) if shared else [None] * len(feeders)
+        for feeder, team in zip(feeders, teams, strict=True):
+            mine = tuple(device for device in readers if self.node_of[device] == feeder.node)
+            self._attach(feeder, mine)
+            self.workers.send(feeder.name, Feed(leg=leg, readers=mine, team=team))
+
+    def probe(self, feeders: Sequence[Feeder], leg: int) -> None:
+        """Let these feeders measure what sharing costs between them."""
+        for feeder, team in zip(feeders, self._teams(len(feeders), None, len(feeders)), strict=True):
+            self.workers.send(feeder.name, Probe(leg=leg, team=team))
+
+    def _teams(self, nodes: int, sharing: str | None, preparing: int) -> list[Team]:
+        """One team, as each of its feeders sees it."""
+        self._meeting = self._meeting or Meeting()
+        address, key = self._meeting.address, os.urandom(16).hex()
+        return [
+            Team(sharing=sharing, preparing=min(preparing, nodes), rank=rank, nodes=nodes, meeting=address, key=key)
+            for rank in range(nodes)
+        ]
+
+    def _attach(self, feeder: Feeder, readers: Iterable[str]) -> None:
         assert feeder.opened is not None
         for device in readers:
             if device not in feeder.readers:
                 self._detach(device)
                 feeder.readers.add(device)
                 self.workers.send(device, Attach(address=feeder.opened.address))
-        self.workers.send(feeder.name, Feed(leg=leg, readers=readers))
 
-    def rest(self, feeder: str) -> None:
-        """Let a feeder prepare nothing; one that is gone needs no telling."""
-        if feeder in self.feeders:
-            self.workers.send(feeder, Feed(leg=Leg.empty(), readers=()))
+    def rest(self, feeders: Iterable[str]) -> None:
+        """Let feeders prepare nothing; one that is gone needs no telling."""
+        for feeder in feeders:
+            if feeder in self.feeders:
+                self.workers.send(feeder, Feed(leg=Leg.empty(), readers=()))
 
     def lost(self, worker: str) -> None:
         """Forget a feeder, start a trainer again."""

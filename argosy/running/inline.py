@@ -9,8 +9,9 @@ import torch
 
 from argosy.cluster import Cluster
 from argosy.commands import Attach, Exit, Feed, Leg, Lost, Open, Opened
+from argosy.errors import PlanError
 from argosy.events import Fed, Skipped, Used
-from argosy.running.launcher import Job, discover
+from argosy.running.launcher import Job, discover, torch_device
 from argosy.settings import Settings
 from argosy.stream.blocks import ALIGNMENT, Block
 from argosy.stream.gauges import StreamGauge
@@ -26,7 +27,9 @@ class Inline:
 
     def discover(self, settings: Settings) -> Cluster:
         """See `Launcher.discover`."""
-        return discover(settings.devices, settings.threads)
+        if settings.nodes > 1:
+            raise PlanError(f"nodes is {settings.nodes}; launcher inline has one process and one node. Use processes.")
+        return discover(settings)
 
     def open(self, job: Job) -> "InlineWorkers":
         """See `Launcher.open`."""
@@ -59,7 +62,7 @@ class InlineWorkers:
             job.settings,
             job.directory,
             name=name,
-            device=torch.device("cpu") if name.startswith("cpu") else torch.device(name),
+            device=torch_device(name),
             emit=lambda message: self.said.append((name, message)),
         )
 
@@ -128,7 +131,7 @@ class _InlineFeeder:
             self.samples: dict[tuple[str, int], int] = {}
         if isinstance(command, Exit):
             self.readers = ()
-            return [Used(worker="feeder", cpu_seconds=0.0, gauge={"prepared": self.gauge.prepared})]
+            return [Used(worker=name, cpu_seconds=0.0, gauge=self.gauge.to_json())]
         return []
 
     def fed(self, block: Block) -> list[Fed]:

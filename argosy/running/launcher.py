@@ -3,7 +3,7 @@
 A launcher is one file with two classes: where to run (`Launcher`) and the workers of one run (`Workers`).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
@@ -17,7 +17,7 @@ from argosy.running.limits import usable_cores
 from argosy.settings import Settings
 from argosy.study import Study
 
-__all__ = ["Job", "Launcher", "Workers", "discover"]
+__all__ = ["Job", "Launcher", "Workers", "discover", "torch_device"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,23 +73,47 @@ class Launcher(Protocol):
         """Let go of what was prepared and not used."""
 
 
-def discover(wanted: str | None, threads: int) -> Cluster:
-    """This machine as a cluster of one node, with the devices asked for: ``cpu``, ``cpu:2``, ``cuda``, ``cuda:0,1``."""
-    cores = usable_cores()
+def discover(settings: Settings) -> Cluster:
+    """This machine as a cluster: one node, ``local``, or several that share its cores, ``node0``, ``node1``, …
+
+    Each node has the devices asked for: ``cpu``, ``cpu:2``; of GPUs, ``cuda``, ``cuda:0,1``, each has its part.
+    """
+    cores, wanted, count = usable_cores(), settings.devices, settings.nodes
     kind, _, which = (wanted or ("cuda" if torch.cuda.is_available() else "cpu")).partition(":")
     if kind == "cpu":
-        devices = _cpu_slots(int(which) if which else max(cores // threads, 1))
+        share = int(which) if which else max(cores // settings.threads // count, 1)
+        devices = [_cpu_slots(share, nodes=count) for _ in range(count)]
     elif kind == "cuda":
-        devices = _gpus([int(number) for number in which.split(",")] if which else None)
+        devices = _dealt(_gpus([int(number) for number in which.split(",")] if which else None), count)
     else:
         raise PlanError(f"devices {wanted!r} is unknown; write cpu, cpu:2, cuda or cuda:0,1.")
-    return Cluster(nodes=(Node(name="local", devices=devices, cores=cores),))
+    if count == 1:
+        return Cluster(nodes=(Node(name="local", devices=devices[0], cores=cores),))
+    return Cluster(nodes=tuple(_node(f"node{number}", mine, cores // count) for number, mine in enumerate(devices)))
 
 
-def _cpu_slots(count: int) -> tuple[Device, ...]:
+def torch_device(name: str) -> torch.device:
+    """The device of a trainer's name, inside its node."""
+    inside = name.rpartition("/")[2]
+    return torch.device("cpu" if inside.startswith("cpu") else inside)
+
+
+def _node(name: str, devices: tuple[Device, ...], cores: int) -> Node:
+    named = tuple(replace(device, name=f"{name}/{device.name}", node=name) for device in devices)
+    return Node(name=name, devices=named, cores=max(cores, 1))
+
+
+def _dealt(devices: tuple[Device, ...], nodes: int) -> list[tuple[Device, ...]]:
+    share, rest = divmod(len(devices), nodes)
+    if rest:
+        raise PlanError(f"{len(devices)} GPUs cannot be dealt to {nodes} nodes evenly; name others with --devices.")
+    return [devices[number * share : (number + 1) * share] for number in range(nodes)]
+
+
+def _cpu_slots(count: int, *, nodes: int) -> tuple[Device, ...]:
     if count < 1:
         raise PlanError(f"devices cpu:{count}: a run needs at least one slot.")
-    share = psutil.virtual_memory().total // count
+    share = psutil.virtual_memory().total // (count * nodes)
     return tuple(Device(name=f"cpu:{i}", node="local", kind="cpu", memory_bytes=share) for i in range(count))
 
 

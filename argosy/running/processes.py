@@ -44,7 +44,7 @@ class Processes:
     def discover(self, settings: Settings) -> Cluster:
         """See `Launcher.discover`."""
         self.warm()
-        return discover(settings.devices, settings.threads)
+        return discover(settings)
 
     def open(self, job: Job) -> "ProcessWorkers":
         """See `Launcher.open`."""
@@ -133,7 +133,7 @@ class ProcessWorkers:
 
     def _start(self, name: str, role: str) -> None:
         arguments = {"name": name, "role": role, "address": self.door.address, "key": self.key.hex()}
-        log = self.job.directory / "workers" / f"{name.replace(':', '-')}.log"
+        log = self.job.directory / "workers" / f"{name.replace(':', '-').replace('/', '-')}.log"
         self.unsent[name] = []
         # A server that has just died is replaced when its end-of-file is read; until then requests go nowhere.
         with contextlib.suppress(OSError):

@@ -17,7 +17,9 @@ import torch
 from argosy.commands import Attach, Exit, Failed, Measure, Train
 from argosy.errors import ArgosyError, WorkerError
 from argosy.running.journal import refusals_of_the_disk
+from argosy.running.launcher import torch_device
 from argosy.settings import Settings
+from argosy.stream.death import name_process
 from argosy.stream.feed import feed
 from argosy.stream.ring import RingReader
 from argosy.stream.wire import Peer, dial
@@ -58,12 +60,13 @@ def unpack(descriptor: int) -> Any:
 def work(arguments: dict[str, Any], descriptors: list[int]) -> int:
     """Run as the worker that the arguments name; returns the exit code."""
     name, key = arguments["name"], bytes.fromhex(arguments["key"])
+    name_process(arguments["role"])
     driver = dial(arguments["address"], key, name)
     try:
         if arguments["role"] == "feeder":
             torch.set_num_threads(1)
             data, settings, seed = unpack(descriptors[0])
-            feed(driver, data, settings, seed=seed, key=key)
+            feed(driver, data, settings, name=name, seed=seed, key=key)
         else:
             study, settings, directory = unpack(descriptors[0])
             torch.set_num_threads(settings.threads)
@@ -81,7 +84,7 @@ def work(arguments: dict[str, Any], descriptors: list[int]) -> int:
 
 
 def _train(driver: Peer, study: Study, settings: Settings, directory: Path, *, name: str, key: bytes) -> None:
-    device = torch.device("cpu" if name.startswith("cpu") else name)
+    device = torch_device(name)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     trainer = Trainer(study, settings, directory, name=name, device=device, emit=driver.send)

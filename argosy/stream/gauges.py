@@ -1,22 +1,86 @@
-"""Plain counters of what flowed, how long stages were busy, and how long they waited."""
+"""Gauges: how full the queues between the stages of a stream are over time, and what each stage did.
 
-from dataclasses import dataclass
+The stages of a node, and the queue in front of each: preparation (slots with samples to prepare), exchange with other nodes
+(prepared blocks that have not reached them all) and training (blocks that trainers have not begun). `argosy.diagnosis`
+reads them.
+"""
 
-__all__ = ["StreamGauge", "TrainerGauge"]
+from dataclasses import dataclass, field
+
+__all__ = ["QueueGauge", "StreamGauge", "TrainerGauge"]
+
+POINTS = 120
+"""Most points of a queue's history; when it is full, neighbours are merged."""
+
+
+@dataclass(kw_only=True, slots=True)
+class QueueGauge:
+    """How full one queue was: 0 empty, 1 full."""
+
+    mean: float = 0.0
+    """Over all the time."""
+    history: list[float] = field(default_factory=list)
+    """Mean of each ``step_seconds``, one after another."""
+    step_seconds: float = 0.5
+    _seconds: float = 0.0
+    _step: float = 0.0
+    _filled: float = 0.0
+
+    def note(self, fill: float, seconds: float) -> None:
+        """It was so full for so long."""
+        self._seconds += seconds
+        self.mean += (fill - self.mean) * seconds / self._seconds if self._seconds else 0.0
+        self._step += seconds
+        self._filled += fill * seconds
+        if self._step >= self.step_seconds:
+            self.history.append(round(self._filled / self._step, 3))
+            self._step = self._filled = 0.0
+            if len(self.history) == POINTS:
+                pairs = zip(self.history[::2], self.history[1::2], strict=True)
+                self.history = [round((a + b) / 2, 3) for a, b in pairs]
+                self.step_seconds *= 2
+
+    def to_json(self) -> dict[str, object]:
+        """A plain value."""
+        return {"mean": round(self.mean, 4), "step_seconds": self.step_seconds, "history": list(self.history)}
 
 
 @dataclass(kw_only=True, slots=True)
 class StreamGauge:
     """What one feeder did."""
 
+    cores: int = 1
+    """Cores that it may use."""
+    loaders: int = 0
     prepared: int = 0
     """Samples prepared, holes among them."""
     speculative: int = 0
     """Samples prepared that no member used."""
+    delivered: int = 0
+    """Samples handed to the trainers of the node, whoever prepared them."""
+    exchanged_bytes: int = 0
+    """Sent to other nodes or received from them."""
+    seconds: float = 0.0
+    """Time with a leg to feed."""
     busy_seconds: float = 0.0
     """Time with at least one task under way."""
     blocked_seconds: float = 0.0
     """Time with every slot full and in the trainers' hands: training is the bottleneck."""
+    preparation_cpu_seconds: float = 0.0
+    """In tasks, of loader workers or of the feeder itself."""
+    exchange_cpu_seconds: float = 0.0
+    """Of couriers that have ended."""
+    to_prepare: QueueGauge = field(default_factory=QueueGauge)
+    to_exchange: QueueGauge = field(default_factory=QueueGauge)
+    to_train: QueueGauge = field(default_factory=QueueGauge)
+
+    def to_json(self) -> dict[str, object]:
+        """A plain value."""
+        plain: dict[str, object] = {}
+        for name in self.__slots__:
+            value = getattr(self, name)
+            plain[name] = value.to_json() if isinstance(value, QueueGauge) else value
+        return plain
 
 
 @dataclass(kw_only=True, slots=True)
@@ -26,6 +90,10 @@ class TrainerGauge:
     busy_seconds: float = 0.0
     """Time in members' steps, validation and checkpoints."""
     waiting_seconds: float = 0.0
-    """Time without a block: preparation is the bottleneck."""
+    """Time without a block: preparation or exchange is the bottleneck."""
     samples: int = 0
     """Training samples stepped on, summed over members."""
+    rows: int = 0
+    """Training samples of the stream taken, whatever the number of members that stepped on them."""
+    training_seconds: float = 0.0
+    """Time in the steps on those."""

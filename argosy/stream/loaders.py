@@ -8,6 +8,7 @@ A worker dies with its feeder (parent-death signal, set before anything else).
 import contextlib
 import gc
 import os
+import time
 import traceback
 from collections import deque
 from collections.abc import Iterable
@@ -18,7 +19,7 @@ import torch
 
 from argosy.errors import StudyError
 from argosy.stream.blocks import Place
-from argosy.stream.death import die_with_parent
+from argosy.stream.death import die_with_parent, name_process
 from argosy.stream.order import Indices
 from argosy.stream.ring import Ring
 from argosy.stream.sources import Source
@@ -45,6 +46,7 @@ class Done:
 
     holes: list[tuple[int, str]]
     error: StudyError | None = None
+    cpu_seconds: float = 0.0
 
 
 class Loader:
@@ -93,6 +95,7 @@ def start_loader(ring: Ring, sources: dict[str, Source], inherited: Iterable[Con
 
 def _work(feeder: int, connection: Connection, ring: Ring, sources: dict[str, Source]) -> int:
     die_with_parent(feeder)
+    name_process("loader")
     torch.set_num_threads(1)
     while True:
         try:
@@ -104,10 +107,11 @@ def _work(feeder: int, connection: Connection, ring: Ring, sources: dict[str, So
 
 def run_task(task: Task, ring: Ring, sources: dict[str, Source]) -> Done:
     """Prepare the rows of a task in their slot."""
-    source = sources[task.place.split]
+    source, cpu = sources[task.place.split], time.process_time()
     block = source.layout.block(task.place, ring.slot(task.slot))
     try:
-        return Done(source.fill(block, task.low, task.indices))
+        holes = source.fill(block, task.low, task.indices)
+        return Done(holes, cpu_seconds=time.process_time() - cpu)
     except StudyError as error:
         return Done([], error)
     except Exception as error:  # process boundary: whatever it is, the feeder must learn of it

@@ -135,12 +135,17 @@ class Trainer:
 
     def _train_on(self, block: Block) -> None:
         started, place = time.perf_counter(), block.place
+        before = self.gauge.samples
         for name, aboard in list(self.aboard.items()):
             if aboard.stream_epoch == place.epoch:
                 self._guarded(name, partial(self._advance, name, aboard, block))
         if block.touched:
             raise MemberError(self._somebody_wrote())
-        self.gauge.busy_seconds += time.perf_counter() - started
+        elapsed = time.perf_counter() - started
+        self.gauge.busy_seconds += elapsed
+        if self.gauge.samples > before:
+            self.gauge.rows += place.rows
+            self.gauge.training_seconds += elapsed
         self._tell()
 
     def _advance(self, name: str, aboard: _Aboard, block: Block) -> None:

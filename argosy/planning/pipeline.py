@@ -1,0 +1,118 @@
+"""Which pipeline lets the nodes of a cluster share one stream, from what was measured between them."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+__all__ = ["Choice", "Exchange", "Needs", "choose_pipeline"]
+
+AS_GOOD = 0.95
+"""Of the best rate: among pipelines that reach it, the one that costs least CPU time is chosen."""
+SPARE = 1.5
+"""Loader workers are so many times what the measured rates would need."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Exchange:
+    """What one pipeline carries between the nodes."""
+
+    sharing: str
+    preparing: int
+    """Nodes that prepare."""
+    bytes_per_second: float
+    """Of the stream, as every node receives it."""
+    cpu_seconds_per_byte: float
+    """Of all nodes together."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Needs:
+    """What preparation costs and training takes."""
+
+    nodes: int
+    cores: int
+    """Of each node."""
+    preparation_seconds: float
+    """CPU time of one sample, on one core."""
+    sample_bytes: int
+    demand_samples_per_second: float
+    """The pace at which the members could train if their blocks were always there (SC'18's r_c)."""
+    training_cpu_seconds: float
+    """CPU time that a node's own training takes per sample of the stream; 0 where devices are no CPUs."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Choice:
+    """A pipeline, and why."""
+
+    sharing: str
+    preparing: int
+    loader_workers: int
+    """On each preparing node."""
+    samples_per_second: float
+    """At which every node can be fed, at most as many as the members take."""
+    reason: str
+
+
+def choose_pipeline(needs: Needs, exchanges: Sequence[Exchange]) -> Choice:
+    """The cheapest of the pipelines that are about as fast as the fastest.
+
+    A node's cores prepare its part of every sample and, where devices are CPUs, train: n·r_p bounds what n nodes prepare
+    together (SC'18 §III), the link what they exchange, and the members what is taken.
+    """
+    local = Exchange(sharing="local", preparing=needs.nodes, bytes_per_second=math.inf, cpu_seconds_per_byte=0.0)
+    rated = [(_rate(needs, exchange), _cpu_seconds(needs, exchange), exchange) for exchange in (local, *exchanges)]
+    best = max(rate for rate, _, _ in rated)
+    rate, _, chosen = min((one for one in rated if one[0] >= AS_GOOD * best), key=lambda one: (one[1], -one[0]))
+    return Choice(
+        sharing=chosen.sharing,
+        preparing=chosen.preparing,
+        loader_workers=_loader_workers(needs, chosen, rate),
+        samples_per_second=rate,
+        reason=_reason(needs, rated, chosen),
+    )
+
+
+def _part(needs: Needs, exchange: Exchange) -> float:
+    """Of the stream's samples, those that one preparing node prepares."""
+    return 1.0 if exchange.sharing == "local" else 1.0 / exchange.preparing
+
+
+def _rate(needs: Needs, exchange: Exchange) -> float:
+    busy = needs.preparation_seconds * _part(needs, exchange) + needs.training_cpu_seconds
+    prepared = needs.cores / busy if busy else math.inf
+    return min(needs.demand_samples_per_second, prepared, exchange.bytes_per_second / max(needs.sample_bytes, 1))
+
+
+def _cpu_seconds(needs: Needs, exchange: Exchange) -> float:
+    """CPU time of one sample of the stream, on all nodes, its training apart."""
+    prepared = needs.nodes if exchange.sharing == "local" else 1
+    return prepared * needs.preparation_seconds + exchange.cpu_seconds_per_byte * needs.sample_bytes
+
+
+def _loader_workers(needs: Needs, exchange: Exchange, rate: float) -> int:
+    if needs.training_cpu_seconds:
+        # Beside trainers on the same cores, a worker gets a share of a core: as many as there may be.
+        return needs.cores
+    wanted = math.ceil(SPARE * rate * needs.preparation_seconds * _part(needs, exchange))
+    return min(max(wanted, 1), needs.cores)
+
+
+def _reason(needs: Needs, rated: Sequence[tuple[float, float, Exchange]], chosen: Exchange) -> str:
+    if needs.nodes == 1:
+        return "one node"
+    alone = f"{1 / needs.preparation_seconds:,.0f} samples/s a core" if needs.preparation_seconds else "at no cost"
+    feeds = ", ".join(
+        f"{exchange.sharing} of {exchange.preparing} would feed {rate:,.0f} at {1e3 * cpu:.2f} ms of CPU each"
+        for rate, cpu, exchange in rated
+    )
+    links = [exchange for _, _, exchange in rated if exchange is chosen and math.isfinite(exchange.bytes_per_second)]
+    links = links or [exchange for _, _, exchange in rated[1:2]]
+    carried = "".join(
+        f", {link.sharing} carries {link.bytes_per_second / 1e6:,.0f} MB/s of samples of {needs.sample_bytes:,} bytes"
+        for link in links
+    )
+    return (
+        f"{needs.nodes} nodes of {needs.cores} cores prepare {alone}, members could take "
+        f"{needs.demand_samples_per_second:,.0f} samples/s{carried}; {feeds}"
+    )

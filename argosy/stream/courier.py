@@ -1,0 +1,266 @@
+"""The courier of a node: a child of the feeder that exchanges blocks with the couriers of the other nodes.
+
+Contract. A courier serves one leg. It is the only process with communication groups (torch.distributed, gloo), so that
+the feeder keeps its one thread, is never held up by another node, and may fork. The feeder tells it which slots to carry,
+in an order that is the same on every node within each group, as collectives demand; the courier answers each hop that is
+done. It owns a slot that it receives from its order to its first answer; a slot that it sends it only reads. Nobody waits
+for a courier: whoever has no more use for it kills it, the kernel closes its connections, and the couriers at their other
+ends break. One that breaks says why and ends. It dies with its feeder.
+"""
+
+import contextlib
+import datetime
+import gc
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, Pipe
+from queue import SimpleQueue
+from typing import Any, NamedTuple
+
+import psutil
+import torch
+import torch.distributed as dist
+
+from argosy.commands import Team
+from argosy.stream.death import die_with_parent, name_process
+from argosy.stream.ring import Ring
+from argosy.stream.sharing import PIPELINES, Hop, Pipeline, candidates
+
+__all__ = ["Broken", "Carried", "Courier", "Exchanged", "Meeting", "start_courier"]
+
+FORMING = datetime.timedelta(seconds=60)
+NEVER = datetime.timedelta(days=365)
+"""Timeout of an exchange: another node may rightly be busy for long, and the driver decides who is lost."""
+PROBE_BYTES = 2**20
+PROBE_ROUNDS = 3
+"""Blocks of each preparing node that a link is measured with, after one to warm up."""
+
+
+class Order(NamedTuple):
+    """From a feeder: carry so many bytes of a slot over these hops."""
+
+    slot: int
+    size: int
+    hops: tuple[Hop, ...]
+
+
+class Carried(NamedTuple):
+    """From a courier: one more hop is done, so many are left."""
+
+    slot: int
+    hops_left: int
+
+
+class Broken(NamedTuple):
+    """From a courier, its last word."""
+
+    detail: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Exchanged:
+    """From a courier that was told to measure: one pipeline between these nodes."""
+
+    sharing: str
+    preparing: int
+    bytes_per_second: float
+    """Of the stream, as every node receives it."""
+    cpu_seconds_per_byte: float
+    """Of this node."""
+
+
+class Meeting:
+    """Where couriers find each other. Bound first, announced then; on the cluster's interface alone."""
+
+    def __init__(self) -> None:
+        host = _host()
+        listener = socket.create_server((host, 0), backlog=1024)
+        self.address = (host, listener.getsockname()[1])
+        # The store closes the descriptor. Of its two servers only this one takes a socket that is bound already.
+        self._store = dist.TCPStore(  # type: ignore[attr-defined]
+            *self.address,
+            is_master=True,
+            wait_for_workers=False,
+            timeout=FORMING,
+            master_listen_fd=listener.detach(),
+            use_libuv=False,
+        )
+
+
+def _host() -> str:
+    """Address of the interface that gloo uses: GLOO_SOCKET_IFNAME, as everywhere in torch, or the loopback."""
+    name = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
+    found = [a.address for a in psutil.net_if_addrs().get(name, ()) if a.family == socket.AF_INET]
+    return found[0] if found else "127.0.0.1"
+
+
+class Courier:
+    """The feeder's end."""
+
+    def __init__(self, pid: int, connection: Connection) -> None:
+        self.pid = pid
+        self.connection = connection
+
+    def carry(self, slot: int, size: int, hops: tuple[Hop, ...]) -> None:
+        """Send a slot that is ready, or receive into one that is free."""
+        # One that has just died does not take it; its end-of-file is on the way.
+        with contextlib.suppress(OSError):
+            self.connection.send(Order(slot, size, hops))
+
+    def take(self) -> Any:
+        """What it says; Broken where it is gone."""
+        try:
+            return self.connection.recv()
+        except (EOFError, OSError):
+            return Broken("its courier died")
+
+    def end(self) -> float:
+        """Kill it, and wait until it has gone; its CPU seconds."""
+        self.connection.close()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+        used = os.wait4(self.pid, 0)[2]
+        return used.ru_utime + used.ru_stime
+
+
+def start_courier(ring: Ring, team: Team, inherited: Iterable[Connection]) -> Courier:
+    """Fork a courier; it closes what it must not hold. With no pipeline in the team it measures the candidates."""
+    ours, theirs = Pipe()
+    feeder = os.getpid()
+    gc.freeze()  # as for loader workers
+    pid = os.fork()
+    if pid == 0:
+        for connection in (ours, *inherited):
+            connection.close()
+        os._exit(_work(feeder, theirs, ring, team))
+    theirs.close()
+    return Courier(pid, ours)
+
+
+def _work(feeder: int, connection: Connection, ring: Ring, team: Team) -> int:
+    die_with_parent(feeder)
+    name_process("courier")
+    torch.set_num_threads(1)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    say = _Voice(connection)
+    try:
+        _meet(team)
+        if team.sharing is None:
+            for sharing, preparing in candidates(team.nodes):
+                say(_measure(team, sharing, preparing))
+            return 0
+        ways = _ways(PIPELINES[team.sharing](team.nodes, team.preparing), ring, say)
+        while True:
+            order: Order = connection.recv()
+            ways[order.hops[0].group].start(order)
+    except (EOFError, OSError):
+        return 0  # the feeder is gone
+    except Exception as error:  # process boundary: the feeder learns why
+        say(Broken(_reason(error)))
+        return 1
+
+
+class _Voice:
+    """The connection to the feeder, for all threads of a courier."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.lock = threading.Lock()
+
+    def __call__(self, message: Any) -> None:
+        with self.lock, contextlib.suppress(OSError):
+            self.connection.send(message)
+
+
+class _Way:
+    """One group: its broadcasts are started in the order of their blocks, several under way, and end in that order."""
+
+    def __init__(self, group: Any, ring: Ring, say: _Voice, ways: "list[_Way]") -> None:
+        self.group = group
+        self.ring = ring
+        self.say = say
+        self.ways = ways
+        self.under_way: SimpleQueue[tuple[Any, Order]] = SimpleQueue()
+        threading.Thread(target=self._wait, daemon=True).start()
+
+    def start(self, order: Order) -> None:
+        """Start the first hop; does not wait."""
+        memory = torch.from_numpy(self.ring.slot(order.slot)[: order.size])
+        self.under_way.put((dist.broadcast(memory, src=order.hops[0].root, group=self.group, async_op=True), order))
+
+    def _wait(self) -> None:
+        try:
+            while True:
+                work, order = self.under_way.get()
+                work.wait()
+                rest = order.hops[1:]
+                self.say(Carried(order.slot, len(rest)))
+                if rest:
+                    self.ways[rest[0].group].start(order._replace(hops=rest))
+        except Exception as error:  # thread boundary: a courier that cannot exchange is of no use
+            self.say(Broken(_reason(error)))
+            os._exit(1)
+
+
+def _meet(team: Team) -> None:
+    """Join the world of a team."""
+    store = dist.TCPStore(  # type: ignore[attr-defined]
+        *team.meeting, is_master=False, wait_for_workers=False, timeout=FORMING, use_libuv=False
+    )
+    prefixed = dist.PrefixStore(team.key, store)  # type: ignore[attr-defined]
+    dist.init_process_group("gloo", store=prefixed, rank=team.rank, world_size=team.nodes, timeout=FORMING)
+
+
+def _groups(pipeline: Pipeline) -> list[Any]:
+    # The timeout is not inherited from the world's.
+    return [dist.new_group(list(ranks), timeout=NEVER) for ranks in pipeline.groups]
+
+
+def _ways(pipeline: Pipeline, ring: Ring, say: _Voice) -> list[_Way]:
+    ways: list[_Way] = []
+    ways += [_Way(group, ring, say, ways) for group in _groups(pipeline)]
+    return ways
+
+
+def _measure(team: Team, sharing: str, preparing: int) -> Exchanged:
+    """Let a pipeline carry blocks that nobody had to prepare."""
+    pipeline = PIPELINES[sharing](team.nodes, preparing)
+    groups, memory = _groups(pipeline), torch.zeros(PROBE_BYTES, dtype=torch.uint8)
+    turns = pipeline.seen_by(team.rank)
+    _exchange(groups, memory, [next(turns) for _ in range(preparing)])
+    dist.barrier()
+    started, cpu = time.perf_counter(), time.process_time()
+    blocks = PROBE_ROUNDS * preparing
+    _exchange(groups, memory, [next(turns) for _ in range(blocks)])
+    dist.barrier()
+    size = blocks * PROBE_BYTES
+    return Exchanged(
+        sharing=sharing,
+        preparing=preparing,
+        bytes_per_second=size / (time.perf_counter() - started),
+        cpu_seconds_per_byte=(time.process_time() - cpu) / size,
+    )
+
+
+def _exchange(groups: list[Any], memory: torch.Tensor, turns: list[Any]) -> None:
+    """Every hop of these blocks: first hops all under way at once, later ones when theirs has arrived."""
+    first = [
+        (turn, dist.broadcast(memory, src=turn.hops[0].root, group=groups[turn.hops[0].group], async_op=True))
+        for turn in turns
+        if turn.hops
+    ]
+    later = []
+    for turn, work in first:
+        work.wait()
+        later += [dist.broadcast(memory, src=hop.root, group=groups[hop.group], async_op=True) for hop in turn.hops[1:]]
+    for work in later:
+        work.wait()
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"

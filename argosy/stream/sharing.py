@@ -1,0 +1,98 @@
+"""Which node prepares which block, and on what way it reaches the other nodes: the pipelines of SC'18 (§IV, Figs 5-7).
+
+Contract. The unit of sharing is a block of the stream. The p preparing nodes take turns: block k of a leg is prepared by
+the node of turn k mod p and by nobody else, so the partitions are exclusive and every node has the same blocks in the
+same order, whatever the pipeline. A block travels as the bytes that it has in the ring, in one broadcast per hop,
+straight from slot to slot. A pipeline is a value: another one is one function and one line in ``PIPELINES``.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import cycle
+
+__all__ = ["PIPELINES", "Hop", "Pipeline", "Turn", "candidates"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hop:
+    """One broadcast of a block within one group."""
+
+    group: int
+    """Number of the group in its pipeline."""
+    root: int
+    """Rank of the node that has the block."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Turn:
+    """Who prepares a block, and the broadcasts that carry it to the others, one after another."""
+
+    owner: int
+    hops: tuple[Hop, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pipeline:
+    """How so many nodes share one stream."""
+
+    groups: tuple[tuple[int, ...], ...]
+    """Ranks of each communication group; groups may overlap."""
+    turns: tuple[Turn, ...]
+    """Of the blocks of a leg, again and again."""
+
+    def seen_by(self, rank: int) -> Iterator[Turn]:
+        """The turns of the blocks of a leg, with those hops alone that this node takes part in."""
+        return cycle(
+            Turn(owner=turn.owner, hops=tuple(hop for hop in turn.hops if rank in self.groups[hop.group]))
+            for turn in self.turns
+        )
+
+
+def all_shared(nodes: int, preparing: int) -> Pipeline:
+    """Every node prepares and has what it prepared gathered by all.
+
+    The all-gather is made of one broadcast per block, several under way at a time: gloo's own one takes three times as
+    long for the same bytes.
+    """
+    everybody = tuple(range(nodes))
+    turns = tuple(Turn(owner=rank, hops=(Hop(group=0, root=rank),)) for rank in everybody)
+    return Pipeline(groups=(everybody,), turns=turns)
+
+
+def single_broadcast(nodes: int, preparing: int) -> Pipeline:
+    """The first p nodes prepare and gather among themselves; the last of them broadcasts to the rest."""
+    leader = preparing - 1
+    gathering, rest = tuple(range(preparing)), tuple(range(leader, nodes))
+
+    def hops(owner: int) -> Iterator[Hop]:
+        if len(gathering) > 1:
+            yield Hop(group=0, root=owner)
+        if len(rest) > 1:
+            yield Hop(group=1, root=leader)
+
+    return Pipeline(
+        groups=(gathering, rest), turns=tuple(Turn(owner=rank, hops=tuple(hops(rank))) for rank in gathering)
+    )
+
+
+def multi_broadcast(nodes: int, preparing: int) -> Pipeline:
+    """The first p nodes prepare, and each broadcasts its own blocks to all in a group of its own."""
+    everybody = tuple(range(nodes))
+    turns = tuple(Turn(owner=rank, hops=(Hop(group=rank, root=rank),)) for rank in range(preparing))
+    return Pipeline(groups=(everybody,) * preparing, turns=turns)
+
+
+PIPELINES: dict[str, Callable[[int, int], Pipeline]] = {
+    "all-shared": all_shared,
+    "single-broadcast": single_broadcast,
+    "multi-broadcast": multi_broadcast,
+}
+"""Name -> (nodes, preparing nodes) -> pipeline. ``local`` is no pipeline at all: every node prepares every block."""
+
+
+def candidates(nodes: int) -> list[tuple[str, int]]:
+    """The (pipeline, preparing nodes) that are worth measuring: all nodes prepare, or one, or about half of them."""
+    few = sorted({1, (nodes + 1) // 2} - {nodes})
+    shared = [(name, preparing) for name in ("single-broadcast", "multi-broadcast") for preparing in few]
+    # With one preparing node both are the same broadcast.
+    return [("all-shared", nodes), *(pair for pair in shared if pair != ("multi-broadcast", 1))]
