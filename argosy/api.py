@@ -21,7 +21,7 @@ from argosy.running.identity import summarize
 from argosy.running.inline import Inline
 from argosy.running.journal import Journal, Lock, read_journal, refusals_of_the_disk
 from argosy.running.launcher import Job, Launcher
-from argosy.running.limits import usable_cores
+from argosy.running.limits import only_cores, usable_cores
 from argosy.running.processes import Processes
 from argosy.running.view import Silent, View
 from argosy.settings import Settings, Sharing
@@ -85,6 +85,7 @@ def run(study: Study, settings: Settings, directory: Path, *, launcher: Launcher
     with (
         contextlib.closing(launcher),
         refusals_of_the_disk(directory),
+        only_cores(settings.cores),
         Lock(directory / "run.lock") as lock,
         Journal(directory / "journal.jsonl") as journal,
     ):

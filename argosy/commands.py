@@ -251,8 +251,8 @@ class Progress:
     """Training samples of each member since the trainer's start."""
     losses: Mapping[str, float]
     """Mean training loss of the epoch at hand."""
-    waiting_seconds: float
-    busy_seconds: float
+    gauge: Mapping[str, float]
+    """Of the trainer, as `argosy.stream.gauges.TrainerGauge` has it."""
 
 
 @dataclass(frozen=True, kw_only=True)

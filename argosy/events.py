@@ -152,6 +152,7 @@ class WorkerLost(Event):
     """A worker ended without a word; its members go on from their newest checkpoints."""
 
     worker: str
+    """With its node's name before it, where there are several nodes."""
     detail: str
 
 
@@ -180,6 +181,8 @@ class RunEnded(Event):
     status: str
     reason: str
     seconds: float
+    cpu_seconds: float = 0.0
+    """User and system time of the driver and of all processes that it started, and they."""
 
 
 KINDS: dict[str, type[Event]] = {

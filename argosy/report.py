@@ -1,10 +1,11 @@
 """What came out: the fold of a run's events, as values a person or a program can ask."""
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from argosy.diagnosis import Diagnosis, diagnose
 from argosy.errors import RunError
 from argosy.events import (
     Answered,
@@ -17,6 +18,7 @@ from argosy.events import (
     RunEnded,
     RunStarted,
     Saved,
+    SharingChosen,
     Skipped,
     Used,
     WorkerLost,
@@ -67,8 +69,10 @@ class RunState:
     used: list[Used] = field(default_factory=list)
     lost: list[WorkerLost] = field(default_factory=list)
     answered: list[Answered] = field(default_factory=list)
+    sharing: SharingChosen | None = None
     seconds: float = 0.0
-    """Of all drivers that worked on the run and ended in order."""
+    """Of all drivers that worked on the run and ended in order; so are the CPU seconds."""
+    cpu_seconds: float = 0.0
 
     @classmethod
     def of(cls, events: Iterable[Event]) -> "RunState":
@@ -103,6 +107,9 @@ class RunState:
         elif isinstance(event, RunEnded):
             self.ended = event
             self.seconds += event.seconds
+            self.cpu_seconds += event.cpu_seconds
+        elif isinstance(event, SharingChosen):
+            self.sharing = event
         elif isinstance(event, Fed):
             self.fed.append(event)
         elif isinstance(event, Skipped):
@@ -163,7 +170,13 @@ class Report:
     waiting_share: float
     """Share of the trainers' time that went into waiting for data."""
     cpu_seconds: float
-    """User and system time of all worker processes."""
+    """User and system time of the whole tree of processes."""
+    sharing: SharingChosen | None
+    """How nodes shared the stream, and why."""
+    diagnosis: Diagnosis | None
+    """Which stage held up the run; None where nothing was trained."""
+    gauges: Mapping[str, Mapping[str, Any]]
+    """What stages did and how full the queues between them were, by worker."""
 
     def best(self) -> MemberResult:
         """The member with the best objective; raises RunError where no epoch was finished."""
@@ -207,6 +220,9 @@ class Report:
             "preparations_per_sample_and_epoch": self.preparations,
             "waiting_share": round(self.waiting_share, 4),
             "cpu_seconds": round(self.cpu_seconds, 3),
+            "sharing": asdict(self.sharing) if self.sharing else None,
+            "diagnosis": asdict(self.diagnosis) if self.diagnosis else None,
+            "gauges": {worker: dict(gauge) for worker, gauge in self.gauges.items()},
             "members": self.table(),
         }
 
@@ -259,5 +275,8 @@ class Report:
             seconds=state.seconds,
             preparations=state.preparations if state.started else 0.0,
             waiting_share=waiting / (waiting + busy) if waiting + busy else 0.0,
-            cpu_seconds=sum(used.cpu_seconds for used in state.used),
+            cpu_seconds=state.cpu_seconds,
+            sharing=state.sharing,
+            diagnosis=diagnose((used.worker, used.gauge) for used in state.used),
+            gauges={used.worker: {**used.gauge, "cpu_seconds": used.cpu_seconds} for used in state.used},
         )

@@ -10,7 +10,7 @@ import argosy
 PACKAGE = Path(argosy.__file__).parent
 TIERS = [
     {"errors"},
-    {"stopping", "cluster", "events"},
+    {"stopping", "cluster", "events", "diagnosis"},
     {"study", "settings", "profiles", "commands", "plans"},
     {"report"},
     {"planning", "tuning"},

@@ -9,6 +9,7 @@ what was lost is there again, and the policy is asked anew. A member goes on fro
 """
 
 import json
+import os
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -660,23 +661,33 @@ def measure(
 def drive(job: Job, cluster: Cluster, workers: Workers, journal: Journal, state: RunState, view: View) -> None:
     """Train a study to its end, and journal it; `state` is the fold of what the journal holds already."""
     driver = Driver(job, cluster, workers, journal, state, view)
-    found = _found_study(job)
-    with workers, interrupts(driver.want_pause):
-        view.begin(job, state)
+    found, before = _found_study(job), _tree_cpu_seconds()
+    with interrupts(driver.want_pause):
         status, reason = "failed", ""
         try:
-            status = driver.run(found)
+            with workers:
+                view.begin(job, state)
+                try:
+                    status = driver.run(found)
+                finally:
+                    driver.stop_workers()
             reason = driver.pausing or ""
         except BaseException as error:
             status, reason = "failed", str(error)
             raise
         finally:
-            driver.stop_workers()
             driver.remember_costs()
             settle_links(state.members.values(), job.directory, job.study.objective, job.study.mode or "min")
             if driver.begun or driver.pausing:
-                driver.record(RunEnded(status=status, reason=reason, seconds=time.monotonic() - driver.began))
+                seconds, cpu_seconds = time.monotonic() - driver.began, _tree_cpu_seconds() - before
+                driver.record(RunEnded(status=status, reason=reason, seconds=seconds, cpu_seconds=cpu_seconds))
             view.end()
+
+
+def _tree_cpu_seconds() -> float:
+    """User and system time of this process and of all below it that have ended."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
 
 
 def _found_study(job: Job) -> dict[str, Any] | None:

@@ -1,15 +1,32 @@
 """What the kernel lets this process use: cores and memory, by affinity and by control groups of either version."""
 
+import contextlib
 import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["memory_limit", "quota_cores", "usable_cores"]
+__all__ = ["memory_limit", "only_cores", "quota_cores", "restrict", "usable_cores"]
 
 GROUPS = Path("/sys/fs/cgroup")
 UNLIMITED_BYTES = 2**60
 """From here up, the first version of control groups means no limit."""
+
+
+@contextlib.contextmanager
+def only_cores(count: int | None) -> Iterator[None]:
+    """Let this thread, and what it starts, use so many of its cores at most; as before at the end."""
+    before = os.sched_getaffinity(0)
+    restrict(0, count)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def restrict(pid: int, count: int | None) -> None:
+    """Let a process use the first so many of the cores that it may; None for all of them."""
+    os.sched_setaffinity(pid, sorted(os.sched_getaffinity(pid))[:count])
 
 
 def usable_cores() -> int:

@@ -16,6 +16,7 @@ from argosy.commands import Lost
 from argosy.errors import StudyError
 from argosy.running.forkserver import ForkServer
 from argosy.running.launcher import Job, discover
+from argosy.running.limits import restrict
 from argosy.running.worker import pack
 from argosy.settings import Settings
 from argosy.stream.wire import Door, Peer
@@ -44,6 +45,9 @@ class Processes:
     def discover(self, settings: Settings) -> Cluster:
         """See `Launcher.discover`."""
         self.warm()
+        assert self._server is not None
+        # It may be older than the run's limits.
+        restrict(self._server.process.pid, settings.cores)
         return discover(settings)
 
     def open(self, job: Job) -> "ProcessWorkers":

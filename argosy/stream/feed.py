@@ -397,10 +397,8 @@ class _Feeder:
         leaving = waiting + len(self.sending)
         with_readers = sum(len(holders) > (self.courier in holders) for holders in self.held.values())
         gauge.seconds += elapsed
-        if preparing:
-            gauge.busy_seconds += elapsed
-        elif with_readers == self.ring.slots:
-            gauge.blocked_seconds += elapsed
+        gauge.busy_seconds += elapsed * (preparing > 0)
+        gauge.filling_seconds += elapsed * any(filling.missing for filling in self.filling)
         gauge.to_prepare.note(min(preparing / max(self.own_slots, 1.0), 1.0), elapsed)
         gauge.to_exchange.note(min(leaving / max(self.own_slots, 1.0), 1.0), elapsed)
         gauge.to_train.note(max(with_readers - 1, 0) / (self.ring.slots - 1), elapsed)

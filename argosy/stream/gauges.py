@@ -63,9 +63,9 @@ class StreamGauge:
     seconds: float = 0.0
     """Time with a leg to feed."""
     busy_seconds: float = 0.0
-    """Time with at least one task under way."""
-    blocked_seconds: float = 0.0
-    """Time with every slot full and in the trainers' hands: training is the bottleneck."""
+    """Time with at least one of its own blocks under preparation."""
+    filling_seconds: float = 0.0
+    """Time with at least one block on its way into the ring, prepared here or elsewhere."""
     preparation_cpu_seconds: float = 0.0
     """In tasks, of loader workers or of the feeder itself."""
     exchange_cpu_seconds: float = 0.0

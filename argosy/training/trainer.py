@@ -331,16 +331,8 @@ class Trainer:
         if time.monotonic() - self._told > PROGRESS_SECONDS:
             self._told = time.monotonic()
             losses = {name: a.live.train.means("").get("loss", float("nan")) for name, a in self.aboard.items()}
-            gauge = self.gauge
-            self.emit(
-                Progress(
-                    blocks=self.blocks,
-                    samples=dict(self.samples),
-                    losses=losses,
-                    waiting_seconds=gauge.waiting_seconds,
-                    busy_seconds=gauge.busy_seconds,
-                )
-            )
+            gauge = asdict(self.gauge)
+            self.emit(Progress(blocks=self.blocks, samples=dict(self.samples), losses=losses, gauge=gauge))
 
     def _somebody_wrote(self) -> str:
         return (

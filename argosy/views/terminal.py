@@ -1,6 +1,7 @@
 """What a person sees while a run goes on: one table, one bar, one estimate; without a terminal, a line now and then."""
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console, Group
@@ -9,8 +10,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from argosy.commands import Lost, Progress
-from argosy.events import EpochEnded, MemberEnded
+from argosy.commands import Flowing, Lost, Progress
+from argosy.diagnosis import diagnose
+from argosy.events import EpochEnded, MemberEnded, SharingChosen
 from argosy.plans import Plan
 from argosy.report import MemberState, Report, RunState
 from argosy.running.launcher import Job
@@ -31,6 +33,7 @@ class Terminal:
         self.began = time.monotonic()
         self.last_line = self.began
         self.progress: dict[str, Progress] = {}
+        self.gauges: dict[str, Mapping[str, Any]] = {}
         self.rates: dict[str, float] = {}
         self._live: Live | None = None
         self._seen: dict[str, tuple[float, int]] = {}
@@ -53,7 +56,12 @@ class Terminal:
         """See `View.hear`."""
         if isinstance(message, Progress):
             self.progress[worker] = message
+            self.gauges[worker] = message.gauge
             self._take_rates(message)
+        elif isinstance(message, Flowing):
+            self.gauges[worker] = message.gauge
+        elif isinstance(message, SharingChosen) and self._live is None:
+            self.console.print(f"Nodes share the stream: {message.sharing} ({message.reason})", highlight=False)
         elif isinstance(message, MemberEnded) and message.status in ("failed", "diverged"):
             *lines, last = message.reason.strip().splitlines()
             log = self.job.directory / "members" / message.member / "log.txt"
@@ -94,7 +102,9 @@ class Terminal:
     def _summary(self) -> str:
         share, left = self._share(), self._seconds_left()
         eta = "" if left is None else f", {left:,.0f} s left"
-        return f"{share:.0%} of all epochs{eta}, {self._waiting():.0%} of the time waiting for data"
+        said = f"{share:.0%} of all epochs{eta}, {self._waiting():.0%} of the time waiting for data"
+        found = diagnose(self.gauges.items())
+        return f"{said}\nBottleneck: {found.verdict}." if found else said
 
     def _share(self) -> float:
         done = [len(member.epochs) for member in self.state.members.values()]
@@ -113,8 +123,8 @@ class Terminal:
         return None if done <= 0 else (time.monotonic() - self.began) / done * max(left, 0)
 
     def _waiting(self) -> float:
-        waiting = sum(progress.waiting_seconds for progress in self.progress.values())
-        busy = sum(progress.busy_seconds for progress in self.progress.values())
+        waiting = sum(progress.gauge["waiting_seconds"] for progress in self.progress.values())
+        busy = sum(progress.gauge["busy_seconds"] for progress in self.progress.values())
         return waiting / (waiting + busy) if waiting + busy else 0.0
 
     def _screen(self) -> Group:
@@ -147,4 +157,8 @@ def report_table(report: Report) -> Group:
         f"per epoch (one script per member: {len(report.rows):.1f}). Trainers waited for data "
         f"{report.waiting_share:.0%} of their time."
     )
+    if report.sharing is not None and report.sharing.reason != "one node":
+        text += f"\nNodes shared the stream: {report.sharing.sharing} ({report.sharing.reason})."
+    if report.diagnosis is not None:
+        text += f"\nBottleneck: {report.diagnosis.verdict}."
     return Group(table, Text(text))

@@ -1,0 +1,177 @@
+"""Which stage of the stream holds up the run: the rule of SC'18 (§III-C) on what gauges have counted.
+
+The stage between a full queue and an empty queue is the bottleneck. Queues stand before preparation, exchange and
+training, in this order on every node, and all nodes move at one pace: so it is the last stage with a full queue before it.
+"""
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Any
+
+__all__ = ["Diagnosis", "diagnose"]
+
+COUNTED = (
+    "prepared",
+    "delivered",
+    "exchanged_bytes",
+    "busy_seconds",
+    "filling_seconds",
+    "preparation_cpu_seconds",
+    "exchange_cpu_seconds",
+)
+FULL = 0.5
+"""A queue counts as full from here on."""
+SLOW = 0.7
+"""A node that prepares less than this part of what the others do is slow."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeFlow:
+    """What flowed through one node."""
+
+    node: str
+    cores: int
+    loaders: int
+    prepared: int
+    delivered: int
+    """Samples that its trainers were handed."""
+    exchanged_bytes: int
+    seconds: float
+    """Time with a leg to feed."""
+    busy_seconds: float
+    """Time with a sample under preparation."""
+    filling_seconds: float
+    """Time with a block on its way into the ring, prepared here or elsewhere."""
+    preparation_cpu_seconds: float
+    exchange_cpu_seconds: float
+    to_prepare: float
+    """Mean fill of the queue before preparation, from 0 to 1; so are the next two."""
+    to_exchange: float
+    to_train: float
+
+    @classmethod
+    def of(cls, node: str, gauges: Sequence[Mapping[str, Any]]) -> "NodeFlow":
+        """From the gauges of the node's feeders, of which there may have been several."""
+        total = sum(gauge["seconds"] for gauge in gauges)
+
+        def mean(queue: str) -> float:
+            return sum(g[queue]["mean"] * g["seconds"] for g in gauges) / total if total else 0.0
+
+        return cls(
+            node=node,
+            cores=gauges[-1]["cores"],
+            loaders=gauges[-1]["loaders"],
+            seconds=total,
+            to_prepare=mean("to_prepare"),
+            to_exchange=mean("to_exchange"),
+            to_train=mean("to_train"),
+            **{name: sum(gauge[name] for gauge in gauges) for name in COUNTED},
+        )
+
+    @property
+    def preparing_rate(self) -> float:
+        """SC'18's r_p: samples/s that this node prepares while it prepares."""
+        return self.prepared / self.busy_seconds if self.busy_seconds else 0.0
+
+    @property
+    def core_rate(self) -> float:
+        """Samples per CPU second of preparation."""
+        return self.prepared / self.preparation_cpu_seconds if self.preparation_cpu_seconds else 0.0
+
+    @property
+    def peak_rate(self) -> float:
+        """SC'18's peak(n): samples/s that this node receives, the time apart in which trainers leave no room for them."""
+        return self.delivered / self.filling_seconds if self.filling_seconds else 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Diagnosis:
+    """The bottleneck of a run, or of a run so far."""
+
+    stage: str
+    """preparation, exchange or training."""
+    node: str
+    """Where."""
+    preparing_rate: float
+    """r_p of all preparing nodes together, samples/s."""
+    taking_rate: float
+    """SC'18's r_c, of the slowest device: samples/s of the stream while its members step on them."""
+    peak_rate: float
+    """peak(n), of the node that receives least."""
+    verdict: str
+    """The stage, its figure, and what to change."""
+
+
+def diagnose(gauges: Iterable[tuple[str, Mapping[str, Any]]]) -> Diagnosis | None:
+    """The bottleneck, from (worker, gauge) of feeders and trainers; None where nothing has flowed yet.
+
+    A worker's name begins with its node's, where there are several. A node may have had several feeders, one after another.
+    """
+    feeders: dict[str, list[Mapping[str, Any]]] = {}
+    paces = []
+    for worker, gauge in gauges:
+        if "to_train" in gauge:
+            feeders.setdefault(worker.rpartition("/")[0] or "this node", []).append(gauge)
+        elif gauge.get("rows"):
+            paces.append(gauge["rows"] / gauge["training_seconds"])
+    flows = [flow for flow in itertools.starmap(NodeFlow.of, feeders.items()) if flow.delivered and flow.seconds]
+    if not flows or not paces:
+        return None
+    stage, flow = _bottleneck(flows)
+    preparing = [flow for flow in flows if flow.prepared]
+    found = Diagnosis(
+        stage=stage,
+        node=flow.node,
+        preparing_rate=sum(flow.preparing_rate for flow in preparing),
+        taking_rate=min(paces),
+        peak_rate=min(flow.peak_rate for flow in flows),
+        verdict="",
+    )
+    words = {"preparation": _of_preparation, "exchange": _of_exchange, "training": _of_training}
+    return replace(found, verdict=words[stage](found, flow, preparing))
+
+
+def _bottleneck(flows: Sequence[NodeFlow]) -> tuple[str, NodeFlow]:
+    fullest = max(flows, key=lambda flow: flow.to_train)
+    if fullest.to_train >= FULL:
+        return "training", fullest
+    preparing = [flow for flow in flows if flow.prepared]
+    behind = max(preparing, key=lambda flow: flow.to_prepare - flow.to_exchange)
+    if behind.to_exchange >= FULL:
+        return "exchange", behind
+    return "preparation", behind
+
+
+def _of_training(found: Diagnosis, flow: NodeFlow, preparing: Sequence[NodeFlow]) -> str:
+    return (
+        f"training: members take {found.taking_rate:,.0f} samples/s, preparation could deliver "
+        f"{found.preparing_rate:,.0f}: more devices would help, more loader workers would not"
+    )
+
+
+def _of_exchange(found: Diagnosis, flow: NodeFlow, preparing: Sequence[NodeFlow]) -> str:
+    sent = flow.exchanged_bytes / flow.seconds / 1e6
+    return (
+        f"exchange: blocks cross the network at {sent:,.1f} MB/s, {found.peak_rate:,.0f} samples/s; preparation could "
+        f"deliver {found.preparing_rate:,.0f} and members take {found.taking_rate:,.0f}: send fewer bytes (uint8, with "
+        "`Data.on_device` to normalise), or prepare on every node (sharing='local')"
+    )
+
+
+def _of_preparation(found: Diagnosis, flow: NodeFlow, preparing: Sequence[NodeFlow]) -> str:
+    cores = sum(flow.cores for flow in preparing)
+    said = f"preparation: {flow.core_rate:,.0f} samples/s a core on {cores} cores" if flow.core_rate else "preparation"
+    said += f", {found.preparing_rate:,.0f} in all, members could take {found.taking_rate:,.0f}: "
+    others = [other.preparing_rate for other in preparing if other is not flow]
+    if others and flow.preparing_rate < SLOW * median(others):
+        return (
+            f"{said}{flow.node} is slow, it prepares {flow.preparing_rate:,.0f} samples/s where others do "
+            f"{median(others):,.0f}, and holds up all: see what else runs there, or leave it out"
+        )
+    if 0 < flow.loaders < flow.cores:
+        return (
+            f"{said}more loader workers (--loader-workers; {flow.loaders} a node), or less work with `Data.on_device`"
+        )
+    return f"{said}more cores or nodes, a cheaper dataset, or move work that is the same each epoch to `Data.on_device`"

@@ -1,0 +1,62 @@
+"""What a run may use, and what it says that it has used."""
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import studies
+
+import argosy
+
+
+class Spending(studies.Vectors):
+    """Every sample costs 4 ms of CPU time, and notes the cores that it may use."""
+
+    def __init__(self, length: int, path: Path) -> None:
+        super().__init__(length)
+        self.path = path
+
+    def __getitem__(self, index: int) -> Any:
+        until = time.process_time() + 0.004
+        while time.process_time() < until:
+            pass
+        with self.path.open("a") as file:
+            file.write(f"{sorted(os.sched_getaffinity(0))}\n")
+        return super().__getitem__(index)
+
+
+def run(folder: Path, **settings: Any) -> argosy.Report:
+    data = argosy.Data(train=Spending(300, folder / "cores"))
+    return argosy.train(studies.study(data=data, epochs=2, objective="train_loss"), directory=folder / "run", **settings)
+
+
+def test_cores_bind_the_whole_run_and_end_with_it(tmp_path: Path) -> None:
+    before = os.sched_getaffinity(0)
+    report = run(tmp_path, cores=1)
+    assert set((tmp_path / "cores").read_text().splitlines()) == {str(sorted(before)[:1])}
+    assert os.sched_getaffinity(0) == before
+    assert report.gauges["feeder-0"]["loaders"] == 1
+
+
+def test_cpu_seconds_are_those_of_all_processes(tmp_path: Path) -> None:
+    started = psutil.Process().cpu_times()
+    report = run(tmp_path, nodes=2, sharing="all-shared", devices="cpu:1")
+    ended = psutil.Process().cpu_times()
+    spent = sum(getattr(ended, name) - getattr(started, name) for name in ("user", "system"))
+    spent += sum(getattr(ended, name) - getattr(started, name) for name in ("children_user", "children_system"))
+    # Preparation alone is 2 x 300 x 4 ms.
+    assert 2.4 < report.cpu_seconds <= spent
+    assert report.cpu_seconds > 0.9 * spent
+    assert sum(gauge["preparation_cpu_seconds"] for gauge in report.gauges.values() if "prepared" in gauge) > 2.4
+
+
+def test_the_report_names_the_bottleneck(tmp_path: Path) -> None:
+    report = run(tmp_path, devices="cpu:1")
+    assert report.diagnosis is not None
+    assert report.diagnosis.stage == "preparation"
+    # 4 ms each, and what else a sample costs.
+    assert 50 < float(report.diagnosis.verdict.split()[1].replace(",", "")) < 250
+    assert report.to_json()["diagnosis"]["stage"] == "preparation"
+    assert len(report.gauges["feeder-0"]["to_prepare"]["history"]) >= 1

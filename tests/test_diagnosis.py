@@ -1,0 +1,85 @@
+"""The rule of SC'18: the stage between a full queue and an empty queue is the bottleneck."""
+
+from typing import Any
+
+import pytest
+
+from argosy.diagnosis import Diagnosis, diagnose
+from argosy.stream.gauges import POINTS, QueueGauge
+
+
+def feeder(*, prepare: float = 0.0, exchange: float = 0.0, train: float = 0.0, **rest: Any) -> dict[str, Any]:
+    """A feeder's gauge with these mean fills of its queues."""
+    queues = {"to_prepare": prepare, "to_exchange": exchange, "to_train": train}
+    counted = {
+        "cores": 2,
+        "loaders": 2,
+        "prepared": 1000,
+        "delivered": 2000,
+        "exchanged_bytes": 10**7,
+        "seconds": 10.0,
+        "busy_seconds": 5.0,
+        "filling_seconds": 8.0,
+        "preparation_cpu_seconds": 4.0,
+        "exchange_cpu_seconds": 0.1,
+    }
+    return {**counted, **rest, **{name: {"mean": fill} for name, fill in queues.items()}}
+
+
+TRAINER = {"rows": 3000, "training_seconds": 2.0, "busy_seconds": 2.0, "waiting_seconds": 0.0, "samples": 3000}
+
+
+def of(*gauges: dict[str, Any]) -> Diagnosis:
+    named = [(f"node{number}/feeder-0", gauge) for number, gauge in enumerate(gauges)]
+    found = diagnose([*named, ("node0/cpu:0", TRAINER), ("node1/cpu:0", {**TRAINER, "training_seconds": 3.0})])
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("fills", "stage"),
+    [
+        ({"prepare": 0.9}, "preparation"),
+        ({"prepare": 0.9, "exchange": 0.9}, "exchange"),
+        ({"prepare": 0.9, "exchange": 0.9, "train": 0.9}, "training"),
+        ({"train": 0.9}, "training"),
+        ({"exchange": 0.9}, "exchange"),
+    ],
+)
+def test_the_bottleneck_is_the_last_stage_behind_a_full_queue(fills: dict[str, float], stage: str) -> None:
+    found = of(feeder(**fills), feeder(**fills))
+    assert (found.stage, found.verdict.split(":")[0]) == (stage, stage)
+
+
+def test_one_slow_node_is_named_though_the_blocks_of_the_others_wait_for_it() -> None:
+    found = of(feeder(exchange=0.9), feeder(prepare=0.9, busy_seconds=10.0))
+    assert (found.stage, found.node) == ("preparation", "node1")
+    assert "node1 is slow, it prepares 100 samples/s where others do 200" in found.verdict
+
+
+def test_rates_are_those_of_sc18() -> None:
+    found = of(feeder(prepare=0.9), feeder(prepare=0.9, filling_seconds=10.0))
+    assert found.preparing_rate == 400.0  # r_p of both: 1000 samples in 5 s of preparing
+    assert found.taking_rate == 1000.0  # r_c of the slower device
+    assert found.peak_rate == 200.0  # peak(n) of the node that received least
+    assert "250 samples/s a core on 4 cores, 400 in all, members could take 1,000" in found.verdict
+
+
+def test_advice_names_loader_workers_only_where_cores_are_left() -> None:
+    assert "--loader-workers" in of(feeder(prepare=0.9, loaders=1), feeder(prepare=0.9, loaders=1)).verdict
+    assert "--loader-workers" not in of(feeder(prepare=0.9), feeder(prepare=0.9)).verdict
+
+
+def test_nothing_flowed_nothing_said() -> None:
+    assert diagnose([]) is None
+    assert diagnose([("feeder-0", feeder(delivered=0)), ("cpu:0", TRAINER)]) is None
+
+
+def test_a_queue_keeps_its_whole_history_in_bounded_space() -> None:
+    queue = QueueGauge()
+    for number in range(100_000):
+        queue.note(float(number >= 50_000), 0.1)
+    assert len(queue.history) < POINTS
+    assert queue.mean == pytest.approx(0.5)
+    assert len(queue.history) * queue.step_seconds == pytest.approx(10_000, rel=0.05)
+    assert (queue.history[0], queue.history[-1]) == (0.0, 1.0)
