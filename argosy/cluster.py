@@ -94,6 +94,10 @@ class Cluster:
 
         return Cluster(nodes=tuple(copied(node, copy) for copy in range(factor) for node in self.nodes))
 
+    def without(self, node: str) -> "Cluster":
+        """The cluster that is left when a node has gone."""
+        return Cluster(nodes=tuple(other for other in self.nodes if other.name != node))
+
     @property
     def devices(self) -> tuple[Device, ...]:
         """All devices, node by node."""

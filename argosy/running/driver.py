@@ -11,6 +11,7 @@ what was lost is there again, and the policy is asked anew. A member goes on fro
 import json
 import os
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -72,6 +73,8 @@ EQUAL_FAILURES = 3
 """So many first members that fail with one traceback stop the study."""
 LOSSES = 10
 """So many losses without one finished epoch end the run."""
+NODE_LOSSES = 3
+"""So many losses of one node's feeders, without one finished epoch, and the run goes on without the node."""
 TICK_SECONDS = 0.2
 FAREWELL_SECONDS = 3.0
 
@@ -138,6 +141,7 @@ class Driver:
         self.regrouping: set[str] | None = None
         """Trainers that still carry members; None while no regrouping is under way."""
         self.losses = 0
+        self.node_losses: Counter[str] = Counter()
         # The end
         self.pausing: str | None = None
         self.wanted_pause: str | None = None
@@ -203,6 +207,8 @@ class Driver:
     # ---- messages
 
     def _hear(self, worker: str, message: Any) -> None:
+        if not self.fleet.knows(worker):
+            return
         if not (isinstance(message, Lost) and worker in self.fleet.replaced):
             self.view.hear(worker, message)
         self.hangs.hear(worker, message)
@@ -265,6 +271,7 @@ class Driver:
     def _epoch_ended(self, worker: str, ended: EpochEnded) -> None:
         self.record(ended)
         self.losses = 0
+        self.node_losses.clear()
         state = self.state.member(ended.member)
         folder = self.job.directory / "members" / ended.member
         write_metrics(folder, state, ended, anew=self.found is not None)
@@ -310,6 +317,8 @@ class Driver:
                 self._measure()
             return
         self._count_loss(worker, lost.detail)
+        if worker in self.fleet.feeders:
+            self._count_node_loss(self.fleet.feeders[worker].node)
         self.fleet.lost(worker)
         self.sharing.ask(())
         if self.unmeasured:
@@ -334,6 +343,19 @@ class Driver:
                 self._measure()
             else:
                 self._regroup()
+
+    def _count_node_loss(self, node: str) -> None:
+        """Give a node up whose feeders do not live, as long as there is another one."""
+        self.node_losses[node] += 1
+        if self.node_losses[node] < NODE_LOSSES or len(self.cluster.nodes) == 1:
+            return
+        self.cluster = self.cluster.without(node)
+        left = ", ".join(other.name for other in self.cluster.nodes)
+        gone = Lost(detail=f"given up after {NODE_LOSSES} losses of its feeder; the run goes on with {left}")
+        self.record(WorkerLost(worker=node, detail=gone.detail))
+        self.view.hear(node, gone)
+        for device in self.fleet.abandon(node):
+            self._let_go(device)
 
     def _count_loss(self, worker: str, detail: str) -> None:
         self.record(WorkerLost(worker=worker, detail=detail))
@@ -487,7 +509,7 @@ class Driver:
 
     def _regroup(self, *, gone: str | None = None) -> None:
         """Let every trainer save its members and let them go; `_regrouped` goes on from there."""
-        busy = {device for leg in self.legs for device in leg.flotilla.devices}
+        busy = {device for leg in self.legs for device in leg.flotilla.devices if self.fleet.knows(device)}
         self.regrouping = busy - {gone}
         self.hangs.watch(None, busy)
         for device in self.regrouping:

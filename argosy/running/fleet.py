@@ -36,12 +36,20 @@ class Fleet:
     def __init__(self, workers: Workers, cluster: Cluster) -> None:
         self.workers = workers
         self.node_of = {device.name: device.node for device in cluster.devices}
-        self.devices = tuple(self.node_of)
         self.feeders: dict[str, Feeder] = {}
         self.replaced: set[str] = set()
         """Trainers that were told to exit, to start again with what they do not know yet."""
         self._feeder_counts = dict.fromkeys(self.node_of.values(), 0)
         self._meeting: Meeting | None = None
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Every device, node by node; each has its trainer."""
+        return tuple(self.node_of)
+
+    def knows(self, worker: str) -> bool:
+        """Whether a worker belongs to the run; those of a node that was given up do not."""
+        return worker in self.feeders or worker in self.node_of
 
     def start(self) -> None:
         """One feeder on each node, and every trainer."""
@@ -122,6 +130,20 @@ class Fleet:
         if worker in self.devices:
             self._detach(worker)
             self.workers.start_trainer(worker)
+
+    def abandon(self, node: str) -> list[str]:
+        """Go on without a node: its workers are told to exit, and no longer known. Returns its devices."""
+        gone = [device for device, its_node in self.node_of.items() if its_node == node]
+        feeders = [feeder.name for feeder in self.feeders.values() if feeder.node == node]
+        for worker in (*gone, *feeders):
+            self.workers.kill(worker)
+        for device in gone:
+            self._detach(device)
+            del self.node_of[device]
+        for name in feeders:
+            del self.feeders[name]
+        del self._feeder_counts[node]
+        return gone
 
     def renew(self, job: Job) -> None:
         """Workers that start from here on get this job."""

@@ -29,7 +29,9 @@ class Spending(studies.Vectors):
 
 def run(folder: Path, **settings: Any) -> argosy.Report:
     data = argosy.Data(train=Spending(300, folder / "cores"))
-    return argosy.train(studies.study(data=data, epochs=2, objective="train_loss"), directory=folder / "run", **settings)
+    return argosy.train(
+        studies.study(data=data, epochs=2, objective="train_loss"), directory=folder / "run", **settings
+    )
 
 
 def test_cores_bind_the_whole_run_and_end_with_it(tmp_path: Path) -> None:
