@@ -11,7 +11,6 @@ what was lost is there again, and the policy is asked anew. A member goes on fro
 import json
 import os
 import time
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,7 +35,7 @@ from argosy.commands import (
     Train,
     UseLoaders,
 )
-from argosy.errors import ArgosyError, MemberError, PlanError, StudyError, WorkerError
+from argosy.errors import ArgosyError, PlanError, StudyError
 from argosy.events import (
     Answered,
     EpochEnded,
@@ -64,17 +63,12 @@ from argosy.running.refusals import check_batch_norm, check_batches
 from argosy.running.resume import Resume, leg_for, resume_points, settle_links
 from argosy.running.sharing import Sharing
 from argosy.running.studyfile import load_study
+from argosy.running.tolerance import Tolerance
 from argosy.running.view import Silent, View
 from argosy.study import Member
 
 __all__ = ["drive", "measure"]
 
-EQUAL_FAILURES = 3
-"""So many first members that fail with one traceback stop the study."""
-LOSSES = 10
-"""So many losses without one finished epoch end the run."""
-NODE_LOSSES = 3
-"""So many losses of one node's feeders, without one finished epoch, and the run goes on without the node."""
 TICK_SECONDS = 0.2
 FAREWELL_SECONDS = 3.0
 
@@ -108,6 +102,7 @@ class Driver:
         self.inbox = Inbox(job.directory / "commands", (answered.file for answered in state.answered))
         self.hangs = Hangs(job.settings.hang_seconds)
         self.observed = Observed()
+        self.tolerance = Tolerance(job.directory / "workers")
         self.found: Mapping[str, Any] | None = None
         """``study.json`` of an earlier driver."""
         self.begun = False
@@ -127,21 +122,14 @@ class Driver:
         self.measured: dict[str, Measured] = {}
         self.unmeasured: set[str] = set()
         self.accumulate: dict[str, int] = {}
-        self.failures: list[str] = []
         self.told_to_stop: set[str] = set()
         # Legs
         self.legs: list[_Sailing] = []
         self.leg_count = 0
-        self.sharing_told = False
-        """Whether the journal knows how nodes share the stream."""
-        self.measured_on_it = True
-        """Whether members were measured on a stream that is shared as legs are."""
         self.launched = False
         self.early: list[Fed] = []
         self.regrouping: set[str] | None = None
         """Trainers that still carry members; None while no regrouping is under way."""
-        self.losses = 0
-        self.node_losses: Counter[str] = Counter()
         # The end
         self.pausing: str | None = None
         self.wanted_pause: str | None = None
@@ -270,8 +258,7 @@ class Driver:
 
     def _epoch_ended(self, worker: str, ended: EpochEnded) -> None:
         self.record(ended)
-        self.losses = 0
-        self.node_losses.clear()
+        self.tolerance.epoch_ended()
         state = self.state.member(ended.member)
         folder = self.job.directory / "members" / ended.member
         write_metrics(folder, state, ended, anew=self.found is not None)
@@ -292,7 +279,8 @@ class Driver:
 
     def _member_ended(self, ended: MemberEnded) -> None:
         if ended.status == "failed":
-            self._count_failure(ended.reason)
+            any_epoch = any(state.epochs for state in self.state.members.values())
+            self.tolerance.member_failed(ended.reason, any_epoch=any_epoch)
         if ended.member in self.unmeasured:
             # It failed while it was measured.
             self.waiting.remove(ended.member)
@@ -304,21 +292,16 @@ class Driver:
                 self.fleet.rest(leg.feeders)
                 self._launch()
 
-    def _count_failure(self, reason: str) -> None:
-        self.failures.append(reason)
-        finished = any(state.epochs for state in self.state.members.values())
-        if not finished and len(self.failures) >= EQUAL_FAILURES and len({_cause(r) for r in self.failures}) == 1:
-            raise MemberError(f"the first {EQUAL_FAILURES} members failed alike, so the study stops:\n{reason}")
-
     def _lost(self, worker: str, lost: Lost) -> None:
         if self.fleet.expects(worker):
             self.fleet.lost(worker)
             if not self.fleet.replaced:
                 self._measure()
             return
-        self._count_loss(worker, lost.detail)
-        if worker in self.fleet.feeders:
-            self._count_node_loss(self.fleet.feeders[worker].node)
+        self._note_loss(worker, lost.detail)
+        feeder = self.fleet.feeders.get(worker)
+        if feeder is not None and self.tolerance.gives_up(feeder.node) and len(self.cluster.nodes) > 1:
+            self._give_up(feeder.node)
         self.fleet.lost(worker)
         self.sharing.ask(())
         if self.unmeasured:
@@ -337,34 +320,26 @@ class Driver:
         else:
             current = any(leg.number == parted.leg for leg in self.legs)
         if current:
-            self._count_loss(f"{worker}/courier", f"its exchange with the other nodes broke: {parted.detail}")
+            self._note_loss(f"{worker}/courier", f"its exchange with the other nodes broke: {parted.detail}")
             self.sharing.ask(())
             if self.unmeasured:
                 self._measure()
             else:
                 self._regroup()
 
-    def _count_node_loss(self, node: str) -> None:
-        """Give a node up whose feeders do not live, as long as there is another one."""
-        self.node_losses[node] += 1
-        if self.node_losses[node] < NODE_LOSSES or len(self.cluster.nodes) == 1:
-            return
+    def _give_up(self, node: str) -> None:
+        """Go on without a node whose feeders do not live."""
         self.cluster = self.cluster.without(node)
         left = ", ".join(other.name for other in self.cluster.nodes)
-        gone = Lost(detail=f"given up after {NODE_LOSSES} losses of its feeder; the run goes on with {left}")
+        gone = Lost(detail=f"given up, its feeders do not live; the run goes on with {left}")
         self.record(WorkerLost(worker=node, detail=gone.detail))
         self.view.hear(node, gone)
         for device in self.fleet.abandon(node):
             self._let_go(device)
 
-    def _count_loss(self, worker: str, detail: str) -> None:
+    def _note_loss(self, worker: str, detail: str) -> None:
         self.record(WorkerLost(worker=worker, detail=detail))
-        self.losses += 1
-        if self.losses > LOSSES:
-            raise WorkerError(
-                f"worker {worker!r} is lost ({detail}), the {self.losses}th loss without one finished epoch; see "
-                f"{self.job.directory / 'workers'}. The same command goes on from the checkpoints."
-            )
+        self.tolerance.worker_lost(worker, detail)
 
     def _out_of_memory(self, worker: str, message: OutOfMemory) -> None:
         """Next time the member gets a device for itself; where it had one, smaller micro-batches."""
@@ -446,7 +421,7 @@ class Driver:
             return
         plan = make_plan(profiles, free, policy=self.settings.policy, cluster=self.cluster.devices)
         plan = replace(plan, notes=self._notes())
-        if plan.flotillas and not self.sharing_told and not self._choose_sharing(plan.flotillas[0]):
+        if plan.flotillas and not self.sharing.told and not self._choose_sharing(plan.flotillas[0]):
             return
         for flotilla in plan.flotillas:
             # Where there is none yet, the policy is asked again when it is open.
@@ -471,12 +446,9 @@ class Driver:
                 self.sharing.ask([feeder.name for feeder in team])
                 self.fleet.probe(team, self.leg_count)
             return False
-        was_local = self.sharing.pipeline[0] == "local"
         chosen = self.sharing.choose(self.cluster, flotilla, preparation_seconds=self.seconds_per_sample)
-        self.sharing_told = True
         self.record(chosen)
         self.view.hear("", chosen)
-        self.measured_on_it = was_local == (chosen.sharing == "local")
         if self.settings.loader_workers is None:
             for feeder in self.fleet.feeders:
                 self.fleet.send(feeder, UseLoaders(count=chosen.loader_workers))
@@ -490,7 +462,7 @@ class Driver:
     def _start_leg(self, team: list[Feeder], flotilla: Flotilla) -> None:
         # The stream that members were measured on goes on as the first leg where everybody stays on it.
         everybody = set(flotilla.members) == set(self.waiting) and len(team) == len(self.cluster.nodes)
-        goes_on = not self.launched and everybody and self.measured_on_it
+        goes_on = not self.launched and everybody and not self.sharing.changed
         self.launched = True
         self.waiting = [name for name in self.waiting if name not in flotilla.members]
         if goes_on:
@@ -715,8 +687,3 @@ def _tree_cpu_seconds() -> float:
 def _found_study(job: Job) -> dict[str, Any] | None:
     path = job.directory / "study.json"
     return json.loads(path.read_text()) if path.exists() else None
-
-
-def _cause(trace: str) -> str:
-    """The last line of a traceback and where it was raised."""
-    return "\n".join(trace.strip().splitlines()[-3:])

@@ -18,6 +18,10 @@ class Sharing:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.chosen = _told(settings)
+        self.told = False
+        """Whether the choice was handed out to be journaled."""
+        self.changed = False
+        """Whether members were measured on another pipeline."""
         self.waiting_for: set[str] = set()
         """Feeders that still measure."""
         self._heard: list[Probed] = []
@@ -55,7 +59,8 @@ class Sharing:
         )
         choice = choose_pipeline(needs, _exchanges(heard))
         if self.chosen is None:
-            self.chosen = choice
+            self.chosen, self.changed = choice, choice.sharing != "local"
+        self.told = True
         return SharingChosen(
             sharing=self.chosen.sharing,
             preparing=self.chosen.preparing,

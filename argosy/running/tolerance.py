@@ -1,0 +1,56 @@
+"""How much may go wrong before a run, or a node of it, is given up."""
+
+from collections import Counter
+from pathlib import Path
+
+from argosy.errors import MemberError, WorkerError
+
+__all__ = ["Tolerance"]
+
+EQUAL_FAILURES = 3
+"""So many first members that fail with one traceback stop the study."""
+LOSSES = 10
+"""So many losses without one finished epoch end the run."""
+NODE_LOSSES = 3
+"""So many losses of one node's feeders, without one finished epoch, and the run goes on without the node."""
+
+
+class Tolerance:
+    """Counts failures and losses; a finished epoch forgives losses."""
+
+    def __init__(self, logs: Path) -> None:
+        self.logs = logs
+        self._reasons: list[str] = []
+        self._losses = 0
+        self._of_nodes: Counter[str] = Counter()
+
+    def epoch_ended(self) -> None:
+        """Some member finished an epoch."""
+        self._losses = 0
+        self._of_nodes.clear()
+
+    def member_failed(self, reason: str, *, any_epoch: bool) -> None:
+        """Raise MemberError where the first members have all failed alike."""
+        self._reasons.append(reason)
+        alike = len({_cause(reason) for reason in self._reasons}) == 1
+        if not any_epoch and len(self._reasons) >= EQUAL_FAILURES and alike:
+            raise MemberError(f"the first {EQUAL_FAILURES} members failed alike, so the study stops:\n{reason}")
+
+    def worker_lost(self, worker: str, detail: str) -> None:
+        """Raise WorkerError where nothing is gained any more."""
+        self._losses += 1
+        if self._losses > LOSSES:
+            raise WorkerError(
+                f"worker {worker!r} is lost ({detail}), the {self._losses}th loss without one finished epoch; see "
+                f"{self.logs}. The same command goes on from the checkpoints."
+            )
+
+    def gives_up(self, node: str) -> bool:
+        """Whether this loss of a node's feeder was one too many."""
+        self._of_nodes[node] += 1
+        return self._of_nodes[node] == NODE_LOSSES
+
+
+def _cause(trace: str) -> str:
+    """The last line of a traceback and where it was raised."""
+    return "\n".join(trace.strip().splitlines()[-3:])
