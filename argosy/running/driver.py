@@ -8,7 +8,6 @@ memory, a command, an interrupt): *regroup*. Every trainer saves its members and
 what was lost is there again, and the policy is asked anew. A member goes on from its newest checkpoint, exactly.
 """
 
-import json
 import os
 import time
 from collections.abc import Iterable, Mapping
@@ -20,7 +19,6 @@ from argosy.cluster import Cluster
 from argosy.commands import (
     Continue,
     Failed,
-    Leg,
     Lost,
     Measure,
     Measured,
@@ -30,7 +28,6 @@ from argosy.commands import (
     Pause,
     Paused,
     Probed,
-    StartMember,
     Stop,
     Train,
     UseLoaders,
@@ -53,19 +50,19 @@ from argosy.report import RunState
 from argosy.running.costs import Costs, Observed, profile_of
 from argosy.running.fleet import Feeder, Fleet
 from argosy.running.hangs import Hangs
-from argosy.running.identity import check_identity, summarize, write_json
+from argosy.running.identity import found_study, summarize, write_json, write_study
 from argosy.running.inbox import Inbox
 from argosy.running.interrupts import interrupts
 from argosy.running.journal import Journal
 from argosy.running.launcher import Job, Workers
 from argosy.running.records import run_started, write_metrics
 from argosy.running.refusals import check_batch_norm, check_batches
-from argosy.running.resume import Resume, leg_for, resume_points, settle_links
+from argosy.running.resume import settle_links
+from argosy.running.roster import Roster
 from argosy.running.sharing import Sharing
-from argosy.running.studyfile import load_study
 from argosy.running.tolerance import Tolerance
 from argosy.running.view import Silent, View
-from argosy.study import Member
+from argosy.study import Study
 
 __all__ = ["drive", "measure"]
 
@@ -89,8 +86,8 @@ class Driver:
     def __init__(
         self, job: Job, cluster: Cluster, workers: Workers, journal: Journal, state: RunState, view: View
     ) -> None:
-        self.job = job
-        self.study = job.study
+        self.directory = job.directory
+        self.roster = Roster(job, state)
         self.settings = job.settings
         self.cluster = cluster
         self.fleet = Fleet(workers, cluster)
@@ -117,11 +114,8 @@ class Driver:
         self.data: Opened | None = None
         """What the first feeder said of its node's data; that of other nodes must be the same."""
         # Members
-        self.waiting: list[str] = []
-        self.points: dict[str, Resume] = {}
         self.measured: dict[str, Measured] = {}
         self.unmeasured: set[str] = set()
-        self.accumulate: dict[str, int] = {}
         self.told_to_stop: set[str] = set()
         # Legs
         self.legs: list[_Sailing] = []
@@ -135,41 +129,46 @@ class Driver:
         self.wanted_pause: str | None = None
         """Set by signal handlers, which may not talk to workers: they interrupt whoever is talking."""
 
+    @property
+    def study(self) -> Study:
+        """With the members that were added."""
+        return self.roster.study
+
     # ---- life
 
     def run(self, found: Mapping[str, Any] | None) -> str:
         """Train to the end; returns the run's status. `found` is the ``study.json`` of an earlier driver."""
         self.found = found
-        for answered in self.state.answered:
-            if answered.command["command"] == "add" and answered.answer.startswith("added"):
-                self._extend(Path(answered.command["study"]))
-        self.waiting = [member.name for member in self.study.members if self._unfinished(member)]
-        if not self.waiting:
+        given = self.roster.job
+        self.roster.begin()
+        if not self.roster.waiting:
             return "done"
+        if self.roster.job is not given:
+            self.fleet.renew(self.roster.job)
         self.fleet.start()
-        self.points = resume_points([self.state.member(name) for name in self.waiting], self.job.directory)
-        self.unmeasured = set(self.waiting)
+        self.unmeasured = set(self.roster.waiting)
         while self._goes_on():
             for worker, message in self.fleet.workers.receive(TICK_SECONDS):
                 self._hear(worker, message)
             self._look_around()
             self.view.tick()
-        return "paused" if self.pausing else "done"
+        # The last member may have ended just before the pause.
+        return "paused" if self.pausing and self.roster.unfinished() else "done"
 
     def _goes_on(self) -> bool:
-        waits = bool(self.waiting) and self.pausing is None and not self.all_measured
+        waits = bool(self.roster.waiting) and self.pausing is None and not self.all_measured
         return waits or bool(self.legs) or self.regrouping is not None
 
     def measure(self, *, node_devices: int | None) -> "Costs":
         """Measure without training; with `node_devices` as FLEET does it, groups of devices as well."""
         self.only_measure, self.node_devices = True, node_devices
         self.run(None)
-        if not self.waiting:
+        if not self.roster.waiting:
             reasons = [
                 f"{m.name}: {m.reason.strip().splitlines()[-1]}" for m in self.state.members.values() if m.reason
             ]
             raise PlanError("no member could be measured: " + "; ".join(reasons))
-        measured = [self.measured[name] for name in self.waiting]
+        measured = [self.measured[name] for name in self.roster.waiting]
         return Costs(
             profiles=tuple(self._profile(m) for m in measured),
             notes=self._notes(),
@@ -237,7 +236,7 @@ class Driver:
         self._check_same_data(feeder, opened)
         if not self.begun:
             self.lengths, self.seconds_per_sample = opened.lengths, opened.seconds_per_sample
-            check_batches(map(self.study.member, self.waiting), self.lengths)
+            check_batches(map(self.study.member, self.roster.waiting), self.lengths)
             self._write_study()
             self.record(run_started(self.settings, self.lengths))
             self.begun = True
@@ -260,7 +259,7 @@ class Driver:
         self.record(ended)
         self.tolerance.epoch_ended()
         state = self.state.member(ended.member)
-        folder = self.job.directory / "members" / ended.member
+        folder = self.directory / "members" / ended.member
         write_metrics(folder, state, ended, anew=self.found is not None)
         best = state.best(self.study.objective, self.study.mode or "min")
         is_best = best is not None and best.epoch == ended.epoch
@@ -283,7 +282,7 @@ class Driver:
             self.tolerance.member_failed(ended.reason, any_epoch=any_epoch)
         if ended.member in self.unmeasured:
             # It failed while it was measured.
-            self.waiting.remove(ended.member)
+            self.roster.waiting.remove(ended.member)
             self._one_measured(ended.member)
         for leg in [leg for leg in self.legs if ended.member in leg.live]:
             leg.live.discard(ended.member)
@@ -345,12 +344,12 @@ class Driver:
         """Next time the member gets a device for itself; where it had one, smaller micro-batches."""
         member, measured = self.study.member(message.member), self.measured.get(message.member)
         device = self.cluster.device(worker)
-        now = self.accumulate.get(member.name, member.accumulate)
+        now = self.roster.accumulate.get(member.name, member.accumulate)
         crowded = measured is not None and measured.memory_bytes < device.memory_bytes and len(self._aboard(worker)) > 1
         if crowded and measured is not None:
             self.measured[member.name] = replace(measured, memory_bytes=device.memory_bytes)
         elif self.settings.numerics == "equivalent" and now < member.batch_size:
-            self.accumulate[member.name] = min(2 * now, member.batch_size)
+            self.roster.accumulate[member.name] = min(2 * now, member.batch_size)
         else:
             advice = "Lower its batch_size" + (" or allow numerics='equivalent'." if now < member.batch_size else ".")
             self._end(member.name, "failed", f"out of memory alone on {worker}: {message.detail}. {advice}")
@@ -377,11 +376,16 @@ class Driver:
             return
         self.early.clear()
         self.leg_count += 1
-        self.fleet.feed(team, self._leg_for(self.waiting), self.fleet.devices, self.sharing.pipeline)
-        wanted = [name for name in self.waiting if name in self.unmeasured]
+        self.fleet.feed(
+            team,
+            self.roster.leg_for(self.roster.waiting, self.lengths, number=self.leg_count),
+            self.fleet.devices,
+            self.sharing.pipeline,
+        )
+        wanted = [name for name in self.roster.waiting if name in self.unmeasured]
         for number, device in enumerate(self.fleet.devices):
             share = tuple(wanted[number :: len(self.fleet.devices)])
-            micro = {name: self.accumulate[name] for name in share if name in self.accumulate}
+            micro = {name: self.roster.accumulate[name] for name in share if name in self.roster.accumulate}
             thorough = self.node_devices is not None
             self.fleet.send(device, Measure(members=share, accumulate=micro, thorough=thorough, groups=self.groups))
 
@@ -391,7 +395,7 @@ class Driver:
         self.unmeasured.discard(member)
         if self.unmeasured or self.pausing is not None:
             return
-        check_batch_norm(map(self.study.member, self.waiting), self.lengths, self.measured)
+        check_batch_norm(map(self.study.member, self.roster.waiting), self.lengths, self.measured)
         if self.only_measure:
             self._measured_all()
             return
@@ -400,12 +404,12 @@ class Driver:
 
     def _measured_all(self) -> None:
         """FLEET measures groups of up to M_t devices once the rates on one device are known (§6.1, steps 2 and 3)."""
-        if self.node_devices is None or self.groups > 1 or not self.waiting:
+        if self.node_devices is None or self.groups > 1 or not self.roster.waiting:
             self.all_measured = True
             return
-        rates = [self.measured[name].samples_per_second for name in self.waiting]
+        rates = [self.measured[name].samples_per_second for name in self.roster.waiting]
         self.groups = largest_measured_group(rates, node_devices=self.node_devices)
-        self.unmeasured = set(self.waiting)
+        self.unmeasured = set(self.roster.waiting)
         self._measure()
 
     # ---- legs
@@ -416,7 +420,7 @@ class Driver:
             return
         busy = {device for leg in self.legs for device in leg.flotilla.devices}
         free = [device for device in self.cluster.devices if device.name not in busy]
-        profiles = [self._profile(self.measured[name]) for name in self.waiting]
+        profiles = [self._profile(self.measured[name]) for name in self.roster.waiting]
         if not profiles or not free:
             return
         plan = make_plan(profiles, free, policy=self.settings.policy, cluster=self.cluster.devices)
@@ -432,7 +436,7 @@ class Driver:
             # Lets go of the block that it measured on.
             self.fleet.send(device, Train(leg=self.leg_count, members=()))
         self.record(PlanMade(plan=plan.to_json()))
-        write_json(self.job.directory / "plan.json", plan.to_json())
+        write_json(self.directory / "plan.json", plan.to_json())
         self.view.plan(plan)
 
     def _free_team(self, devices: Iterable[str]) -> list[Feeder] | None:
@@ -461,22 +465,28 @@ class Driver:
 
     def _start_leg(self, team: list[Feeder], flotilla: Flotilla) -> None:
         # The stream that members were measured on goes on as the first leg where everybody stays on it.
-        everybody = set(flotilla.members) == set(self.waiting) and len(team) == len(self.cluster.nodes)
+        everybody = set(flotilla.members) == set(self.roster.waiting) and len(team) == len(self.cluster.nodes)
         goes_on = not self.launched and everybody and not self.sharing.changed
         self.launched = True
-        self.waiting = [name for name in self.waiting if name not in flotilla.members]
+        self.roster.waiting = [name for name in self.roster.waiting if name not in flotilla.members]
         if goes_on:
             for fed in self.early:
                 self.record(fed)
         else:
             self.leg_count += 1
-            self.fleet.feed(team, self._leg_for(flotilla.members), flotilla.devices, self.sharing.pipeline)
-        names = tuple(feeder.name for feeder in team)
-        self.legs.append(_Sailing(self.leg_count, names, flotilla, set(flotilla.members)))
+            self.fleet.feed(
+                team,
+                self.roster.leg_for(flotilla.members, self.lengths, number=self.leg_count),
+                flotilla.devices,
+                self.sharing.pipeline,
+            )
+        feeders = tuple(feeder.name for feeder in team)
+        self.legs.append(_Sailing(self.leg_count, feeders, flotilla, set(flotilla.members)))
         for feeder in team:
             self.hangs.watch(feeder.name, [d for d in flotilla.devices if self.fleet.node_of[d] == feeder.node])
         for device in flotilla.devices:
-            aboard = [self._start_member(p.member) for p in flotilla.placements if device in p.devices]
+            names = [placement.member for placement in flotilla.placements if device in placement.devices]
+            aboard = [self.roster.start_member(name, self.measured[name].notes) for name in names]
             self.fleet.send(device, Train(leg=self.leg_count, members=tuple(aboard)))
 
     def _regroup(self, *, gone: str | None = None) -> None:
@@ -510,30 +520,16 @@ class Driver:
                 self._end(name, "paused", self.pausing)
             return
         live -= self.told_to_stop
-        self.waiting = [m.name for m in self.study.members if m.name in live or m.name in self.waiting]
-        self.points.update(resume_points([self.state.member(name) for name in self.waiting], self.job.directory))
-        self._join_new_members()
+        self.roster.take_back(live)
+        if new := self.roster.let_join(self.lengths):
+            self.unmeasured |= set(new)
+            self.fleet.replace_trainers()
         if self.fleet.replaced:
             return
         if self.unmeasured:
             self._measure()
         else:
             self._launch()
-
-    def _start_member(self, name: str) -> StartMember:
-        point = self.points[name]
-        best = self.state.member(name).best(self.study.objective, self.study.mode or "min")
-        return StartMember(
-            member=name,
-            stream_epoch=point.stream_epoch,
-            checkpoint=point.checkpoint,
-            best=best.checkpoint.file if best else None,
-            accumulate=self.accumulate.get(name, self.study.member(name).accumulate),
-            notes=(*self.measured[name].notes, *point.notes),
-        )
-
-    def _leg_for(self, members: Iterable[str]) -> Leg:
-        return leg_for(self.study, [self.points[name] for name in members], self.lengths, number=self.leg_count)
 
     # ---- what comes from outside
 
@@ -559,13 +555,14 @@ class Driver:
     def _command(self, command: Mapping[str, Any]) -> str:
         if command["command"] == "stop":
             name = command["member"]
-            live = {name for leg in self.legs for name in leg.live} | set(self.waiting)
+            live = {name for leg in self.legs for name in leg.live} | set(self.roster.waiting)
             if name not in live:
                 return f"refused: no member {name!r} is training; those are {', '.join(sorted(live)) or 'none'}."
             self.told_to_stop.add(name)
             answer = f"{name} is saved and stops"
         elif command["command"] == "add":
-            added = self._extend(Path(command["study"]))
+            added = self.roster.extend(Path(command["study"]))
+            self.fleet.renew(self.roster.job)
             answer = (
                 f"added {', '.join(added)}" if added else "refused: the study has no member that is not here already"
             )
@@ -575,48 +572,12 @@ class Driver:
             self._regroup()
         return answer
 
-    def _extend(self, path: Path) -> list[str]:
-        """Take up the members of another study file that are not here yet; workers learn of them when regrouped."""
-        here, other = {member.name for member in self.study.members}, load_study(path)
-        new = [replace(m, stop=other.stop_of(m)) for m in other.members if m.name not in here]
-        self.study = replace(self.study, members=(*self.study.members, *new))
-        self.job = replace(self.job, study=self.study)
-        if new:
-            self.fleet.renew(self.job)
-        return [member.name for member in new]
-
-    def _join_new_members(self) -> None:
-        """Members that were added begin with the first stream epoch that nobody has begun."""
-        new = [m.name for m in self.study.members if m.name not in self.points and self._unfinished(m)]
-        if not new:
-            return
-        begun = [
-            (p.stream_epoch + (p.checkpoint is not None and p.checkpoint.position > 0)) for p in self.points.values()
-        ]
-        check_batches(map(self.study.member, new), self.lengths)
-        for name in new:
-            self.points[name] = Resume(member=name, stream_epoch=max(begun))
-        self.waiting += new
-        self.unmeasured |= set(new)
-        self.fleet.replace_trainers()
-
-    def _unfinished(self, member: Member) -> bool:
-        state = self.state.member(member.name)
-        if state.status in ("failed", "diverged", "stopped"):
-            return False
-        return self.study.stop_of(member).reason(state.history) is None
-
     # ---- files
 
     def _write_study(self) -> None:
         assert self.data is not None
         summary = summarize(self.study, lengths=self.lengths, fingerprint=self.data.fingerprint, measured=self.measured)
-        if self.found is not None:
-            check_identity(self.job.directory, self.found, summary)
-            for name, described in summary["members"].items():
-                known = self.found["members"].get(name, {})
-                described["parameter_shapes"] = described["parameter_shapes"] or known.get("parameter_shapes")
-        write_json(self.job.directory / "study.json", summary)
+        write_study(self.directory, summary, self.found)
 
     def _notes(self) -> tuple[str, ...]:
         return tuple(f"{name}: {note}" for name, measured in self.measured.items() for note in measured.notes)
@@ -655,7 +616,7 @@ def measure(
 def drive(job: Job, cluster: Cluster, workers: Workers, journal: Journal, state: RunState, view: View) -> None:
     """Train a study to its end, and journal it; `state` is the fold of what the journal holds already."""
     driver = Driver(job, cluster, workers, journal, state, view)
-    found, before = _found_study(job), _tree_cpu_seconds()
+    found, before = found_study(job.directory), _tree_cpu_seconds()
     with interrupts(driver.want_pause):
         status, reason = "failed", ""
         try:
@@ -665,7 +626,7 @@ def drive(job: Job, cluster: Cluster, workers: Workers, journal: Journal, state:
                     status = driver.run(found)
                 finally:
                     driver.stop_workers()
-            reason = driver.pausing or ""
+            reason = driver.pausing if status == "paused" and driver.pausing else ""
         except BaseException as error:
             status, reason = "failed", str(error)
             raise
@@ -682,8 +643,3 @@ def _tree_cpu_seconds() -> float:
     """User and system time of this process and of all below it that have ended."""
     times = os.times()
     return times.user + times.system + times.children_user + times.children_system
-
-
-def _found_study(job: Job) -> dict[str, Any] | None:
-    path = job.directory / "study.json"
-    return json.loads(path.read_text()) if path.exists() else None

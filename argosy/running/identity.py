@@ -12,7 +12,7 @@ from argosy.commands import Measured
 from argosy.errors import RunError
 from argosy.study import Member, Study
 
-__all__ = ["check_identity", "spell", "summarize", "write_json"]
+__all__ = ["check_identity", "found_study", "spell", "summarize", "write_json", "write_study"]
 
 IDENTITY = ("seed", "lengths", "fingerprint")
 MEMBER_IDENTITY = ("batch_size", "drop_last", "hyperparameters", "parameter_shapes", "subset", "val_subset")
@@ -55,6 +55,22 @@ def check_identity(directory: Path, found: Mapping[str, Any], wanted: Mapping[st
             f"{directory} holds the run of another study:\n  " + "\n  ".join(differences) + "\n"
             "Choose another directory, or undo the change."
         )
+
+
+def found_study(directory: Path) -> dict[str, Any] | None:
+    """``study.json`` of an earlier driver."""
+    path = directory / "study.json"
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def write_study(directory: Path, summary: dict[str, Any], found: Mapping[str, Any] | None) -> None:
+    """Write ``study.json``; raises RunError where `found`, of an earlier driver, was another study's."""
+    if found is not None:
+        check_identity(directory, found, summary)
+        for name, described in summary["members"].items():
+            known = found["members"].get(name, {})
+            described["parameter_shapes"] = described["parameter_shapes"] or known.get("parameter_shapes")
+    write_json(directory / "study.json", summary)
 
 
 def write_json(path: Path, value: Any) -> None:

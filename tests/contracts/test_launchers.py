@@ -1,6 +1,7 @@
 """One suite over every launcher: what a run promises does not depend on where its workers live."""
 
 import json
+import time
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -16,7 +17,9 @@ from torch.optim import SGD
 import argosy
 from argosy.api import LAUNCHERS, forecast_cluster, profile
 from argosy.errors import MemberError, PlanError, StudyError
+from argosy.events import MemberEnded
 from argosy.running.audit import audit
+from argosy.running.view import Silent
 from argosy.stream.order import Digest
 
 pytestmark = pytest.mark.parametrize("launcher", ["inline", "processes"])
@@ -301,3 +304,16 @@ def test_profiles_forecast_groups(tmp_path: Path, launcher: str) -> None:
         studies.study(fleet=fleet), "2x2x1GB", launcher=LAUNCHERS[launcher](), profiles=costs.profiles
     )
     assert "carried" in forecast.explain()
+
+
+def test_a_pause_that_comes_with_the_last_epoch_is_no_pause(tmp_path: Path, launcher: str) -> None:
+    class Late(Silent):
+        """Lets the time run out when the last member has ended."""
+
+        def hear(self, worker: str, message: Any) -> None:
+            if isinstance(message, MemberEnded):
+                time.sleep(8.0)
+
+    study = studies.study(fleet=[studies.member()], epochs=1)
+    report = argosy.train(study, directory=tmp_path, launcher=launcher, time_limit=8.0, view=Late())
+    assert (report.status, report.reason) == ("done", "")
