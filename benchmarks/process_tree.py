@@ -11,16 +11,18 @@ import resource
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import psutil
 
-__all__ = ["Cost", "proportional_bytes", "run"]
+__all__ = ["Cost", "proportional_bytes", "run", "seconds_so_far"]
 
 PR_SET_CHILD_SUBREAPER = 36
 SAMPLE_SECONDS = 0.2
+Number = TypeVar("Number", int, float)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,6 +78,11 @@ def run(
     )
 
 
+def seconds_so_far() -> float:
+    """CPU time of all descendants of this process, those that are gone and those that still work, while `run` waits."""
+    return _children_seconds() + sum(_descendants(_process_seconds))
+
+
 def proportional_bytes(pid: int) -> int:
     """Proportional set size of a process: its own pages, and its share of those that others map as well."""
     for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
@@ -102,14 +109,20 @@ class _Peak:
 
     def _watch(self) -> None:
         while not self._over.wait(SAMPLE_SECONDS):
-            self.bytes = max(self.bytes, sum(_descendant_bytes()))
+            self.bytes = max(self.bytes, sum(_descendants(lambda process: proportional_bytes(process.pid))))
 
 
-def _descendant_bytes() -> Iterator[int]:
+def _descendants(figure: Callable[[psutil.Process], Number]) -> Iterator[Number]:
     for process in psutil.Process().children(recursive=True):
         # It may end at any moment.
-        with contextlib.suppress(OSError):
-            yield proportional_bytes(process.pid)
+        with contextlib.suppress(OSError, psutil.NoSuchProcess):
+            yield figure(process)
+
+
+def _process_seconds(process: psutil.Process) -> float:
+    """Of a process, and of its children that it has waited for."""
+    times = process.cpu_times()
+    return float(times.user + times.system + times.children_user + times.children_system)
 
 
 def _adopt_orphans() -> None:

@@ -1,0 +1,317 @@
+"""SC'18's experiments on one machine: members that share one stream against members that each prepare for themselves.
+
+For n members of light, middle and heavy training demand: CPU seconds and wall time of an epoch by ``none`` (a pipeline
+per member), ``local`` (one stream on one node) and the pipelines that nodes share, beside the limit (nP+T)/(P+T) and
+SC'18's curves. P is preparing once and T the n members' own training, in plain PyTorch in the same rounds, every core
+busy; start-up is apart on all sides (see `sharing_sides.py`). Then peak(n), with training stripped; core limits; and a
+producer with eight idle consumers. Figures count only if all sides end every epoch with equal losses and digests.
+
+All nodes are on this machine and share its cores. What SC'18's nodes gain by preparing on the cores of all of them is
+here what they no longer take from each other.
+"""
+
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import sc18
+import torch
+from measuring import arguments, finish, hardware, quartiles, target
+from photographs import Photographs, write_photographs
+from sharing_sides import (
+    BLOCKS,
+    CORES,
+    DEMANDS,
+    NODES,
+    Side,
+    Work,
+    by_argosy,
+    pipelines,
+    preparing_seconds,
+    training_seconds,
+)
+
+COUNTS = (1, 2, 4, 8, 16)
+EIGHT = 8
+"""Idle consumers of one producer, and members under core limits."""
+IDLE_PAIRS = 3
+"""In each round."""
+SHARED = ("all-shared", "single-broadcast", "multi-broadcast")
+STREAMS = ("local", *SHARED)
+WARM_UP = 2
+"""Epochs that are not counted."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cell:
+    """One demand and number of members in one round."""
+
+    members: int
+    preparing: float
+    """P, CPU seconds of an epoch."""
+    training: float
+    """T, of all members."""
+    sides: dict[str, Side]
+
+    @property
+    def limit(self) -> float:
+        """The largest possible reduction of CPU seconds."""
+        return (self.members * self.preparing + self.training) / (self.preparing + self.training)
+
+    def reduction(self, side: str) -> float:
+        """CPU seconds of ``none`` over those of this side."""
+        return self.sides["none"].cpu_seconds / self.sides[side].cpu_seconds
+
+    def cost(self, side: str) -> float:
+        """What the side takes beyond P + T, as a share of it; of ``none``, beyond nP + T."""
+        times = self.members if side == "none" else 1
+        return self.sides[side].cpu_seconds / (times * self.preparing + self.training) - 1.0
+
+
+Cells = dict[tuple[str, int], Cell]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bench:
+    """The photographs, and how long a run is."""
+
+    folder: Path
+    samples: int
+    epoch_seconds: float
+    """CPU seconds of preparing an epoch, about."""
+    seconds: float
+    """CPU seconds, about, that a run of a shared pipeline counts."""
+
+    def work(self, demand: str, members: int) -> Work:
+        """So many epochs that a shared pipeline takes the time."""
+        load = 1.0 + members * DEMANDS.get(demand, 0.0)
+        counted = max(round(self.seconds / (self.epoch_seconds * load)), 1)
+        return Work(folder=self.folder, samples=self.samples, demand=demand, members=members, epochs=counted + WARM_UP)
+
+
+def prepare(folder: Path, samples: int, seconds: float) -> Bench:
+    """Write the photographs, and the tensors for T."""
+    write_photographs(folder / "train", samples, seed=0)
+    dataset = Photographs(folder / "train", train=True)
+    for _ in range(2):  # the first pass warms up
+        began = time.process_time()
+        prepared = [dataset[index] for index in range(samples)]
+        epoch_seconds = time.process_time() - began
+    torch.save((torch.stack([x for x, _ in prepared]), torch.tensor([y for _, y in prepared])), folder / "tensors.pt")
+    return Bench(folder=folder, samples=samples, epoch_seconds=epoch_seconds, seconds=seconds)
+
+
+def turned(names: Iterable[str], number: int) -> list[str]:
+    """Each round begins with another one."""
+    names = list(names)
+    turn = number % len(names)
+    return [*names[turn:], *names[:turn]]
+
+
+def one_cell(bench: Bench, demand: str, members: int, number: int) -> Cell:
+    """P, T and every pipeline, in turn."""
+    work, runs = bench.work(demand, members), pipelines(members)
+    alone: dict[str, Callable[[Work], float]] = {"P": preparing_seconds, "T": training_seconds}
+    seconds, sides = {}, {}
+    for name in turned([*alone, *runs], number):
+        if name in alone:
+            seconds[name] = alone[name](work)
+        else:
+            sides[name] = by_argosy(work, runs[name], at_once=min(members, CORES) if name == "none" else members)
+    check_equal(sides)
+    return Cell(members=members, preparing=seconds["P"], training=seconds["T"], sides=sides)
+
+
+def check_equal(sides: dict[str, Side]) -> None:
+    """Raise unless every side ended every epoch with the same losses and digests, bit for bit."""
+    for name, side in sides.items():
+        if side.results != sides["none"].results:
+            raise AssertionError(f"members ended otherwise on side {name} than on side none: figures are void.")
+
+
+def show_cell(demand: str, cell: Cell) -> None:
+    print(
+        f"{demand} n={cell.members}: P {cell.preparing:.3f} s, T {cell.training:.3f} s; limit {cell.limit:.2f}; "
+        f"SC'18's {sc18.NETWORKS[demand]}, all-shared: {sc18.at(sc18.REDUCTION[demand], cell.members):.2f}"
+    )
+    for name, side in cell.sides.items():
+        reduction = cell.reduction(name)
+        print(
+            f"    {name:<17} CPU {side.cpu_seconds:7.3f} s   wall {side.wall_seconds:7.3f} s   reduction {reduction:5.2f}"
+            f"   of limit {reduction / cell.limit:5.2f}   cost {100 * cell.cost(name):+6.1f} %   nodes {side.nodes}"
+            f"   others {side.others_cores:.1f} cores",
+            flush=True,
+        )
+
+
+def peak(bench: Bench) -> dict[str, float]:
+    """Samples/s that each node receives with training stripped, as ``<pipeline>/<nodes>``."""
+    rates: dict[str, float] = {}
+    for nodes in (1, 2, NODES):
+        runs = pipelines(nodes)
+        for name in SHARED if nodes > 1 else ("local",):
+            side = by_argosy(bench.work("stripped", nodes), runs[name], at_once=nodes)
+            rate = rates[f"{name}/{nodes}"] = bench.samples / side.wall_seconds
+            print(
+                f"peak({nodes}) {name:<17} {rate:8.0f} samples/s on {side.nodes} nodes, "
+                f"{rate / rates['local/1']:.2f} of what the cores prepare{beside_peak(name, nodes)}",
+                flush=True,
+            )
+    return rates
+
+
+def beside_peak(name: str, nodes: int) -> str:
+    """What SC'18 reached there."""
+    if name != "all-shared":
+        return ""
+    rate, possible = sc18.PEAK[16][nodes], nodes * sc18.SOLO_PEAK
+    return f"; SC'18 {rate:.0f} images/s, {rate / possible:.2f} of what {nodes} nodes of 16 cores prepare (Fig 8a)"
+
+
+def core_limits(bench: Bench, cell: Cell | None) -> dict[str, float]:
+    """Wall time of ``none`` over that of a stream, with so many cores for the whole run: ``<pipeline>/<cores>``."""
+    speedups = {}
+    work, runs = bench.work("light", EIGHT), pipelines(EIGHT)
+    for cores in (1, 2):
+        walls = {}
+        for name in ("none", "local", "all-shared"):
+            at_once = CORES if name == "none" else EIGHT
+            walls[name] = by_argosy(work, [*runs[name], "--cores", str(cores)], at_once=at_once).wall_seconds
+        for name in ("local", "all-shared"):
+            speedups[f"{name}/{cores}"] = walls["none"] / walls[name]
+        print(
+            f"{cores} cores, {EIGHT} light members: none {walls['none']:.2f} s an epoch, "
+            f"local {speedups[f'local/{cores}']:.2f} and all-shared {speedups[f'all-shared/{cores}']:.2f} times as fast"
+            f"{f', limit {cell.limit:.2f}' if cell else ''}; SC'18's 100 {sc18.NETWORKS['light']}s "
+            f"with so many cores each {sc18.CORE_LIMITED['light'][cores]} (Fig 11)",
+            flush=True,
+        )
+    return speedups
+
+
+def idle_consumers(bench: Bench) -> float:
+    """Rate of a producer with eight consumers that do nothing, over its rate with one."""
+    rates = {}
+    for count in (1, EIGHT):
+        flags = ["--devices", f"cpu:{count}", "--sharing", "local"]
+        rates[count] = bench.samples / by_argosy(bench.work("stripped", count), flags, at_once=count).wall_seconds
+    told = " and ".join(f"{rate:.0f} samples/s to {count}" for count, rate in rates.items())
+    print(f"one producer: {told} idle consumers", flush=True)
+    return rates[EIGHT] / rates[1]
+
+
+def show_curves(rounds: list[Cells]) -> None:
+    """Medians of all rounds beside SC'18's curves."""
+    for demand in dict.fromkeys(demand for demand, _ in rounds[0]):
+        network = sc18.NETWORKS[demand]
+        print(f"CPU reduction, {demand}: n, limit, {', '.join(STREAMS)}, SC'18's all-shared with {network} (Fig 10)")
+        for members in (members for of, members in rounds[0] if of == demand):
+            cells = [one[demand, members] for one in rounds]
+            ours = [quartiles([c.reduction(n) for c in cells])[1] if n in cells[0].sides else None for n in STREAMS]
+            row = " ".join(f"{value:7.2f}" if value else "      -" for value in ours)
+            limit = quartiles([cell.limit for cell in cells])[1]
+            print(f"{members:4d} {limit:7.2f} {row} {sc18.at(sc18.REDUCTION[demand], members):7.2f}")
+    for name, curve in sc18.AGAINST_ALL_SHARED.items():
+        cells = [cell for one in rounds for cell in largest(one)]
+        ratios = [cell.sides[name].cpu_seconds / cell.sides["all-shared"].cpu_seconds for cell in cells]
+        if ratios:
+            fewest = min(curve)
+            print(
+                f"CPU of {name} over all-shared: {quartiles(ratios)[1]:.2f} with most members; "
+                f"SC'18 {curve[fewest]} at n={fewest} (Fig 9)"
+            )
+
+
+def largest(cells: Cells) -> list[Cell]:
+    """Of each demand, the cell of most members, if nodes share there."""
+    most = max(members for _, members in cells)
+    return [cell for (_, members), cell in cells.items() if members == most and "all-shared" in cell.sides]
+
+
+def targets_of(rounds: list[Cells], idle: list[float]) -> list[dict[str, Any]]:
+    """Of each demand and pipeline the number of members where it does worst."""
+    targets = []
+    for demand in dict.fromkeys(demand for demand, _ in rounds[0]):
+        for name in STREAMS:
+            found = {
+                members: [one[demand, members] for one in rounds]
+                for of, members in rounds[0]
+                if of == demand and name in rounds[0][of, members].sides
+            }
+            if not found:
+                continue
+            shares = {n: [cell.reduction(name) / cell.limit for cell in cells] for n, cells in found.items()}
+            worst = min(shares, key=lambda n: quartiles(shares[n])[1])
+            what = f"{demand}, {name}: CPU reduction / limit, at its worst n = {worst}"
+            targets.append(target(what, shares[worst], at_least=0.9))
+            costs = {n: [cell.cost(name) for cell in cells] for n, cells in found.items()}
+            worst = max(costs, key=lambda n: quartiles(costs[n])[1])
+            what = f"{demand}, {name}: CPU seconds beyond P + T, at its worst n = {worst}"
+            targets.append(target(what, costs[worst], at_most=0.08))
+    targets.append(target(f"rate of a producer with {EIGHT} idle consumers / with one", idle, at_least=0.9))
+    return targets
+
+
+def figures_of(rounds: list[Cells]) -> dict[str, Any]:
+    """Everything that was measured, each a list over the rounds."""
+    figures: dict[str, Any] = {}
+    for demand, members in rounds[0]:
+        cells = [one[demand, members] for one in rounds]
+        sides: dict[str, Any] = {
+            name: {
+                "cpu_seconds": [cell.sides[name].cpu_seconds for cell in cells],
+                "wall_seconds": [cell.sides[name].wall_seconds for cell in cells],
+                "reduction": [cell.reduction(name) for cell in cells],
+                "cost": [cell.cost(name) for cell in cells],
+                "nodes": [cell.sides[name].nodes for cell in cells],
+                "others_cores": [cell.sides[name].others_cores for cell in cells],
+            }
+            for name in cells[0].sides
+        }
+        figures[f"{demand}/{members}"] = {
+            "P": [cell.preparing for cell in cells],
+            "T": [cell.training for cell in cells],
+            "limit": [cell.limit for cell in cells],
+            "sc18_reduction": sc18.at(sc18.REDUCTION[demand], members),
+            "sides": sides,
+        }
+    return figures
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.set_defaults(rounds=1)
+    parser.add_argument("--photographs", type=int, default=1024, help="samples of an epoch")
+    parser.add_argument("--seconds", type=float, default=6.0, help="CPU seconds that a shared run counts, about")
+    parser.add_argument("--members", type=int, nargs="*", default=COUNTS, help="numbers of members")
+    parser.add_argument("--demands", nargs="*", default=list(DEMANDS), choices=DEMANDS)
+    options = parser.parse_args()
+    print(f"{hardware()}; every training process uses one torch thread; {BLOCKS} blocks an epoch")
+    torch.set_num_threads(1)
+    rounds, peaks, speedups, idle = [], [], [], []
+    with tempfile.TemporaryDirectory(prefix="argosy-sharing-") as name:
+        bench = prepare(Path(name), options.photographs, options.seconds)
+        print(
+            f"{bench.samples} photographs, prepared in {bench.epoch_seconds:.2f} s of CPU; CPU and wall of one epoch:"
+        )
+        for number in range(options.rounds):
+            cells: Cells = {}
+            for demand in options.demands:
+                for members in options.members:
+                    cells[demand, members] = one_cell(bench, demand, members, number)
+                    show_cell(demand, cells[demand, members])
+            rounds.append(cells)
+            peaks.append(peak(bench))
+            speedups.append(core_limits(bench, cells.get(("light", EIGHT))))
+            idle += [idle_consumers(bench) for _ in range(IDLE_PAIRS)]
+    show_curves(rounds)
+    print("Every member ended every epoch with equal losses and digests on all sides.")
+    figures = {"cells": figures_of(rounds), "peak_samples_per_second": peaks, "core_limit_speedups": speedups}
+    finish("sharing", figures, targets_of(rounds, idle), as_json=options.json)
+
+
+if __name__ == "__main__":
+    main()

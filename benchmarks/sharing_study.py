@@ -1,0 +1,46 @@
+"""The study of `sharing.py`: members of one structure that differ in learning rate and seed, as in SC'18.
+
+The demands are such that a member's own training takes about 0.1, 0.4 and 0.75 of what preparing takes, as the limits of
+SC'18's Fig 10 say of Alexnet, Inception and VGG-A. A stripped member takes its batches and trains nothing: peak(n).
+"""
+
+import os
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from photographs import BATCH, Photographs, normalize, plain
+from torch import Tensor, nn
+from torch.optim import SGD
+
+import argosy
+
+FOLDER = Path(os.environ["SHARING_FOLDER"])
+EPOCHS = int(os.environ["SHARING_EPOCHS"])
+DEMAND = os.environ["SHARING_DEMAND"]
+COUNT = int(os.environ["SHARING_MEMBERS"])
+
+WIDTHS = {"light": 16, "middle": 44, "heavy": 70}
+STRIPPED = DEMAND == "stripped"
+
+
+def touch(model: Any, batch: Any) -> Tensor:
+    """A training step that has a gradient, and no work."""
+    return model.weight.sum()
+
+
+study = argosy.Study(
+    data=argosy.Data(train=Photographs(FOLDER / "train", train=True), on_device=None if STRIPPED else normalize),
+    members=[
+        argosy.Member(
+            f"{DEMAND}-{number:02d}",
+            model=partial(nn.Linear, 1, 1) if STRIPPED else partial(plain, width=WIDTHS[DEMAND]),
+            optimizer=partial(SGD, lr=0.02 / (1 + number), momentum=0.9),
+            batch_size=BATCH,
+            seed=number,
+            step=touch if STRIPPED else None,
+        )
+        for number in range(COUNT)
+    ],
+    stop=argosy.MaxEpochs(EPOCHS),
+)
