@@ -1,7 +1,9 @@
 """From what trainers measured to what planners know."""
 
+import functools
 import os
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -13,7 +15,7 @@ from argosy.profiles import Profile, ProfileCache
 from argosy.running.identity import spell
 from argosy.study import Member
 
-__all__ = ["Costs", "Observed", "profile_of"]
+__all__ = ["Costs", "Observed", "even_out", "profile_of"]
 
 LINK_BYTES_PER_SECOND = 10e9
 """Assumed of an all-reduce that was not measured, as inside a node of GPUs."""
@@ -50,6 +52,28 @@ def profile_of(measured: Measured, *, batch_size: int, device_kind: str, node_de
         splittable=bool(groups) and not measured.batch_norm,
         node_devices=node_devices,
     )
+
+
+def even_out(profiles: Sequence[Profile], members: Iterable[Member], measured: Mapping[str, Measured]) -> list[Profile]:
+    """Members that do the same work get the same profile, the best of theirs: what else runs on a machine only adds.
+
+    So a sweep over learning rates is dealt evenly, whatever disturbed its measuring.
+    """
+    works = {member.name: _work(member, measured[member.name]) for member in members if member.name in measured}
+    best: dict[tuple[object, ...], Profile] = {}
+    for profile in profiles:
+        known = best.setdefault(works[profile.member], profile)
+        if profile.rate(1) > known.rate(1):
+            best[works[profile.member]] = profile
+    return [replace(best[works[profile.member]], member=profile.member) for profile in profiles]
+
+
+def _work(member: Member, measured: Measured) -> tuple[object, ...]:
+    """What decides the work of a member's steps, and its memory; learning rates do not."""
+    optimizer = member.optimizer.func if isinstance(member.optimizer, functools.partial) else member.optimizer
+    factories = (member.model, optimizer, member.loss, member.step, member.augment)
+    sizes = (member.batch_size, member.eval_batch_size, member.accumulate, member.precision, measured.memory_bytes)
+    return (*map(spell, factories), measured.parameter_shapes, *sizes)
 
 
 class Observed:

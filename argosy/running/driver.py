@@ -47,7 +47,7 @@ from argosy.planning import make_plan
 from argosy.plans import Flotilla
 from argosy.profiles import Profile, largest_measured_group
 from argosy.report import RunState
-from argosy.running.costs import Costs, Observed, profile_of
+from argosy.running.costs import Costs, Observed, even_out, profile_of
 from argosy.running.fleet import Feeder, Fleet
 from argosy.running.hangs import Hangs
 from argosy.running.identity import found_study, summarize, write_json, write_study
@@ -168,9 +168,8 @@ class Driver:
                 f"{m.name}: {m.reason.strip().splitlines()[-1]}" for m in self.state.members.values() if m.reason
             ]
             raise PlanError("no member could be measured: " + "; ".join(reasons))
-        measured = [self.measured[name] for name in self.roster.waiting]
         return Costs(
-            profiles=tuple(self._profile(m) for m in measured),
+            profiles=tuple(self._profiles()),
             notes=self._notes(),
             lengths=dict(self.lengths),
             preparation_seconds_per_sample=self.seconds_per_sample,
@@ -420,7 +419,7 @@ class Driver:
             return
         busy = {device for leg in self.legs for device in leg.flotilla.devices}
         free = [device for device in self.cluster.devices if device.name not in busy]
-        profiles = [self._profile(self.measured[name]) for name in self.roster.waiting]
+        profiles = self._profiles()
         if not profiles or not free:
             return
         plan = make_plan(profiles, free, policy=self.settings.policy, cluster=self.cluster.devices)
@@ -581,6 +580,11 @@ class Driver:
 
     def _notes(self) -> tuple[str, ...]:
         return tuple(f"{name}: {note}" for name, measured in self.measured.items() for note in measured.notes)
+
+    def _profiles(self) -> list[Profile]:
+        """Of the members that wait."""
+        profiles = [self._profile(self.measured[name]) for name in self.roster.waiting]
+        return even_out(profiles, self.study.members, self.measured)
 
     def _profile(self, measured: Measured) -> Profile:
         member = self.study.member(measured.member)

@@ -11,6 +11,7 @@ from argosy.commands import Attach, Exit, Failed, Feed, Leg, Lost, Open, Opened,
 from argosy.events import Used
 from argosy.running.launcher import Job, Workers
 from argosy.stream.courier import Meeting
+from argosy.stream.sharing import PIPELINES
 
 __all__ = ["Feeder", "Fleet"]
 
@@ -89,7 +90,7 @@ class Fleet:
     def feed(self, feeders: Sequence[Feeder], leg: Leg, readers: Iterable[str], pipeline: tuple[str, int]) -> None:
         """Let these trainers read a leg that these feeders share by a pipeline of so many preparing nodes."""
         readers, (sharing, preparing) = tuple(readers), pipeline
-        shared = sharing != "local" and len(feeders) > 1
+        shared = sharing in PIPELINES and len(feeders) > 1
         teams = self._teams(len(feeders), sharing, preparing) if shared else [None] * len(feeders)
         for feeder, team in zip(feeders, teams, strict=True):
             mine = tuple(device for device in readers if self.node_of[device] == feeder.node)

@@ -73,13 +73,17 @@ def _told(settings: Settings) -> Choice | None:
     """What the settings leave no doubt about."""
     if settings.sharing == "auto" and settings.nodes > 1:
         return None
+    if settings.sharing == "none":
+        reason = "every member has a pipeline of its own: policy solo"
+    else:
+        reason = "one node" if settings.nodes == 1 else f"as told by sharing={settings.sharing!r}"
     preparing = 1 if settings.sharing == "single-broadcast" else settings.nodes
     return Choice(
-        sharing="local" if settings.sharing in ("auto", "none") else settings.sharing,
+        sharing="local" if settings.sharing == "auto" else settings.sharing,
         preparing=settings.preparing_nodes or preparing,
         loader_workers=0,
         samples_per_second=0.0,
-        reason="one node" if settings.nodes == 1 else f"as told by sharing={settings.sharing!r}",
+        reason=reason,
     )
 
 

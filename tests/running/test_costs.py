@@ -7,7 +7,7 @@ import studies
 
 from argosy.commands import Measured
 from argosy.events import Checkpoint, EpochEnded
-from argosy.running.costs import Observed, profile_of
+from argosy.running.costs import Observed, even_out, profile_of
 
 MEASURED = Measured(
     member="mlp",
@@ -61,3 +61,14 @@ def test_groups_pay_for_their_all_reduce() -> None:
     assert groups.samples_per_second == pytest.approx((100.0, 20 / (0.1 + 0.1), 20 / (0.08 + 2 * 2 / 3 * 0.1)))
     assert groups.splittable
     assert not profile(replace(MEASURED, shard_seconds=(0.1,), batch_norm=True)).splittable
+
+
+def test_members_that_do_the_same_work_get_the_best_profile_among_them() -> None:
+    members = [studies.member("a", lr=0.1), studies.member("b", lr=0.2), studies.member("c", hidden=32)]
+    rates = {"a": 100.0, "b": 160.0, "c": 40.0}
+    measured = {
+        name: replace(MEASURED, member=name, samples_per_second=rate, parameter_shapes=name if name == "c" else "same")
+        for name, rate in rates.items()
+    }
+    evened = even_out([profile(measured[name]) for name in rates], members, measured)
+    assert [(p.member, p.rate(1)) for p in evened] == [("a", 160.0), ("b", 160.0), ("c", 40.0)]
