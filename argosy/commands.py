@@ -100,8 +100,6 @@ class Feed:
 class Probe:
     """To a feeder: measure what it costs to prepare and to exchange blocks; answered by Probed, or Parted."""
 
-    leg: int
-    """Number of the leg that it feeds meanwhile."""
     team: Team
 
 
@@ -125,9 +123,10 @@ class UseLoaders:
 
 @dataclass(frozen=True, kw_only=True)
 class Parted:
-    """From a feeder: the exchange of a leg with the other nodes broke."""
+    """From a feeder: the exchange with the other nodes broke."""
 
-    leg: int
+    team: str
+    """Key of the team that it was in."""
     detail: str
 
 

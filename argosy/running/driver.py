@@ -311,13 +311,7 @@ class Driver:
 
     def _parted(self, worker: str, parted: Parted) -> None:
         """Where a feeder is gone, the couriers of all the others break: only the first word counts."""
-        if self.regrouping is not None or worker not in self.fleet.feeders:
-            return
-        if self.unmeasured or self.sharing.waiting_for:
-            current = parted.leg == self.leg_count
-        else:
-            current = any(leg.number == parted.leg for leg in self.legs)
-        if current:
+        if self.regrouping is None and self.fleet.in_team(worker, parted.team):
             self._note_loss(f"{worker}/courier", f"its exchange with the other nodes broke: {parted.detail}")
             self.sharing.ask(())
             if self.unmeasured:
@@ -447,7 +441,7 @@ class Driver:
             team = self._free_team(self.fleet.devices)
             if team is not None and not self.sharing.waiting_for:
                 self.sharing.ask([feeder.name for feeder in team])
-                self.fleet.probe(team, self.leg_count)
+                self.fleet.probe(team)
             return False
         chosen = self.sharing.choose(self.cluster, flotilla, preparation_seconds=self.seconds_per_sample)
         self.record(chosen)

@@ -26,6 +26,8 @@ class Feeder:
     """What it said when its data was open."""
     readers: set[str] = field(default_factory=set)
     """Trainers that were told to read from it."""
+    team: str = ""
+    """Key of the team that it exchanges blocks with."""
 
 
 class Fleet:
@@ -94,13 +96,19 @@ class Fleet:
         teams = self._teams(len(feeders), sharing, preparing) if shared else [None] * len(feeders)
         for feeder, team in zip(feeders, teams, strict=True):
             mine = tuple(device for device in readers if self.node_of[device] == feeder.node)
+            feeder.team = team.key if team is not None else ""
             self._attach(feeder, mine)
             self.workers.send(feeder.name, Feed(leg=leg, readers=mine, team=team))
 
-    def probe(self, feeders: Sequence[Feeder], leg: int) -> None:
+    def probe(self, feeders: Sequence[Feeder]) -> None:
         """Let these feeders measure what sharing costs between them."""
         for feeder, team in zip(feeders, self._teams(len(feeders), None, len(feeders)), strict=True):
-            self.workers.send(feeder.name, Probe(leg=leg, team=team))
+            feeder.team = team.key
+            self.workers.send(feeder.name, Probe(team=team))
+
+    def in_team(self, feeder: str, team: str) -> bool:
+        """Whether a feeder exchanges blocks with this team still: what became of an earlier one is of no interest."""
+        return feeder in self.feeders and self.feeders[feeder].team == team
 
     def _teams(self, nodes: int, sharing: str | None, preparing: int) -> list[Team]:
         """One team, as each of its feeders sees it."""
@@ -123,6 +131,7 @@ class Fleet:
         """Let feeders prepare nothing; one that is gone needs no telling."""
         for feeder in feeders:
             if feeder in self.feeders:
+                self.feeders[feeder].team = ""
                 self.workers.send(feeder, Feed(leg=Leg.empty(), readers=()))
 
     def lost(self, worker: str) -> None:

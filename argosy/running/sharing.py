@@ -36,9 +36,10 @@ class Sharing:
         self.waiting_for, self._heard = set(feeders), []
 
     def hear(self, feeder: str, probed: Probed) -> None:
-        """Take an answer."""
-        self.waiting_for.discard(feeder)
-        self._heard.append(probed)
+        """Take an answer; one that is not waited for is of a measurement that was broken off."""
+        if feeder in self.waiting_for:
+            self.waiting_for.discard(feeder)
+            self._heard.append(probed)
 
     @property
     def measured(self) -> bool:

@@ -90,7 +90,8 @@ class _Feeder:
         self.gauge = StreamGauge(cores=cores)
         self.readers: dict[str, Peer] = {}
         self.expected: tuple[str, ...] = ()
-        self.leg = -1
+        self.team = ""
+        """Key of the team of its courier."""
         self.rank = 0
         self.places: Iterator[tuple[Place, Turn]] = iter(())
         self.own_slots = float(ring.slots)
@@ -133,7 +134,7 @@ class _Feeder:
             self._new_leg(command)
         elif isinstance(command, Probe):
             self._part()
-            self.leg, self.probing = command.leg, []
+            self.probing = []
             self._start_courier(command)
         elif isinstance(command, UseLoaders):
             self.wanted_loaders = min(self.wanted_loaders, command.count)
@@ -158,7 +159,7 @@ class _Feeder:
                 self.free.append(filling.slot)
         self.filling.clear()
         self.expected = feed.readers
-        self.leg, self.rank = feed.leg.number, 0
+        self.rank = 0
         turns: Iterator[Turn] = repeat(ALONE)
         self.own_slots = float(self.ring.slots)
         if feed.team is not None and feed.team.sharing is not None:
@@ -172,6 +173,7 @@ class _Feeder:
 
     def _start_courier(self, command: Feed | Probe) -> None:
         assert command.team is not None
+        self.team = command.team.key
         others = (loader.connection for loader in self.loaders)
         self.courier = start_courier(self.ring, command.team, [self.driver, *self.readers.values(), *others])
         self._watch(self.courier.connection, self._hear_courier)
@@ -199,7 +201,7 @@ class _Feeder:
         else:
             detail = message.detail if isinstance(message, Broken) else str(message)
             self._part()
-            self.driver.send(Parted(leg=self.leg, detail=detail))
+            self.driver.send(Parted(team=self.team, detail=detail))
 
     def _answer_probe(self, found: list[Exchanged]) -> None:
         self._part()
