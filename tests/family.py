@@ -1,5 +1,6 @@
 """A run in a process of its own, and its processes by role, so that tests can hurt them for real."""
 
+import contextlib
 import json
 import os
 import signal
@@ -58,20 +59,18 @@ class Run:
         self.seen.update({process.pid: process for process in found})
         return found
 
-    def role(self, role: str) -> list[psutil.Process]:
-        """Processes of one role: server, feeder, loader, trainer, driver."""
+    def role(self, role: str, node: str = "") -> list[psutil.Process]:
+        """Processes of one role (server, feeder, courier, loader, trainer, driver), of one node if it is named."""
         if role == "driver":
             return [psutil.Process(self.process.pid)]
         found = []
         for process in self.look():
-            try:
-                log = str(Path(f"/proc/{process.pid}/fd/1").readlink())
-                parent_log = str(Path(f"/proc/{process.ppid()}/fd/1").readlink())
-            except (OSError, psutil.NoSuchProcess):
-                continue
-            name = "server" if "/workers/" not in log else "loader" if log == parent_log else Path(log).stem
-            if name.split("-")[0].replace("cpu", "trainer") == role:
-                found.append(process)
+            with contextlib.suppress(OSError, psutil.NoSuchProcess):
+                log = Path(f"/proc/{process.pid}/fd/1").readlink()
+                named = process.name().removeprefix("argosy-")
+                name = "server" if process.ppid() == self.process.pid else named
+                if name == role and log.name.startswith(node):
+                    found.append(process)
         return found
 
     def end(self, seconds: float = 120) -> int:
