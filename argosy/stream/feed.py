@@ -123,7 +123,9 @@ class _Feeder:
             self._send_off()
             self._announce()
             for key, _ in self.selector.select(timeout=0 if at_once else TELL_SECONDS):
-                key.data()
+                # Not one that was let go since, on the word of somebody before it.
+                if self.selector.get_map().get(key.fd) is key:
+                    key.data()
             self._measure_time()
 
     # ---- what peers say

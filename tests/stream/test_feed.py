@@ -1,0 +1,111 @@
+"""Feeders in processes of their own, told what to do by a test in the driver's place."""
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from typing import Any
+
+import pytest
+import studies
+
+import argosy
+from argosy.commands import Exit, Feed, Leg, Open, Opened, Team
+from argosy.events import Used
+from argosy.settings import Settings
+from argosy.stream.courier import Meeting
+from argosy.stream.feed import feed
+from argosy.stream.ring import RingReader
+from argosy.stream.wire import dial
+
+NODES = 2
+KEY = bytes(32)
+
+
+class Slow(studies.Vectors):
+    """A block of 16 takes 30 ms."""
+
+    def __getitem__(self, index: int) -> Any:
+        time.sleep(0.002)
+        return super().__getitem__(index)
+
+
+def live(driver: Connection, number: int) -> None:
+    """Life of a feeder; that of the first node is slow."""
+    data = argosy.Data(train=Slow(4096) if number == 0 else studies.Vectors(4096))
+    settings = Settings(nodes=NODES, block_size=16, loader_workers=0)
+    feed(driver, data, settings, name=f"node{number}/feeder-0", seed=0, key=KEY)
+
+
+def read(reader: RingReader) -> None:
+    """Life of a trainer that does nothing with its blocks."""
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            reader.receive()
+
+
+@contextmanager
+def feeders() -> Iterator[list[tuple[Any, Connection]]]:
+    """Two of them, with their data open and a trainer each."""
+    context, found = get_context("fork"), []
+    for number in range(NODES):
+        ours, theirs = context.Pipe()
+        process = context.Process(target=live, args=(theirs, number))
+        process.start()
+        theirs.close()
+        found.append((process, ours))
+    try:
+        for _, driver in found:
+            driver.send(Open())
+            opened = driver.recv()
+            assert isinstance(opened, Opened)
+            reader = RingReader(dial(opened.address, KEY, "trainer"))
+            threading.Thread(target=read, args=(reader,)).start()
+        yield found
+    finally:
+        for process, driver in found:
+            driver.close()
+            process.kill()
+            process.join()
+
+
+def last_word(driver: Connection) -> Used:
+    """What a feeder answers to Exit, whatever else it says before."""
+    driver.send(Exit())
+    while driver.poll(10):
+        if isinstance(found := driver.recv(), Used):
+            return found
+    pytest.fail("the feeder says nothing")
+
+
+def test_a_feeder_forgets_its_courier_in_the_middle_of_what_it_says() -> None:
+    endless = Leg(number=1, epoch=0, position=0, until=None)
+    meeting = Meeting()
+    with feeders() as found:
+        for number in range(8):
+            for rank, (_, driver) in enumerate(found):
+                team = Team(
+                    sharing="all-shared",
+                    preparing=NODES,
+                    rank=rank,
+                    nodes=NODES,
+                    meeting=meeting.address,
+                    key=str(number),
+                )
+                driver.send(Feed(leg=endless, readers=("trainer",), team=team))
+            time.sleep(0.5)
+            # The second node waits for a block. It is stopped, so that it finds the driver's word and that of its courier,
+            # which came after it, in one look.
+            (_, slow), (process, fast) = found
+            os.kill(process.pid, signal.SIGSTOP)
+            fast.send(Feed(leg=Leg.empty(), readers=()))
+            time.sleep(0.1)
+            os.kill(process.pid, signal.SIGCONT)
+            slow.send(Feed(leg=Leg.empty(), readers=()))
+        for _, driver in found:
+            assert last_word(driver).gauge["exchanged_bytes"] > 0
