@@ -2,7 +2,8 @@
 
 ``--runs`` runs with 1 to 5 random faults each (kill -9 or stop of a trainer, feeder, loader worker, fork server or the
 driver itself, at random moments), then ``--driver-kills`` kills of the driver alone, each followed at once by the same
-command. A run that the driver did not survive is continued by the same command, as a person would.
+command. A run that the driver did not survive is continued by the same command, as a person would. With ``--sharing``, of
+two nodes that share their stream by that pipeline; their couriers are victims then as well.
 """
 
 import argparse
@@ -13,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 from measuring import hardware
@@ -20,23 +22,25 @@ from measuring import hardware
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 import evidence
-from family import Run, repeats_at_most_one_interval
+from family import ONE_NODE, TWO_NODES, Run, repeats_at_most_one_interval
 
 from argosy.running.audit import audit
+from argosy.stream.sharing import PIPELINES
 
 ROLES = ("trainer", "feeder", "loader", "server", "driver")
+SHARING_ROLES = (*ROLES, "courier")
 SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP)
 LENGTH, EPOCHS = 400, 4
 
 
-def start(directory: Path) -> Run:
-    return Run(directory, length=LENGTH, epochs=EPOCHS)
+def start(directory: Path, settings: str) -> Run:
+    return Run(directory, settings=settings, length=LENGTH, epochs=EPOCHS)
 
 
-def hurt(run: Run, dice: random.Random) -> str | None:
+def hurt(run: Run, roles: Sequence[str], dice: random.Random) -> str | None:
     """One fault at a random moment, as soon as there is a victim; None where the run ended before."""
     moment = time.monotonic() + dice.uniform(0.0, 2.0)
-    role, number = dice.choice(ROLES), dice.choice(SIGNALS)
+    role, number = dice.choice(roles), dice.choice(SIGNALS)
     if role == "driver":
         number = signal.SIGKILL
     while run.process.poll() is None:
@@ -48,17 +52,18 @@ def hurt(run: Run, dice: random.Random) -> str | None:
     return None
 
 
-def one_run(directory: Path, seed: int) -> tuple[list[str], list[Run]]:
+def one_run(directory: Path, settings: str, seed: int) -> tuple[list[str], list[Run]]:
     """A run with its faults, continued until it is done; returns the faults that happened and the drivers it took."""
     dice = random.Random(seed)
-    runs, faults = [start(directory)], []
+    runs, faults = [start(directory, settings)], []
+    roles = ROLES if settings == ONE_NODE else SHARING_ROLES
     for _ in range(dice.randint(1, 5)):
-        fault = hurt(runs[-1], dice)
+        fault = hurt(runs[-1], roles, dice)
         if fault is not None:
             faults.append(fault)
         if fault is not None and fault.startswith("driver"):
             runs[-1].process.wait()
-            runs.append(start(directory))
+            runs.append(start(directory, settings))
     if runs[-1].end(200) != 0:
         raise AssertionError(f"seed {seed}, {faults}: {runs[-1].errors[-3000:]}")
     return faults, runs
@@ -77,9 +82,9 @@ def check(directory: Path, runs: list[Run], expected: dict[str, object]) -> list
     return found
 
 
-def kill_driver(directory: Path, kills: int, dice: random.Random) -> tuple[int, list[Run]]:
+def kill_driver(directory: Path, settings: str, kills: int, dice: random.Random) -> tuple[int, list[Run]]:
     """Kill the driver again and again at random moments of one run, each time followed at once by the same command."""
-    runs, done = [start(directory)], 0
+    runs, done = [start(directory, settings)], 0
     while done < kills:
         deadline = time.monotonic() + dice.uniform(0.5, 3.5)
         while time.monotonic() < deadline and runs[-1].process.poll() is None:
@@ -89,7 +94,7 @@ def kill_driver(directory: Path, kills: int, dice: random.Random) -> tuple[int, 
             break
         runs[-1].process.kill()
         runs[-1].process.wait()
-        runs.append(start(directory))
+        runs.append(start(directory, settings))
         done += 1
     return done, runs
 
@@ -99,18 +104,20 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=100)
     parser.add_argument("--driver-kills", type=int, default=50)
     parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--sharing", choices=["local", *PIPELINES], help="two nodes, which share by this pipeline")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    settings = TWO_NODES.format(sharing=options.sharing) if options.sharing else ONE_NODE
     print(hardware(), flush=True)
     wrong: list[str] = []
     faults: Counter[str] = Counter()
     with tempfile.TemporaryDirectory(prefix="argosy-chaos-") as folder:
         reference = Path(folder) / "faultless"
-        assert start(reference).end() == 0
+        assert start(reference, settings).end() == 0
         expected = evidence.results(reference)
         for seed in range(options.first_seed, options.first_seed + options.runs):
             directory = Path(folder) / f"seed-{seed}"
-            happened, runs = one_run(directory, seed)
+            happened, runs = one_run(directory, settings, seed)
             found = check(directory, runs, expected)
             faults.update(happened)
             wrong += [f"seed {seed} ({', '.join(happened)}): {text}" for text in found]
@@ -118,7 +125,7 @@ def main() -> None:
         kills, batch = 0, 0
         while kills < options.driver_kills:
             directory = Path(folder) / f"driver-{batch}"
-            done, runs = kill_driver(directory, options.driver_kills - kills, random.Random(batch))
+            done, runs = kill_driver(directory, settings, options.driver_kills - kills, random.Random(batch))
             if runs[-1].end(200) != 0:
                 raise AssertionError(runs[-1].errors[-3000:])
             found = check(directory, runs, expected)

@@ -14,20 +14,29 @@ import psutil
 SCRIPT = """
 import sys, argosy, studies
 study = studies.study({length}, fleet=[*studies.members(), studies.member("slow", augment=studies.dawdle)], epochs={epochs})
-argosy.train(study, directory=sys.argv[1], devices="cpu:2", block_size=32, loader_workers=2, checkpoint_seconds=0.05,
+argosy.train(study, directory=sys.argv[1], {settings}, block_size=32, checkpoint_seconds=0.05,
              numerics="exact", hang_seconds={hang_seconds})
 """
+ONE_NODE = 'devices="cpu:2", loader_workers=2'
+TWO_NODES = 'devices="cpu:1", nodes=2, loader_workers=1, sharing="{sharing}"'
 
 
 class Run:
     """A driver and what belongs to it."""
 
     def __init__(
-        self, directory: Path, script: str = SCRIPT, *, length: int = 400, epochs: int = 3, hang_seconds: float = 60
+        self,
+        directory: Path,
+        script: str = SCRIPT,
+        *,
+        settings: str = ONE_NODE,
+        length: int = 400,
+        epochs: int = 3,
+        hang_seconds: float = 60,
     ) -> None:
         self.directory = directory
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-        text = script.format(length=length, epochs=epochs, hang_seconds=hang_seconds)
+        text = script.format(settings=settings, length=length, epochs=epochs, hang_seconds=hang_seconds)
         self.log = directory.with_name(f"{directory.name}.stderr")
         with self.log.open("a") as log:
             self.process = subprocess.Popen([sys.executable, "-c", text, str(directory)], env=environment, stderr=log)

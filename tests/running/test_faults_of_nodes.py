@@ -7,17 +7,11 @@ from pathlib import Path
 import evidence
 import pytest
 import studies
-from family import Run, repeats_at_most_one_interval
+from family import TWO_NODES, Run, repeats_at_most_one_interval
 
 import argosy
 
-NODES = """
-import sys, argosy, studies
-study = studies.study({{length}}, fleet=[*studies.members(), studies.member("slow", augment=studies.dawdle)], epochs={{epochs}})
-argosy.train(study, directory=sys.argv[1], devices="cpu:1", nodes=2, sharing="{sharing}", block_size=32, loader_workers=1,
-             checkpoint_seconds=0.05, numerics="exact", hang_seconds={{hang_seconds}})
-"""
-SHARED, LOCAL, AUTO = (NODES.format(sharing=sharing) for sharing in ("all-shared", "local", "auto"))
+SHARED, LOCAL, AUTO = (TWO_NODES.format(sharing=sharing) for sharing in ("all-shared", "local", "auto"))
 COURIERS = {"node0/feeder-0/courier", "node1/feeder-0/courier"}
 """Where a courier dies, the one at the other end breaks, and either may be heard first."""
 
@@ -47,7 +41,7 @@ def check(run: Run, faultless: dict[str, object]) -> list[str]:
 def test_a_lost_feeder_is_replaced_and_named(
     tmp_path: Path, faultless: dict[str, object], node: str, number: signal.Signals
 ) -> None:
-    run = Run(tmp_path, SHARED)
+    run = Run(tmp_path, settings=SHARED)
     run.wait_for("EpochEnded", 2)
     (victim,) = run.role("feeder", node)
     hurt = time.time()
@@ -64,7 +58,7 @@ def test_a_lost_feeder_is_replaced_and_named(
 def test_a_lost_courier_is_replaced(
     tmp_path: Path, faultless: dict[str, object], node: str, number: signal.Signals
 ) -> None:
-    run = Run(tmp_path, SHARED)
+    run = Run(tmp_path, settings=SHARED)
     run.wait_for("EpochEnded", 2)
     (victim,) = run.role("courier", node)
     victim.send_signal(number)
@@ -74,9 +68,9 @@ def test_a_lost_courier_is_replaced(
     assert set(lost) <= COURIERS
 
 
-@pytest.mark.parametrize("script", [SHARED, LOCAL], ids=["all-shared", "local"])
-def test_a_lost_trainer_is_replaced_and_named(tmp_path: Path, faultless: dict[str, object], script: str) -> None:
-    run = Run(tmp_path, script)
+@pytest.mark.parametrize("settings", [SHARED, LOCAL], ids=["all-shared", "local"])
+def test_a_lost_trainer_is_replaced_and_named(tmp_path: Path, faultless: dict[str, object], settings: str) -> None:
+    run = Run(tmp_path, settings=settings)
     run.wait_for("EpochEnded", 2)
     (victim,) = run.role("trainer", "node1")
     victim.kill()
@@ -84,7 +78,7 @@ def test_a_lost_trainer_is_replaced_and_named(tmp_path: Path, faultless: dict[st
 
 
 def test_a_loader_worker_is_replaced_without_a_word(tmp_path: Path, faultless: dict[str, object]) -> None:
-    run = Run(tmp_path, SHARED)
+    run = Run(tmp_path, settings=SHARED)
     run.wait_for("EpochEnded", 2)
     (victim,) = run.role("loader", "node1")
     victim.kill()
@@ -94,7 +88,7 @@ def test_a_loader_worker_is_replaced_without_a_word(tmp_path: Path, faultless: d
 def test_a_courier_that_is_killed_while_it_measures_costs_nothing_but_time(
     tmp_path: Path, faultless: dict[str, object]
 ) -> None:
-    run = Run(tmp_path, AUTO)
+    run = Run(tmp_path, settings=AUTO)
     run.wait_for("RunStarted")
     while not (found := run.role("courier", "node1")):
         time.sleep(0.001)
@@ -110,11 +104,25 @@ def test_the_same_command_after_a_kill_of_the_driver_ends_with_the_same_results(
 ) -> None:
     killed = []
     for epochs in (1, 5, 9):
-        run = Run(tmp_path, SHARED)
+        run = Run(tmp_path, settings=SHARED)
         run.wait_for("EpochEnded", epochs)
         run.look()
         run.process.kill()
         run.process.wait()
         killed.append(run)
-    assert check(Run(tmp_path, SHARED), faultless) == []
+    assert check(Run(tmp_path, settings=SHARED), faultless) == []
     assert [run.left() for run in killed] == [[], [], []]
+
+
+def test_a_node_whose_feeders_do_not_live_is_given_up(tmp_path: Path, faultless: dict[str, object]) -> None:
+    run = Run(tmp_path, settings=SHARED)
+    run.wait_for("PlanMade")
+    while run.process.poll() is None and "node1" not in [line.get("worker") for line in run.lines()]:
+        for feeder in run.role("feeder", "node1"):
+            feeder.kill()
+        time.sleep(0.02)
+    lost = check(run, faultless)
+    assert [worker for worker in lost if worker not in COURIERS][-1] == "node1"
+    assert lost.index("node1") >= 3
+    ended = [line for line in run.lines() if line["event"] == "EpochEnded"]
+    assert {line["device"] for line in ended[-4:]} == {"node0/cpu:0"}
