@@ -244,6 +244,9 @@ class _Feeder:
 
     def _give_back(self, slot: int, holder: Peer | Courier) -> None:
         self.held[slot].discard(holder)
+        self._free_unheld(slot)
+
+    def _free_unheld(self, slot: int) -> None:
         # A block that was not announced yet has no reader, and is not free either.
         if not self.held[slot] and all(filling.slot != slot for filling in self.filling):
             del self.held[slot]
@@ -369,6 +372,7 @@ class _Feeder:
             for name in self.expected:
                 self._tell(name, (filling.slot, filling.place))
             self._count(filling)
+            self._free_unheld(filling.slot)
 
     def _tell(self, name: str, notice: tuple[int, Place]) -> None:
         # A broken connection's end-of-file is on the way and gives the slot back.
