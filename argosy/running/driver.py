@@ -121,6 +121,8 @@ class Driver:
         self.legs: list[_Sailing] = []
         self.leg_count = 0
         self.launched = False
+        self.measuring_legs: set[int] = set()
+        """Streams that members were measured on and that nobody trains on."""
         self.early: list[Fed] = []
         self.regrouping: set[str] | None = None
         """Trainers that still carry members; None while no regrouping is under way."""
@@ -221,7 +223,7 @@ class Driver:
                 self._lost(worker, message)
             case Failed():
                 raise message.error
-            case Fed() if not self.launched:
+            case Fed() if message.leg in self.measuring_legs:
                 # Counts only if the stream that members are measured on becomes the first leg's.
                 self.early.append(message)
             case Event():
@@ -367,8 +369,8 @@ class Driver:
         team = self._free_team(self.fleet.devices)
         if team is None:
             return
-        self.early.clear()
         self.leg_count += 1
+        self.measuring_legs.add(self.leg_count)
         self.fleet.feed(
             team,
             self.roster.leg_for(self.roster.waiting, self.lengths, number=self.leg_count),
@@ -463,8 +465,10 @@ class Driver:
         self.launched = True
         self.roster.waiting = [name for name in self.roster.waiting if name not in flotilla.members]
         if goes_on:
+            self.measuring_legs.remove(self.leg_count)
             for fed in self.early:
-                self.record(fed)
+                if fed.leg == self.leg_count:
+                    self.record(fed)
         else:
             self.leg_count += 1
             self.fleet.feed(

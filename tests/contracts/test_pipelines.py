@@ -1,6 +1,6 @@
 """One suite over every pipeline: what a run promises does not depend on its nodes, nor on how they share the stream."""
 
-import time
+import itertools
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,9 @@ from test_cli import argosy as command
 
 import argosy
 from argosy.errors import PlanError, StudyError
+from argosy.planning import POLICIES, Situation
+from argosy.plans import Flotilla, Placement
+from argosy.profiles import Profile
 from argosy.stream.sharing import PIPELINES
 
 LENGTH, VAL, EPOCHS = 170, 41, 2
@@ -49,25 +52,37 @@ class Broken(studies.Vectors):
         return super().__getitem__(index)
 
 
-def sleep(batch: Any) -> Any:
-    """Half a millisecond per sample: members of equal cost, so that every device gets one."""
-    time.sleep(5e-4 * len(batch[1]))
-    return batch
+class Dealt:
+    """A policy that deals members to devices in turn, whatever they cost: every node has one, on a busy machine too."""
+
+    def launch(self, situation: Situation) -> tuple[Flotilla, ...]:
+        pairs = zip(situation.waiting, itertools.cycle(situation.devices), strict=False)
+        placements = tuple(Placement.whole(profile, device.name) for profile, device in pairs)
+        return (Flotilla(placements=placements),) if len(situation.free) == len(situation.devices) else ()
+
+    def keeps(self, situation: Situation, started: Flotilla, live: tuple[Profile, ...]) -> bool:
+        return True
+
+
+@pytest.fixture(autouse=True)
+def _dealt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(POLICIES, "dealt", Dealt())
 
 
 def fleet() -> list[argosy.Member]:
     """Four unlike members."""
     return [
-        studies.member("plain", augment=sleep),
-        studies.member("odd", hidden=24, batch_size=33, clip_grad_norm=1.0, augment=sleep),
-        studies.member("bootstrap", batch_size=16, subset=[3, 3, 5, *range(40, 130)], drop_last=True, augment=sleep),
-        studies.member("wide", batch_size=50, hidden=40, accumulate=3, eval_batch_size=7, augment=sleep),
+        studies.member("plain"),
+        studies.member("odd", hidden=24, batch_size=33, clip_grad_norm=1.0),
+        studies.member("bootstrap", batch_size=16, subset=[3, 3, 5, *range(40, 130)], drop_last=True),
+        studies.member("wide", batch_size=50, hidden=40, accumulate=3, eval_batch_size=7),
     ]
 
 
 def train(study: argosy.Study, directory: Path, **settings: Any) -> argosy.Report:
     """One device and one loader worker a node."""
-    settings = {"devices": "cpu:1", "loader_workers": 1, "block_size": 32, "numerics": "exact"} | settings
+    fixed = {"policy": "dealt", "devices": "cpu:1", "loader_workers": 1, "block_size": 32, "numerics": "exact"}
+    settings = fixed | settings
     return argosy.train(study, directory=directory, **settings)
 
 
@@ -100,7 +115,8 @@ def prepared_by(directory: Path) -> list[int]:
 def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Results of one node."""
     directory = tmp_path_factory.mktemp("alone")
-    train(studies.study(data=counted(directory), fleet=fleet(), epochs=EPOCHS), directory / "run", launcher="inline")
+    study = studies.study(data=counted(directory), fleet=fleet(), epochs=EPOCHS)
+    train(study, directory / "run", launcher="inline", policy="balanced")
     return evidence.results(directory / "run")
 
 
