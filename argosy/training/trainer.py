@@ -122,13 +122,17 @@ class Trainer:
             self._train_on(block.to(self.device, self.study.data.on_device))
 
     def _measure(self, command: Measure, block: Block) -> None:
+        # All are built before the first is measured: weights would lie scattered over the memory that steps take and give
+        # back, and a gap between two of them serves only tensors that fit into it.
         for name in command.members:
             live = self._guarded(name, partial(self._build, name))
             if live is not None:
                 live.member = replace(live.member, accumulate=command.accumulate.get(name, live.member.accumulate))
                 self.built[name] = live
+        for name in command.members:
+            if name in self.built:
                 measured = self._guarded(
-                    name, partial(measure, live, block, thorough=command.thorough, groups=command.groups)
+                    name, partial(measure, self.built[name], block, thorough=command.thorough, groups=command.groups)
                 )
                 if measured is not None:
                     self.emit(measured)
