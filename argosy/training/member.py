@@ -124,6 +124,8 @@ class LiveMember:
             for batch in self.cutter.take(block, private=self.private):
                 if batch.rows:
                     self.step(batch)
+        # No gradients while the neighbours step: that is memory, and it would lie in the middle of what they need.
+        self.optimizer.zero_grad(set_to_none=True)
         self.seconds += time.perf_counter() - started
         return self.train.rows - before
 
