@@ -17,7 +17,6 @@ import socket
 import threading
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe
 from queue import SimpleQueue
 from typing import Any, NamedTuple
@@ -31,7 +30,7 @@ from argosy.stream.death import die_with_parent, name_process
 from argosy.stream.ring import Ring
 from argosy.stream.sharing import PIPELINES, Hop, Pipeline, candidates
 
-__all__ = ["Broken", "Carried", "Courier", "Exchanged", "Meeting", "start_courier"]
+__all__ = ["Broken", "Carried", "Courier", "Exchanges", "Meeting", "start_courier"]
 
 FORMING = datetime.timedelta(seconds=60)
 NEVER = datetime.timedelta(days=365)
@@ -62,16 +61,10 @@ class Broken(NamedTuple):
     detail: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Exchanged:
-    """From a courier that was told to measure: one pipeline between these nodes."""
+class Exchanges(NamedTuple):
+    """From a courier that was told to measure: every candidate between these nodes, as in `Probed.exchanges`."""
 
-    sharing: str
-    preparing: int
-    bytes_per_second: float
-    """Of the stream, as every node receives it."""
-    cpu_seconds_per_byte: float
-    """Of this node."""
+    found: tuple[tuple[str, int, float, float], ...]
 
 
 class Meeting:
@@ -151,8 +144,7 @@ def _work(feeder: int, connection: Connection, ring: Ring, team: Team) -> int:
     try:
         _meet(team)
         if team.sharing is None:
-            for sharing, preparing in candidates(team.nodes):
-                say(_measure(team, sharing, preparing))
+            say(Exchanges(tuple(_measure(team, *candidate) for candidate in candidates(team.nodes))))
             return 0
         ways = _ways(PIPELINES[team.sharing](team.nodes, team.preparing), ring, say)
         while True:
@@ -227,7 +219,7 @@ def _ways(pipeline: Pipeline, ring: Ring, say: _Voice) -> list[_Way]:
     return ways
 
 
-def _measure(team: Team, sharing: str, preparing: int) -> Exchanged:
+def _measure(team: Team, sharing: str, preparing: int) -> tuple[str, int, float, float]:
     """Let a pipeline carry blocks that nobody had to prepare."""
     pipeline = PIPELINES[sharing](team.nodes, preparing)
     groups, memory = _groups(pipeline), torch.zeros(PROBE_BYTES, dtype=torch.uint8)
@@ -239,12 +231,7 @@ def _measure(team: Team, sharing: str, preparing: int) -> Exchanged:
     _exchange(groups, memory, [next(turns) for _ in range(blocks)])
     dist.barrier()
     size = blocks * PROBE_BYTES
-    return Exchanged(
-        sharing=sharing,
-        preparing=preparing,
-        bytes_per_second=size / (time.perf_counter() - started),
-        cpu_seconds_per_byte=(time.process_time() - cpu) / size,
-    )
+    return sharing, preparing, size / (time.perf_counter() - started), (time.process_time() - cpu) / size
 
 
 def _exchange(groups: list[Any], memory: torch.Tensor, turns: list[Any]) -> None:

@@ -22,7 +22,7 @@ from argosy.errors import WorkerError
 from argosy.events import Fed, Skipped, Used
 from argosy.settings import Settings
 from argosy.stream.blocks import Place
-from argosy.stream.courier import Broken, Carried, Courier, Exchanged, start_courier
+from argosy.stream.courier import Broken, Carried, Courier, Exchanges, start_courier
 from argosy.stream.gauges import StreamGauge
 from argosy.stream.loaders import Done, Loader, Task, run_task, start_loader
 from argosy.stream.ring import Ring
@@ -97,7 +97,6 @@ class _Feeder:
         self.own_slots = float(ring.slots)
         """Slots that blocks of this node fill, on average."""
         self.courier: Courier | None = None
-        self.probing: list[Exchanged] | None = None
         self.free = list(range(ring.slots))
         self.filling: deque[_Filling] = deque()
         self.abandoned: list[_Filling] = []
@@ -136,7 +135,6 @@ class _Feeder:
             self._new_leg(command)
         elif isinstance(command, Probe):
             self._part()
-            self.probing = []
             self._start_courier(command)
         elif isinstance(command, UseLoaders):
             self.wanted_loaders = min(self.wanted_loaders, command.count)
@@ -182,7 +180,7 @@ class _Feeder:
 
     def _part(self) -> None:
         """End the exchange with the other nodes, whatever is under way."""
-        courier, self.courier, self.probing = self.courier, None, None
+        courier, self.courier = self.courier, None
         if courier is not None:
             self.selector.unregister(courier.connection)
             self.gauge.exchange_cpu_seconds += courier.end()
@@ -195,22 +193,18 @@ class _Feeder:
         message = self.courier.take()
         if isinstance(message, Carried):
             self._carried(message)
-        elif isinstance(message, Exchanged) and self.probing is not None:
-            self.probing.append(message)
-        elif self.probing:
-            # It has measured all there was.
-            self._answer_probe(self.probing)
-        else:
-            detail = message.detail if isinstance(message, Broken) else str(message)
+        elif isinstance(message, Exchanges):
             self._part()
-            self.driver.send(Parted(team=self.team, detail=detail))
+            self._answer_probe(message)
+        elif isinstance(message, Broken):
+            self._part()
+            self.driver.send(Parted(team=self.team, detail=message.detail))
 
-    def _answer_probe(self, found: list[Exchanged]) -> None:
-        self._part()
+    def _answer_probe(self, measured: Exchanges) -> None:
         probed = Probed(
             cpu_seconds_per_sample=self.gauge.preparation_cpu_seconds / max(self.gauge.prepared, 1),
             sample_bytes=self.sources["train"].layout.sample_bytes,
-            exchanges=tuple((f.sharing, f.preparing, f.bytes_per_second, f.cpu_seconds_per_byte) for f in found),
+            exchanges=measured.found,
         )
         self.driver.send(probed)
 
