@@ -2,8 +2,8 @@
 
 For n members of light, middle and heavy training demand: CPU seconds and wall time of an epoch by ``none`` (a pipeline
 per member), ``local`` (one stream on one node) and the pipelines that nodes share, beside the limit (nP+T)/(P+T) and
-SC'18's curves. P is preparing once and T the n members' own training, in plain PyTorch in the same rounds, every core
-busy; start-up is apart on all sides (see `sharing_sides.py`). Then peak(n), with training stripped; core limits; and a
+SC'18's curves. P is preparing once and T the n members' own training, in plain PyTorch in the same rounds and at the same
+time, in as many processes as the pipeline has; start-up is apart on all sides (see `sharing_sides.py`). Then peak(n), with training stripped; core limits; and a
 producer with eight idle consumers. Figures count only if all sides end every epoch with equal losses and digests.
 
 All nodes are on this machine and share its cores. What SC'18's nodes gain by preparing on the cores of all of them is
@@ -12,7 +12,7 @@ here what they no longer take from each other.
 
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,16 +22,18 @@ import torch
 from measuring import arguments, finish, hardware, quartiles, target
 from photographs import Photographs, write_photographs
 from sharing_sides import (
-    BLOCKS,
+    BLOCK,
     CORES,
     DEMANDS,
     NODES,
+    Alone,
+    Shape,
     Side,
     Work,
+    alone,
     by_argosy,
     pipelines,
-    preparing_seconds,
-    training_seconds,
+    shape_of,
 )
 
 COUNTS = (1, 2, 4, 8, 16)
@@ -41,6 +43,7 @@ IDLE_PAIRS = 3
 """In each round."""
 SHARED = ("all-shared", "single-broadcast", "multi-broadcast")
 STREAMS = ("local", *SHARED)
+NONE = ("none", "none-on-nodes")
 WARM_UP = 2
 """Epochs that are not counted."""
 
@@ -50,25 +53,31 @@ class Cell:
     """One demand and number of members in one round."""
 
     members: int
-    preparing: float
-    """P, CPU seconds of an epoch."""
-    training: float
-    """T, of all members."""
+    alone: dict[Shape, Alone]
     sides: dict[str, Side]
 
-    @property
-    def limit(self) -> float:
+    def apart(self, side: str) -> Alone:
+        """P and T at the concurrency of this side."""
+        return self.alone[shape_of(side, self.members)]
+
+    def limit(self, side: str) -> float:
         """The largest possible reduction of CPU seconds."""
-        return (self.members * self.preparing + self.training) / (self.preparing + self.training)
+        apart = self.apart(side)
+        return (self.members * apart.preparing + apart.training) / (apart.preparing + apart.training)
+
+    def of_limit(self, side: str) -> float:
+        """The part of it that was reached."""
+        return self.reduction(side) / self.limit(side)
 
     def reduction(self, side: str) -> float:
-        """CPU seconds of ``none`` over those of this side."""
-        return self.sides["none"].cpu_seconds / self.sides[side].cpu_seconds
+        """CPU seconds of a pipeline per member, in as many processes at a time, over those of this side."""
+        same = (name for name in NONE if shape_of(name, self.members) == shape_of(side, self.members))
+        return self.sides[next(same)].cpu_seconds / self.sides[side].cpu_seconds
 
     def cost(self, side: str) -> float:
         """What the side takes beyond P + T, as a share of it; of ``none``, beyond nP + T."""
-        times = self.members if side == "none" else 1
-        return self.sides[side].cpu_seconds / (times * self.preparing + self.training) - 1.0
+        times, apart = self.members if side in NONE else 1, self.apart(side)
+        return self.sides[side].cpu_seconds / (times * apart.preparing + apart.training) - 1.0
 
 
 Cells = dict[tuple[str, int], Cell]
@@ -114,15 +123,16 @@ def turned(names: Iterable[str], number: int) -> list[str]:
 def one_cell(bench: Bench, demand: str, members: int, number: int) -> Cell:
     """P, T and every pipeline, in turn."""
     work, runs = bench.work(demand, members), pipelines(members)
-    alone: dict[str, Callable[[Work], float]] = {"P": preparing_seconds, "T": training_seconds}
-    seconds, sides = {}, {}
-    for name in turned([*alone, *runs], number):
-        if name in alone:
-            seconds[name] = alone[name](work)
-        else:
-            sides[name] = by_argosy(work, runs[name], at_once=min(members, CORES) if name == "none" else members)
+    apart: dict[Shape, Alone] = {}
+    sides: dict[str, Side] = {}
+    for name in turned(runs, number):
+        shape = shape_of(name, members)
+        if shape not in apart:
+            apart[shape] = alone(work, shape, bench.seconds / CORES)
+        at_once = min(members, shape.trainers) if name in NONE else members
+        sides[name] = by_argosy(work, runs[name], at_once=at_once)
     check_equal(sides)
-    return Cell(members=members, preparing=seconds["P"], training=seconds["T"], sides=sides)
+    return Cell(members=members, alone=apart, sides=sides)
 
 
 def check_equal(sides: dict[str, Side]) -> None:
@@ -134,14 +144,18 @@ def check_equal(sides: dict[str, Side]) -> None:
 
 def show_cell(demand: str, cell: Cell) -> None:
     print(
-        f"{demand} n={cell.members}: P {cell.preparing:.3f} s, T {cell.training:.3f} s; limit {cell.limit:.2f}; "
-        f"SC'18's {sc18.NETWORKS[demand]}, all-shared: {sc18.at(sc18.REDUCTION[demand], cell.members):.2f}"
+        f"{demand} n={cell.members}: "
+        + "; ".join(
+            f"{shape.loaders} processes prepare, {shape.trainers} train: P {one.preparing:.3f} s, T {one.training:.3f} s"
+            for shape, one in cell.alone.items()
+        )
+        + f"; limit {cell.limit('local'):.2f}; SC'18's {sc18.NETWORKS[demand]}, all-shared: {sc18.at(sc18.REDUCTION[demand], cell.members):.2f}"
     )
     for name, side in cell.sides.items():
         reduction = cell.reduction(name)
         print(
             f"    {name:<17} CPU {side.cpu_seconds:7.3f} s   wall {side.wall_seconds:7.3f} s   reduction {reduction:5.2f}"
-            f"   of limit {reduction / cell.limit:5.2f}   cost {100 * cell.cost(name):+6.1f} %   nodes {side.nodes}"
+            f"   of limit {cell.of_limit(name):5.2f}   cost {100 * cell.cost(name):+6.1f} %   nodes {side.nodes}"
             f"   others {side.others_cores:.1f} cores",
             flush=True,
         )
@@ -173,7 +187,7 @@ def beside_peak(name: str, nodes: int) -> str:
 
 def core_limits(bench: Bench, cell: Cell | None) -> dict[str, float]:
     """Wall time of ``none`` over that of a stream, with so many cores for the whole run: ``<pipeline>/<cores>``."""
-    speedups = {}
+    speedups, limit = {}, f", limit {cell.limit('local'):.2f}" if cell else ""
     work, runs = bench.work("light", EIGHT), pipelines(EIGHT)
     for cores in (1, 2):
         walls = {}
@@ -185,7 +199,7 @@ def core_limits(bench: Bench, cell: Cell | None) -> dict[str, float]:
         print(
             f"{cores} cores, {EIGHT} light members: none {walls['none']:.2f} s an epoch, "
             f"local {speedups[f'local/{cores}']:.2f} and all-shared {speedups[f'all-shared/{cores}']:.2f} times as fast"
-            f"{f', limit {cell.limit:.2f}' if cell else ''}; SC'18's 100 {sc18.NETWORKS['light']}s "
+            f"{limit}; SC'18's 100 {sc18.NETWORKS['light']}s "
             f"with so many cores each {sc18.CORE_LIMITED['light'][cores]} (Fig 11)",
             flush=True,
         )
@@ -212,7 +226,7 @@ def show_curves(rounds: list[Cells]) -> None:
             cells = [one[demand, members] for one in rounds]
             ours = [quartiles([c.reduction(n) for c in cells])[1] if n in cells[0].sides else None for n in STREAMS]
             row = " ".join(f"{value:7.2f}" if value else "      -" for value in ours)
-            limit = quartiles([cell.limit for cell in cells])[1]
+            limit = quartiles([cell.limit("local") for cell in cells])[1]
             print(f"{members:4d} {limit:7.2f} {row} {sc18.at(sc18.REDUCTION[demand], members):7.2f}")
     for name, curve in sc18.AGAINST_ALL_SHARED.items():
         cells = [cell for one in rounds for cell in largest(one)]
@@ -243,7 +257,7 @@ def targets_of(rounds: list[Cells], idle: list[float]) -> list[dict[str, Any]]:
             }
             if not found:
                 continue
-            shares = {n: [cell.reduction(name) / cell.limit for cell in cells] for n, cells in found.items()}
+            shares = {n: [cell.of_limit(name) for cell in cells] for n, cells in found.items()}
             worst = min(shares, key=lambda n: quartiles(shares[n])[1])
             what = f"{demand}, {name}: CPU reduction / limit, at its worst n = {worst}"
             targets.append(target(what, shares[worst], at_least=0.9))
@@ -264,6 +278,9 @@ def figures_of(rounds: list[Cells]) -> dict[str, Any]:
             name: {
                 "cpu_seconds": [cell.sides[name].cpu_seconds for cell in cells],
                 "wall_seconds": [cell.sides[name].wall_seconds for cell in cells],
+                "P": [cell.apart(name).preparing for cell in cells],
+                "T": [cell.apart(name).training for cell in cells],
+                "limit": [cell.limit(name) for cell in cells],
                 "reduction": [cell.reduction(name) for cell in cells],
                 "cost": [cell.cost(name) for cell in cells],
                 "nodes": [cell.sides[name].nodes for cell in cells],
@@ -272,9 +289,6 @@ def figures_of(rounds: list[Cells]) -> dict[str, Any]:
             for name in cells[0].sides
         }
         figures[f"{demand}/{members}"] = {
-            "P": [cell.preparing for cell in cells],
-            "T": [cell.training for cell in cells],
-            "limit": [cell.limit for cell in cells],
             "sc18_reduction": sc18.at(sc18.REDUCTION[demand], members),
             "sides": sides,
         }
@@ -284,12 +298,12 @@ def figures_of(rounds: list[Cells]) -> dict[str, Any]:
 def main() -> None:
     parser = arguments(__doc__)
     parser.set_defaults(rounds=1)
-    parser.add_argument("--photographs", type=int, default=1024, help="samples of an epoch")
+    parser.add_argument("--photographs", type=int, default=1664, help="samples of an epoch")
     parser.add_argument("--seconds", type=float, default=6.0, help="CPU seconds that a shared run counts, about")
     parser.add_argument("--members", type=int, nargs="*", default=COUNTS, help="numbers of members")
     parser.add_argument("--demands", nargs="*", default=list(DEMANDS), choices=DEMANDS)
     options = parser.parse_args()
-    print(f"{hardware()}; every training process uses one torch thread; {BLOCKS} blocks an epoch")
+    print(f"{hardware()}; every training process uses one torch thread; blocks of {BLOCK} samples")
     torch.set_num_threads(1)
     rounds, peaks, speedups, idle = [], [], [], []
     with tempfile.TemporaryDirectory(prefix="argosy-sharing-") as name:

@@ -16,25 +16,30 @@ from pathlib import Path
 from typing import Any
 
 import process_tree
+from photographs import BATCH
 
 __all__ = [
+    "BLOCK",
     "CORES",
     "DEMANDS",
     "NODES",
+    "Alone",
+    "Shape",
     "Side",
     "Work",
+    "alone",
     "by_argosy",
     "pipelines",
-    "preparing_seconds",
-    "training_seconds",
+    "shape_of",
 ]
 
 HERE = Path(__file__).parent
 CORES = len(os.sched_getaffinity(0))
 NODES = 4
 """Most nodes that members are spread over."""
-BLOCKS = 16
-"""Of an epoch: more than a ring has slots, so that the last epoch is long enough to be prepared ahead like the others."""
+BLOCK = 128
+"""Samples of a block: less than half of what Argosy itself would take, so that an epoch has more blocks than a ring has slots, and
+the last one is prepared ahead like the others."""
 DEMANDS = {"light": 0.1, "middle": 0.4, "heavy": 0.75}
 """Name -> a member's own training over preparation, about: what lengths of runs are chosen by."""
 POLL_SECONDS = 0.01
@@ -83,10 +88,36 @@ class Side:
     """Member -> training loss and digest of every epoch."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shape:
+    """Processes that prepare and that train, at the same time."""
+
+    loaders: int
+    trainers: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Alone:
+    """CPU seconds of an epoch, each part for itself."""
+
+    preparing: float
+    """P."""
+    training: float
+    """T, of all members."""
+
+
+def shape_of(side: str, members: int) -> Shape:
+    """As ``argosy run`` has it: a trainer a device, on each node as many loader workers as it has cores."""
+    if side in ("none", "local") or members == 1:
+        return Shape(loaders=CORES, trainers=min(members, CORES))
+    nodes = min(members, NODES)
+    return Shape(loaders=nodes * max(CORES // nodes, 1), trainers=nodes)
+
+
 def pipelines(members: int) -> dict[str, list[str]]:
     """Name -> flags of ``argosy run``: a pipeline per member, one on one node, and those that nodes share.
 
-    With as many nodes as members, at most `NODES`; half of them prepare in a broadcast pipeline.
+    A pipeline per member is run on one node and, where there are more than cores, on those nodes as well. With as many nodes as members, at most `NODES`; half of them prepare in a broadcast pipeline.
     """
     nodes, devices = min(members, NODES), f"cpu:{min(members, CORES)}"
     runs = {
@@ -98,6 +129,8 @@ def pipelines(members: int) -> dict[str, list[str]]:
         runs["all-shared"] = [*spread, "--sharing", "all-shared"]
         runs["single-broadcast"] = [*spread, "--sharing", "single-broadcast", *half]
         runs["multi-broadcast"] = [*spread, "--sharing", "multi-broadcast", *half]
+    if nodes > CORES:
+        runs["none-on-nodes"] = ["--nodes", str(nodes), "--devices", "cpu:1", "--sharing", "none", "--policy", "solo"]
     return runs
 
 
@@ -115,7 +148,7 @@ def by_argosy(work: Work, flags: Sequence[str], *, at_once: int) -> Side:
             "--numerics",
             "exact",
             "--block-size",
-            str(work.samples // BLOCKS),
+            str(BLOCK),
             *flags,
         ]
         with _Marks(directory / "journal.jsonl", [at_once, at_once + counted]) as marks:
@@ -161,25 +194,20 @@ class _Marks:
                 self.found.append((process_tree.seconds_so_far(), time.perf_counter()))
 
 
-def preparing_seconds(work: Work) -> float:
-    """P: CPU seconds of preparing one epoch once."""
-    return _alone(work, {"P": []})
-
-
-def training_seconds(work: Work) -> float:
-    """T: CPU seconds of one epoch of all members' own training, every core busy.
-
-    Fewer members than cores are trained several times.
-    """
-    copies = max(CORES // work.members, 1)
-    numbers = [str(number) for number in range(work.members)] * copies
-    return _alone(work, {f"T{core}": numbers[core::CORES] for core in range(CORES)}) / copies
-
-
-def _alone(work: Work, parts: dict[str, list[str]]) -> float:
+def alone(work: Work, shape: Shape, seconds: float) -> Alone:
+    """P and T in plain PyTorch, at the same time and in as many processes as a pipeline of this shape has."""
     with tempfile.TemporaryDirectory(dir=work.folder) as name:
         out = Path(name)
-        command = [sys.executable, str(HERE / "sharing_alone.py"), str(out), "--part"]
-        commands = [[*command, part, *(["--members", *numbers] if numbers else [])] for part, numbers in parts.items()]
+        numbers = [str(number) for number in range(work.members)]
+        parts = {"P": ["--workers", str(shape.loaders)]}
+        parts |= {
+            f"T{trainer}": ["--members", *numbers[trainer :: shape.trainers]] for trainer in range(shape.trainers)
+        }
+        command = [sys.executable, str(HERE / "sharing_alone.py"), str(out), "--seconds", str(seconds)]
+        command += ["--parts", str(len(parts))]
+        commands = [[*command, "--part", part, *flags] for part, flags in parts.items()]
         process_tree.run(commands, at_once=len(commands), environment=work.environment, output=out / "output.txt")
-        return sum(json.loads((out / f"{part}.json").read_text())["cpu_seconds"] for part in parts)
+        found = {part: json.loads((out / f"{part}.json").read_text())["cpu_seconds_per_batch"] for part in parts}
+    batches = -(-work.samples // BATCH)
+    preparing = found.pop("P") * batches
+    return Alone(preparing=preparing, training=sum(found.values()) * batches)
