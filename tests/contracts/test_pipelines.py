@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import evidence
+import psutil
 import pytest
 import studies
 import torch
@@ -13,9 +14,11 @@ from test_cli import argosy as command
 
 import argosy
 from argosy.errors import PlanError, StudyError
+from argosy.events import EpochEnded
 from argosy.planning import POLICIES, Situation
 from argosy.plans import Flotilla, Placement
 from argosy.profiles import Profile
+from argosy.running.view import Silent
 from argosy.stream.sharing import PIPELINES
 
 LENGTH, VAL, EPOCHS = 170, 41, 2
@@ -140,6 +143,39 @@ def test_results_are_those_of_one_node_and_everything_is_prepared_once(
     assert chosen["reason"] == ("one node" if nodes == 1 else f"as told by sharing={sharing!r}")
     dealt = [sum(SIZES[turn::preparing]) for turn in range(preparing)] + [0] * (nodes - preparing)
     assert prepared_by(tmp_path / "run") == ([sum(SIZES)] * nodes if sharing == "local" else dealt)
+
+
+class Killing(Silent):
+    """Kills the feeder of the last node when the first member has finished an epoch."""
+
+    def __init__(self) -> None:
+        self.killed: list[str] = []
+
+    def hear(self, worker: str, message: Any) -> None:
+        """See `View.hear`."""
+        if isinstance(message, EpochEnded) and not self.killed:
+            feeders = {}
+            for process in psutil.Process().children(recursive=True):
+                if process.name() == "argosy-feeder":
+                    feeders[Path(f"/proc/{process.pid}/fd/1").readlink().stem] = process
+            last = max(feeders)
+            feeders[last].kill()
+            self.killed.append(last.replace("-feeder", "/feeder") if last.startswith("node") else last)
+
+
+@pytest.mark.parametrize(("sharing", "nodes", "preparing"), CASES)
+def test_a_killed_feeder_changes_no_result(
+    tmp_path: Path, alone: dict[str, Any], sharing: str, nodes: int, preparing: int
+) -> None:
+    study, view = studies.study(data=counted(tmp_path), fleet=fleet(), epochs=EPOCHS), Killing()
+    asked = preparing if sharing.endswith("broadcast") else None
+    # Blocks are small, so that the feeder has something left to do.
+    settings = {"nodes": nodes, "sharing": sharing, "preparing_nodes": asked, "block_size": 8, "view": view}
+    train(study, tmp_path / "run", **settings)
+    assert evidence.results(tmp_path / "run") == alone
+    lost = [line["worker"] for line in evidence.event_lines(tmp_path / "run", "WorkerLost")]
+    assert view.killed[0] in lost
+    assert all(worker in view.killed or worker.endswith("/courier") for worker in lost)
 
 
 @pytest.mark.parametrize("sharing", ["local", "all-shared"])

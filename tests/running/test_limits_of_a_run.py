@@ -27,6 +27,15 @@ class Spending(studies.Vectors):
         return super().__getitem__(index)
 
 
+class Uneven(studies.Vectors):
+    """A sample takes 3 ms, on the second node 15."""
+
+    def __getitem__(self, index: int) -> Any:
+        log = Path("/proc/self/fd/1").readlink().name
+        time.sleep(0.015 if log.startswith("node1-") else 0.003)
+        return super().__getitem__(index)
+
+
 def run(folder: Path, **settings: Any) -> argosy.Report:
     data = argosy.Data(train=Spending(300, folder / "cores"))
     return argosy.train(
@@ -62,3 +71,12 @@ def test_the_report_names_the_bottleneck(tmp_path: Path) -> None:
     assert 50 < float(report.diagnosis.verdict.split()[1].replace(",", "")) < 250
     assert report.to_json()["diagnosis"]["stage"] == "preparation"
     assert len(report.gauges["feeder-0"]["to_prepare"]["history"]) >= 1
+
+
+def test_a_slow_node_is_named(tmp_path: Path) -> None:
+    fleet = [studies.member("a", batch_size=16), studies.member("b", batch_size=16)]
+    study = studies.study(data=argosy.Data(train=Uneven(320)), fleet=fleet, objective="train_loss")
+    report = argosy.train(study, directory=tmp_path, nodes=2, sharing="all-shared", devices="cpu:1", block_size=16)
+    assert report.diagnosis is not None
+    assert (report.diagnosis.stage, report.diagnosis.node) == ("preparation", "node1")
+    assert "node1 is slow" in report.diagnosis.verdict
