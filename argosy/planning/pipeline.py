@@ -113,6 +113,6 @@ def _reason(needs: Needs, rated: Sequence[tuple[float, float, Exchange]], chosen
         for link in links
     )
     return (
-        f"{needs.nodes} nodes of {needs.cores} cores prepare {alone}, members could take "
+        f"{needs.nodes} nodes of {needs.cores} core{'s' * (needs.cores > 1)} prepare {alone}, members could take "
         f"{needs.demand_samples_per_second:,.0f} samples/s{carried}; {feeds}"
     )
