@@ -146,8 +146,9 @@ class Attach:
 
 @dataclass(frozen=True, kw_only=True)
 class Measure:
-    """To a trainer: measure these members on the first block; answered by Measured for each."""
+    """To a trainer: measure these members on the first block of this leg; answered by Measured for each."""
 
+    leg: int
     members: tuple[str, ...]
     accumulate: Mapping[str, int]
     """Micro-batches of members that need more than their own number."""

@@ -120,7 +120,8 @@ class Driver:
         # Legs
         self.legs: list[_Sailing] = []
         self.leg_count = 0
-        self.launched = False
+        self.flowing: int | None = None
+        """Leg that members were measured on, as long as everybody is there who feeds and reads it."""
         self.measuring_legs: set[int] = set()
         """Streams that members were measured on and that nobody trains on."""
         self.early: list[Fed] = []
@@ -298,6 +299,7 @@ class Driver:
             if not self.fleet.replaced:
                 self._measure()
             return
+        self.flowing = None
         self._note_loss(worker, lost.detail)
         feeder = self.fleet.feeders.get(worker)
         if feeder is not None and self.tolerance.gives_up(feeder.node) and len(self.cluster.nodes) > 1:
@@ -314,6 +316,7 @@ class Driver:
     def _parted(self, worker: str, parted: Parted) -> None:
         """Where a feeder is gone, the couriers of all the others break: only the first word counts."""
         if self.regrouping is None and self.fleet.in_team(worker, parted.team):
+            self.flowing = None
             self._note_loss(f"{worker}/courier", f"its exchange with the other nodes broke: {parted.detail}")
             self.sharing.ask(())
             if self.unmeasured:
@@ -370,6 +373,7 @@ class Driver:
         if team is None:
             return
         self.leg_count += 1
+        self.flowing = self.leg_count
         self.measuring_legs.add(self.leg_count)
         self.fleet.feed(
             team,
@@ -382,7 +386,10 @@ class Driver:
             share = tuple(wanted[number :: len(self.fleet.devices)])
             micro = {name: self.roster.accumulate[name] for name in share if name in self.roster.accumulate}
             thorough = self.node_devices is not None
-            self.fleet.send(device, Measure(members=share, accumulate=micro, thorough=thorough, groups=self.groups))
+            command = Measure(
+                leg=self.leg_count, members=share, accumulate=micro, thorough=thorough, groups=self.groups
+            )
+            self.fleet.send(device, command)
 
     def _one_measured(self, member: str) -> None:
         if member not in self.unmeasured:
@@ -461,8 +468,8 @@ class Driver:
     def _start_leg(self, team: list[Feeder], flotilla: Flotilla) -> None:
         # The stream that members were measured on goes on as the first leg where everybody stays on it.
         everybody = set(flotilla.members) == set(self.roster.waiting) and len(team) == len(self.cluster.nodes)
-        goes_on = not self.launched and everybody and not self.sharing.changed
-        self.launched = True
+        goes_on = self.flowing == self.leg_count and everybody and not self.sharing.changed
+        self.flowing = None
         self.roster.waiting = [name for name in self.roster.waiting if name not in flotilla.members]
         if goes_on:
             self.measuring_legs.remove(self.leg_count)
@@ -598,7 +605,7 @@ class Driver:
         """Keep the rates that this run has seen for the plans of later ones."""
         for name, measured in self.measured.items():
             epochs = self.state.member(name).epochs
-            if epochs and self.launched:
+            if epochs:
                 member, last = self.study.member(name), epochs[max(epochs)]
                 self.observed.remember(self._profile(measured), member, measured, last)
 

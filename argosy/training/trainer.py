@@ -67,7 +67,9 @@ class Trainer:
         self.emit = emit
         self.orders: Orders | None = None
         self.leg = -1
+        """The newest that the driver spoke of."""
         self.first: Block | None = None
+        """A leg's first block, kept until the driver says what it is for: it may be here sooner than the driver's word."""
         self.to_measure: Measure | None = None
         self.built: dict[str, LiveMember] = {}
         self.aboard: dict[str, _Aboard] = {}
@@ -80,13 +82,11 @@ class Trainer:
 
     @property
     def ready(self) -> bool:
-        """Whether the next block may come: it is wanted for measuring, or nobody waits for the driver.
+        """Whether the next block may come: nobody waits for the driver.
 
-        A trainer whose members have all ended goes on taking blocks, and drops them: the ring waits for every reader.
+        A trainer without members takes blocks as well, and drops them: the ring waits for every reader.
         """
-        if self.leg < 0:
-            return self.to_measure is not None and self.first is None
-        return not any(member.ended for member in self.aboard.values())
+        return self.first is None and not any(member.ended for member in self.aboard.values())
 
     # ---- commands
 
@@ -97,7 +97,8 @@ class Trainer:
     def obey(self, command: Any) -> None:
         """Do what the driver says."""
         if isinstance(command, Measure):
-            self.leg, self.first, self.to_measure = -1, None, command
+            self.to_measure = command
+            self._follow(command.leg)
         elif isinstance(command, Train):
             self._start(command)
         elif isinstance(command, Continue | Stop):
@@ -112,14 +113,27 @@ class Trainer:
     # ---- blocks
 
     def take(self, block: Block) -> None:
-        """Measure on the block, or run all steps that it completes."""
+        """Measure on the block, or run all steps that it completes; one of a later leg is kept, of an earlier one dropped."""
         self.blocks += 1
-        if self.to_measure is not None:
+        if block.place.leg > self.leg:
             self.first = block
-            self._measure(self.to_measure, block.to(self.device, self.study.data.on_device))
-            self.to_measure = None
         elif block.place.leg == self.leg:
-            self._train_on(block.to(self.device, self.study.data.on_device))
+            self._use(block)
+
+    def _follow(self, leg: int) -> None:
+        """Use the blocks of this leg from here on; its first one may have come before."""
+        self.leg, first, self.first = leg, self.first, None
+        if first is not None:
+            self.blocks -= 1
+            self.take(first)
+
+    def _use(self, block: Block) -> None:
+        on_device = block.to(self.device, self.study.data.on_device)
+        if self.to_measure is None:
+            self._train_on(on_device)
+        else:
+            command, self.to_measure, self.first = self.to_measure, None, block
+            self._measure(command, on_device)
 
     def _measure(self, command: Measure, block: Block) -> None:
         # All are built before the first is measured: weights would lie scattered over the memory that steps take and give
@@ -175,13 +189,11 @@ class Trainer:
         return build(member, self.device, study_seed=self.study.seed, objective=self.study.objective)
 
     def _start(self, command: Train) -> None:
-        self.leg = command.leg
         for start in command.members:
             self._guarded(start.member, partial(self._board, start))
         self.built.clear()
-        first, self.first = self.first, None
-        if first is not None:
-            self.take(first)
+        self.to_measure = None
+        self._follow(command.leg)
 
     def _board(self, start: StartMember) -> None:
         assert self.orders is not None
@@ -257,7 +269,7 @@ class Trainer:
 
     def _let_go(self) -> None:
         if self.pausing and not self.aboard:
-            self.pausing, self.leg, self.first, self.to_measure = False, -1, None, None
+            self.pausing, self.first, self.to_measure = False, None, None
             self.emit(Paused())
 
     def _end(self, name: str, status: str, reason: str) -> None:
