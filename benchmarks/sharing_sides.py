@@ -37,9 +37,9 @@ HERE = Path(__file__).parent
 CORES = len(os.sched_getaffinity(0))
 NODES = 4
 """Most nodes that members are spread over."""
-BLOCK = 128
-"""Samples of a block: less than half of what Argosy itself would take, so that an epoch has more blocks than a ring has slots, and
-the last one is prepared ahead like the others."""
+BLOCK = 256
+"""Samples of a block: three quarters of what Argosy itself would take, so that an epoch has more blocks than a ring has
+slots, and the last one is prepared ahead like the others."""
 DEMANDS = {"light": 0.1, "middle": 0.4, "heavy": 0.75}
 """Name -> a member's own training over preparation, about: what lengths of runs are chosen by."""
 POLL_SECONDS = 0.01
@@ -57,7 +57,7 @@ class Work:
     """Of `DEMANDS`, or ``stripped``."""
     members: int
     epochs: int
-    """Two of them are not counted."""
+    """In as many of them as members train at a time a run warms up, and in as many it ends."""
 
     @property
     def environment(self) -> dict[str, str]:
@@ -67,6 +67,7 @@ class Work:
             "SHARING_EPOCHS": str(self.epochs),
             "SHARING_DEMAND": self.demand,
             "SHARING_MEMBERS": str(self.members),
+            "SHARING_BATCH": str(BLOCK if self.demand == "stripped" else BATCH),
         }
 
 

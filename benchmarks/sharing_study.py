@@ -1,7 +1,8 @@
 """The study of `sharing.py`: members of one structure that differ in learning rate and seed, as in SC'18.
 
 The demands are such that a member's own training takes about 0.1, 0.4 and 0.75 of what preparing takes, as the limits of
-SC'18's Fig 10 say of Alexnet, Inception and VGG-A. A stripped member takes its batches and trains nothing: peak(n).
+SC'18's Fig 10 say of Alexnet, Inception and VGG-A. A stripped member trains nothing, it takes each block as it comes:
+peak(n), and idle consumers.
 """
 
 import os
@@ -9,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from photographs import BATCH, Photographs, normalize, plain
+from photographs import Photographs, normalize, plain
 from torch import Tensor, nn
 from torch.optim import SGD
 
@@ -19,6 +20,7 @@ FOLDER = Path(os.environ["SHARING_FOLDER"])
 EPOCHS = int(os.environ["SHARING_EPOCHS"])
 DEMAND = os.environ["SHARING_DEMAND"]
 COUNT = int(os.environ["SHARING_MEMBERS"])
+BATCH = int(os.environ["SHARING_BATCH"])
 
 WIDTHS = {"light": 16, "middle": 44, "heavy": 70}
 STRIPPED = DEMAND == "stripped"
