@@ -57,7 +57,7 @@ class Leg:
     """A stretch of the stream that one flotilla reads: from a position in an epoch to the end of another."""
 
     number: int
-    """Blocks carry it; trainers of a later leg drop those of an earlier one."""
+    """Grows. Blocks carry it: trainers drop those of an earlier leg, and keep one of a later leg until they are told of it."""
     epoch: int
     position: int
     """Elements of the epoch's order that are left out at the start."""

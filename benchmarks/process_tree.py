@@ -1,24 +1,26 @@
 """Commands measured with all their descendants: wall time, CPU seconds and peak memory, whoever forked whom.
 
 This process makes itself the reaper of its orphaned descendants and waits for every one of them, so that the kernel's
-account of its children holds the CPU time of whole trees, also of processes whose parents died before them.
+account of its children holds the CPU time of whole trees, also of processes whose parents died before them. What two
+trees take at the same time is told apart by `Tree`, which holds the one while the other works.
 """
 
 import contextlib
 import ctypes
 import os
 import resource
+import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 import psutil
 
-__all__ = ["Cost", "proportional_bytes", "run", "seconds_so_far"]
+__all__ = ["Cost", "Tree", "proportional_bytes", "run"]
 
 PR_SET_CHILD_SUBREAPER = 36
 SAMPLE_SECONDS = 0.2
@@ -78,9 +80,58 @@ def run(
     )
 
 
-def seconds_so_far() -> float:
-    """CPU time of all descendants of this process, those that are gone and those that still work, while `run` waits."""
-    return _children_seconds() + sum(_descendants(_process_seconds))
+class Tree:
+    """A command and all its descendants, while it is entered; they are killed at the end.
+
+    `hold` stops the first process before the others, and `go_on` continues it after them: one that looks after its
+    descendants never sees them stopped.
+    """
+
+    def __init__(self, command: Sequence[str], *, environment: Mapping[str, str] | None = None, output: Path) -> None:
+        self.command = command
+        self.output = output
+        _adopt_orphans()
+        with output.open("ab") as log:
+            self._process = subprocess.Popen(command, env={**os.environ, **(environment or {})}, stdout=log, stderr=log)
+        self._root = psutil.Process(self._process.pid)
+
+    def __enter__(self) -> "Tree":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        descendants = self._root.children(recursive=True)
+        for process in (self._root, *descendants):
+            _signal(process, signal.SIGKILL)
+        self._process.wait()
+        for process in descendants:
+            while process.is_running():
+                # A child of this process once its parents have gone.
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(process.pid, 0)
+                time.sleep(0.001)
+
+    def check(self) -> None:
+        """Raise CalledProcessError if the command has ended: nobody asked it to."""
+        if self._process.poll() is not None:
+            print(self.output.read_text()[-4000:])
+            raise subprocess.CalledProcessError(self._process.returncode, self.command)
+
+    def cpu_seconds(self) -> float:
+        """User and system time of all that live and of those that they have waited for."""
+        return sum(_figures((self._root, *self._root.children(recursive=True)), _process_seconds))
+
+    def hold(self) -> None:
+        """Let all of them stand still."""
+        _signal(self._root, signal.SIGSTOP)
+        while self._root.status() not in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE):
+            time.sleep(0.001)
+        for process in self._root.children(recursive=True):
+            _signal(process, signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """Let them work again."""
+        for process in (*self._root.children(recursive=True), self._root):
+            _signal(process, signal.SIGCONT)
 
 
 def proportional_bytes(pid: int) -> int:
@@ -109,11 +160,12 @@ class _Peak:
 
     def _watch(self) -> None:
         while not self._over.wait(SAMPLE_SECONDS):
-            self.bytes = max(self.bytes, sum(_descendants(lambda process: proportional_bytes(process.pid))))
+            descendants = psutil.Process().children(recursive=True)
+            self.bytes = max(self.bytes, sum(_figures(descendants, lambda process: proportional_bytes(process.pid))))
 
 
-def _descendants(figure: Callable[[psutil.Process], Number]) -> Iterator[Number]:
-    for process in psutil.Process().children(recursive=True):
+def _figures(processes: Iterable[psutil.Process], figure: Callable[[psutil.Process], Number]) -> Iterator[Number]:
+    for process in processes:
         # It may end at any moment.
         with contextlib.suppress(OSError, psutil.NoSuchProcess):
             yield figure(process)
@@ -123,6 +175,11 @@ def _process_seconds(process: psutil.Process) -> float:
     """Of a process, and of its children that it has waited for."""
     times = process.cpu_times()
     return float(times.user + times.system + times.children_user + times.children_system)
+
+
+def _signal(process: psutil.Process, number: signal.Signals) -> None:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process.send_signal(number)
 
 
 def _adopt_orphans() -> None:

@@ -2,9 +2,10 @@
 
 For n members of light, middle and heavy training demand: CPU seconds and wall time of an epoch by ``none`` (a pipeline
 per member), ``local`` (one stream on one node) and the pipelines that nodes share, beside the limit (nP+T)/(P+T) and
-SC'18's curves. P is preparing once and T the n members' own training, in plain PyTorch in the same rounds and at the same
-time, in as many processes as the pipeline has; start-up is apart on all sides (see `sharing_sides.py`). Then peak(n), with training stripped; core limits; and a
-producer with eight idle consumers. Figures count only if all sides end every epoch with equal losses and digests.
+SC'18's curves. P is preparing once and T the n members' own training, in plain PyTorch in as many processes as the
+pipeline has, measured in turns of half a second with it; start-up is apart on all sides (see `sharing_sides.py`). Then
+peak(n), with training stripped; core limits; and a producer with eight idle consumers. Figures count only if all sides end
+every epoch with equal losses and digests.
 
 All nodes are on this machine and share its cores. What SC'18's nodes gain by preparing on the cores of all of them is
 here what they no longer take from each other.
@@ -26,11 +27,8 @@ from sharing_sides import (
     CORES,
     DEMANDS,
     NODES,
-    Alone,
-    Shape,
     Side,
     Work,
-    alone,
     by_argosy,
     pipelines,
     shape_of,
@@ -41,8 +39,6 @@ EIGHT = 8
 """Idle consumers of one producer, and members under core limits."""
 IDLE_PAIRS = 3
 """In each round."""
-ALONE_SECONDS = 4.0
-"""Wall time that P and T are counted over."""
 SHARED = ("all-shared", "single-broadcast", "multi-broadcast")
 STREAMS = ("local", *SHARED)
 NONE = ("none", "none-on-nodes")
@@ -55,31 +51,37 @@ class Cell:
     """One demand and number of members in one round."""
 
     members: int
-    alone: dict[Shape, Alone]
     sides: dict[str, Side]
 
-    def apart(self, side: str) -> Alone:
-        """P and T at the concurrency of this side."""
-        return self.alone[shape_of(side, self.members)]
+    def parts(self, side: str) -> tuple[float, float]:
+        """P and T at the time and concurrency of this side."""
+        alone = self.sides[side].alone
+        assert alone is not None
+        return alone.preparing, alone.training
 
     def limit(self, side: str) -> float:
         """The largest possible reduction of CPU seconds."""
-        apart = self.apart(side)
-        return (self.members * apart.preparing + apart.training) / (apart.preparing + apart.training)
-
-    def of_limit(self, side: str) -> float:
-        """The part of it that was reached."""
-        return self.reduction(side) / self.limit(side)
-
-    def reduction(self, side: str) -> float:
-        """CPU seconds of a pipeline per member, in as many processes at a time, over those of this side."""
-        same = (name for name in NONE if shape_of(name, self.members) == shape_of(side, self.members))
-        return self.sides[next(same)].cpu_seconds / self.sides[side].cpu_seconds
+        preparing, training = self.parts(side)
+        return (self.members * preparing + training) / (preparing + training)
 
     def cost(self, side: str) -> float:
         """What the side takes beyond P + T, as a share of it; of ``none``, beyond nP + T."""
-        times, apart = self.members if side in NONE else 1, self.apart(side)
-        return self.sides[side].cpu_seconds / (times * apart.preparing + apart.training) - 1.0
+        preparing, training = self.parts(side)
+        times = self.members if side in NONE else 1
+        return self.sides[side].cpu_seconds / (times * preparing + training) - 1.0
+
+    def of_limit(self, side: str) -> float:
+        """The part of the limit that was reached.
+
+        That is what a pipeline per member takes over what this side takes, each over what it must take at its time: what
+        the machine has more or less of at one time than at another drops out.
+        """
+        nodes = side in SHARED and "none-on-nodes" in self.sides
+        return (1.0 + self.cost("none-on-nodes" if nodes else "none")) / (1.0 + self.cost(side))
+
+    def reduction(self, side: str) -> float:
+        """CPU seconds of a pipeline per member, in as many processes at a time, over those of this side."""
+        return self.of_limit(side) * self.limit(side)
 
 
 Cells = dict[tuple[str, int], Cell]
@@ -128,47 +130,36 @@ def turned(names: Iterable[str], number: int) -> list[str]:
 
 
 def one_cell(bench: Bench, demand: str, members: int, number: int) -> Cell:
-    """P, T and every pipeline, in turn."""
-    work, runs = bench.work(demand, members), pipelines(members)
-    apart: dict[Shape, Alone] = {}
-    sides: dict[str, Side] = {}
+    """Every pipeline, each with P and T."""
+    runs, sides = pipelines(members), {}
     for name in turned(runs, number):
         shape = shape_of(name, members)
-        if shape not in apart:
-            apart[shape] = alone(work, shape, ALONE_SECONDS)
-        if name in NONE:
-            each = bench.work_of_each(demand, members, shape.trainers)
-            sides[name] = by_argosy(each, runs[name], at_once=shape.trainers)
-        else:
-            sides[name] = by_argosy(work, runs[name], at_once=members)
+        each = name in NONE
+        work = bench.work_of_each(demand, members, shape.trainers) if each else bench.work(demand, members)
+        sides[name] = by_argosy(work, runs[name], at_once=shape.trainers if each else members, beside=shape)
     check_equal(sides)
-    return Cell(members=members, alone=apart, sides=sides)
+    return Cell(members=members, sides=sides)
 
 
 def check_equal(sides: dict[str, Side]) -> None:
     """Raise unless all sides ended the epochs that they have in common with the same losses and digests, bit for bit."""
     for name, side in sides.items():
-        for member, epochs in sides["none"].results.items():
-            common = min(len(epochs), len(side.results[member]))
-            if side.results[member][:common] != epochs[:common]:
-                raise AssertionError(f"{member} ended otherwise on side {name} than on side none: figures are void.")
+        for member, epochs in side.results.items():
+            expected = sides["local"].results[member]
+            common = min(len(epochs), len(expected))
+            if epochs[:common] != expected[:common]:
+                raise AssertionError(f"{member} ended otherwise on side {name} than on side local: figures are void.")
 
 
 def show_cell(demand: str, cell: Cell) -> None:
-    print(
-        f"{demand} n={cell.members}: "
-        + "; ".join(
-            f"{shape.loaders} processes prepare, {shape.trainers} train: P {one.preparing:.3f} s, T {one.training:.3f} s"
-            for shape, one in cell.alone.items()
-        )
-        + f"; limit {cell.limit('local'):.2f}; SC'18's {sc18.NETWORKS[demand]}, all-shared: {sc18.at(sc18.REDUCTION[demand], cell.members):.2f}"
-    )
+    published = sc18.at(sc18.REDUCTION[demand], cell.members)
+    print(f"{demand} n={cell.members}; SC'18's {sc18.NETWORKS[demand]}, all-shared: {published:.2f}")
     for name, side in cell.sides.items():
-        reduction = cell.reduction(name)
+        preparing, training = cell.parts(name)
         print(
-            f"    {name:<17} CPU {side.cpu_seconds:7.3f} s   wall {side.wall_seconds:7.3f} s   reduction {reduction:5.2f}"
-            f"   of limit {cell.of_limit(name):5.2f}   cost {100 * cell.cost(name):+6.1f} %   nodes {side.nodes}"
-            f"   others {side.others_cores:.1f} cores",
+            f"    {name:<17} CPU {side.cpu_seconds:7.3f} s, P {preparing:7.3f} s, T {training:7.3f} s, cost "
+            f"{100 * cell.cost(name):+5.1f} %   wall {side.wall_seconds:7.3f} s   reduction {cell.reduction(name):5.2f}, "
+            f"limit {cell.limit(name):5.2f}, of it {cell.of_limit(name):5.3f}   nodes {side.nodes}",
             flush=True,
         )
 
@@ -244,7 +235,7 @@ def show_curves(rounds: list[Cells]) -> None:
             print(f"{members:4d} {limit:7.2f} {row} {sc18.at(sc18.REDUCTION[demand], members):7.2f}")
     for name, curve in sc18.AGAINST_ALL_SHARED.items():
         cells = [cell for one in rounds for cell in largest(one)]
-        ratios = [cell.sides[name].cpu_seconds / cell.sides["all-shared"].cpu_seconds for cell in cells]
+        ratios = [(1.0 + cell.cost(name)) / (1.0 + cell.cost("all-shared")) for cell in cells]
         if ratios:
             fewest = min(curve)
             print(
@@ -292,13 +283,12 @@ def figures_of(rounds: list[Cells]) -> dict[str, Any]:
             name: {
                 "cpu_seconds": [cell.sides[name].cpu_seconds for cell in cells],
                 "wall_seconds": [cell.sides[name].wall_seconds for cell in cells],
-                "P": [cell.apart(name).preparing for cell in cells],
-                "T": [cell.apart(name).training for cell in cells],
+                "P": [cell.parts(name)[0] for cell in cells],
+                "T": [cell.parts(name)[1] for cell in cells],
                 "limit": [cell.limit(name) for cell in cells],
                 "reduction": [cell.reduction(name) for cell in cells],
                 "cost": [cell.cost(name) for cell in cells],
                 "nodes": [cell.sides[name].nodes for cell in cells],
-                "others_cores": [cell.sides[name].others_cores for cell in cells],
             }
             for name in cells[0].sides
         }
@@ -312,7 +302,7 @@ def figures_of(rounds: list[Cells]) -> dict[str, Any]:
 def main() -> None:
     parser = arguments(__doc__)
     parser.set_defaults(rounds=1)
-    parser.add_argument("--photographs", type=int, default=3328, help="samples of an epoch")
+    parser.add_argument("--photographs", type=int, default=2496, help="samples of an epoch")
     parser.add_argument("--seconds", type=float, default=6.0, help="CPU seconds that a shared run counts, about")
     parser.add_argument("--members", type=int, nargs="*", default=COUNTS, help="numbers of members")
     parser.add_argument("--demands", nargs="*", default=list(DEMANDS), choices=DEMANDS)

@@ -1,12 +1,15 @@
-"""P and T of `sharing.py`, in plain PyTorch: preparing the study's samples, or training some of its members alone.
+"""P and T of `sharing.py`, in plain PyTorch: preparing the study's samples, and training its members.
 
-Training takes tensors that are prepared already, and saves each member after every epoch as every side does. All parts
-work at the same time, each for itself: they wait for each other, warm up, count the batches and the CPU seconds of some
-seconds, those of loader workers included, and go on until everybody has counted.
+Some loader workers prepare while some processes train, each for itself, as many of each as the pipeline has that they are
+compared with. Training takes tensors that are prepared already, and saves each member after every epoch as every side
+does. Each part works from the beginning to the end, and counts batches and CPU seconds, those of its loader workers
+included, from the moment when a file ``count`` appears in the folder until there is a file ``stop``.
 """
 
 import argparse
 import json
+import os
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -69,44 +72,46 @@ def training(members: list[Alone], out: Path) -> Iterator[None]:
             member.save(out)
 
 
-def work_until(batches: Iterator[None], moment: float) -> int:
-    """Work until then; returns the batches done."""
-    done = 0
-    while time.monotonic() < moment:
-        next(batches)
-        done += 1
-    return done
-
-
 def own_seconds() -> float:
     """CPU time of this process and of its workers."""
     workers = (child.cpu_times() for child in psutil.Process().children(recursive=True))
     return time.process_time() + sum(times.user + times.system for times in workers)
 
 
+def count(batches: Iterator[None], out: Path) -> float:
+    """CPU seconds of a batch."""
+    moment = time.monotonic() + WARM_UP_SECONDS
+    while time.monotonic() < moment:
+        next(batches)
+    (out / f"{os.getpid()}.ready").touch()
+    while not (out / "count").exists():
+        next(batches)
+    before, done = own_seconds(), 0
+    while not (out / "stop").exists():
+        next(batches)
+        done += 1
+    return (own_seconds() - before) / done
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("out", type=Path, help="folder for what is saved, and where parts meet")
-    parser.add_argument("--part", help="name of this part")
-    parser.add_argument("--parts", type=int, help="how many there are")
-    parser.add_argument("--seconds", type=float, help="to be counted")
-    parser.add_argument("--workers", type=int, default=0, help="loader workers that prepare")
-    parser.add_argument("--members", type=int, nargs="*", help="train these, by their numbers; none: prepare")
+    parser.add_argument("out", type=Path, help="folder of this comparison")
+    parser.add_argument("--loaders", type=int, required=True, help="loader workers that prepare")
+    parser.add_argument("--trainers", type=int, required=True, help="processes that train")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    members = [Alone(study.members[number]) for number in options.members or ()]
-    batches = training(members, options.out) if members else preparing(options.workers)
-    next(batches)
-    (options.out / f"{options.part}.ready").touch()
-    while len(list(options.out.glob("*.ready"))) < options.parts:
-        next(batches)
-    work_until(batches, time.monotonic() + WARM_UP_SECONDS)
-    before = own_seconds()
-    done = work_until(batches, time.monotonic() + options.seconds)
-    per_batch = (own_seconds() - before) / done
-    (options.out / f"{options.part}.json").write_text(json.dumps({"cpu_seconds_per_batch": per_batch}))
-    while len(list(options.out.glob("*.json"))) < options.parts:
-        next(batches)
+    parts = ["P", *(f"T{trainer}" for trainer in range(options.trainers))]
+    # Forked: everything is imported once, as it is in a run.
+    part = next((name for name in parts if os.fork() == 0), None)
+    if part is None:
+        sys.exit(max(os.waitstatus_to_exitcode(os.wait()[1]) for _ in parts))
+    if part == "P":
+        batches = preparing(options.loaders)
+    else:
+        batches = training([Alone(one) for one in study.members[int(part[1:]) :: options.trainers]], options.out)
+    written = options.out / f"{part}.writing"
+    written.write_text(json.dumps(count(batches, options.out)))
+    written.rename(written.with_suffix(".json"))
 
 
 if __name__ == "__main__":

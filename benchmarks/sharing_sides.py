@@ -1,22 +1,24 @@
-"""The sides of `sharing.py`: `argosy run` by every pipeline, and P and T by hand, each measured at its steady state.
+"""The sides of `sharing.py`: `argosy run` by every pipeline, beside P and T by hand, measured in its steady state.
 
-A run is measured between two marks: when as many epochs have ended as members train at a time, and when as many are left
-to end. Between them lies nothing of start-up, planning and end; blocks that are prepared ahead are about as many at both.
+A run is measured between two marks, which are so many ended epochs, and ended by force at the second one: between them
+lies nothing of start-up, planning and end, and at both of them equally many blocks are prepared ahead. From the first mark
+on, the run and those who work alone (`sharing_alone.py`) take turns of half a second, each held while the other works: what
+the machine has more or less of at one time than at another, both have.
 """
 
 import json
 import os
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import process_tree
 from photographs import BATCH
+from process_tree import Tree
 
 __all__ = [
     "BLOCK",
@@ -27,7 +29,6 @@ __all__ = [
     "Shape",
     "Side",
     "Work",
-    "alone",
     "by_argosy",
     "pipelines",
     "shape_of",
@@ -37,12 +38,12 @@ HERE = Path(__file__).parent
 CORES = len(os.sched_getaffinity(0))
 NODES = 4
 """Most nodes that members are spread over."""
-BLOCK = 256
-"""Samples of a block: three quarters of what Argosy itself would take, so that an epoch has more blocks than a ring has
-slots, and the last one is prepared ahead like the others."""
+BLOCK = 192
+"""Samples of a block: about half of what Argosy itself would take, so that an epoch has more blocks than a ring has slots."""
 DEMANDS = {"light": 0.1, "middle": 0.4, "heavy": 0.75}
 """Name -> a member's own training over preparation, about: what lengths of runs are chosen by."""
 POLL_SECONDS = 0.01
+TURN_SECONDS = 0.5
 ENDED = '"event": "EpochEnded"'
 
 
@@ -72,17 +73,25 @@ class Work:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Alone:
+    """CPU seconds of an epoch, each part for itself."""
+
+    preparing: float
+    """P."""
+    training: float
+    """T, of all members."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Side:
     """One run in its steady state; an epoch is one of all members."""
 
     cpu_seconds: float
     """Of an epoch, all processes together."""
     wall_seconds: float
-    """Of an epoch."""
-    whole_seconds: float
-    """Wall time of the whole command."""
-    others_cores: float
-    """Cores that everybody else on the machine kept busy."""
+    """Of an epoch, without the turns of others."""
+    alone: Alone | None
+    """P and T at the same time."""
     nodes: int
     """Nodes that got members."""
     results: dict[str, Any]
@@ -97,28 +106,20 @@ class Shape:
     trainers: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Alone:
-    """CPU seconds of an epoch, each part for itself."""
-
-    preparing: float
-    """P."""
-    training: float
-    """T, of all members."""
-
-
 def shape_of(side: str, members: int) -> Shape:
-    """As ``argosy run`` has it: a trainer a device, on each node as many loader workers as it has cores."""
-    if side in ("none", "local") or members == 1:
+    """As ``argosy run`` has it: a trainer a device, on each preparing node as many loader workers as it has cores."""
+    if side in ("none", "local"):
         return Shape(loaders=CORES, trainers=min(members, CORES))
     nodes = min(members, NODES)
-    return Shape(loaders=nodes * max(CORES // nodes, 1), trainers=nodes)
+    preparing = nodes // 2 if side.endswith("broadcast") else nodes
+    return Shape(loaders=preparing * max(CORES // nodes, 1), trainers=nodes)
 
 
 def pipelines(members: int) -> dict[str, list[str]]:
     """Name -> flags of ``argosy run``: a pipeline per member, one on one node, and those that nodes share.
 
-    A pipeline per member is run on one node and, where there are more than cores, on those nodes as well. With as many nodes as members, at most `NODES`; half of them prepare in a broadcast pipeline.
+    With as many nodes as members, at most `NODES`; half of them prepare in a broadcast pipeline. A pipeline per member is
+    run on one node and, where more nodes than cores share, on those nodes as well.
     """
     nodes, devices = min(members, NODES), f"cpu:{min(members, CORES)}"
     runs = {
@@ -135,80 +136,83 @@ def pipelines(members: int) -> dict[str, list[str]]:
     return runs
 
 
-def by_argosy(work: Work, flags: Sequence[str], *, at_once: int) -> Side:
-    """``argosy run``, where so many members train at a time."""
+def by_argosy(work: Work, flags: Sequence[str], *, at_once: int, beside: Shape | None = None) -> Side:
+    """``argosy run``, where so many members train at a time, in turns with P and T in processes of this shape."""
     counted = work.members * work.epochs - 2 * at_once
     assert counted > 0, "nothing lies between the marks"
     with tempfile.TemporaryDirectory(dir=work.folder) as name:
-        directory = Path(name) / "run"
-        command = [sys.executable, "-m", "argosy", "run", str(HERE / "sharing_study.py"), "--dir", str(directory)]
-        command += [
-            "--json",
-            "--packing",
-            "interleaved",
-            "--numerics",
-            "exact",
-            "--block-size",
-            str(BLOCK),
-            *flags,
-        ]
-        with _Marks(directory / "journal.jsonl", [at_once, at_once + counted]) as marks:
-            cost = process_tree.run([command], environment=work.environment, output=Path(name) / "output.txt")
-        lines = (directory / "journal.jsonl").read_text().splitlines()
-        ended = [json.loads(line) for line in lines if ENDED in line]
-    (cpu_before, wall_before), (cpu_after, wall_after) = marks.found
+        folder = Path(name)
+        command = [sys.executable, "-m", "argosy", "run", str(HERE / "sharing_study.py"), "--dir", str(folder / "run")]
+        command += ["--json", "--packing", "interleaved", "--numerics", "exact", "--block-size", str(BLOCK), *flags]
+        with (
+            _alone(work, beside, folder) as others,
+            Tree(command, environment=work.environment, output=folder / "output.txt") as tree,
+        ):
+            journal = folder / "run" / "journal.jsonl"
+            _work_until(journal, at_once, tree, None)
+            if others is not None:
+                (folder / "count").touch()
+            before = tree.cpu_seconds()
+            wall_seconds = _work_until(journal, at_once + counted, tree, others)
+            cpu_seconds = tree.cpu_seconds() - before
+            tree.hold()
+            ended = [json.loads(line) for line in journal.read_text().splitlines() if ENDED in line]
+            apart = None if beside is None else _count(work, beside, others, folder)
     share = work.members / counted
     results: dict[str, Any] = {}
     for event in ended:
         results.setdefault(event["member"], []).append([event["metrics"]["train_loss"], event["digest"]])
     return Side(
-        cpu_seconds=(cpu_after - cpu_before) * share,
-        wall_seconds=(wall_after - wall_before) * share,
-        whole_seconds=cost.wall_seconds,
-        others_cores=cost.others_cores,
+        cpu_seconds=cpu_seconds * share,
+        wall_seconds=wall_seconds * share,
+        alone=apart,
         nodes=len({event["device"].rpartition("/")[0] for event in ended}),
         results=results,
     )
 
 
-class _Marks:
-    """While it is entered: CPU seconds and time at the moments when so many epochs have ended."""
-
-    def __init__(self, journal: Path, counts: list[int]) -> None:
-        self.journal = journal
-        self.counts = counts
-        self.found: list[tuple[float, float]] = []
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._watch)
-
-    def __enter__(self) -> "_Marks":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        while len(self.found) < len(self.counts) and not self._over.wait(POLL_SECONDS):
-            if self.journal.exists() and self.journal.read_text().count(ENDED) >= self.counts[len(self.found)]:
-                self.found.append((process_tree.seconds_so_far(), time.perf_counter()))
+def _work_until(journal: Path, epochs: int, tree: Tree, others: Tree | None) -> float:
+    """Let a run work until so many epochs have ended, in turns with others; the seconds of its own turns."""
+    worked, began = 0.0, time.perf_counter()
+    while not journal.exists() or journal.read_text().count(ENDED) < epochs:
+        tree.check()
+        time.sleep(POLL_SECONDS)
+        if others is not None and time.perf_counter() - began > TURN_SECONDS:
+            tree.hold()
+            worked += time.perf_counter() - began
+            others.go_on()
+            time.sleep(TURN_SECONDS)
+            others.hold()
+            began = time.perf_counter()
+            tree.go_on()
+    return worked + time.perf_counter() - began
 
 
-def alone(work: Work, shape: Shape, seconds: float) -> Alone:
-    """P and T in plain PyTorch, at the same time and in as many processes as a pipeline of this shape has."""
-    with tempfile.TemporaryDirectory(dir=work.folder) as name:
-        out = Path(name)
-        numbers = [str(number) for number in range(work.members)]
-        parts = {"P": ["--workers", str(shape.loaders)]}
-        parts |= {
-            f"T{trainer}": ["--members", *numbers[trainer :: shape.trainers]] for trainer in range(shape.trainers)
-        }
-        command = [sys.executable, str(HERE / "sharing_alone.py"), str(out), "--seconds", str(seconds)]
-        command += ["--parts", str(len(parts))]
-        commands = [[*command, "--part", part, *flags] for part, flags in parts.items()]
-        process_tree.run(commands, at_once=len(commands), environment=work.environment, output=out / "output.txt")
-        found = {part: json.loads((out / f"{part}.json").read_text())["cpu_seconds_per_batch"] for part in parts}
-    batches = -(-work.samples // BATCH)
-    preparing = found.pop("P") * batches
-    return Alone(preparing=preparing, training=sum(found.values()) * batches)
+@contextmanager
+def _alone(work: Work, shape: Shape | None, folder: Path) -> Iterator[Tree | None]:
+    """Those who work alone, warm and held."""
+    if shape is None:
+        yield None
+        return
+    command = [sys.executable, str(HERE / "sharing_alone.py"), str(folder)]
+    command += ["--loaders", str(shape.loaders), "--trainers", str(shape.trainers)]
+    with Tree(command, environment=work.environment, output=folder / "alone.txt") as tree:
+        _wait_until(lambda: len(list(folder.glob("*.ready"))) == 1 + shape.trainers, tree)
+        tree.hold()
+        yield tree
+
+
+def _count(work: Work, shape: Shape, others: Tree, folder: Path) -> Alone:
+    """What they took."""
+    (folder / "stop").touch()
+    others.go_on()
+    parts = [folder / "P.json", *(folder / f"T{trainer}.json" for trainer in range(shape.trainers))]
+    _wait_until(lambda: all(part.exists() for part in parts), others)
+    preparing, *training = (json.loads(part.read_text()) * -(-work.samples // BATCH) for part in parts)
+    return Alone(preparing=preparing, training=sum(training))
+
+
+def _wait_until(done: Callable[[], bool], tree: Tree) -> None:
+    while not done():
+        tree.check()
+        time.sleep(POLL_SECONDS)

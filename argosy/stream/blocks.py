@@ -25,7 +25,7 @@ class Place:
     """Which part of the stream a block is."""
 
     leg: int
-    """Blocks of an earlier leg are dropped by trainers of a later one."""
+    """Number of the leg that it was prepared for."""
     split: str
     epoch: int
     start: int
