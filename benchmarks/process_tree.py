@@ -99,6 +99,8 @@ class Tree:
         return self
 
     def __exit__(self, *error: object) -> None:
+        if self._process.poll() is not None:
+            return
         descendants = self._root.children(recursive=True)
         for process in (self._root, *descendants):
             _signal(process, signal.SIGKILL)
