@@ -282,15 +282,14 @@ class Trainer:
             return action()
         except DiskError:
             raise
-        except (torch.OutOfMemoryError, MemoryError) as error:
-            self.built.pop(name, None)
-            self.aboard.pop(name, None)
-            self.emit(OutOfMemory(member=name, detail=str(error)))
-            return None
         except Exception as error:  # boundary between a member's code and ours
+            self.built.pop(name, None)
+            if _out_of_memory(error):
+                self.aboard.pop(name, None)
+                self.emit(OutOfMemory(member=name, detail=str(error)))
+                return None
             trace = "".join(traceback.format_exception(error))
             self._log(name, trace)
-            self.built.pop(name, None)
             self._end(name, "failed", trace)
             return None
 
@@ -356,3 +355,8 @@ class Trainer:
             "though it did not on its first batches. Clone the input before changing it; the run stops at the last "
             "checkpoints, which are sound."
         )
+
+
+def _out_of_memory(error: Exception) -> bool:
+    """CUDA and Python have errors of their own for that; torch's allocator of ordinary memory has only words."""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator" in str(error)

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import resource
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -202,6 +203,33 @@ def test_out_of_memory_takes_smaller_micro_batches(tmp_path: Path, launcher: str
     report = argosy.train(studies.study(160, fleet=fleet), directory=tmp_path, launcher=launcher, devices="cpu:2")
     assert {row.status for row in report.rows} == {"done"}
     assert audit(tmp_path) == []
+
+
+class Wide(nn.Module):
+    """Takes 8 MiB a row, on a device that has 256 MiB left."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = studies.Mlp()
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + 256 * 2**20, resource.RLIM_INFINITY))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x + x.repeat(1, 2**21 // x.shape[1]).mean(1, keepdim=True))
+
+
+def test_memory_that_the_system_refuses_takes_smaller_micro_batches(tmp_path: Path) -> None:
+    fleet = [studies.member("wide", batch_size=40, eval_batch_size=8, model=Wide), studies.member()]
+    report = argosy.train(studies.study(80, fleet=fleet), directory=tmp_path)
+    assert {row.status for row in report.rows} == {"done"}
+    assert audit(tmp_path) == []
+
+
+def test_memory_that_the_system_refuses_with_exact_numerics_ends_the_member(tmp_path: Path) -> None:
+    fleet = [studies.member("wide", batch_size=40, eval_batch_size=8, model=Wide), studies.member()]
+    report = argosy.train(studies.study(80, fleet=fleet), directory=tmp_path, numerics="exact")
+    assert (report.member("wide").status, report.member("mlp").status) == ("failed", "done")
+    assert "out of memory alone on cpu:0: " in report.member("wide").reason
 
 
 def test_out_of_memory_with_exact_numerics_ends_the_member_with_advice(tmp_path: Path) -> None:
