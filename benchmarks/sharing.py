@@ -11,6 +11,7 @@ All nodes are on this machine and share its cores. What SC'18's nodes gain by pr
 here what they no longer take from each other.
 """
 
+import math
 import tempfile
 import time
 from collections.abc import Iterable
@@ -41,9 +42,6 @@ IDLE_PAIRS = 3
 """In each round."""
 SHARED = ("all-shared", "single-broadcast", "multi-broadcast")
 STREAMS = ("local", *SHARED)
-NONE = ("none", "none-on-nodes")
-WARM_UP = 2
-"""Epochs of a shared run that are not counted."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,7 +65,7 @@ class Cell:
     def cost(self, side: str) -> float:
         """What the side takes beyond P + T, as a share of it; of ``none``, beyond nP + T."""
         preparing, training = self.parts(side)
-        times = self.members if side in NONE else 1
+        times = self.members if side == "none" else 1
         return self.sides[side].cpu_seconds / (times * preparing + training) - 1.0
 
     def of_limit(self, side: str) -> float:
@@ -76,11 +74,10 @@ class Cell:
         That is what a pipeline per member takes over what this side takes, each over what it must take at its time: what
         the machine has more or less of at one time than at another drops out.
         """
-        nodes = side in SHARED and "none-on-nodes" in self.sides
-        return (1.0 + self.cost("none-on-nodes" if nodes else "none")) / (1.0 + self.cost(side))
+        return (1.0 + self.cost("none")) / (1.0 + self.cost(side))
 
     def reduction(self, side: str) -> float:
-        """CPU seconds of a pipeline per member, in as many processes at a time, over those of this side."""
+        """CPU seconds of a pipeline per member over those of this side."""
         return self.of_limit(side) * self.limit(side)
 
 
@@ -96,18 +93,21 @@ class Bench:
     epoch_seconds: float
     """CPU seconds of preparing an epoch, about."""
     seconds: float
-    """CPU seconds, about, that a run of a shared pipeline counts."""
+    """CPU seconds, about, that a run counts."""
 
-    def work(self, demand: str, members: int) -> Work:
-        """So many epochs that a shared pipeline takes the time."""
-        load = 1.0 + members * DEMANDS.get(demand, 0.0)
-        counted = max(round(self.seconds / (self.epoch_seconds * load)), 1)
-        return Work(folder=self.folder, samples=self.samples, demand=demand, members=members, epochs=counted + WARM_UP)
-
-    def work_of_each(self, demand: str, members: int, at_once: int) -> Work:
-        """For a pipeline per member: so many epochs that twice as many are counted as members train at a time."""
-        epochs = -(-4 * at_once // members)
-        return Work(folder=self.folder, samples=self.samples, demand=demand, members=members, epochs=epochs)
+    def work(self, demand: str, members: int, *, each: bool = False) -> Work:
+        """So many epochs that they take the time: of all members on one stream, or of `each` on its own."""
+        at_once = min(members, CORES) if each else members
+        load = at_once * ((1.0 if each else 1.0 / members) + DEMANDS.get(demand, 0.0))
+        rounds = max(math.ceil(self.seconds / (self.epoch_seconds * load)), 1)
+        return Work(
+            folder=self.folder,
+            samples=self.samples,
+            demand=demand,
+            members=members,
+            at_once=at_once,
+            counted=rounds * at_once,
+        )
 
 
 def prepare(folder: Path, samples: int, seconds: float) -> Bench:
@@ -133,10 +133,8 @@ def one_cell(bench: Bench, demand: str, members: int, number: int) -> Cell:
     """Every pipeline, each with P and T."""
     runs, sides = pipelines(members), {}
     for name in turned(runs, number):
-        shape = shape_of(name, members)
-        each = name in NONE
-        work = bench.work_of_each(demand, members, shape.trainers) if each else bench.work(demand, members)
-        sides[name] = by_argosy(work, runs[name], at_once=shape.trainers if each else members, beside=shape)
+        work = bench.work(demand, members, each=name == "none")
+        sides[name] = by_argosy(work, runs[name], beside=shape_of(name, members))
     check_equal(sides)
     return Cell(members=members, sides=sides)
 
@@ -170,7 +168,7 @@ def peak(bench: Bench) -> dict[str, float]:
     for nodes in (1, 2, NODES):
         runs = pipelines(nodes)
         for name in SHARED if nodes > 1 else ("local",):
-            side = by_argosy(bench.work("stripped", nodes), runs[name], at_once=nodes)
+            side = by_argosy(bench.work("stripped", nodes), runs[name])
             rate = rates[f"{name}/{nodes}"] = bench.samples / side.wall_seconds
             print(
                 f"peak({nodes}) {name:<17} {rate:8.0f} samples/s on {side.nodes} nodes, "
@@ -193,11 +191,11 @@ def core_limits(bench: Bench, cell: Cell | None) -> dict[str, float]:
     speedups, limit = {}, f", limit {cell.limit('local'):.2f}" if cell else ""
     runs = pipelines(EIGHT)
     for cores in (1, 2):
-        works = {"none": (bench.work_of_each("light", EIGHT, CORES), CORES)}
-        works |= {name: (bench.work("light", EIGHT), EIGHT) for name in ("local", "all-shared")}
         walls = {
-            name: by_argosy(work, [*runs[name], "--cores", str(cores)], at_once=at_once).wall_seconds
-            for name, (work, at_once) in works.items()
+            name: by_argosy(
+                bench.work("light", EIGHT, each=name == "none"), [*runs[name], "--cores", str(cores)]
+            ).wall_seconds
+            for name in ("none", "local", "all-shared")
         }
         for name in ("local", "all-shared"):
             speedups[f"{name}/{cores}"] = walls["none"] / walls[name]
@@ -216,7 +214,7 @@ def idle_consumers(bench: Bench) -> float:
     rates = {}
     for count in (1, EIGHT):
         flags = ["--devices", f"cpu:{count}", "--sharing", "local"]
-        rates[count] = bench.samples / by_argosy(bench.work("stripped", count), flags, at_once=count).wall_seconds
+        rates[count] = bench.samples / by_argosy(bench.work("stripped", count), flags).wall_seconds
     told = " and ".join(f"{rate:.0f} samples/s to {count}" for count, rate in rates.items())
     print(f"one producer: {told} idle consumers", flush=True)
     return rates[EIGHT] / rates[1]
@@ -303,7 +301,7 @@ def main() -> None:
     parser = arguments(__doc__)
     parser.set_defaults(rounds=1)
     parser.add_argument("--photographs", type=int, default=2496, help="samples of an epoch")
-    parser.add_argument("--seconds", type=float, default=6.0, help="CPU seconds that a shared run counts, about")
+    parser.add_argument("--seconds", type=float, default=16.0, help="CPU seconds that a run counts, about")
     parser.add_argument("--members", type=int, nargs="*", default=COUNTS, help="numbers of members")
     parser.add_argument("--demands", nargs="*", default=list(DEMANDS), choices=DEMANDS)
     options = parser.parse_args()

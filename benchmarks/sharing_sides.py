@@ -57,15 +57,17 @@ class Work:
     demand: str
     """Of `DEMANDS`, or ``stripped``."""
     members: int
-    epochs: int
-    """In as many of them as members train at a time a run warms up, and in as many it ends."""
+    at_once: int
+    """Members that train at a time."""
+    counted: int
+    """Epochs of members that lie between the marks."""
 
     @property
     def environment(self) -> dict[str, str]:
         """For `sharing_study.py`."""
         return {
             "SHARING_FOLDER": str(self.folder),
-            "SHARING_EPOCHS": str(self.epochs),
+            "SHARING_EPOCHS": str(-(-(self.counted + 2 * self.at_once) // self.members)),
             "SHARING_DEMAND": self.demand,
             "SHARING_MEMBERS": str(self.members),
             "SHARING_BATCH": str(BLOCK if self.demand == "stripped" else BATCH),
@@ -94,8 +96,8 @@ class Side:
     """P and T at the same time."""
     nodes: int
     """Nodes that got members."""
-    results: dict[str, Any]
-    """Member -> training loss and digest of every epoch."""
+    results: dict[str, list[Any]]
+    """Member -> training loss and digest of every epoch that it ended."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,8 +120,7 @@ def shape_of(side: str, members: int) -> Shape:
 def pipelines(members: int) -> dict[str, list[str]]:
     """Name -> flags of ``argosy run``: a pipeline per member, one on one node, and those that nodes share.
 
-    With as many nodes as members, at most `NODES`; half of them prepare in a broadcast pipeline. A pipeline per member is
-    run on one node and, where more nodes than cores share, on those nodes as well.
+    With as many nodes as members, at most `NODES`; half of them prepare in a broadcast pipeline.
     """
     nodes, devices = min(members, NODES), f"cpu:{min(members, CORES)}"
     runs = {
@@ -131,15 +132,11 @@ def pipelines(members: int) -> dict[str, list[str]]:
         runs["all-shared"] = [*spread, "--sharing", "all-shared"]
         runs["single-broadcast"] = [*spread, "--sharing", "single-broadcast", *half]
         runs["multi-broadcast"] = [*spread, "--sharing", "multi-broadcast", *half]
-    if nodes > CORES:
-        runs["none-on-nodes"] = ["--nodes", str(nodes), "--devices", "cpu:1", "--sharing", "none", "--policy", "solo"]
     return runs
 
 
-def by_argosy(work: Work, flags: Sequence[str], *, at_once: int, beside: Shape | None = None) -> Side:
-    """``argosy run``, where so many members train at a time, in turns with P and T in processes of this shape."""
-    counted = work.members * work.epochs - 2 * at_once
-    assert counted > 0, "nothing lies between the marks"
+def by_argosy(work: Work, flags: Sequence[str], *, beside: Shape | None = None) -> Side:
+    """``argosy run``, in turns with P and T in processes of this shape."""
     with tempfile.TemporaryDirectory(dir=work.folder) as name:
         folder = Path(name)
         command = [sys.executable, "-m", "argosy", "run", str(HERE / "sharing_study.py"), "--dir", str(folder / "run")]
@@ -149,17 +146,17 @@ def by_argosy(work: Work, flags: Sequence[str], *, at_once: int, beside: Shape |
             Tree(command, environment=work.environment, output=folder / "output.txt") as tree,
         ):
             journal = folder / "run" / "journal.jsonl"
-            _work_until(journal, at_once, tree, None)
+            _work_until(journal, work.at_once, tree, None)
             if others is not None:
                 (folder / "count").touch()
             before = tree.cpu_seconds()
-            wall_seconds = _work_until(journal, at_once + counted, tree, others)
+            wall_seconds = _work_until(journal, work.at_once + work.counted, tree, others)
             cpu_seconds = tree.cpu_seconds() - before
             tree.hold()
             ended = [json.loads(line) for line in journal.read_text().splitlines() if ENDED in line]
             apart = None if beside is None else _count(work, beside, others, folder)
-    share = work.members / counted
-    results: dict[str, Any] = {}
+    share = work.members / work.counted
+    results: dict[str, list[Any]] = {}
     for event in ended:
         results.setdefault(event["member"], []).append([event["metrics"]["train_loss"], event["digest"]])
     return Side(
