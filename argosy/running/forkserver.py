@@ -59,12 +59,12 @@ class ForkServer:
         self.used = True
 
     def news(self) -> tuple[str, int, int | None]:
-        """(name, pid, wait status) of a worker that started (status None) or ended; call when the channel is readable."""
+        """(ticket, pid, wait status) of a worker that started (status None) or ended; call when the channel is readable."""
         message = self.channel.recv(LARGEST_REQUEST)
         if not message:
             raise EOFError
-        name, pid, status = json.loads(message)
-        return name, pid, status
+        ticket, pid, status = json.loads(message)
+        return ticket, pid, status
 
     def close(self) -> None:
         """Let the server kill what is left and wait until it has gone."""
@@ -114,7 +114,7 @@ def main() -> None:
                 for descriptor in (channel.detach(), wake, wakes):
                     os.close(descriptor)
                 os._exit(_become(request, descriptors, work))
-            children[pid] = request["arguments"]["name"]
+            children[pid] = request["arguments"]["ticket"]
             _tell(channel, children[pid], pid, None)
             for descriptor in descriptors:
                 os.close(descriptor)
@@ -162,10 +162,10 @@ def _tell_ends(channel: socket.socket, children: dict[int, str]) -> None:
             _tell(channel, children.pop(pid), pid, status)
 
 
-def _tell(channel: socket.socket, name: str, pid: int, status: int | None) -> None:
+def _tell(channel: socket.socket, ticket: str, pid: int, status: int | None) -> None:
     # A driver that is gone closes the channel, which ends the loop.
     with contextlib.suppress(OSError):
-        channel.send(json.dumps([name, pid, status]).encode())
+        channel.send(json.dumps([ticket, pid, status]).encode())
 
 
 def _bid_farewell(children: dict[int, str]) -> None:

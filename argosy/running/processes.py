@@ -5,7 +5,7 @@ import os
 import selectors
 import signal
 import time
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NoReturn
 
@@ -65,6 +65,20 @@ class Processes:
             self._server = None
 
 
+@dataclass(slots=True, eq=False)
+class _Worker:
+    """One process, from the request for it until it is told to be lost."""
+
+    name: str
+    ticket: str
+    """What it calls itself to the driver and to the fork server: its name and a number, as another may get its name."""
+    pid: int | None = None
+    """None until the fork server has told."""
+    peer: Peer | None = None
+    """None until it has called."""
+    unsent: list[Any] = field(default_factory=list)
+
+
 class ProcessWorkers:
     """The processes of one run and the connections to them."""
 
@@ -73,9 +87,9 @@ class ProcessWorkers:
         self.server = server
         self.key = os.urandom(32)
         self.door = Door(self.key)
-        self.peers: dict[str, Peer] = {}
-        self.pids: dict[str, int] = {}
-        self.unsent: dict[str, list[Any]] = {}
+        self.workers: dict[str, _Worker] = {}
+        """By name; each leaves exactly once, and is then said to be lost."""
+        self.started = 0
         self.selector = selectors.DefaultSelector()
         self.blobs = blobs
         """Descriptors of what workers of each role unpack."""
@@ -90,8 +104,9 @@ class ProcessWorkers:
         return self
 
     def __exit__(self, *error: Any) -> None:
-        for peer in self.peers.values():
-            peer.close()
+        for worker in self.workers.values():
+            if worker.peer is not None:
+                worker.peer.close()
         self.selector.close()
         self.door.close()
         self.server.close()
@@ -106,18 +121,22 @@ class ProcessWorkers:
         self._start(name, "trainer")
 
     def send(self, worker: str, command: Any) -> None:
-        """See `Workers.send`."""
-        if worker not in self.peers:
-            self.unsent.setdefault(worker, []).append(command)
+        """See `Workers.send`; to one that was lost nothing is said."""
+        found = self.workers.get(worker)
+        if found is None:
+            return
+        if found.peer is None:
+            found.unsent.append(command)
             return
         # A broken connection's end-of-file is on the way and becomes `Lost`.
         with contextlib.suppress(OSError):
-            self.peers[worker].send(command)
+            found.peer.send(command)
 
     def kill(self, worker: str) -> None:
         """See `Workers.kill`."""
-        if worker in self.pids:
-            _kill(self.pids[worker])
+        found = self.workers.get(worker)
+        if found is not None and found.pid is not None:
+            _kill(found.pid)
 
     def renew(self, job: Job) -> None:
         """See `Workers.renew`."""
@@ -136,44 +155,58 @@ class ProcessWorkers:
         return said
 
     def _start(self, name: str, role: str) -> None:
-        arguments = {"name": name, "role": role, "address": self.door.address, "key": self.key.hex()}
+        self.started += 1
+        worker = self.workers[name] = _Worker(name, ticket=f"{name} {self.started}")
+        arguments = {"name": name, "ticket": worker.ticket, "role": role}
+        arguments |= {"address": self.door.address, "key": self.key.hex()}
         log = self.job.directory / "workers" / f"{name.replace(':', '-').replace('/', '-')}.log"
-        self.unsent[name] = []
         # A server that has just died is replaced when its end-of-file is read; until then requests go nowhere.
         with contextlib.suppress(OSError):
             self.server.fork(arguments, [self.blobs[role], self.job.lock], log)
 
-    def _admit(self) -> None:
-        for name, peer in self.door.enter():
-            self.peers[name] = peer
-            self.selector.register(peer, selectors.EVENT_READ, partial(self._hear, name, peer))
-            for command in self.unsent.pop(name, ()):
-                self.send(name, command)
+    def _holder(self, ticket: str) -> _Worker | None:
+        """The worker of a ticket; None where it is said to be lost already."""
+        found = self.workers.get(ticket.rpartition(" ")[0])
+        return found if found is not None and found.ticket == ticket else None
 
-    def _hear(self, name: str, peer: Peer) -> None:
+    def _admit(self) -> None:
+        for ticket, peer in self.door.enter():
+            worker = self._holder(ticket)
+            if worker is None:
+                peer.close()
+                continue
+            worker.peer = peer
+            self.selector.register(peer, selectors.EVENT_READ, partial(self._hear, worker, peer))
+            for command in worker.unsent:
+                self.send(worker.name, command)
+            worker.unsent.clear()
+
+    def _hear(self, worker: _Worker, peer: Peer) -> None:
         try:
-            self.said.append((name, peer.recv()))
+            self.said.append((worker.name, peer.recv()))
         except (EOFError, OSError):
             self.selector.unregister(peer)
             peer.close()
-            del self.peers[name]
-            self._lost(name, "its connection broke")
+            self._lost(worker, "its connection broke")
 
     def _hear_server(self) -> None:
         try:
-            name, pid, status = self.server.news()
+            ticket, pid, status = self.server.news()
         except (EOFError, OSError):
             self._replace_server()
             return
+        worker = self._holder(ticket)
+        if worker is None:
+            return
         if status is None:
-            self.pids[name] = pid
-        elif self.pids.get(name) == pid and name not in self.peers:
-            self._lost(name, _how_it_ended(status))
+            worker.pid = pid
+        elif worker.peer is None:
+            # Else its connection breaks, when everything has been heard that it said.
+            self._lost(worker, _how_it_ended(status))
 
-    def _lost(self, name: str, detail: str) -> None:
-        """Once per worker, whether its connection or the fork server tells first."""
-        if self.pids.pop(name, None) is not None:
-            self.said.append((name, Lost(detail=detail)))
+    def _lost(self, worker: _Worker, detail: str) -> None:
+        del self.workers[worker.name]
+        self.said.append((worker.name, Lost(detail=detail)))
 
     def _replace_server(self) -> None:
         """The fork server is gone, and by the kernel's tie every worker with it."""
@@ -181,10 +214,9 @@ class ProcessWorkers:
         self.server.close()
         self.server = ForkServer.start()
         self.selector.register(self.server.channel, selectors.EVENT_READ, self._hear_server)
-        for name in {*self.pids, *self.unsent} - set(self.peers):
-            # Started and not yet connected: nothing else would tell that it is gone.
-            self.pids[name] = 0
-            self._lost(name, "the fork server ended before it could start")
+        for worker in [worker for worker in self.workers.values() if worker.peer is None]:
+            # Nothing else would tell that it is gone.
+            self._lost(worker, "the fork server ended before it could start")
 
     def _kill_stopped(self) -> None:
         """A process that was stopped would keep its trainer or the ring waiting for ever: end it, as if it had died."""

@@ -61,7 +61,7 @@ def work(arguments: dict[str, Any], descriptors: list[int]) -> int:
     """Run as the worker that the arguments name; returns the exit code."""
     name, key = arguments["name"], bytes.fromhex(arguments["key"])
     name_process(arguments["role"])
-    driver = dial(arguments["address"], key, name)
+    driver = dial(arguments["address"], key, arguments["ticket"])
     try:
         if arguments["role"] == "feeder":
             torch.set_num_threads(1)

@@ -66,9 +66,9 @@ class Door:
         caller, _ = self._listener.accept()
         caller.setblocking(False)
         nonce = os.urandom(NONCE)
-        caller.send(nonce)
         self._callers[caller] = (nonce, bytearray(), time.monotonic())
         self._selector.register(caller, selectors.EVENT_READ)
+        self._say(caller, nonce)
 
     def _read(self, caller: socket.socket) -> tuple[str, Peer] | None:
         nonce, received, _ = self._callers[caller]
@@ -84,11 +84,21 @@ class Door:
         if not hmac.compare_digest(proof, _prove(self.key, b"caller", nonce)):
             self._hang_up(caller)
             return None
+        if not self._say(caller, _prove(self.key, b"door", challenge)):
+            return None
         self._selector.unregister(caller)
         del self._callers[caller]
         caller.setblocking(True)
-        caller.send(_prove(self.key, b"door", challenge))
         return name.rstrip(b"\0").decode(), Connection(caller.detach())
+
+    def _say(self, caller: socket.socket, words: bytes) -> bool:
+        """Send; False where the caller has gone."""
+        try:
+            caller.send(words)
+        except OSError:
+            self._hang_up(caller)
+            return False
+        return True
 
     def _hang_up(self, caller: socket.socket) -> None:
         self._selector.unregister(caller)
