@@ -13,6 +13,7 @@ __all__ = [
     "Failed",
     "Feed",
     "Flowing",
+    "Journaled",
     "Leg",
     "Lost",
     "Measure",
@@ -199,6 +200,14 @@ class Train:
 
     leg: int
     members: tuple[StartMember, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Journaled:
+    """To a trainer, in answer to Saved: the checkpoint is journaled, older ones may go."""
+
+    member: str
+    file: str
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,6 +19,7 @@ from argosy.cluster import Cluster
 from argosy.commands import (
     Continue,
     Failed,
+    Journaled,
     Lost,
     Measure,
     Measured,
@@ -41,6 +42,7 @@ from argosy.events import (
     MemberEnded,
     PlanMade,
     RunEnded,
+    Saved,
     WorkerLost,
 )
 from argosy.planning import make_plan
@@ -209,6 +211,9 @@ class Driver:
                 self._one_measured(message.member)
             case EpochEnded():
                 self._epoch_ended(worker, message)
+            case Saved():
+                self.record(message)
+                self.fleet.send(worker, Journaled(member=message.member, file=message.checkpoint.file))
             case MemberEnded():
                 self.record(message)
                 self._member_ended(message)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from argosy.commands import Continue, Measure, OutOfMemory, Pause, Paused, Progress, StartMember, Stop, Train
+from argosy.commands import Continue, Journaled, Measure, OutOfMemory, Pause, Paused, Progress, StartMember, Stop, Train
 from argosy.errors import DiskError, MemberError
 from argosy.events import Checkpoint, EpochEnded, MemberEnded, MemberStarted, Saved, Used
 from argosy.settings import Settings
@@ -44,6 +44,8 @@ class _Aboard:
     kept: tuple[str, ...] = ()
     """File names of its newest checkpoints."""
     best: str | None = None
+    unsettled: tuple[str, ...] = ()
+    """File names of checkpoints that the driver may not have journaled yet: only when it has may older ones go."""
 
 
 class Trainer:
@@ -103,6 +105,10 @@ class Trainer:
             self._start(command)
         elif isinstance(command, Continue | Stop):
             self._settle(command)
+        elif isinstance(command, Journaled):
+            aboard = self.aboard.get(command.member)
+            if aboard is not None and command.file in aboard.unsettled:
+                self._tidy(command.member, aboard, command.file, best=False)
         elif isinstance(command, Pause):
             self._pause()
 
@@ -317,23 +323,25 @@ class Trainer:
             # The first file proves that all later ones can be opened.
             checkpoint.load(path, digest)
         aboard.saved = time.monotonic()
+        aboard.unsettled = (*aboard.unsettled, file)
         aboard.newest = Checkpoint(file=file, sha256=digest, epoch=live.epoch, position=state["position"])
         return aboard.newest
 
     def _save_within(self, name: str, aboard: _Aboard) -> None:
         saved = self._save(name, aboard)
         self.emit(Saved(member=name, stream_epoch=aboard.stream_epoch, checkpoint=saved))
-        self._tidy(name, aboard, saved.file, best=False)
 
     def _tidy(self, name: str, aboard: _Aboard, file: str, *, best: bool) -> None:
-        """Move the links, delete all but the newest two files and the best."""
+        """Now that a file is journaled, move the links, and delete older ones but the one before it and the best."""
         folder = self._folder(name)
         checkpoint.link(folder / file, "last.pt")
         if best:
             checkpoint.link(folder / file, "best.pt")
             aboard.best = file
         aboard.kept = (*(kept for kept in aboard.kept[-1:] if kept != file), file)
-        checkpoint.keep_newest(folder, {*aboard.kept, aboard.best or file})
+        if file in aboard.unsettled:
+            aboard.unsettled = aboard.unsettled[aboard.unsettled.index(file) + 1 :]
+        checkpoint.keep_newest(folder, {*aboard.kept, *aboard.unsettled, aboard.best or file})
 
     # ---- words
 

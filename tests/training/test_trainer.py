@@ -9,7 +9,8 @@ import pytest
 import studies
 import torch
 
-from argosy.commands import Leg, Measure, Measured, StartMember, Train
+from argosy.commands import Journaled, Leg, Measure, Measured, StartMember, Train
+from argosy.events import Saved
 from argosy.settings import Settings
 from argosy.stream.blocks import ALIGNMENT, Block
 from argosy.stream.schedule import Orders, places
@@ -90,6 +91,30 @@ def test_a_block_that_comes_before_the_word_to_train_on_it_is_kept(trainer: Trai
     trainer.take(next(blocks))
     trainer.obey(train(trainer, 2))
     assert samples_after(trainer, blocks) == {LENGTH}
+
+
+def test_a_journaled_checkpoint_stays_until_a_newer_one_is_journaled(tmp_path: Path, said: list[Any]) -> None:
+    """The driver may have died, or be slow, while trainers go on saving: what it has journaled must be there."""
+    study = studies.study(LENGTH, fleet=[studies.member("even", batch_size=32)])
+    settings = Settings(checkpoint_seconds=1e-9)
+    trainer = Trainer(study, settings, tmp_path, name="cpu:0", device=torch.device("cpu"), emit=said.append)
+    trainer.know({split: source.length for split, source in open_sources(study.data, seed=study.seed).items()})
+    trainer.obey(train(trainer, 1))
+
+    def files() -> list[str]:
+        return sorted(path.name for path in (tmp_path / "members" / "even").glob("e*.pt"))
+
+    blocks = list(stream(study, 1))
+    trainer.take(blocks[0])
+    saved = [message.checkpoint.file for message in said if isinstance(message, Saved)]
+    trainer.obey(Journaled(member="even", file=saved[0]))
+    for block in blocks[1:-1]:
+        trainer.take(block)
+    saved = list(dict.fromkeys(message.checkpoint.file for message in said if isinstance(message, Saved)))
+    assert len(saved) >= 3
+    assert files() == sorted(saved)
+    trainer.obey(Journaled(member="even", file=saved[-1]))
+    assert files() == sorted([saved[0], saved[-1]])
 
 
 def test_blocks_of_an_earlier_leg_are_dropped(trainer: Trainer, said: list[Any]) -> None:
