@@ -349,7 +349,7 @@ def _fork_one(server: ForkServer, log: Path) -> str:
     os.write(blob, pickle.dumps((None, None, 0)))
     os.lseek(blob, 0, os.SEEK_SET)
     try:
-        arguments = {"name": "doctor", "role": "feeder", "address": door.address, "key": key.hex()}
+        arguments = {"name": "doctor", "ticket": "doctor", "role": "feeder", "address": door.address, "key": key.hex()}
         server.fork(arguments, [blob], log)
         deadline = time.monotonic() + FORK_SECONDS
         while time.monotonic() < deadline and server.process.poll() is None:
