@@ -122,8 +122,8 @@ class Driver:
         # Legs
         self.legs: list[_Sailing] = []
         self.leg_count = 0
-        self.flowing: int | None = None
-        """Leg that members were measured on, as long as everybody is there who feeds and reads it."""
+        self.flowing = False
+        """Whether everybody is still there who feeds and reads the leg that members were measured on."""
         self.measuring_legs: set[int] = set()
         """Streams that members were measured on and that nobody trains on."""
         self.early: list[Fed] = []
@@ -304,7 +304,7 @@ class Driver:
             if not self.fleet.replaced:
                 self._measure()
             return
-        self.flowing = None
+        self.flowing = False
         self._note_loss(worker, lost.detail)
         feeder = self.fleet.feeders.get(worker)
         if feeder is not None and self.tolerance.gives_up(feeder.node) and len(self.cluster.nodes) > 1:
@@ -321,7 +321,7 @@ class Driver:
     def _parted(self, worker: str, parted: Parted) -> None:
         """Where a feeder is gone, the couriers of all the others break: only the first word counts."""
         if self.regrouping is None and self.fleet.in_team(worker, parted.team):
-            self.flowing = None
+            self.flowing = False
             self._note_loss(f"{worker}/courier", f"its exchange with the other nodes broke: {parted.detail}")
             self.sharing.ask(())
             if self.unmeasured:
@@ -378,7 +378,7 @@ class Driver:
         if team is None:
             return
         self.leg_count += 1
-        self.flowing = self.leg_count
+        self.flowing = True
         self.measuring_legs.add(self.leg_count)
         self.fleet.feed(
             team,
@@ -473,8 +473,8 @@ class Driver:
     def _start_leg(self, team: list[Feeder], flotilla: Flotilla) -> None:
         # The stream that members were measured on goes on as the first leg where everybody stays on it.
         everybody = set(flotilla.members) == set(self.roster.waiting) and len(team) == len(self.cluster.nodes)
-        goes_on = self.flowing == self.leg_count and everybody and not self.sharing.changed
-        self.flowing = None
+        goes_on = self.flowing and everybody and not self.sharing.changed
+        self.flowing = False
         self.roster.waiting = [name for name in self.roster.waiting if name not in flotilla.members]
         if goes_on:
             self.measuring_legs.remove(self.leg_count)

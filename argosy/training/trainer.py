@@ -121,6 +121,9 @@ class Trainer:
     def take(self, block: Block) -> None:
         """Measure on the block, or run all steps that it completes; one of a later leg is kept, of an earlier one dropped."""
         self.blocks += 1
+        self._sort(block)
+
+    def _sort(self, block: Block) -> None:
         if block.place.leg > self.leg:
             self.first = block
         elif block.place.leg == self.leg:
@@ -130,8 +133,7 @@ class Trainer:
         """Use the blocks of this leg from here on; its first one may have come before."""
         self.leg, first, self.first = leg, self.first, None
         if first is not None:
-            self.blocks -= 1
-            self.take(first)
+            self._sort(first)
 
     def _use(self, block: Block) -> None:
         on_device = block.to(self.device, self.study.data.on_device)

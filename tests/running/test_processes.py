@@ -13,17 +13,17 @@ import pytest
 
 from argosy.commands import Lost
 from argosy.running import processes
+from argosy.running.forkserver import ForkServer
 from argosy.running.processes import ProcessWorkers
 from argosy.stream.wire import Peer, dial
 
 
-class Server:
+class Server(ForkServer):
     """A fork server that forks nothing; the test says what it tells."""
 
-    process = SimpleNamespace(pid=os.getpid())
-
     def __init__(self) -> None:
-        self.channel, self.far_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        channel, self.far_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        super().__init__(SimpleNamespace(pid=os.getpid()), channel)  # type: ignore[arg-type]
         self.asked: list[dict[str, Any]] = []
 
     def fork(self, arguments: dict[str, Any], descriptors: list[int], log: Path) -> None:
@@ -31,13 +31,6 @@ class Server:
 
     def tell(self, ticket: str, pid: int, status: int | None) -> None:
         self.far_end.send(json.dumps([ticket, pid, status]).encode())
-
-    def news(self) -> tuple[str, int, int | None]:
-        message = self.channel.recv(4096)
-        if not message:
-            raise EOFError
-        ticket, pid, status = json.loads(message)
-        return ticket, pid, status
 
     def close(self) -> None:
         self.channel.close()
