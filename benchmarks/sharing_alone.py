@@ -23,6 +23,7 @@ from together_loop import loader
 from torch.nn import functional
 
 import argosy
+from argosy.training.heap import keep_freed_memory
 
 WARM_UP_SECONDS = 1.0
 
@@ -100,6 +101,7 @@ def main() -> None:
     parser.add_argument("--trainers", type=int, required=True, help="processes that train")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    keep_freed_memory()  # as trainers do: what that saves is no matter of sharing
     parts = ["P", *(f"T{trainer}" for trainer in range(options.trainers))]
     # Forked: everything is imported once, as it is in a run.
     part = next((name for name in parts if os.fork() == 0), None)

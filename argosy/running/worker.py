@@ -24,6 +24,7 @@ from argosy.stream.feed import feed
 from argosy.stream.ring import RingReader
 from argosy.stream.wire import Peer, dial
 from argosy.study import Study
+from argosy.training.heap import give_back_memory, keep_freed_memory
 from argosy.training.trainer import Trainer
 
 __all__ = ["pack", "work"]
@@ -70,6 +71,7 @@ def work(arguments: dict[str, Any], descriptors: list[int]) -> int:
         else:
             study, settings, directory = unpack(descriptors[0])
             torch.set_num_threads(settings.threads)
+            keep_freed_memory()
             with refusals_of_the_disk(directory):
                 _train(driver, study, settings, directory, name=name, key=key)
     except EOFError:
@@ -108,6 +110,8 @@ def _train(driver: Peer, study: Study, settings: Settings, directory: Path, *, n
                 driver.send(trainer.used(times.user + times.system))
                 return
             elif reader is not None or not isinstance(command, Measure | Train):
+                if isinstance(command, Measure):
+                    give_back_memory()  # a leg begins: other members may need less
                 trainer.obey(command)
         elif ready and reader is not None and not _take(trainer, reader):
             reader.close()
