@@ -12,7 +12,8 @@ from pathlib import Path
 import psutil
 
 SCRIPT = """
-import sys, argosy, studies
+import signal, sys, argosy, studies
+signal.signal(signal.SIGINT, signal.{sigint})  # not what the shell of the tests has it, which ignores it in the background
 study = studies.study({length}, fleet=[*studies.members(), studies.member("slow", augment=studies.dawdle)], epochs={epochs})
 argosy.train(study, directory=sys.argv[1], {settings}, block_size=32, checkpoint_seconds=0.05,
              numerics="exact", hang_seconds={hang_seconds})
@@ -33,10 +34,11 @@ class Run:
         length: int = 400,
         epochs: int = 3,
         hang_seconds: float = 60,
+        sigint: str = "default_int_handler",
     ) -> None:
         self.directory = directory
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-        text = script.format(settings=settings, length=length, epochs=epochs, hang_seconds=hang_seconds)
+        text = script.format(settings=settings, length=length, epochs=epochs, hang_seconds=hang_seconds, sigint=sigint)
         self.log = directory.with_name(f"{directory.name}.stderr")
         with self.log.open("a") as log:
             self.process = subprocess.Popen([sys.executable, "-c", text, str(directory)], env=environment, stderr=log)

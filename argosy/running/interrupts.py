@@ -15,12 +15,13 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 def interrupts(pause: Callable[[str], None]) -> Iterator[None]:
     """Inside, the first SIGINT or SIGTERM calls `pause` with a reason, and then the handler that was there before.
 
-    Only the main thread can set handlers; in any other, signals stay as they are.
+    A signal that is ignored stays so, as a shell has it for what runs in the background. Only the main thread can set
+    handlers; in any other, signals stay as they are.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    earlier = {number: signal.getsignal(number) for number in SIGNALS}
+    earlier = {number: handler for number in SIGNALS if (handler := signal.getsignal(number)) is not signal.SIG_IGN}
 
     def restore() -> None:
         for number, handler in earlier.items():
@@ -34,7 +35,7 @@ def interrupts(pause: Callable[[str], None]) -> Iterator[None]:
         if callable(chained) and chained is not signal.default_int_handler:
             chained(number, frame)
 
-    for number in SIGNALS:
+    for number in earlier:
         signal.signal(number, handle)
     try:
         yield

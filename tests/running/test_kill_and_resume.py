@@ -76,6 +76,15 @@ def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
     assert run.left() == []
 
 
+def test_a_signal_that_is_ignored_stays_so(tmp_path: Path, uninterrupted: dict[str, object]) -> None:
+    run = Run(tmp_path, sigint="SIG_IGN")
+    run.wait_for("EpochEnded", 2)
+    run.process.send_signal(signal.SIGINT)
+    assert run.end() == 0
+    assert evidence.results(tmp_path) == uninterrupted
+    assert not [line for line in run.lines() if line["event"] == "MemberEnded" and line["status"] == "paused"]
+
+
 def test_a_second_driver_is_refused_with_the_pid_of_the_first(tmp_path: Path) -> None:
     run = Run(tmp_path)
     run.wait_for("MemberStarted")
