@@ -63,10 +63,16 @@ class Cell:
         return (self.members * preparing + training) / (preparing + training)
 
     def cost(self, side: str) -> float:
-        """What the side takes beyond P + T, as a share of it; of ``none``, beyond nP + T."""
+        """What the side takes beyond P + T for what it prepared and trained, as a share of that."""
+        preparing, training = self.parts(side)
+        ran = self.sides[side]
+        return ran.cpu_seconds / (ran.preparations * preparing + ran.epochs * training) - 1.0
+
+    def cpu_seconds(self, side: str) -> float:
+        """Of an epoch of all members: one that prepares as much as it trains on, ``none`` once for each member."""
         preparing, training = self.parts(side)
         times = self.members if side == "none" else 1
-        return self.sides[side].cpu_seconds / (times * preparing + training) - 1.0
+        return (1.0 + self.cost(side)) * (times * preparing + training)
 
     def of_limit(self, side: str) -> float:
         """The part of the limit that was reached.
@@ -149,15 +155,21 @@ def check_equal(sides: dict[str, Side]) -> None:
                 raise AssertionError(f"{member} ended otherwise on side {name} than on side local: figures are void.")
 
 
+def epoch_seconds(side: Side) -> float:
+    """Wall time of an epoch of all members."""
+    return side.wall_seconds / side.epochs
+
+
 def show_cell(demand: str, cell: Cell) -> None:
     published = sc18.at(sc18.REDUCTION[demand], cell.members)
     print(f"{demand} n={cell.members}; SC'18's {sc18.NETWORKS[demand]}, all-shared: {published:.2f}")
     for name, side in cell.sides.items():
         preparing, training = cell.parts(name)
         print(
-            f"    {name:<17} CPU {side.cpu_seconds:7.3f} s, P {preparing:7.3f} s, T {training:7.3f} s, cost "
-            f"{100 * cell.cost(name):+5.1f} %   wall {side.wall_seconds:7.3f} s   reduction {cell.reduction(name):5.2f}, "
-            f"limit {cell.limit(name):5.2f}, of it {cell.of_limit(name):5.3f}   nodes {side.nodes}",
+            f"    {name:<17} CPU {cell.cpu_seconds(name):7.3f} s, P {preparing:7.3f} s, T {training:7.3f} s, cost "
+            f"{100 * cell.cost(name):+5.1f} %   wall {epoch_seconds(side):7.3f} s   reduction {cell.reduction(name):5.2f}, "
+            f"limit {cell.limit(name):5.2f}, of it {cell.of_limit(name):5.3f}   nodes {side.nodes}, "
+            f"{side.preparations:.2f} preparations, {side.epochs:.2f} epochs",
             flush=True,
         )
 
@@ -169,7 +181,7 @@ def peak(bench: Bench) -> dict[str, float]:
         runs = pipelines(nodes)
         for name in SHARED if nodes > 1 else ("local",):
             side = by_argosy(bench.work("stripped", nodes), runs[name])
-            rate = rates[f"{name}/{nodes}"] = bench.samples / side.wall_seconds
+            rate = rates[f"{name}/{nodes}"] = bench.samples / epoch_seconds(side)
             print(
                 f"peak({nodes}) {name:<17} {rate:8.0f} samples/s on {side.nodes} nodes, "
                 f"{rate / rates['local/1']:.2f} of what the cores prepare{beside_peak(name, nodes)}",
@@ -192,9 +204,9 @@ def core_limits(bench: Bench, cell: Cell | None) -> dict[str, float]:
     runs = pipelines(EIGHT)
     for cores in (1, 2):
         walls = {
-            name: by_argosy(
-                bench.work("light", EIGHT, each=name == "none"), [*runs[name], "--cores", str(cores)]
-            ).wall_seconds
+            name: epoch_seconds(
+                by_argosy(bench.work("light", EIGHT, each=name == "none"), [*runs[name], "--cores", str(cores)])
+            )
             for name in ("none", "local", "all-shared")
         }
         for name in ("local", "all-shared"):
@@ -214,7 +226,7 @@ def idle_consumers(bench: Bench) -> float:
     rates = {}
     for count in (1, EIGHT):
         flags = ["--devices", f"cpu:{count}", "--sharing", "local"]
-        rates[count] = bench.samples / by_argosy(bench.work("stripped", count), flags).wall_seconds
+        rates[count] = bench.samples / epoch_seconds(by_argosy(bench.work("stripped", count), flags))
     told = " and ".join(f"{rate:.0f} samples/s to {count}" for count, rate in rates.items())
     print(f"one producer: {told} idle consumers", flush=True)
     return rates[EIGHT] / rates[1]
@@ -279,8 +291,10 @@ def figures_of(rounds: list[Cells]) -> dict[str, Any]:
         cells = [one[demand, members] for one in rounds]
         sides: dict[str, Any] = {
             name: {
-                "cpu_seconds": [cell.sides[name].cpu_seconds for cell in cells],
-                "wall_seconds": [cell.sides[name].wall_seconds for cell in cells],
+                "cpu_seconds": [cell.cpu_seconds(name) for cell in cells],
+                "wall_seconds": [epoch_seconds(cell.sides[name]) for cell in cells],
+                "preparations": [cell.sides[name].preparations for cell in cells],
+                "epochs": [cell.sides[name].epochs for cell in cells],
                 "P": [cell.parts(name)[0] for cell in cells],
                 "T": [cell.parts(name)[1] for cell in cells],
                 "limit": [cell.limit(name) for cell in cells],
@@ -300,8 +314,8 @@ def figures_of(rounds: list[Cells]) -> dict[str, Any]:
 def main() -> None:
     parser = arguments(__doc__)
     parser.set_defaults(rounds=1)
-    parser.add_argument("--photographs", type=int, default=2496, help="samples of an epoch")
-    parser.add_argument("--seconds", type=float, default=16.0, help="CPU seconds that a run counts, about")
+    parser.add_argument("--photographs", type=int, default=1920, help="samples of an epoch")
+    parser.add_argument("--seconds", type=float, default=8.0, help="CPU seconds that a run counts, about")
     parser.add_argument("--members", type=int, nargs="*", default=COUNTS, help="numbers of members")
     parser.add_argument("--demands", nargs="*", default=list(DEMANDS), choices=DEMANDS)
     options = parser.parse_args()

@@ -1,9 +1,9 @@
 """The sides of `sharing.py`: `argosy run` by every pipeline, beside P and T by hand, measured in its steady state.
 
 A run is measured between two marks, which are so many ended epochs, and ended by force at the second one: between them
-lies nothing of start-up, planning and end, and at both of them equally many blocks are prepared ahead. From the first mark
-on, the run and those who work alone (`sharing_alone.py`) take turns of half a second, each held while the other works: what
-the machine has more or less of at one time than at another, both have.
+lies nothing of start-up, planning and end. It counts what it prepares and trains between them, as more may be prepared ahead
+at one mark than at the other. From the first mark on, the run and those who work alone (`sharing_alone.py`) take turns of
+half a second, each held while the other works: what the machine has more or less of at one time than at another, both have.
 """
 
 import json
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import tally
 from photographs import BATCH
 from process_tree import Tree
 
@@ -62,10 +63,10 @@ class Work:
     counted: int
     """Epochs of members that lie between the marks."""
 
-    @property
-    def environment(self) -> dict[str, str]:
-        """For `sharing_study.py`."""
+    def environment(self, counts: Path) -> dict[str, str]:
+        """For `sharing_study.py`, with the folder of its counts."""
         return {
+            "SHARING_COUNTS": str(counts),
             "SHARING_FOLDER": str(self.folder),
             "SHARING_EPOCHS": str(-(-(self.counted + 2 * self.at_once) // self.members)),
             "SHARING_DEMAND": self.demand,
@@ -86,12 +87,16 @@ class Alone:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Side:
-    """One run in its steady state; an epoch is one of all members."""
+    """One run in its steady state, between two marks."""
 
     cpu_seconds: float
-    """Of an epoch, all processes together."""
+    """Of all processes together."""
     wall_seconds: float
-    """Of an epoch, without the turns of others."""
+    """Without the turns of others."""
+    preparations: float
+    """Passes over all samples in which they were prepared."""
+    epochs: float
+    """Epochs of all members that were trained."""
     alone: Alone | None
     """P and T at the same time."""
     nodes: int
@@ -143,29 +148,36 @@ def by_argosy(work: Work, flags: Sequence[str], *, beside: Shape | None = None) 
         command += ["--json", "--packing", "interleaved", "--numerics", "exact", "--block-size", str(BLOCK), *flags]
         with (
             _alone(work, beside, folder) as others,
-            Tree(command, environment=work.environment, output=folder / "output.txt") as tree,
+            Tree(command, environment=work.environment(folder / "counts"), output=folder / "output.txt") as tree,
         ):
             journal = folder / "run" / "journal.jsonl"
             _work_until(journal, work.at_once, tree, None)
             if others is not None:
                 (folder / "count").touch()
-            before = tree.cpu_seconds()
+            before = _figures(tree, folder)
             wall_seconds = _work_until(journal, work.at_once + work.counted, tree, others)
-            cpu_seconds = tree.cpu_seconds() - before
+            after = _figures(tree, folder)
             tree.hold()
             ended = [json.loads(line) for line in journal.read_text().splitlines() if ENDED in line]
             apart = None if beside is None else _count(work, beside, others, folder)
-    share = work.members / work.counted
+    cpu_seconds, prepared, trained = (one - other for one, other in zip(after, before, strict=True))
     results: dict[str, list[Any]] = {}
     for event in ended:
         results.setdefault(event["member"], []).append([event["metrics"]["train_loss"], event["digest"]])
     return Side(
-        cpu_seconds=cpu_seconds * share,
-        wall_seconds=wall_seconds * share,
+        cpu_seconds=cpu_seconds,
+        wall_seconds=wall_seconds,
+        preparations=prepared / work.samples,
+        epochs=trained / (work.samples * work.members),
         alone=apart,
         nodes=len({event["device"].rpartition("/")[0] for event in ended}),
         results=results,
     )
+
+
+def _figures(tree: Tree, folder: Path) -> tuple[float, int, int]:
+    """CPU seconds so far, and samples prepared and trained on."""
+    return tree.cpu_seconds(), tally.total(folder / "counts" / "prepared"), tally.total(folder / "counts" / "trained")
 
 
 def _work_until(journal: Path, epochs: int, tree: Tree, others: Tree | None) -> float:
@@ -193,7 +205,7 @@ def _alone(work: Work, shape: Shape | None, folder: Path) -> Iterator[Tree | Non
         return
     command = [sys.executable, str(HERE / "sharing_alone.py"), str(folder)]
     command += ["--loaders", str(shape.loaders), "--trainers", str(shape.trainers)]
-    with Tree(command, environment=work.environment, output=folder / "alone.txt") as tree:
+    with Tree(command, environment=work.environment(folder / "alone"), output=folder / "alone.txt") as tree:
         _wait_until(lambda: len(list(folder.glob("*.ready"))) == 1 + shape.trainers, tree)
         tree.hold()
         yield tree

@@ -2,7 +2,7 @@
 
 The demands are such that a member's own training takes about 0.1, 0.4 and 0.75 of what preparing takes, as the limits of
 SC'18's Fig 10 say of Alexnet, Inception and VGG-A. A stripped member trains nothing, it takes each block as it comes:
-peak(n), and idle consumers.
+peak(n), and idle consumers. All processes count what they have prepared and trained.
 """
 
 import os
@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import tally
 from photographs import Photographs, normalize, plain
 from torch import Tensor, nn
 from torch.optim import SGD
@@ -21,22 +22,46 @@ EPOCHS = int(os.environ["SHARING_EPOCHS"])
 DEMAND = os.environ["SHARING_DEMAND"]
 COUNT = int(os.environ["SHARING_MEMBERS"])
 BATCH = int(os.environ["SHARING_BATCH"])
+PREPARED = Path(os.environ["SHARING_COUNTS"]) / "prepared"
+TRAINED = Path(os.environ["SHARING_COUNTS"]) / "trained"
+"""Tallies: samples that were prepared, and samples of all members that were trained on."""
 
 WIDTHS = {"light": 16, "middle": 44, "heavy": 70}
 STRIPPED = DEMAND == "stripped"
 
 
+class Counted(Photographs):
+    """Photographs that count how many of them were prepared."""
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        tally.add(PREPARED, 1)
+        return super().__getitem__(index)
+
+
+def count_rows(module: nn.Module, inputs: tuple[Tensor]) -> None:
+    """Count the samples of a step."""
+    tally.add(TRAINED, len(inputs[0]))
+
+
+def counted(width: int) -> nn.Module:
+    """A network that counts."""
+    model = plain(width)
+    model.register_forward_pre_hook(count_rows)
+    return model
+
+
 def touch(model: Any, batch: Any) -> Tensor:
     """A training step that has a gradient, and no work."""
+    tally.add(TRAINED, len(batch[0]))
     return model.weight.sum()
 
 
 study = argosy.Study(
-    data=argosy.Data(train=Photographs(FOLDER / "train", train=True), on_device=None if STRIPPED else normalize),
+    data=argosy.Data(train=Counted(FOLDER / "train", train=True), on_device=None if STRIPPED else normalize),
     members=[
         argosy.Member(
             f"{DEMAND}-{number:02d}",
-            model=partial(nn.Linear, 1, 1) if STRIPPED else partial(plain, width=WIDTHS[DEMAND]),
+            model=partial(nn.Linear, 1, 1) if STRIPPED else partial(counted, width=WIDTHS[DEMAND]),
             optimizer=partial(SGD, lr=0.02 / (1 + number), momentum=0.9),
             batch_size=BATCH,
             seed=number,
