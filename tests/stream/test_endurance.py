@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "endurance.py"
-BLOCKS = 4000
+BLOCKS = 6000
 
 
 def endure(*words: str) -> dict:
