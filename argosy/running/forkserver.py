@@ -15,8 +15,12 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from argosy.stream.death import die_with_parent
 
@@ -24,6 +28,8 @@ __all__ = ["ForkServer", "main"]
 
 LARGEST_REQUEST = 2**16
 FAREWELL_SECONDS = 5
+STOPPED_SECONDS = 5.0
+"""Time between two looks for a server that was stopped before its program began."""
 IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 """Signals that are the driver's to act on: workers act on its word."""
 
@@ -41,14 +47,15 @@ class ForkServer:
         """Start the server; its imports go on while the caller does something else."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         program = "import sys, json; sys.path[:] = json.loads(sys.argv[1]); from argosy.running.forkserver import main; main()"
-        process = subprocess.Popen(
-            [sys.executable, "-c", program, json.dumps(sys.path), str(theirs.fileno()), str(os.getpid())],
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-            # The tie survives the exec: nothing can come between the server's birth and it but a moment of the kernel.
-            preexec_fn=functools.partial(die_with_parent, os.getpid()),
-        )
+        with _no_stopped_child():
+            process = subprocess.Popen(
+                [sys.executable, "-c", program, json.dumps(sys.path), str(theirs.fileno()), str(os.getpid())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+                # The tie survives the exec: nothing can come between the server's birth and it but a moment of the kernel.
+                preexec_fn=functools.partial(die_with_parent, os.getpid()),
+            )
         theirs.close()
         return cls(process, ours)
 
@@ -76,6 +83,32 @@ class ForkServer:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+
+
+@contextlib.contextmanager
+def _no_stopped_child() -> Iterator[None]:
+    """Kill what this process starts meanwhile if it is stopped.
+
+    ``subprocess`` waits until the child's program begins: for a child that was stopped before that, for ever. One that was
+    killed is a server that ended at once, which its channel tells.
+    """
+    us, over = psutil.Process(), threading.Event()
+    before = set(us.children())
+
+    def watch() -> None:
+        while not over.wait(STOPPED_SECONDS):
+            for child in set(us.children()) - before:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    if child.status() == psutil.STATUS_STOPPED:
+                        child.kill()
+
+    watcher = threading.Thread(target=watch, name="argosy-fork-server", daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watcher.join()
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import socket
 import threading
 from collections.abc import Iterator
@@ -10,9 +11,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import studies
 
+import argosy
 from argosy.commands import Lost
-from argosy.running import processes
+from argosy.running import forkserver, processes
 from argosy.running.forkserver import ForkServer
 from argosy.running.processes import ProcessWorkers
 from argosy.stream.wire import Peer, dial
@@ -132,3 +135,21 @@ def test_a_caller_that_hangs_up_at_once_does_no_harm(workers: ProcessWorkers) ->
     caller.connect(workers.door.address)
     caller.close()
     assert lost(workers) == 0
+
+
+def test_a_server_stopped_before_its_program_began_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    began = tmp_path / "began"
+    tie = forkserver.die_with_parent
+
+    def stop_the_first(parent: int) -> None:
+        tie(parent)
+        with began.open("a") as file:
+            file.write(".")
+        if began.read_text() == ".":
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    monkeypatch.setattr(forkserver, "die_with_parent", stop_the_first)
+    monkeypatch.setattr(forkserver, "STOPPED_SECONDS", 0.1)
+    report = argosy.train(studies.study(epochs=1), directory=tmp_path / "run", devices="cpu:1")
+    assert report.status == "done"
+    assert began.read_text() == ".."
