@@ -24,12 +24,12 @@ import psutil
 
 from argosy.stream.death import die_with_parent
 
-__all__ = ["ForkServer", "main"]
+__all__ = ["STOPPED_SECONDS", "ForkServer", "main"]
 
 LARGEST_REQUEST = 2**16
 FAREWELL_SECONDS = 5
 STOPPED_SECONDS = 5.0
-"""Time between two looks for a server that was stopped before its program began."""
+"""How long a process of a run may stay stopped."""
 IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 """Signals that are the driver's to act on: workers act on its word."""
 

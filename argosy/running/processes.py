@@ -14,7 +14,7 @@ import psutil
 from argosy.cluster import Cluster
 from argosy.commands import Lost
 from argosy.errors import StudyError
-from argosy.running.forkserver import ForkServer
+from argosy.running.forkserver import STOPPED_SECONDS, ForkServer
 from argosy.running.launcher import Job, discover
 from argosy.running.limits import restrict
 from argosy.running.worker import pack
@@ -26,8 +26,6 @@ __all__ = ["Processes"]
 
 LOOK_SECONDS = 1.0
 """Time between two looks for stopped processes."""
-STOPPED_SECONDS = 5.0
-"""How long a process may stay stopped."""
 
 
 class Processes:
