@@ -22,7 +22,7 @@ from typing import Any
 
 import psutil
 from measuring import finish, hardware, target
-from process_tree import proportional_bytes
+from process_tree import allocated_bytes
 
 ROWS, EPOCHS = 16, 10
 STUDY = """
@@ -58,7 +58,7 @@ class Usage:
     segments: int
     """Mappings of shared memory, of memory files and of files in /dev/shm."""
     bytes: int
-    """Proportional set size."""
+    """Anonymous memory and shared memory; what is mapped of files depends on the neighbours."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,7 +104,7 @@ def usage_of(process: psutil.Process) -> Usage:
     """What one process holds."""
     maps = Path(f"/proc/{process.pid}/maps").read_text().splitlines()
     shared = sum("/memfd:" in line or "/dev/shm/" in line for line in maps)
-    return Usage(descriptors=process.num_fds(), segments=shared, bytes=proportional_bytes(process.pid))
+    return Usage(descriptors=process.num_fds(), segments=shared, bytes=allocated_bytes(process.pid))
 
 
 def growth(snapshots: list[Snapshot]) -> dict[str, float]:

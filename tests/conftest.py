@@ -5,8 +5,13 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 from argosy.running.audit import audit
+
+# The same examples in every run, however slow the machine: a failure says something about the last change.
+settings.register_profile("tests", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("tests")
 
 
 @pytest.fixture(autouse=True)

@@ -7,14 +7,14 @@ from planning.campaign import against_solo, check_first_plan, optimality_gap
 from planning.cases import Case, large_cases, small_case
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=25)
 @given(large_cases(efficiency=0.95))
 def test_never_behind_solo_where_epochs_are_known(case: Case) -> None:
     check_first_plan(case)
     assert against_solo(case, epochs_known=True) <= 1.0 + 1e-9
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=25)
 @given(large_cases())
 def test_never_twice_as_slow_as_solo_where_epochs_are_unknown(case: Case) -> None:
     check_first_plan(case)

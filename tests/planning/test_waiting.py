@@ -55,7 +55,7 @@ def test_orders_that_wait_in_a_circle_are_our_bug() -> None:
         cycle_seconds_of(circle)
 
 
-@settings(max_examples=20, deadline=None, derandomize=True)
+@settings(max_examples=20)
 @given(large_cases(efficiency=0.95))
 def test_the_order_of_a_plan_costs_no_more_than_its_busiest_device(case: Case) -> None:
     profiles = {profile.member: profile for profile in case.profiles}

@@ -20,7 +20,7 @@ def step():
 
 torch.set_num_threads(1)
 keep_freed_memory()
-first, again = step(), step()
+first, again = step(), sum(step() for _ in range(20))
 give_back_memory()
 print(first, again, step())
 """
@@ -31,5 +31,6 @@ def test_a_step_takes_its_pages_once_and_again_after_they_were_given_back() -> N
     first, again, given_back = map(int, told.split())
     pages = 3 * 4 * 2**20 // 4096
     assert first >= pages
-    assert again < pages / 100
+    # Twenty steps take less than one does: at times, one more array of those that the second or third step makes.
+    assert again < pages
     assert given_back >= pages
