@@ -1,7 +1,7 @@
 """One suite over every launcher: what a run promises does not depend on where its workers live."""
 
 import json
-import time
+import signal
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -308,12 +308,16 @@ def test_profiles_forecast_groups(tmp_path: Path, launcher: str) -> None:
 
 def test_a_pause_that_comes_with_the_last_epoch_is_no_pause(tmp_path: Path, launcher: str) -> None:
     class Late(Silent):
-        """Lets the time run out when the last member has ended."""
+        """A person stops the run when its last member has ended."""
 
         def hear(self, worker: str, message: Any) -> None:
             if isinstance(message, MemberEnded):
-                time.sleep(8.0)
+                signal.raise_signal(signal.SIGTERM)
 
-    study = studies.study(fleet=[studies.member()], epochs=1)
-    report = argosy.train(study, directory=tmp_path, launcher=launcher, time_limit=8.0, view=Late())
-    assert (report.status, report.reason) == ("done", "")
+    study, chained = studies.study(fleet=[studies.member()], epochs=1), []
+    earlier = signal.signal(signal.SIGTERM, lambda number, frame: chained.append(number))
+    try:
+        report = argosy.train(study, directory=tmp_path, launcher=launcher, view=Late())
+    finally:
+        signal.signal(signal.SIGTERM, earlier)
+    assert (report.status, report.reason, chained) == ("done", "", [signal.SIGTERM])
