@@ -145,7 +145,7 @@ def allocated_bytes(pid: int) -> int:
     """What a process has allocated: its anonymous pages, and its share of shared memory.
 
     Mapped files are left out. They are the page cache's, and the share of them that counts as this process's changes
-    with whoever else starts or ends on the machine and maps the same libraries: four that import torch make 10 MiB.
+    with whoever else starts or ends on the machine and maps the same libraries: four that import torch made 12 MiB.
     """
     memory = _memory(pid)
     return memory["Anonymous"] + memory["Pss_Shmem"]

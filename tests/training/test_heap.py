@@ -20,7 +20,7 @@ def step():
 
 torch.set_num_threads(1)
 keep_freed_memory()
-first, again = step(), sum(step() for _ in range(20))
+first, again = step(), sum(step() for _ in range(100)) // 100
 give_back_memory()
 print(first, again, step())
 """
@@ -31,6 +31,6 @@ def test_a_step_takes_its_pages_once_and_again_after_they_were_given_back() -> N
     first, again, given_back = map(int, told.split())
     pages = 3 * 4 * 2**20 // 4096
     assert first >= pages
-    # Twenty steps take less than one does: at times, one more array of those that the second or third step makes.
-    assert again < pages
+    # The mean of a hundred steps: the second or the third may still place an array where none was.
+    assert again < pages / 100
     assert given_back >= pages
