@@ -23,6 +23,7 @@ from typing import Any
 import psutil
 
 from argosy.stream.death import die_with_parent
+from argosy.training.heap import allow_tcache, without_tcache
 
 __all__ = ["STOPPED_SECONDS", "ForkServer", "main"]
 
@@ -51,6 +52,7 @@ class ForkServer:
             process = subprocess.Popen(
                 [sys.executable, "-c", program, json.dumps(sys.path), str(theirs.fileno()), str(os.getpid())],
                 pass_fds=[theirs.fileno()],
+                env=without_tcache(os.environ),
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
                 # The tie survives the exec: nothing can come between the server's birth and it but a moment of the kernel.
@@ -114,6 +116,7 @@ def _no_stopped_child() -> Iterator[None]:
 def main() -> None:
     """Life of the server: ``argv = [-c, sys.path, descriptor of the socket, pid of the driver]``."""
     die_with_parent(int(sys.argv[3]))
+    allow_tcache(os.environ)  # datasets may start programs
     from argosy.running.worker import work  # the heavy import, after the tie
 
     # A worker's full garbage collection would write into every object that was imported, and so copy its pages.

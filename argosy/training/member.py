@@ -25,6 +25,7 @@ from argosy.stream.order import Digest, Selection, member_seed
 from argosy.stream.schedule import Orders
 from argosy.stream.trees import map_leaves
 from argosy.study import Member
+from argosy.training.heap import large_outside
 from argosy.training.randomness import Randomness
 
 __all__ = ["LiveMember", "build"]
@@ -50,7 +51,10 @@ class Tally:
                     "gives one value per sample, or their mean as a scalar."
                 )
             total = value * batch.rows if value.dim() == 0 else per_sample(value, batch.rows).sum()
-            self.sums[name] = self.sums[name] + total if name in self.sums else total
+            if name in self.sums:
+                self.sums[name] += total
+            else:
+                self.sums[name] = total
         self.rows += batch.rows
         self.digest = self.digest.plus(batch.digest)
 
@@ -166,6 +170,10 @@ class LiveMember:
 
         The batch counts as one whatever the number of micro-batches.
         """
+        with large_outside() if self.steps == 0 else contextlib.nullcontext():
+            self._step(batch)
+
+    def _step(self, batch: Batch) -> None:
         data = self.member.augment(batch.data) if self.member.augment else batch.data
         self.optimizer.zero_grad(set_to_none=True)
         parts = [self._backward(part, rows, batch.rows) for part, rows in self._parts(data, batch.rows)]

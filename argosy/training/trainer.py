@@ -22,6 +22,7 @@ from argosy.stream.gauges import TrainerGauge
 from argosy.stream.schedule import Orders
 from argosy.study import Study
 from argosy.training import checkpoint
+from argosy.training.heap import large_outside
 from argosy.training.measure import NUMPY_RANDOM, PRIVATE, measure
 from argosy.training.member import LiveMember, build
 
@@ -136,12 +137,17 @@ class Trainer:
             self._sort(first)
 
     def _use(self, block: Block) -> None:
-        on_device = block.to(self.device, self.study.data.on_device)
         if self.to_measure is None:
-            self._train_on(on_device)
+            self._train_on(self._on_device(block))
         else:
             command, self.to_measure, self.first = self.to_measure, None, block
+            # It is there while the members' kernels are made.
+            with large_outside():
+                on_device = self._on_device(block)
             self._measure(command, on_device)
+
+    def _on_device(self, block: Block) -> Block:
+        return block.to(self.device, self.study.data.on_device)
 
     def _measure(self, command: Measure, block: Block) -> None:
         # All are built before the first is measured: weights would lie scattered over the memory that steps take and give
@@ -214,8 +220,9 @@ class Trainer:
             self._log(start.member, note)
         if start.checkpoint is not None:
             path = folder / start.checkpoint.file
-            # The driver has compared its sum.
-            position = live.load_state_dict(checkpoint.load(path, device=self.device))
+            # The driver has compared its sum. The file's own tensors go again; what is copied from them stays.
+            with large_outside():
+                position = live.load_state_dict(checkpoint.load(path, device=self.device))
         live.begin_epoch(self.orders, start.stream_epoch, position)
         kept = (start.checkpoint.file,) if start.checkpoint else ()
         self.aboard[start.member] = _Aboard(
