@@ -3,9 +3,13 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
+import pieces
 import pytest
+import studies
 
+import argosy
 from argosy.training.heap import allow_tcache, without_tcache
 
 SCRIPT = """
@@ -62,21 +66,6 @@ for _ in range(2):
 print(*sizes)
 """
 
-SMALL = """
-import ctypes
-from argosy.training.heap import keep_freed_memory
-
-libc = ctypes.CDLL(None)
-libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
-keep_freed_memory()
-places = sorted(libc.malloc(104) for _ in range(1000))
-neighbours = [(low, high) for low, high in zip(places, places[1:]) if high - low == 112]
-low, high = neighbours[500]
-libc.free(low)
-# In front of every piece glibc keeps its size, and in that a bit that says whether the piece before it is in use.
-print(ctypes.c_size_t.from_address(high - 8).value & 1)
-"""
-
 
 def test_a_step_takes_its_pages_once_and_again_after_they_were_given_back() -> None:
     told = subprocess.run([sys.executable, "-c", SCRIPT], check=True, capture_output=True, text=True).stdout
@@ -96,10 +85,17 @@ def test_activations_of_a_first_step_lie_outside_of_the_heap() -> None:
     assert second - first > 24
 
 
-@pytest.mark.parametrize(("environment", "in_use"), [(dict(os.environ), "1"), (without_tcache(os.environ), "0")])
-def test_a_small_freed_piece_is_joined_where_the_environment_says_so(environment: dict[str, str], in_use: str) -> None:
-    told = subprocess.run([sys.executable, "-c", SMALL], check=True, capture_output=True, text=True, env=environment)
-    assert told.stdout.strip() == in_use
+@pytest.mark.parametrize(("environment", "left"), [(dict(os.environ), "True"), (without_tcache(os.environ), "False")])
+def test_a_small_freed_piece_is_joined_where_the_environment_says_so(environment: dict[str, str], left: str) -> None:
+    program = "import pieces; print(pieces.left_in_use())"
+    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
+    told = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, env=environment)
+    assert told.stdout.strip() == left
+
+
+def test_trainers_join_small_freed_pieces(tmp_path: Path) -> None:
+    study = studies.study(40, fleet=[studies.member(model=pieces.network_where_none_is_left)], epochs=1, val=0)
+    assert argosy.train(study, directory=tmp_path, launcher="processes").status == "done"
 
 
 @pytest.mark.parametrize("own", ["", "glibc.malloc.tcache_count=3:glibc.malloc.check=1"])
