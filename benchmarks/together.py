@@ -34,8 +34,6 @@ NAMES = list(MEMBERS)
 LARGEST = "separable"
 VALIDATION = 0.1
 """Size of the validation set, as a share of the training set."""
-RESERVE = 1.1
-"""For a machine that becomes faster after the trial."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -188,7 +186,7 @@ def bytes_per_member(work: Work, folder: Path) -> float:
 def prepare(folder: Path, seconds: float) -> Work:
     """Write as many files as keep all cores busy for so long on the fastest side, and the tensors for T."""
     write_photographs(folder / "trial", 256, seed=0)
-    samples = RESERVE * seconds * CORES / _seconds_per_sample(folder / "trial")
+    samples = seconds * CORES / _seconds_per_sample(folder / "trial")
     epochs = 4 if seconds >= 30 else 2
     length = round(samples / epochs / (1 + VALIDATION / 2))
     # A last batch of 11, so that it counts and BatchNorm can train on it.
