@@ -42,10 +42,11 @@ class Ring:
         return self._memory[number * self.slot_bytes : (number + 1) * self.slot_bytes]
 
     def lend(self, peer: Peer, layouts: dict[str, Layout], lengths: dict[str, int]) -> None:
-        """Give a reader the memory and what it needs to read it."""
+        """Give a reader the memory and what it needs to read it; of one that has died the end-of-file tells."""
         # By value: a sample may be a named tuple of the user's script.
-        peer.send_bytes(cloudpickle.dumps((self.slots, self.slot_bytes, layouts, lengths)))
-        with socket.socket(fileno=os.dup(peer.fileno())) as channel:
+        words = cloudpickle.dumps((self.slots, self.slot_bytes, layouts, lengths))
+        with socket.socket(fileno=os.dup(peer.fileno())) as channel, contextlib.suppress(ConnectionError):
+            peer.send_bytes(words)
             socket.send_fds(channel, [b"r"], [self.descriptor])
 
 
