@@ -15,11 +15,8 @@ __all__ = ["left_in_use", "network_where_none_is_left"]
 def left_in_use() -> bool:
     """Whether a small freed piece is set aside and not joined with its free neighbours, in a process that keeps memory."""
     libc: Any = ctypes.CDLL(None)
-    libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = (
-        ctypes.c_void_p,
-        [ctypes.c_size_t],
-        [ctypes.c_void_p],
-    )
+    libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+    libc.free.argtypes = [ctypes.c_void_p]
     keep_freed_memory()
     places = sorted(libc.malloc(104) for _ in range(1000))
     low, high = next(pair for pair in itertools.pairwise(places[500:]) if pair[1] - pair[0] == 112)
