@@ -162,6 +162,11 @@ def test_a_missing_file_and_an_empty_directory(folder: Path) -> None:
     assert "holds no run" in " ".join(argosy(folder, "report", "nothing", code=2).stderr.split())
 
 
+def test_the_folder_above_a_run_names_the_run(folder: Path) -> None:
+    argosy(folder, "run", "study.py", "--dir", "runs/first", "--json")
+    assert "runs below it: runs/first." in " ".join(argosy(folder, "audit", "runs", code=2).stderr.split())
+
+
 def test_another_study_is_refused_and_nothing_is_lost(folder: Path) -> None:
     argosy(folder, "run", "study.py", "--dir", "run", "--json")
     before = (folder / "run" / "journal.jsonl").read_bytes()

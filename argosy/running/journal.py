@@ -75,7 +75,9 @@ def read_journal(directory: Path) -> list[Event]:
     """All events of a run, in order; a torn last line is left out."""
     path = directory / "journal.jsonl"
     if not path.exists():
-        raise RunError(f"{directory} holds no run (no journal.jsonl there); give the directory of `argosy run --dir`.")
+        below = ", ".join(str(journal.parent) for journal in sorted(directory.glob("*/journal.jsonl")))
+        advice = f"runs below it: {below}." if below else "give the directory of `argosy run --dir`."
+        raise RunError(f"{directory} holds no run (no journal.jsonl there); {advice}")
     events = []
     for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
         try:
