@@ -126,6 +126,22 @@ def test_a_study_file_is_run_by_nobody_but_the_driver(folder: Path) -> None:
     assert (folder / "imported").read_text() == "x"
 
 
+DATASET = """
+class Rows(torch.utils.data.Dataset):
+    random = torch.Generator().manual_seed(0)
+    def __len__(self):
+        return 90
+    def __getitem__(self, index):
+        return x[index], index % 3
+"""
+
+
+def with_dataset(sample: str) -> str:
+    """The study on a Dataset whose ``__getitem__`` gives this."""
+    text = STUDY.replace("arrays=(x, torch.arange(90) % 3)", "train=Rows()")
+    return text.replace("member = ", DATASET.replace("return x[index], index % 3", sample) + "member = ", 1)
+
+
 REFUSED = {
     "no study": (HEAD, "needs a variable `study`"),
     "wrong study": ("study = 3\n", "found int"),
@@ -145,6 +161,16 @@ REFUSED = {
         STUDY.replace("partial(Net, 4)", "partial(Net, 4, lock=__import__('threading').Lock())"),
         "member 'a' cannot be sent to another process",
     ),
+    "broken sample": (
+        with_dataset("return x[index if index != 17 else 'x'], index % 3"),
+        "sample 17 raised",
+    ),
+    "own generator": (with_dataset("return torch.rand(6, generator=self.random), 0"), "generator of its own"),
+    "unequal shapes": (with_dataset("return torch.zeros(6 + (index == 17)), 0"), "pad"),
+    "batch norm": (
+        STUDY.replace("nn.ReLU()", "nn.BatchNorm1d(hidden)").replace("batch_size=10", "batch_size=89"),
+        "its last batch of each epoch would hold 1 sample",
+    ),
 }
 
 
@@ -155,6 +181,49 @@ def test_bad_input_gets_one_message_and_exit_code_2(folder: Path, name: str) -> 
     found = argosy(folder, "run", "study.py", "--dir", "run", code=2)
     assert message in " ".join(found.stderr.split())
     assert "Traceback" not in found.stderr
+
+
+ENDS = {
+    "factory raises": (STUDY.replace("hidden=8", "width=8"), 1, "b failed: TypeError", ("done", "failed")),
+    "diverges": (
+        STUDY.replace(
+            "partial(Net, hidden=8)", "partial(nn.Linear, 6, 3), optimizer=partial(torch.optim.SGD, lr=1e38)"
+        ),
+        0,
+        "b diverged: its training loss is not a number",
+        ("done", "diverged"),
+    ),
+    "in place": (
+        STUDY.replace("return self.layers(x)", "return self.layers(x.mul_(0.5))"),
+        0,
+        "a: writes into its input: gets private copies",
+        ("done", "done"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_how_a_member_ends_is_said_and_the_others_go_on(folder: Path, name: str) -> None:
+    text, code, message, statuses = ENDS[name]
+    (folder / "study.py").write_text(text)
+    assert message in " ".join(argosy(folder, "run", "study.py", "--dir", "run", code=code).stdout.split())
+    rows = json.loads(argosy(folder, "report", "run", "--json").stdout)["members"]
+    assert {row["member"]: row["status"] for row in rows} == dict(zip("ab", statuses, strict=True))
+
+
+def test_a_damaged_checkpoint_and_a_torn_journal_are_survived_and_said(folder: Path) -> None:
+    argosy(folder, "run", "study.py", "--dir", "run", "--json")
+    last, journal = (folder / "run/members/b/last.pt").resolve(), folder / "run" / "journal.jsonl"
+    last.write_bytes(last.read_bytes()[:-1])
+    journal.write_bytes(journal.read_bytes() + b'{"event": "Sav')
+    (folder / "study.py").write_text(STUDY.replace("MaxEpochs(2)", "MaxEpochs(4)"))
+    said = " ".join(argosy(folder, "run", "study.py", "--dir", "run").stdout.split())
+    assert f"b: checkpoint {last.name} is damaged and was passed over" in said
+    argosy(folder, "audit", "run")
+    argosy(folder, "run", "study.py", "--dir", "whole", "--json")
+    reports = [json.loads(argosy(folder, "report", name, "--json").stdout)["members"] for name in ("run", "whole")]
+    first, second = ({row["member"]: row["train_loss"] for row in report} for report in reports)
+    assert first == second
 
 
 def test_a_missing_file_and_an_empty_directory(folder: Path) -> None:

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from argosy.commands import Flowing, Lost, Progress
 from argosy.diagnosis import diagnose
-from argosy.events import EpochEnded, MemberEnded, SharingChosen
+from argosy.events import EpochEnded, MemberEnded, MemberStarted, SharingChosen
 from argosy.plans import Plan
 from argosy.report import MemberState, Report, RunState
 from argosy.running.launcher import Job
@@ -37,6 +37,8 @@ class Terminal:
         self.rates: dict[str, float] = {}
         self._live: Live | None = None
         self._seen: dict[str, tuple[float, int]] = {}
+        self._noted: set[str] = set()
+        """Notes on members that were printed already: members start again after every regrouping."""
 
     def begin(self, job: Job, state: RunState) -> None:
         """See `View.begin`."""
@@ -51,6 +53,7 @@ class Terminal:
         """See `View.plan`."""
         if self._live is None:
             self.console.print(plan.explain(), highlight=False)
+            self._noted.update(plan.notes)
 
     def hear(self, worker: str, message: Any) -> None:
         """See `View.hear`."""
@@ -70,6 +73,11 @@ class Terminal:
         elif isinstance(message, Lost):
             text = f"{worker} is lost: {message.detail}; its members go on from their checkpoints"
             self.console.print(text, style="yellow", highlight=False, markup=False)
+        elif isinstance(message, MemberStarted):
+            for note in [f"{message.member}: {note}" for note in message.notes]:
+                if note not in self._noted:
+                    self._noted.add(note)
+                    self.console.print(note, style="yellow", highlight=False, markup=False)
         elif isinstance(message, EpochEnded) and self._live is None:
             self._line()
 

@@ -174,8 +174,9 @@ def test_a_full_disk_loses_nothing(tmp_path: Path, small_disk: Path, launcher: s
     with fill.open("wb", buffering=0) as file, contextlib.suppress(OSError):
         while True:
             file.write(bytes(4096))
-    with pytest.raises(DiskError, match=r"[Ff]ree disk space"):
+    with pytest.raises(DiskError, match=r"[Ff]ree disk space") as refused:
         argosy.train(studies.study(fleet=fleet, epochs=3), directory=small_disk, launcher=launcher)
+    assert refused.value.exit_code == 1
     assert evidence.results(small_disk)["mlp"]["weights"] == before["mlp"]["weights"]
     fill.unlink()
     argosy.train(studies.study(fleet=fleet, epochs=3), directory=small_disk, launcher=launcher)
