@@ -125,7 +125,9 @@ def main() -> None:
         kills, batch = 0, 0
         while kills < options.driver_kills:
             directory = Path(folder) / f"driver-{batch}"
-            done, runs = kill_driver(directory, settings, options.driver_kills - kills, random.Random(batch))
+            done, runs = kill_driver(
+                directory, settings, options.driver_kills - kills, random.Random(options.first_seed + batch)
+            )
             if runs[-1].end(200) != 0:
                 raise AssertionError(runs[-1].errors[-3000:])
             found = check(directory, runs, expected)
