@@ -74,10 +74,10 @@ class Terminal:
             text = f"{worker} is lost: {message.detail}; its members go on from their checkpoints"
             self.console.print(text, style="yellow", highlight=False, markup=False)
         elif isinstance(message, MemberStarted):
-            for note in [f"{message.member}: {note}" for note in message.notes]:
-                if note not in self._noted:
-                    self._noted.add(note)
-                    self.console.print(note, style="yellow", highlight=False, markup=False)
+            new = {f"{message.member}: {note}" for note in message.notes} - self._noted
+            self._noted |= new
+            for note in sorted(new):
+                self.console.print(note, style="yellow", highlight=False, markup=False)
         elif isinstance(message, EpochEnded) and self._live is None:
             self._line()
 
