@@ -59,7 +59,10 @@ def load(path: Path, sha256: str | None = None, *, device: torch.device | str = 
     try:
         state: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
     except Exception as error:  # torch raises whatever its reader trips over
-        raise CheckpointError(f"checkpoint {path} cannot be opened as plain data and is refused: {error}") from error
+        # Torch's own words advise to load it all the same, with whatever code it brings; they stay the cause.
+        raise CheckpointError(
+            f"checkpoint {path} cannot be opened as plain data and is refused. It was damaged or changed after it was written."
+        ) from error
     return state
 
 
