@@ -1,5 +1,7 @@
 """Every test leaves the process as it found it: one thread, no stray child."""
 
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -37,3 +39,20 @@ def _audited(request: pytest.FixtureRequest) -> object:
         for path in folder.rglob("study.json"):
             if (path.parent / "journal.jsonl").exists():
                 assert audit(path.parent) == []
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 600 kB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=600k", "argosy-test", str(disk)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if mounted.returncode:
+        pytest.skip(f"mounting a small file system is not permitted here: {mounted.stderr.strip()}")
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)

@@ -7,6 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from disks import fill_up
+
+from argosy.training import checkpoint
 
 HEAD = """
 from functools import partial
@@ -33,6 +37,7 @@ study = argosy.Study(
 )
 """
 )
+ARRAYS = "arrays=(x, torch.arange(90) % 3)"
 
 
 def argosy(folder: Path, *words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
@@ -126,20 +131,17 @@ def test_a_study_file_is_run_by_nobody_but_the_driver(folder: Path) -> None:
     assert (folder / "imported").read_text() == "x"
 
 
-DATASET = """
+def with_dataset(sample: str) -> str:
+    """The study on a Dataset whose ``__getitem__`` gives this."""
+    rows = f"""
 class Rows(torch.utils.data.Dataset):
     random = torch.Generator().manual_seed(0)
     def __len__(self):
         return 90
     def __getitem__(self, index):
-        return x[index], index % 3
+        return {sample}
 """
-
-
-def with_dataset(sample: str) -> str:
-    """The study on a Dataset whose ``__getitem__`` gives this."""
-    text = STUDY.replace("arrays=(x, torch.arange(90) % 3)", "train=Rows()")
-    return text.replace("member = ", DATASET.replace("return x[index], index % 3", sample) + "member = ", 1)
+    return STUDY.replace("member = ", rows + "member = ", 1).replace(ARRAYS, "train=Rows()")
 
 
 REFUSED = {
@@ -152,7 +154,7 @@ REFUSED = {
     "large batch": (STUDY.replace("batch_size=10", "batch_size=91"), "batch_size 91 is larger than its 90 training"),
     "iterable": (
         STUDY.replace(
-            "arrays=(x, torch.arange(90) % 3)",
+            ARRAYS,
             "train=type('Lines', (torch.utils.data.IterableDataset,), {'__iter__': lambda self: iter([])})()",
         ),
         "Wrap it",
@@ -161,12 +163,9 @@ REFUSED = {
         STUDY.replace("partial(Net, 4)", "partial(Net, 4, lock=__import__('threading').Lock())"),
         "member 'a' cannot be sent to another process",
     ),
-    "broken sample": (
-        with_dataset("return x[index if index != 17 else 'x'], index % 3"),
-        "sample 17 raised",
-    ),
-    "own generator": (with_dataset("return torch.rand(6, generator=self.random), 0"), "generator of its own"),
-    "unequal shapes": (with_dataset("return torch.zeros(6 + (index == 17)), 0"), "pad"),
+    "broken sample": (with_dataset("x[index] / (1 // (index - 17)), 0"), "sample 17 raised ZeroDivisionError"),
+    "own generator": (with_dataset("torch.rand(6, generator=self.random), 0"), "generator of its own"),
+    "unequal shapes": (with_dataset("torch.zeros(6 + (index == 17)), 0"), "pad or resize them in the dataset"),
     "batch norm": (
         STUDY.replace("nn.ReLU()", "nn.BatchNorm1d(hidden)").replace("batch_size=10", "batch_size=89"),
         "its last batch of each epoch would hold 1 sample",
@@ -224,6 +223,41 @@ def test_a_damaged_checkpoint_and_a_torn_journal_are_survived_and_said(folder: P
     reports = [json.loads(argosy(folder, "report", name, "--json").stdout)["members"] for name in ("run", "whole")]
     first, second = ({row["member"]: row["train_loss"] for row in report} for report in reports)
     assert first == second
+
+
+class Trap:
+    """Makes a folder when it is unpickled."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.mkdir, (str(self.folder),)
+
+
+def test_a_tampered_checkpoint_is_refused_though_its_sum_was_tampered_with_as_well(folder: Path) -> None:
+    argosy(folder, "run", "study.py", "--dir", "run", "--json")
+    last, journal = (folder / "run/members/b/last.pt").resolve(), folder / "run" / "journal.jsonl"
+    before = checkpoint.sum_of(last)
+    torch.save({"model": Trap(folder / "trap")}, last)
+    journal.write_text(journal.read_text().replace(before, checkpoint.sum_of(last)))
+    (folder / "study.py").write_text(STUDY.replace("MaxEpochs(2)", "MaxEpochs(4)"))
+    said = argosy(folder, "run", "study.py", "--dir", "run", code=1).stdout
+    assert "cannot be opened as plain data and is refused" in " ".join(said.split())
+    assert not (folder / "trap").exists()
+    rows = json.loads(argosy(folder, "report", "run", "--json").stdout)["members"]
+    assert {row["member"]: (row["status"], row["epochs"]) for row in rows} == {"a": ("done", 4), "b": ("failed", 2)}
+
+
+def test_a_full_disk_is_said_and_the_same_command_goes_on(folder: Path, small_disk: Path) -> None:
+    command = ("run", "study.py", "--dir", str(small_disk / "run"), "--json")
+    argosy(folder, *command)
+    (folder / "study.py").write_text(STUDY.replace("MaxEpochs(2)", "MaxEpochs(4)"))
+    filling = fill_up(small_disk)
+    assert "ree disk space" in " ".join(argosy(folder, *command, code=1).stderr.split())
+    filling.unlink()
+    rows = json.loads(argosy(folder, *command).stdout)["members"]
+    assert {row["member"]: (row["status"], row["epochs"]) for row in rows} == {"a": ("done", 4), "b": ("done", 4)}
 
 
 def test_a_missing_file_and_an_empty_directory(folder: Path) -> None:

@@ -1,11 +1,8 @@
 """Every process of a run is killed and stopped for real; the run goes on and its results are the faultless ones."""
 
-import contextlib
 import os
 import resource
 import signal
-import subprocess
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -13,6 +10,7 @@ import evidence
 import pytest
 import studies
 import torch
+from disks import fill_up
 from family import Run, repeats_at_most_one_interval
 from torch import nn
 
@@ -147,38 +145,17 @@ def test_a_member_that_always_kills_its_trainer_ends_the_run_with_a_message(tmp_
         argosy.train(study, directory=tmp_path, devices="cpu:1")
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 600 kB."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=600k", "argosy-test", str(disk)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if mounted.returncode:
-        pytest.skip(f"mounting a small file system is not permitted here: {mounted.stderr.strip()}")
-    yield disk
-    subprocess.run(["umount", str(disk)], check=True)
-
-
 @pytest.mark.parametrize("launcher", ["inline", "processes"])
 def test_a_full_disk_loses_nothing(tmp_path: Path, small_disk: Path, launcher: str) -> None:
     fleet = [studies.member(hidden=128)]
     argosy.train(studies.study(fleet=fleet, epochs=3), directory=tmp_path / "whole", launcher="inline")
     argosy.train(studies.study(fleet=fleet, epochs=1), directory=small_disk, launcher="inline")
     before = evidence.results(small_disk)
-    fill = small_disk / "fill"
-    with fill.open("wb", buffering=0) as file, contextlib.suppress(OSError):
-        while True:
-            file.write(bytes(4096))
-    with pytest.raises(DiskError, match=r"[Ff]ree disk space") as refused:
+    filling = fill_up(small_disk)
+    with pytest.raises(DiskError, match=r"[Ff]ree disk space"):
         argosy.train(studies.study(fleet=fleet, epochs=3), directory=small_disk, launcher=launcher)
-    assert refused.value.exit_code == 1
     assert evidence.results(small_disk)["mlp"]["weights"] == before["mlp"]["weights"]
-    fill.unlink()
+    filling.unlink()
     argosy.train(studies.study(fleet=fleet, epochs=3), directory=small_disk, launcher=launcher)
     assert evidence.results(small_disk) == evidence.results(tmp_path / "whole")
 
