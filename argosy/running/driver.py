@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,8 @@ class Driver:
         self.began = time.monotonic()
         self.inbox = Inbox(job.directory / "commands", (answered.file for answered in state.answered))
         self.hangs = Hangs(job.settings.hang_seconds)
+        self.looked = 0.0
+        self.hung: dict[str, str] = {}
         self.observed = Observed()
         self.tolerance = Tolerance(job.directory / "workers")
         self.found: Mapping[str, Any] | None = None
@@ -202,7 +205,6 @@ class Driver:
             return
         if not (isinstance(message, Lost) and worker in self.fleet.replaced):
             self.view.hear(worker, message)
-        self.hangs.hear(worker, message)
         match message:
             case Opened():
                 self._opened(worker, message)
@@ -305,7 +307,8 @@ class Driver:
                 self._measure()
             return
         self.flowing = False
-        self._note_loss(worker, lost.detail)
+        self.hangs.forget(worker)
+        self._note_loss(worker, self.hung.pop(worker, lost.detail))
         feeder = self.fleet.feeders.get(worker)
         if feeder is not None and self.tolerance.gives_up(feeder.node) and len(self.cluster.nodes) > 1:
             self._give_up(feeder.node)
@@ -491,8 +494,6 @@ class Driver:
             )
         feeders = tuple(feeder.name for feeder in team)
         self.legs.append(_Sailing(self.leg_count, feeders, flotilla, set(flotilla.members)))
-        for feeder in team:
-            self.hangs.watch(feeder.name, [d for d in flotilla.devices if self.fleet.node_of[d] == feeder.node])
         for device in flotilla.devices:
             names = [placement.member for placement in flotilla.placements if device in placement.devices]
             aboard = [self.roster.start_member(name, self.measured[name].notes) for name in names]
@@ -502,7 +503,6 @@ class Driver:
         """Let every trainer save its members and let them go; `_regrouped` goes on from there."""
         busy = {device for leg in self.legs for device in leg.flotilla.devices if self.fleet.knows(device)}
         self.regrouping = busy - {gone}
-        self.hangs.watch(None, busy)
         for device in self.regrouping:
             self.fleet.send(device, Pause())
         self._let_go(gone)
@@ -521,7 +521,6 @@ class Driver:
         for leg in self.legs:
             self.fleet.rest(leg.feeders)
         self.legs.clear()
-        self.hangs.watch(None, ())
         for name in self.told_to_stop & live:
             self._end(name, "stopped", "by command")
         if self.pausing is not None:
@@ -548,14 +547,26 @@ class Driver:
             self.unmeasured.clear()
             if self.regrouping is None:
                 self._regroup()
-        for worker in self.hangs.hanging():
-            self.fleet.workers.kill(worker)
+        self._look_for_hangs()
         for file, command in self.inbox.new():
             try:
                 answer = self._command(command)
             except ArgosyError as error:
                 answer = f"refused: {error}"
             self.record(Answered(file=file, command=command, answer=answer))
+
+    def _look_for_hangs(self) -> None:
+        now, workers = time.monotonic(), self.fleet.workers
+        if now - self.looked < min(1.0, self.settings.hang_seconds / 8):
+            return
+        self.looked = now
+        for worker in (*self.fleet.feeders, *self.fleet.devices):
+            pulse = workers.pulse(worker)
+            if pulse is not None:
+                self.hangs.look(now, worker, pulse.look(), partial(workers.cpu_seconds, worker))
+        for worker, doing, seconds in self.hangs.hanging():
+            self.hung[worker] = f"no progress for {seconds:.0f} s while {doing}"
+            workers.kill(worker)
 
     def _out_of_time(self) -> str | None:
         limit = self.settings.time_limit

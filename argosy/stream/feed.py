@@ -7,15 +7,16 @@ free again when every reader and the courier have given it back. What it does no
 who is in the team) the driver tells it.
 """
 
-import contextlib
 import os
 import selectors
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import repeat
+from itertools import count, repeat
+from multiprocessing.connection import Connection
+from typing import Any
 
 from argosy.commands import Exit, Feed, Flowing, Open, Opened, Parted, Probe, Probed, UseLoaders
 from argosy.errors import WorkerError
@@ -25,6 +26,7 @@ from argosy.stream.blocks import Place
 from argosy.stream.courier import Broken, Carried, Courier, Exchanges, start_courier
 from argosy.stream.gauges import StreamGauge
 from argosy.stream.loaders import Done, Loader, Task, run_task, start_loader
+from argosy.stream.pulse import Pulse
 from argosy.stream.ring import Ring
 from argosy.stream.schedule import Orders, choose_block_size, places
 from argosy.stream.sharing import PIPELINES, Hop, Turn
@@ -75,6 +77,7 @@ class _Feeder:
         block_size: int,
         seed: int,
         cores: int,
+        pulse: Pulse,
     ) -> None:
         self.name = name
         self.driver = driver
@@ -88,6 +91,7 @@ class _Feeder:
         self.lengths = {name: source.length for name, source in sources.items()}
         self.orders = Orders(seed, self.lengths)
         self.gauge = StreamGauge(cores=cores)
+        self.pulse = pulse
         self.readers: dict[str, Peer] = {}
         self.expected: tuple[str, ...] = ()
         self.team = ""
@@ -110,17 +114,20 @@ class _Feeder:
         self._since = time.monotonic()
         self._told = self._since
 
-    def run(self) -> None:
-        """Until the driver says Exit or is gone."""
+    def run(self, early: Sequence[Any]) -> None:
+        """Until the driver says Exit or is gone; `early` is what it has said already."""
         self._watch(self.driver, self._obey)
         self._watch(self.door, self._admit)
         for _ in range(self.wanted_loaders):
             self._start_loader()
+        for command in early:
+            self._do(command)
         while self.running:
             self._start_blocks()
             at_once = self._hand_out()
             self._send_off()
             self._announce()
+            self._watch_for_room()
             for key, _ in self.selector.select(timeout=0 if at_once else TELL_SECONDS):
                 # Not one that was let go since, on the word of somebody before it.
                 if self.selector.get_map().get(key.fd) is key:
@@ -130,7 +137,10 @@ class _Feeder:
     # ---- what peers say
 
     def _obey(self) -> None:
-        command = self.driver.recv()
+        for command in self.driver.receive():
+            self._do(command)
+
+    def _do(self, command: Any) -> None:
         if isinstance(command, Feed):
             self._new_leg(command)
         elif isinstance(command, Probe):
@@ -226,8 +236,9 @@ class _Feeder:
 
     def _released(self, name: str, peer: Peer) -> None:
         try:
-            self._give_back(peer.recv_bytes()[0], peer)
-        except (EOFError, OSError):
+            for slot in peer.receive():
+                self._give_back(slot, peer)
+        except EOFError:
             self.selector.unregister(peer)
             peer.close()
             # A trainer that took its place may be there already, under the same name.
@@ -253,8 +264,8 @@ class _Feeder:
             self._dismiss_loaders()
             return
         self.selector.unregister(loader.connection)
-        loader.connection.close()
         self.loaders.remove(loader)
+        loader.end()
         for task in loader.tasks:
             self._again(task)
         if len(self.loaders) < self.wanted_loaders:
@@ -280,14 +291,19 @@ class _Feeder:
             if len(self.loaders) > max(self.wanted_loaders, 1):
                 self.selector.unregister(loader.connection)
                 self.loaders.remove(loader)
-                loader.connection.close()
-                os.waitpid(loader.pid, 0)
+                loader.end()
 
     def _start_loader(self) -> None:
-        held = [self.driver, *self.readers.values(), *(other.connection for other in self.loaders)]
+        held: list[Peer | Connection] = [
+            self.driver,
+            *self.readers.values(),
+            *(other.connection for other in self.loaders),
+        ]
         if self.courier is not None:
             held.append(self.courier.connection)
-        loader = start_loader(self.ring, self.sources, held)
+        taken = {loader.number for loader in self.loaders}
+        number = next(number for number in count(1) if number not in taken)
+        loader = start_loader(number, self.pulse, self.ring, self.sources, held)
         self.loaders.append(loader)
         self._watch(loader.connection, partial(self._answered, loader))
 
@@ -364,14 +380,9 @@ class _Feeder:
             self._report_holes(filling)
             self.held.setdefault(filling.slot, set()).update(self.readers[name] for name in self.expected)
             for name in self.expected:
-                self._tell(name, (filling.slot, filling.place))
+                self.readers[name].send((filling.slot, filling.place, 0))
             self._count(filling)
             self._free_unheld(filling.slot)
-
-    def _tell(self, name: str, notice: tuple[int, Place]) -> None:
-        # A broken connection's end-of-file is on the way and gives the slot back.
-        with contextlib.suppress(OSError):
-            self.readers[name].send(notice)
 
     def _count(self, filling: _Filling) -> None:
         place = filling.place
@@ -408,32 +419,43 @@ class _Feeder:
             self._told, gauge.loaders = self._since, len(self.loaders)
             self.driver.send(Flowing(gauge=gauge.to_json()))
 
-    def _watch(self, source: Peer | Door, handler: Callable[[], None]) -> None:
+    def _watch_for_room(self) -> None:
+        for peer in (self.driver, *self.readers.values()):
+            peer.flush()
+            key = self.selector.get_key(peer)
+            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if peer.unsent else 0)
+            if key.events != events:
+                self.selector.modify(peer, events, key.data)
+
+    def _watch(self, source: Peer | Door | Connection, handler: Callable[[], None]) -> None:
         self.selector.register(source, selectors.EVENT_READ, handler)
 
 
-def feed(driver: Peer, data: Data, settings: Settings, *, name: str, seed: int, key: bytes) -> None:
+def feed(driver: Peer, data: Data, settings: Settings, *, name: str, seed: int, key: bytes, pulse: Pulse) -> None:
     """Life of a feeder: open the data when told so, then feed legs until told to exit."""
-    command = driver.recv()
+    command, *early = driver.wait()
     assert isinstance(command, Open)
     door = Door(key)
-    sources = open_sources(data, seed=seed)
+    with pulse.busy("opening the data", opaque=True):
+        sources = open_sources(data, seed=seed, pulse=pulse)
+        fingerprint = sources["train"].fingerprint()
     block_size = settings.block_size or choose_block_size(sources["train"].layout)
     slots = SLOTS + SLOTS_PER_NODE * settings.nodes
     ring = Ring(slots=slots, slot_bytes=max(s.layout.block_bytes(block_size) for s in sources.values()))
     cores = max(len(os.sched_getaffinity(0)) // settings.nodes, 1)
-    count = settings.loader_workers if settings.loader_workers is not None else cores
+    wanted = settings.loader_workers if settings.loader_workers is not None else cores
     parallel = any(source.parallel for source in sources.values())
     driver.send(
         Opened(
             address=door.address,
             lengths={name: source.length for name, source in sources.items()},
-            fingerprint=sources["train"].fingerprint(),
+            fingerprint=fingerprint,
             block_size=block_size,
             seconds_per_sample=sources["train"].seconds_per_sample,
         )
     )
-    _Feeder(name, driver, door, ring, sources, count if parallel else 0, block_size, seed, cores).run()
+    feeder = _Feeder(name, driver, door, ring, sources, wanted if parallel else 0, block_size, seed, cores, pulse)
+    feeder.run(early)
 
 
 def _cpu_seconds(loaders: list[Loader]) -> float:
@@ -441,6 +463,6 @@ def _cpu_seconds(loaders: list[Loader]) -> float:
     for loader in loaders:
         loader.connection.close()
     for loader in loaders:
-        os.waitpid(loader.pid, 0)
+        loader.end()
     times = os.times()
     return times.user + times.system + times.children_user + times.children_system

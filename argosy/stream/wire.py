@@ -209,6 +209,9 @@ class Peer:
         if mine:
             self._writing.release()
 
+    def __del__(self) -> None:
+        self._socket.close()
+
 
 def _unpickle(word: memoryview) -> Any:
     try:
