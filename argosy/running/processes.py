@@ -28,7 +28,7 @@ from argosy.stream.pulse import Pulse
 from argosy.stream.wire import Door, Peer
 from argosy.study import Study
 
-__all__ = ["Processes"]
+__all__ = ["Processes", "activity"]
 
 LOOK_SECONDS = 1.0
 """Time between two looks for stopped processes."""
@@ -158,9 +158,7 @@ class ProcessWorkers:
         found = self.workers.get(worker)
         if found is None:
             return 0.0
-        if found.pid is None:
-            return _activity(self.server.process.pid)
-        return _activity(found.pid) + sum(map(_activity, _children(found.pid)))
+        return activity(found.pid) if found.pid is not None else _activity(self.server.process.pid)
 
     def receive(self, timeout: float) -> list[tuple[str, Any]]:
         """See `Workers.receive`."""
@@ -290,6 +288,14 @@ class ProcessWorkers:
                 worker.peer.close()
 
 
+def activity(pid: int) -> float:
+    """What a process and all below it have done so far, as `Workers.cpu_seconds` has it."""
+    children: list[int] = []
+    with contextlib.suppress(psutil.Error):
+        children = [child.pid for child in psutil.Process(pid).children(recursive=True)]
+    return sum(map(_activity, (pid, *children)))
+
+
 def _activity(pid: int) -> float:
     """CPU seconds of a process and of its children that have ended, and its traffic as if it were such."""
     found = 0.0
@@ -299,12 +305,6 @@ def _activity(pid: int) -> float:
         traffic = process.io_counters()
         found += (traffic.read_chars + traffic.write_chars + traffic.read_bytes) / BYTES_PER_SECOND
     return found
-
-
-def _children(pid: int) -> list[int]:
-    with contextlib.suppress(psutil.Error):
-        return [child.pid for child in psutil.Process(pid).children(recursive=True)]
-    return []
 
 
 def _kill(pid: int) -> None:
