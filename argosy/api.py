@@ -14,7 +14,8 @@ from argosy.planning.forecast import Forecast
 from argosy.planning_cli import explain_cluster
 from argosy.plans import Plan
 from argosy.profiles import Preparation, Profile
-from argosy.report import MemberResult, Report, RunState
+from argosy.fold import RunState
+from argosy.report import MemberResult, Report
 from argosy.running.costs import Costs
 from argosy.running.driver import drive, measure
 from argosy.running.identity import summarize

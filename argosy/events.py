@@ -45,6 +45,7 @@ class RunStarted(Event):
     settings: Mapping[str, Any]
     lengths: Mapping[str, int]
     """Samples of each split."""
+    validations_per_epoch: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)

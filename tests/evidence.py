@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from argosy.report import MemberState, RunState
+from argosy.fold import MemberState, RunState
 from argosy.running.audit import audit
 from argosy.running.journal import read_journal
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from argosy.errors import RunError
-from argosy.report import MemberState, RunState
+from argosy.fold import MemberState, RunState
 from argosy.running.journal import read_journal
 from argosy.stream.order import Selection, split_order, used_elements
 

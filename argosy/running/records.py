@@ -12,7 +12,7 @@ import torch
 
 import argosy
 from argosy.events import EpochEnded, RunStarted
-from argosy.report import MemberState
+from argosy.fold import MemberState
 from argosy.settings import Settings
 
 __all__ = ["run_started", "write_metrics"]

@@ -3,7 +3,7 @@
 from typing import Any, Protocol
 
 from argosy.plans import Plan
-from argosy.report import RunState
+from argosy.fold import RunState
 from argosy.running.launcher import Job
 
 __all__ = ["Silent", "View"]

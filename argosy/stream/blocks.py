@@ -28,10 +28,13 @@ class Place:
     """Number of the leg that it was prepared for."""
     split: str
     epoch: int
+    section: int
+    """Of the stream, numbered through."""
     start: int
+    """Element of the epoch's order."""
     rows: int
     last: bool
-    """Whether the split's epoch ends with this block."""
+    """Whether the split's part of the section ends with this block."""
 
 
 @dataclass(frozen=True, slots=True)

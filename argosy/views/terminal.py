@@ -14,7 +14,8 @@ from argosy.commands import Flowing, Lost, Progress
 from argosy.diagnosis import diagnose
 from argosy.events import EpochEnded, MemberEnded, MemberStarted, SharingChosen
 from argosy.plans import Plan
-from argosy.report import MemberState, Report, RunState
+from argosy.fold import MemberState, RunState
+from argosy.report import Report
 from argosy.running.launcher import Job
 
 __all__ = ["Terminal", "report_table"]
