@@ -83,6 +83,13 @@ class InlineWorkers:
         """See `Workers.kill`; what hangs here hangs the driver too, so nobody asks."""
         raise AssertionError(f"{worker} cannot be killed: it is a part of this process")
 
+    def pulse(self, worker: str) -> None:
+        """See `Workers.pulse`."""
+
+    def cpu_seconds(self, worker: str) -> float:
+        """See `Workers.cpu_seconds`."""
+        return 0.0
+
     def renew(self, job: Job) -> None:
         """See `Workers.renew`."""
         self.job = job

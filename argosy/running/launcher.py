@@ -15,6 +15,7 @@ from argosy.cluster import Cluster, Device, Node
 from argosy.errors import PlanError
 from argosy.running.limits import usable_cores
 from argosy.settings import Settings
+from argosy.stream.pulse import Pulse
 from argosy.study import Study
 
 __all__ = ["Job", "Launcher", "Workers", "discover", "torch_device"]
@@ -41,7 +42,7 @@ class Workers(Protocol):
         """Start the trainer of the device of that name."""
 
     def send(self, worker: str, command: Any) -> None:
-        """Say something to a worker; kept for it until it is there."""
+        """Say something to a worker; kept until the next `receive`, and until the worker is there."""
 
     def kill(self, worker: str) -> None:
         """End a worker that does not answer; it is `Lost` then."""
@@ -50,7 +51,20 @@ class Workers(Protocol):
         """Workers that start from here on get this job."""
 
     def receive(self, timeout: float) -> list[tuple[str, Any]]:
-        """(worker, message) of all that was said, at once or after at most so many seconds; `Lost` for a worker gone."""
+        """Let go what was sent, then (worker, message) of all that was said, after at most so many seconds.
+
+        `Lost` for a worker gone. What a round of messages leads to is so held back until the caller comes again, and
+        may be on disk by then.
+        """
+
+    def pulse(self, worker: str) -> Pulse | None:
+        """Signs of life of a worker from its first moment on; None of one that is gone or that nobody can look at."""
+
+    def cpu_seconds(self, worker: str) -> float:
+        """CPU time of a worker and its children, to be compared with an earlier one: it stands still in one that hangs.
+
+        What they read and write counts as well, a second for 100 MB. 0.0 if unknown.
+        """
 
     def __enter__(self) -> "Workers": ...
 
