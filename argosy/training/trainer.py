@@ -25,6 +25,7 @@ from argosy.training import checkpoint
 from argosy.training.heap import large_outside
 from argosy.training.measure import NUMPY_RANDOM, PRIVATE, measure
 from argosy.training.member import LiveMember, build
+from argosy.training.solo import Solo
 
 __all__ = ["Trainer"]
 
@@ -36,6 +37,7 @@ class _Aboard:
     """A member on this device, and what the trainer keeps about it."""
 
     live: LiveMember
+    program: Solo
     stream_epoch: int
     saved: float
     """When it was saved last (monotonic seconds)."""
@@ -183,14 +185,20 @@ class Trainer:
     def _advance(self, name: str, aboard: _Aboard, block: Block) -> None:
         live, place = aboard.live, block.place
         if place.split == "train":
-            samples = live.train_on(block)
+            samples = 0
+            with aboard.program.active():
+                for batch in aboard.program.cut(block):
+                    aboard.program.begin(batch)
+                    samples += aboard.program.finish()
             self.samples[name] = self.samples.get(name, 0) + samples
             self.gauge.samples += samples
             if live.diverged:
                 self._end(name, "diverged", f"its training loss is not a number after {live.steps} steps")
                 return
         else:
-            live.evaluate_on(block)
+            with aboard.program.active(keep=True):
+                for _ in aboard.program.evaluate(block):
+                    pass
         if place.last and place.split == self.last_split:
             self._end_epoch(name, aboard)
         elif time.monotonic() - aboard.saved > self.settings.checkpoint_seconds:
@@ -200,7 +208,10 @@ class Trainer:
 
     def _build(self, name: str) -> LiveMember:
         member = self.study.member(name)
-        return build(member, self.device, study_seed=self.study.seed, objective=self.study.objective)
+        assert self.study.mode is not None
+        return build(
+            member, self.device, study_seed=self.study.seed, objective=self.study.objective, mode=self.study.mode
+        )
 
     def _start(self, command: Train) -> None:
         for start in command.members:
@@ -222,11 +233,11 @@ class Trainer:
             path = folder / start.checkpoint.file
             # The driver has compared its sum. The file's own tensors go again; what is copied from them stays.
             with large_outside():
-                position = live.load_state_dict(checkpoint.load(path, device=self.device))
+                position = live.load_state_dict(checkpoint.load(path))
         live.begin_epoch(self.orders, start.stream_epoch, position)
         kept = (start.checkpoint.file,) if start.checkpoint else ()
         self.aboard[start.member] = _Aboard(
-            live, start.stream_epoch, time.monotonic(), newest=start.checkpoint, kept=kept, best=start.best
+            live, Solo(live), start.stream_epoch, time.monotonic(), newest=start.checkpoint, kept=kept, best=start.best
         )
         self.emit(
             MemberStarted(
@@ -244,7 +255,7 @@ class Trainer:
     def _end_epoch(self, name: str, aboard: _Aboard) -> None:
         live = aboard.live
         train, val, seconds = live.train, live.val if live.val_cutter else None, live.seconds
-        metrics = live.end_epoch()
+        metrics = live.end_section(1)
         aboard.ended = EpochEnded(
             member=name,
             device=self.name,
@@ -362,7 +373,7 @@ class Trainer:
     def _tell(self) -> None:
         if time.monotonic() - self._told > PROGRESS_SECONDS:
             self._told = time.monotonic()
-            losses = {name: a.live.train.means("").get("loss", float("nan")) for name, a in self.aboard.items()}
+            losses = {name: a.live.train.means(["loss"])["loss"] for name, a in self.aboard.items()}
             gauge = asdict(self.gauge)
             self.emit(Progress(blocks=self.blocks, samples=dict(self.samples), losses=losses, gauge=gauge))
 
