@@ -50,14 +50,14 @@ def save(state: Mapping[str, Any], path: Path) -> str:
     return digest
 
 
-def load(path: Path, sha256: str | None = None, *, device: torch.device | str = "cpu") -> dict[str, Any]:
+def load(path: Path, sha256: str | None = None) -> dict[str, Any]:
     """Read a state; raises CheckpointError where the file is missing, differs from its sum, or is more than data."""
     if not path.exists():
         raise CheckpointError(f"checkpoint {path} does not exist.")
     if sha256 is not None and sum_of(path) != sha256:
         raise CheckpointError(f"checkpoint {path} is damaged: its SHA-256 is not the journaled one.")
     try:
-        state: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
+        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises whatever its reader trips over
         # Torch's own words advise to load it all the same, with whatever code it brings; they stay the cause.
         raise CheckpointError(

@@ -10,11 +10,10 @@ from torch import nn
 
 from argosy.commands import Measured
 from argosy.profiles import PROFILE_BATCHES, TIMED_BATCHES
-from argosy.stream.batches import Batch
 from argosy.stream.blocks import Block
-from argosy.stream.order import Digest
 from argosy.stream.trees import flatten, unflatten
 from argosy.training.member import LiveMember
+from argosy.training.solo import Solo
 
 __all__ = ["NUMPY_RANDOM", "PRIVATE", "measure", "state_bytes"]
 
@@ -29,8 +28,8 @@ def measure(live: LiveMember, block: Block, *, thorough: bool = False, groups: i
 
     A group of m devices is measured by the steps of one of m even shares of the batch.
     """
-    trial = live.trial()
-    before = trial.randomness.copy()
+    trial = Solo(live.trial())
+    before = trial.live.randomness.copy()
     batch, rows = _first_batch(block, live.member.batch_size)
     leaves = flatten(batch)[0]
     versions = [leaf._version for leaf in leaves]
@@ -45,9 +44,9 @@ def measure(live: LiveMember, block: Block, *, thorough: bool = False, groups: i
     notes = []
     if any(leaf._version != version for leaf, version in zip(leaves, versions, strict=True)):
         notes.append(PRIVATE)
-    if not trial.randomness.others_equal(before):
+    if not trial.live.randomness.others_equal(before):
         notes.append(NUMPY_RANDOM)
-    held, gradients = state_bytes(trial), _bytes(p for p in live.model.parameters() if p.requires_grad)
+    held, gradients = state_bytes(trial.live), _bytes(p for p in live.model.parameters() if p.requires_grad)
     scale = live.member.batch_size / rows
     return Measured(
         member=live.member.name,
@@ -63,7 +62,7 @@ def measure(live: LiveMember, block: Block, *, thorough: bool = False, groups: i
     )
 
 
-def _step_seconds(trial: LiveMember, batch: Any, rows: int, warm_up: float, *, thorough: bool) -> float:
+def _step_seconds(trial: Solo, batch: Any, rows: int, warm_up: float, *, thorough: bool) -> float:
     """Seconds of a step: the median of FLEET's 20, or the least of a few, of at least one after the first.
 
     The first one sets up kernels, which may take longer than all others. The least, because at the start of a run loader workers fill the ring on the same cores, which only makes steps slower.
@@ -77,12 +76,12 @@ def _step_seconds(trial: LiveMember, batch: Any, rows: int, warm_up: float, *, t
     return min(seconds)
 
 
-def _timed_step(trial: LiveMember, batch: Any, rows: int) -> float:
+def _timed_step(trial: Solo, batch: Any, rows: int) -> float:
     started = time.perf_counter()
-    with trial.randomness.active():
-        trial.step(Batch(batch, rows, Digest()))
-    if trial.device.type == "cuda":
-        torch.cuda.synchronize(trial.device)
+    with trial.active():
+        trial.try_step(batch, rows)
+    if trial.live.device.type == "cuda":
+        torch.cuda.synchronize(trial.live.device)
     return time.perf_counter() - started
 
 
