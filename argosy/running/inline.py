@@ -11,12 +11,13 @@ from argosy.cluster import Cluster
 from argosy.commands import Attach, Exit, Feed, Leg, Lost, Open, Opened
 from argosy.errors import PlanError
 from argosy.events import Fed, Skipped, Used
-from argosy.running.launcher import Job, discover, torch_device
+from argosy.running.launcher import Job, discover
 from argosy.settings import Settings
 from argosy.stream.blocks import ALIGNMENT, Block
 from argosy.stream.gauges import StreamGauge
 from argosy.stream.schedule import Orders, choose_block_size, places
 from argosy.stream.sources import open_sources
+from argosy.training.devices import backend_of
 from argosy.training.trainer import Trainer
 
 __all__ = ["Inline"]
@@ -62,7 +63,7 @@ class InlineWorkers:
             job.settings,
             job.directory,
             name=name,
-            device=torch_device(name),
+            backend=backend_of(name),
             emit=lambda message: self.said.append((name, message)),
         )
 

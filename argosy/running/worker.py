@@ -17,19 +17,21 @@ import torch
 from argosy.commands import Attach, Exit, Failed, Measure, Train
 from argosy.errors import ArgosyError, WorkerError
 from argosy.running.journal import refusals_of_the_disk
-from argosy.running.launcher import torch_device
 from argosy.settings import Settings
 from argosy.stream.death import name_process
 from argosy.stream.feed import feed
 from argosy.stream.ring import RingReader
 from argosy.stream.wire import Peer, dial
 from argosy.study import Study
-from argosy.training.heap import give_back_memory, keep_freed_memory
+from argosy.training.devices import Backend, backend_of
+from argosy.training.heap import keep_freed_memory
 from argosy.training.trainer import Trainer
 
 __all__ = ["pack", "work"]
 
 SIGN_OF_LIFE_SECONDS = 1.0
+COPY_SECONDS = 0.001
+"""Between two looks whether a copy has passed, of which nobody tells."""
 
 
 def pack(value: Any) -> int:
@@ -86,23 +88,22 @@ def work(arguments: dict[str, Any], descriptors: list[int]) -> int:
 
 
 def _train(driver: Peer, study: Study, settings: Settings, directory: Path, *, name: str, key: bytes) -> None:
-    device = torch_device(name)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    trainer = Trainer(study, settings, directory, name=name, device=device, emit=driver.send)
+    backend = backend_of(name)
+    trainer = Trainer(study, settings, directory, name=name, backend=backend, emit=driver.send)
     reader: RingReader | None = None
     while True:
         sources = [driver, reader.peer] if reader is not None and trainer.ready else [driver]
         started = time.perf_counter()
-        ready = wait(sources, timeout=SIGN_OF_LIFE_SECONDS)
+        pending = trainer.copies.release_done()
+        ready = wait(sources, timeout=COPY_SECONDS if pending else SIGN_OF_LIFE_SECONDS)
         if len(sources) == 2:
             trainer.waited(time.perf_counter() - started)
         if driver in ready:
             command = driver.recv()
             if isinstance(command, Attach):
                 if reader is not None:
-                    reader.close()
-                reader = _attach(command.address, key, name)
+                    _detach(trainer, reader)
+                reader = _attach(command.address, key, name, backend)
                 if reader is not None:
                     trainer.know(reader.lengths)
             elif isinstance(command, Exit):
@@ -111,19 +112,24 @@ def _train(driver: Peer, study: Study, settings: Settings, directory: Path, *, n
                 return
             elif reader is not None or not isinstance(command, Measure | Train):
                 if isinstance(command, Measure):
-                    give_back_memory()  # a leg begins: other members may need less
+                    backend.empty_cache()  # a leg begins: other members may need less
                 trainer.obey(command)
         elif ready and reader is not None and not _take(trainer, reader):
-            reader.close()
+            _detach(trainer, reader)
             reader = None
 
 
-def _attach(address: str, key: bytes, name: str) -> RingReader | None:
+def _attach(address: str, key: bytes, name: str, backend: Backend) -> RingReader | None:
     """A reader of a feeder's ring; None where the feeder is gone, of which the driver will hear and start again."""
     try:
-        return RingReader(dial(address, key, name))
+        return RingReader(dial(address, key, name), pin=backend.pin)
     except (WorkerError, EOFError, OSError):
         return None
+
+
+def _detach(trainer: Trainer, reader: RingReader) -> None:
+    trainer.copies.finish()
+    reader.close()
 
 
 def _take(trainer: Trainer, reader: RingReader) -> bool:

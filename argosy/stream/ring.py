@@ -13,6 +13,7 @@ import mmap
 import os
 import socket
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import cloudpickle
@@ -55,15 +56,16 @@ class _Lease(np.ndarray[Any, np.dtype[np.uint8]]):
 
 
 class RingReader:
-    """A trainer's end."""
+    """A trainer's end. `pin` readies the memory for a device's copies and returns what undoes that at the end."""
 
-    def __init__(self, peer: Peer) -> None:
+    def __init__(self, peer: Peer, *, pin: Callable[[Memory], Callable[[], None]] | None = None) -> None:
         self.peer = peer
         self.slots, self.slot_bytes, self.layouts, self.lengths = cloudpickle.loads(peer.recv_bytes())
         with socket.socket(fileno=os.dup(peer.fileno())) as channel:
             _, descriptors, _, _ = socket.recv_fds(channel, 1, 1)
         self._memory = _map(descriptors[0])
         os.close(descriptors[0])
+        self._unpin = pin(self._memory) if pin is not None else None
 
     def receive(self) -> Block:
         """The next block; EOFError or OSError when the feeder is gone."""
@@ -78,7 +80,10 @@ class RingReader:
         return layout.block(place, lease)
 
     def close(self) -> None:
-        """Hang up; blocks that are still alive stay readable."""
+        """Hang up; blocks that are still alive stay readable, by the host: no copy may be on its way."""
+        if self._unpin is not None:
+            self._unpin()
+            self._unpin = None
         self.peer.close()
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from argosy.commands import Continue, Journaled, Measure, OutOfMemory, Pause, Paused, Progress, StartMember, Stop, Train
-from argosy.errors import DiskError, MemberError
+from argosy.errors import DiskError, MemberError, WorkerError
 from argosy.events import Checkpoint, EpochEnded, MemberEnded, MemberStarted, Saved, Used
 from argosy.settings import Settings
 from argosy.stream.blocks import Block
@@ -22,6 +22,8 @@ from argosy.stream.gauges import TrainerGauge
 from argosy.stream.schedule import Orders
 from argosy.study import Study
 from argosy.training import checkpoint
+from argosy.training.copies import Copies
+from argosy.training.devices import Backend, memory_returned, out_of_memory, poisoned
 from argosy.training.heap import large_outside
 from argosy.training.measure import NUMPY_RANDOM, PRIVATE, measure
 from argosy.training.member import LiveMember, build
@@ -29,6 +31,8 @@ from argosy.training.member import LiveMember, build
 __all__ = ["Trainer"]
 
 PROGRESS_SECONDS = 0.25
+RETURN_SECONDS = 10.0
+"""How long a device's memory may take to come back from a process that was killed."""
 
 
 @dataclass(slots=True)
@@ -59,14 +63,15 @@ class Trainer:
         directory: Path,
         *,
         name: str,
-        device: torch.device,
+        backend: Backend,
         emit: Callable[[Any], None],
     ) -> None:
         self.study = study
         self.settings = settings
         self.directory = directory
         self.name = name
-        self.device = device
+        self.backend = backend
+        self.copies = Copies(backend, study.data.on_device)
         self.emit = emit
         self.orders: Orders | None = None
         self.leg = -1
@@ -147,21 +152,29 @@ class Trainer:
             self._measure(command, on_device)
 
     def _on_device(self, block: Block) -> Block:
-        return block.to(self.device, self.study.data.on_device)
+        self.backend.activate()
+        self.copies.release_done()
+        return self.copies.start(block)
 
     def _measure(self, command: Measure, block: Block) -> None:
         # All are built before the first is measured: weights would lie scattered over the memory that steps take and give
         # back, and a gap between two of them serves only tensors that fit into it.
         for name in command.members:
-            live = self._guarded(name, partial(self._build, name))
+            live = self._guarded(name, partial(self._build, name), again=True)
             if live is not None:
                 live.member = replace(live.member, accumulate=command.accumulate.get(name, live.member.accumulate))
                 self.built[name] = live
         for name in command.members:
             if name in self.built:
-                measured = self._guarded(
-                    name, partial(measure, self.built[name], block, thorough=command.thorough, groups=command.groups)
+                steps = partial(
+                    measure,
+                    self.built[name],
+                    block,
+                    self.backend,
+                    thorough=command.thorough,
+                    groups=command.groups,
                 )
+                measured = self._guarded(name, steps, again=True)
                 if measured is not None:
                     self.emit(measured)
 
@@ -200,11 +213,11 @@ class Trainer:
 
     def _build(self, name: str) -> LiveMember:
         member = self.study.member(name)
-        return build(member, self.device, study_seed=self.study.seed, objective=self.study.objective)
+        return build(member, self.backend.device, study_seed=self.study.seed, objective=self.study.objective)
 
     def _start(self, command: Train) -> None:
         for start in command.members:
-            self._guarded(start.member, partial(self._board, start))
+            self._guarded(start.member, partial(self._board, start), again=True)
         self.built.clear()
         self.to_measure = None
         self._follow(command.leg)
@@ -222,7 +235,7 @@ class Trainer:
             path = folder / start.checkpoint.file
             # The driver has compared its sum. The file's own tensors go again; what is copied from them stays.
             with large_outside():
-                position = live.load_state_dict(checkpoint.load(path, device=self.device))
+                position = live.load_state_dict(checkpoint.load(path))
         live.begin_epoch(self.orders, start.stream_epoch, position)
         kept = (start.checkpoint.file,) if start.checkpoint else ()
         self.aboard[start.member] = _Aboard(
@@ -291,15 +304,25 @@ class Trainer:
         self.aboard.pop(name, None)
         self.emit(MemberEnded(member=name, status=status, reason=reason))
 
-    def _guarded(self, name: str, action: Callable[[], Any]) -> Any:
-        """Run a piece of a member's own code; what it raises ends that member and nobody else."""
+    def _guarded(self, name: str, action: Callable[[], Any], *, again: bool = False) -> Any:
+        """Run a piece of a member's own code; what it raises ends that member and nobody else.
+
+        Tried `again` where it ran out of memory that a killed process gave back only then.
+        """
         try:
             return action()
         except DiskError:
             raise
         except Exception as error:  # boundary between a member's code and ours
+            if poisoned(self.backend):
+                words = (
+                    f"{self.name} is of no more use to its process since {name!r}, or another on it, raised {error!r}"
+                )
+                raise WorkerError(words) from error
+            if again and out_of_memory(error) and memory_returned(self.backend, patience=RETURN_SECONDS):
+                return self._guarded(name, action)
             self.built.pop(name, None)
-            if _out_of_memory(error):
+            if out_of_memory(error):
                 self.aboard.pop(name, None)
                 self.emit(OutOfMemory(member=name, detail=str(error)))
                 return None
@@ -372,8 +395,3 @@ class Trainer:
             "though it did not on its first batches. Clone the input before changing it; the run stops at the last "
             "checkpoints, which are sound."
         )
-
-
-def _out_of_memory(error: Exception) -> bool:
-    """CUDA and Python have errors of their own for that; torch's allocator of ordinary memory has only words."""
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator" in str(error)
