@@ -1,6 +1,5 @@
 """What happens, as values. Journaled ones become one line each; `from_line` reads a line back."""
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

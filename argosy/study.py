@@ -4,7 +4,7 @@ import functools
 import itertools
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -192,6 +192,11 @@ class Study:
     def member(self, name: str) -> Member:
         """The member of that name."""
         return self._by_name[name]
+
+    @property
+    def names(self) -> Collection[str]:
+        """Of the members, in their order."""
+        return self._by_name.keys()
 
     @property
     def terms(self) -> Terms:

@@ -9,6 +9,7 @@ elsewhere, one question a file: who is aboard where (`legs`), what to ask the po
 import time
 from collections.abc import Mapping, Sequence
 from enum import Enum
+from functools import partial
 from typing import Any
 
 from argosy.cluster import Cluster
@@ -110,6 +111,8 @@ class Driver:
         self.afloat: set[str] = set()
         """Members that trained when a regrouping began."""
         self.hangs = Hangs(job.settings.hang_seconds)
+        self._hung: dict[str, str] = {}
+        """What workers were doing that were killed for hanging, until they are lost."""
         self.tolerance = Tolerance(job.directory / "workers")
         self.metrics = Metrics(job.directory)
         self.found: Mapping[str, Any] | None = None
@@ -165,7 +168,7 @@ class Driver:
     def _goes_on(self) -> bool:
         if self.phase is Phase.OVER:
             return False
-        return bool(self.roster.waiting or self.voyage.legs) or self.phase is Phase.REGROUPING
+        return bool(self.roster.waiting or self.voyage.under_way) or self.phase is Phase.REGROUPING
 
     def stop_workers(self) -> None:
         """Ask every worker for its last word and wait a little for it."""
@@ -219,7 +222,7 @@ class Driver:
             if isinstance(event, SectionEnded):
                 self.record(event)
                 self.tolerance.section_ended()
-                self.metrics.write(self.state.member(event.member), event)
+                self.metrics.write(self.state.member(event.member))
                 self.voyage.judge(event.member)
             elif isinstance(event, Saved):
                 self.record(event)
@@ -249,6 +252,7 @@ class Driver:
             self.phase = Phase.MEASURING
         if self.phase is Phase.MEASURING:
             self.measure()
+        self.voyage.changed = True
 
     def _check_same_data(self, feeder: Feeder, opened: Opened) -> None:
         known = self.data = self.data or opened
@@ -287,8 +291,12 @@ class Driver:
                 self.phase = Phase.OVER
             return
         self.write_study()
+        self._sail()
+
+    def _sail(self) -> None:
         self.phase = Phase.SAILING
         self.voyage.changed = True
+        self.voyage.welcome()
 
     # ---- members
 
@@ -333,11 +341,22 @@ class Driver:
         elif self.phase is Phase.SAILING:
             self.regroup()
 
+    def add(self, names: list[str]) -> None:
+        """Members were added by a person."""
+        self.voyage.newcomers |= set(names)
+        if self.phase is Phase.SAILING:
+            self.voyage.welcome()
+
     # ---- faults
 
+    def pause(self) -> None:
+        """Save every member where it is, and end."""
+        if self.phase is not Phase.REGROUPING:
+            self.regroup()
+
     def _lost(self, worker: str, detail: str) -> None:
-        detail = self.hangs.forget(worker) or detail
-        self._note_loss(worker, detail)
+        self.hangs.forget(worker)
+        self._note_loss(worker, self._hung.pop(worker, detail))
         feeder = self.force.feeders.get(worker)
         if feeder is not None and self.tolerance.gives_up(feeder.node) and len(self.cluster.nodes) > 1:
             self._give_up(feeder.node)
@@ -378,9 +397,10 @@ class Driver:
         for worker in self.force.everybody:
             pulse = self.force.workers.pulse(worker)
             if pulse is not None:
-                self.hangs.look(time.monotonic(), worker, pulse.look(), self.force.workers.cpu_seconds(worker))
-        for worker, doing, seconds in self.hangs.hanging(time.monotonic()):
-            self.hangs.name(worker, f"no progress for {seconds:.0f} s while {doing}")
+                seconds = partial(self.force.workers.cpu_seconds, worker)
+                self.hangs.look(time.monotonic(), worker, pulse.look(), seconds)
+        for worker, doing, still in self.hangs.hanging():
+            self._hung[worker] = f"no progress for {still:.0f} s while {doing}"
             self.force.workers.kill(worker)
 
     def regroup(self, *, gone: str | None = None) -> None:
@@ -404,10 +424,10 @@ class Driver:
                 self.tell(MemberEnded(member=name, status="paused", reason=self.orders.pausing))
             self.phase = Phase.OVER
             return
-        self.phase = Phase.SAILING
-        self.voyage.changed = True
         if self.measuring.missing & set(self.roster.waiting):
             self.measure()
+        else:
+            self._sail()
 
     def _settle(self, name: str) -> None:
         """What becomes of a member that was saved, or lost, where a fault found it."""
@@ -447,9 +467,7 @@ def measure(
     job: Job, cluster: Cluster, workers: Workers, journal: Journal, *, node_devices: int | None = None
 ) -> Costs:
     """What the members of a job cost, on twins that are thrown away; with `node_devices` as FLEET measures."""
-    driver = Driver(
-        job, cluster, workers, journal, RunState(), Silent(), node_devices=node_devices, only_measure=True
-    )
+    driver = Driver(job, cluster, workers, journal, RunState(), Silent(), node_devices=node_devices, only_measure=True)
     with workers:
         try:
             driver.run(None)

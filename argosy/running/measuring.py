@@ -52,6 +52,10 @@ class Measuring:
         self.missing.discard(measured.member)
         self._stands_for_others(measured.member)
 
+    def crowded(self, member: str, memory_bytes: int) -> None:
+        """It ran out of memory beside others: it needs a device for itself."""
+        self.measured[member] = replace(self.measured[member], memory_bytes=memory_bytes)
+
     def _stands_for_others(self, name: str) -> None:
         work = self._works.get(name)
         for other in [other for other in self.missing if work is not None and self._works[other] == work]:
@@ -74,9 +78,7 @@ class Measuring:
             share = tuple(wanted[number :: len(devices)])
             micro = {name: accumulate[name] for name in share}
             thorough = self.node_devices is not None
-            shares[device] = Measure(
-                crew=crew, members=share, accumulate=micro, thorough=thorough, groups=self.groups
-            )
+            shares[device] = Measure(crew=crew, members=share, accumulate=micro, thorough=thorough, groups=self.groups)
         return shares
 
     def needs_groups(self, names: Sequence[str]) -> bool:
@@ -124,7 +126,9 @@ def _alike(factory: Any) -> object:
     """Equal for factories that surely build the same, but for a learning rate, which costs nothing."""
     if isinstance(factory, functools.partial):
         bound = sorted(factory.keywords.items())
-        if not all(isinstance(value, bool | int | float | str | None) for value in (*factory.args, *factory.keywords.values())):
+        if not all(
+            isinstance(value, bool | int | float | str | None) for value in (*factory.args, *factory.keywords.values())
+        ):
             return id(factory)
         bound = [(name, None if name == "lr" else value) for name, value in bound]
         return (_alike(factory.func), factory.args, tuple(bound))

@@ -1,7 +1,6 @@
 """What people want of a run: commands in its folder, signals, a time limit."""
 
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +25,7 @@ class Orders:
         """Why the run is being saved to end."""
         self._wanted: str | None = None
         """Set by signal handlers, which may not talk to workers: they interrupt whoever is talking."""
-        self._stopping: dict[str, list[tuple[str, Mapping[str, Any]]]] = {}
+        self._stopping: dict[str, list[tuple[str, dict[str, Any]]]] = {}
         """By member: commands to stop it that are not answered yet."""
 
     def want_pause(self, reason: str) -> None:
@@ -56,7 +55,7 @@ class Orders:
                     said = f"{member} is saved and stops" if status == "stopped" else f"{member} had ended: {status}"
                     self._answer(file, command, said)
 
-    def _answer(self, file: str, command: Mapping[str, Any], answer: str) -> None:
+    def _answer(self, file: str, command: dict[str, Any], answer: str) -> None:
         self.driver.record(Answered(file=file, command=command, answer=answer))
 
     def _out_of_time(self) -> str | None:
@@ -64,7 +63,7 @@ class Orders:
         over = limit is not None and time.monotonic() - self.driver.began > limit
         return f"time limit of {limit:g} s" if over else None
 
-    def _command(self, file: str, command: Mapping[str, Any]) -> str | None:
+    def _command(self, file: str, command: dict[str, Any]) -> str | None:
         """The answer; None where it is given when the thing is done."""
         if command["command"] == "stop":
             return self._stop(file, command)
@@ -72,7 +71,7 @@ class Orders:
             return self._add(Path(command["study"]))
         return f"refused: unknown command {command['command']!r}; commands are stop and add."
 
-    def _stop(self, file: str, command: Mapping[str, Any]) -> str | None:
+    def _stop(self, file: str, command: dict[str, Any]) -> str | None:
         driver, name = self.driver, command["member"]
         aboard, idle = driver.voyage.afloat() | driver.afloat, {*driver.roster.waiting, *driver.roster.resting}
         idle |= driver.voyage.newcomers

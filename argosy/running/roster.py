@@ -47,7 +47,9 @@ class Roster:
             if answered.command["command"] == "add" and answered.answer.startswith("added"):
                 self.extend(Path(answered.command["study"]))
         self._number()
-        self.resting = {name for name, state in self.state.members.items() if state.status == "resting" and state.reason}
+        self.resting = {
+            name for name, state in self.state.members.items() if state.status == "resting" and state.reason
+        }
         self.waiting = [name for name in self.unfinished() if name not in self.resting]
         states = [self.state.member(name) for name in self.unfinished()]
         self._points.update(resume_points(states, self.job.directory))

@@ -2,8 +2,8 @@
 
 from typing import Any, Protocol
 
-from argosy.plans import Plan
 from argosy.fold import RunState
+from argosy.plans import Plan
 from argosy.running.launcher import Job
 
 __all__ = ["Silent", "View"]

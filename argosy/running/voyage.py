@@ -59,6 +59,11 @@ class Voyage:
         """Those that carry somebody, or are about to."""
         return [device for leg in self.legs for device in (*leg.devices, *leg.boarding)]
 
+    @property
+    def under_way(self) -> bool:
+        """Whether somebody trains, is being saved, or is to join."""
+        return bool(self.legs or self.leaving or self.newcomers)
+
     def afloat(self) -> set[str]:
         """Members that train, or are about to."""
         return {name for leg in self.legs for name in leg.members} | set(self.leaving)
@@ -136,9 +141,10 @@ class Voyage:
 
     # ---- newcomers
 
-    def welcome(self, names: Iterable[str]) -> None:
+    def welcome(self) -> None:
         """Members were added: they are measured beside those that train, where nobody like them is known."""
-        self.newcomers |= set(names)
+        if not self.newcomers:
+            return
         measuring = self.driver.measuring
         measuring.want(map(self.driver.study.member, self.newcomers))
         if measuring.missing & self.newcomers and self.legs:
@@ -195,8 +201,11 @@ class Voyage:
 
     def left(self, member: str) -> None:
         """A member was saved and let go."""
-        if member not in self.leaving:
-            self._gone(member)
+        told = self.driver.orders.was_told_to_stop(member)
+        if member not in self.leaving or told:
+            # A person said so, or all leave and `Driver` knows why.
+            if told:
+                self.driver.end(member, "stopped", "by command")
             return
         verdict = self.leaving.pop(member)
         if verdict is None:
@@ -210,11 +219,6 @@ class Voyage:
             self.changed = True
         else:
             self.driver.end(member, "done", verdict.reason)
-
-    def _gone(self, member: str) -> None:
-        """It left because a person said so, or because all do."""
-        if self.driver.orders.was_told_to_stop(member):
-            self.driver.end(member, "stopped", "by command")
 
     def _arrive(self, member: str) -> None:
         """A member's last file is journaled, or there will be none: whoever waited for it to board waits no longer."""
@@ -299,7 +303,7 @@ class Voyage:
         profiles = self.driver.measuring.profiles([*live, *self.roster.waiting], self.driver.study)
         aboard = [profile for profile in profiles if profile.member in set(live)]
         waiting = [profile for profile in profiles if profile.member not in set(live)]
-        places = {name: place // per_epoch for name in live}
+        places = dict.fromkeys(live, place // per_epoch)
         now = self._situation(waiting, places)
         anew = self._situation(profiles, places, without=leg)
         goes_on = self.launching.goes_on(leg, self.flotillas[leg.number], aboard, peers, now, anew)

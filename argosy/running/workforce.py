@@ -51,6 +51,11 @@ class Workforce:
         """Every device, node by node; each has its trainer."""
         return tuple(self.node_of)
 
+    @property
+    def everybody(self) -> tuple[str, ...]:
+        """Every worker."""
+        return (*self.feeders, *self.node_of)
+
     def knows(self, worker: str) -> bool:
         """Whether a worker belongs to the run; those of a node that was given up do not."""
         return worker in self.feeders or worker in self.node_of

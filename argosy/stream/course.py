@@ -32,6 +32,7 @@ class Course:
         self._preparing = 0
         """The section whose blocks are prepared."""
         self._places: Iterator[Place] = iter(())
+        self._next: Place | None = None
         self._announcing = 0
         """The section whose blocks are announced next."""
         self._begun = False
@@ -42,7 +43,7 @@ class Course:
         """Go on elsewhere; returns what was fed of sections that are not over. Nothing is prepared before there is credit."""
         fed = [self._report(split, section) for split, section in list(self._fed)]
         self.leg, self.crews, self.until, self.horizon = leg, {}, leg.section, leg.section
-        self._preparing, self._places = leg.section - 1, iter(())
+        self._preparing, self._places, self._next = leg.section - 1, iter(()), None
         self._announcing, self._begun = leg.section, False
         return fed
 
@@ -59,12 +60,19 @@ class Course:
 
     def next(self) -> Place | None:
         """The next block to prepare; None where the horizon ends."""
-        while (place := next(self._places, None)) is None:
-            if self.horizon is not None and self._preparing + 1 >= self.horizon:
-                return None
-            self._preparing += 1
-            self._places = places(self.leg, self._preparing, self.lengths, self.per_epoch, self.block_size)
+        place, self._next = self.peek(), None
         return place
+
+    def peek(self) -> Place | None:
+        """The same, which stays the next."""
+        while self._next is None:
+            self._next = next(self._places, None)
+            if self._next is None:
+                if self.horizon is not None and self._preparing + 1 >= self.horizon:
+                    return None
+                self._preparing += 1
+                self._places = places(self.leg, self._preparing, self.lengths, self.per_epoch, self.block_size)
+        return self._next
 
     def may_announce(self, place: Place) -> bool:
         """Whether there is credit for a block."""

@@ -22,7 +22,6 @@ from argosy.settings import Settings
 from argosy.stream.courier import Broken, Carried, Courier, Exchanges, start_courier
 from argosy.stream.course import Course
 from argosy.stream.gauges import StreamGauge
-from argosy.stream.loaders import Loader
 from argosy.stream.preparation import Filling, Preparation
 from argosy.stream.pulse import Pulse
 from argosy.stream.ring import Ring
@@ -379,4 +378,3 @@ def feed(
         wanted_loaders=count if parallel else 0,
         cores=cores,
     ).run()
-    driver.close_when_sent()

@@ -5,7 +5,6 @@ A task whose worker died is done again; the rows of a task belong to its worker 
 feeder does the tasks itself, one at a time.
 """
 
-import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from argosy.stream.pulse import Pulse
 from argosy.stream.ring import Ring
 from argosy.stream.sharing import Hop
 from argosy.stream.sources import Source
+from argosy.stream.wire import Peer
 
 __all__ = ["Filling", "Preparation"]
 
@@ -58,7 +58,7 @@ class Preparation:
         pulse: Pulse,
         *,
         wanted_loaders: int,
-        inherited: Callable[[], Iterable[Connection]],
+        inherited: Callable[[], Iterable[Connection | Peer]],
         watch: Callable[[Loader], None],
         forget: Callable[[Loader], None],
     ) -> None:
@@ -120,7 +120,7 @@ class Preparation:
             while filling.todo:
                 if not self.loaders or not self.sources[filling.place.split].parallel:
                     task = filling.todo.popleft()
-                    self._finish(task, run_task(task, self.ring, self.sources, self.pulse))
+                    self._finish(task, run_task(task, self.ring, self.sources))
                     return True
                 idle = [loader for loader in self.loaders if loader.idle]
                 if not idle:
@@ -135,9 +135,7 @@ class Preparation:
             self._finish(*answer)
             self.dismiss()
             return
-        self.forget(loader)
-        loader.connection.close()
-        self.loaders.remove(loader)
+        self._let_go(loader)
         for task in loader.tasks:
             self._again(task)
         if len(self.loaders) < self.wanted_loaders:
@@ -176,8 +174,8 @@ class Preparation:
         """One more."""
         held = [*self.inherited(), *(other.connection for other in self.loaders)]
         used = {loader.number for loader in self.loaders}
-        number = next(n for n in range(len(self.loaders) + 1) if n not in used)
-        loader = start_loader(self.ring, self.sources, held, self.pulse, number)
+        number = next(n for n in range(1, len(used) + 2) if n not in used)
+        loader = start_loader(number, self.pulse, self.ring, self.sources, held)
         self.loaders.append(loader)
         self.watch(loader)
 
@@ -185,14 +183,16 @@ class Preparation:
         """Let workers that are not wanted go, when they have nothing to do."""
         for loader in [loader for loader in self.loaders if not loader.tasks]:
             if len(self.loaders) > max(self.wanted_loaders, 1):
-                self.forget(loader)
-                self.loaders.remove(loader)
-                loader.connection.close()
-                os.waitpid(loader.pid, 0)
+                self._let_go(loader)
+
+    def _let_go(self, loader: Loader) -> None:
+        self.forget(loader)
+        self.loaders.remove(loader)
+        loader.end()
 
     def end(self) -> None:
         """Every worker goes."""
         for loader in self.loaders:
             loader.connection.close()
         for loader in self.loaders:
-            os.waitpid(loader.pid, 0)
+            loader.end()

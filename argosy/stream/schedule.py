@@ -27,9 +27,7 @@ def places(leg: Leg, section: int, lengths: Mapping[str, int], per_epoch: int, b
         for start in range(low, high if "val" in lengths else max(high, low + 1), block_size):
             rows = max(min(block_size, high - start), 0)
             last = start + rows >= high
-            yield Place(
-                leg=leg.number, split=split, epoch=epoch, section=section, start=start, rows=rows, last=last
-            )
+            yield Place(leg=leg.number, split=split, epoch=epoch, section=section, start=start, rows=rows, last=last)
 
 
 class Orders:

@@ -4,22 +4,27 @@ Contract. A journaled file is never written again, and stays until a newer one i
 died. The newest two stay, and the files that hold the best weights of each of them. The links move with the driver's word.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from argosy.events import Checkpoint
 from argosy.training import checkpoint
 from argosy.training.member import LiveMember
 
-__all__ = ["Draft", "Files"]
+__all__ = ["Draft", "Files", "settle_links"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Draft:
-    """Files that are to be written."""
+    """Files that are to be written: the member's state last."""
 
-    checkpoint: Checkpoint
-    files: tuple[tuple[bytes, Path], ...]
+    saved: Checkpoint
+    """Without the sums."""
+    items: tuple[tuple[Mapping[str, Any], Path], ...]
+    best_is_current: bool
+    """Whether the state is that of the best section itself."""
 
 
 class Files:
@@ -36,45 +41,49 @@ class Files:
         self._unsettled: tuple[Checkpoint, ...] = ()
 
     def draft(self, live: LiveMember, *, carried: bool) -> Draft | None:
-        """What to write for a member where it stands; None where the newest file says it all."""
-        position, elements = live.position, live.carried if carried else 0
+        """What to write for a member where it stands; None where the newest file says it all.
+
+        Raises CheckpointError for a state that could not be opened again.
+        """
+        position, elements, newest = live.position, live.carried if carried else 0, self.newest
         here = (live.epoch, live.section, position, elements)
-        newest = self.newest
         if newest is not None and (newest.epoch, newest.section, newest.position, newest.carried) == here:
             return None
         section = f".{live.section}" if live.section else ""
-        name = f"e{live.epoch:04d}{section}-s{position:07d}{f'+{elements}' if elements else ''}.pt"
-        data = checkpoint.serialize(live.state_dict(carried=carried))
-        digest = checkpoint.sum_of_bytes(data)
-        files, best = [(data, self.folder / name)], (newest.best, newest.best_sha256) if newest else (None, None)
-        if live.best is not None:
-            best_name = f"best-e{live.best.epoch:04d}.{live.best.section}.pt"
-            if live.best_is_current:
-                best = name, digest
-            elif best_name != best[0] and (weights := live.best_state()) is not None:
-                best_data = checkpoint.serialize(weights)
-                best = best_name, checkpoint.sum_of_bytes(best_data)
-                files.insert(0, (best_data, self.folder / best_name))
+        file = f"e{live.epoch:04d}{section}-s{position:07d}{f'+{elements}' if elements else ''}.pt"
+        state = checkpoint.plain(live.state_dict(carried=carried))
+        items = [(state, self.folder / file)]
+        best = newest.best if newest else None
+        current = live.best_is_current
+        if current:
+            best = file
+        elif (weights := live.best_state()) is not None:
+            best = f"best-e{weights['epoch']:04d}.{weights['section']}.pt"
+            items.insert(0, (checkpoint.plain(weights), self.folder / best))
         saved = Checkpoint(
-            file=name,
-            sha256=digest,
+            file=file,
+            sha256="",
             epoch=live.epoch,
             section=live.section,
             position=position,
             carried=elements,
-            best=best[0],
-            best_sha256=best[1],
+            best=best,
+            best_sha256=newest.best_sha256 if newest else None,
         )
-        return Draft(checkpoint=saved, files=tuple(files))
+        live.best_is_saved()
+        return Draft(saved=saved, items=tuple(items), best_is_current=current)
 
-    def written(self, draft: Draft) -> Checkpoint:
-        """Its files are on the disk; to be journaled."""
-        self.newest = draft.checkpoint
-        self._unsettled = (*self._unsettled, draft.checkpoint)
+    def written(self, draft: Draft, sums: Sequence[str]) -> Checkpoint:
+        """Its files are on the disk, and have these sums; to be journaled."""
+        saved = replace(draft.saved, sha256=sums[-1])
+        if draft.best_is_current or len(sums) > 1:
+            saved = replace(saved, best_sha256=sums[0])
+        self.newest = saved
+        self._unsettled = (*self._unsettled, saved)
         if not self.proved:
-            checkpoint.load(self.folder / draft.checkpoint.file, draft.checkpoint.sha256)
+            checkpoint.load(self.folder / saved.file, saved.sha256)
             self.proved = True
-        return draft.checkpoint
+        return saved
 
     def journaled(self, file: str) -> None:
         """The driver has journaled this file: move the links, and delete what is older than the one before it."""

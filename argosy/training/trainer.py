@@ -7,9 +7,10 @@ of a later crew is kept until the driver has said who that is. A member's epochs
 driver alone counts them.
 """
 
+import math
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -40,7 +41,8 @@ from argosy.stream.pulse import Pulse
 from argosy.stream.schedule import Orders
 from argosy.study import Member, Terms
 from argosy.training import checkpoint
-from argosy.training.devices import Device
+from argosy.training.copies import Copies
+from argosy.training.devices import Backend, memory_returned, out_of_memory, poisoned
 from argosy.training.files import Files
 from argosy.training.heap import large_outside
 from argosy.training.measure import NUMPY_RANDOM, PRIVATE, measure
@@ -48,11 +50,17 @@ from argosy.training.member import LiveMember, build
 from argosy.training.program import Program
 from argosy.training.solo import Solo
 
-__all__ = ["Trainer"]
+__all__ = ["Poisoned", "Trainer"]
 
 PROGRESS_SECONDS = 0.25
+RETURN_SECONDS = 10.0
+"""How long a device's memory may take to come back from a process that was killed."""
 SAVING_SHARE = 0.02
 """Part of the time that files of a section's end may take."""
+
+
+class Poisoned(Exception):  # noqa: N818
+    """The device is of no more use to this process, whoever's step did that: nobody's next one can be trusted."""
 
 
 @dataclass(slots=True)
@@ -80,7 +88,7 @@ class Trainer:
         directory: Path,
         *,
         name: str,
-        device: Device,
+        backend: Backend,
         emit: Callable[[Any], None],
         listen: Callable[[], bool] = lambda: False,
         pulse: Pulse | None = None,
@@ -89,7 +97,8 @@ class Trainer:
         self.settings = settings
         self.directory = directory
         self.name = name
-        self.device = device
+        self.backend = backend
+        self.copies = Copies(backend, terms.on_device)
         self.emit = emit
         self.listen = listen
         """Whether a command waits."""
@@ -123,13 +132,16 @@ class Trainer:
         """Learn how many samples each split has."""
         self.orders = Orders(self.terms.seed, lengths)
 
+    def enlist(self, members: Iterable[Member]) -> None:
+        """Learn what these members are."""
+        self.known |= {member.name: member for member in members}
+
     def obey(self, command: Any) -> None:
         """Do what the driver says; then go on with the block at hand."""
         if isinstance(command, Board):
             self._board(command)
         elif isinstance(command, Enlist):
-            members: tuple[Member, ...] = cloudpickle.loads(command.definitions)
-            self.known |= {member.name: member for member in members}
+            self.enlist(cloudpickle.loads(command.definitions))
         elif isinstance(command, Measure):
             self.to_measure = command
             if command.crew is not None:
@@ -179,32 +191,43 @@ class Trainer:
     def _use(self, block: Block) -> None:
         command = self.to_measure
         if command is None or block.place.split != "train":
-            self._train_on(self.device.copy(block, self.terms.on_device))
+            self._train_on(self._on_device(block))
             return
         self.to_measure = None
         # It is there while the members' kernels are made.
         with large_outside():
-            on_device = self.device.copy(block, self.terms.on_device)
+            on_device = self._on_device(block)
         self._measure(command, on_device)
         if command.crew is None:
             self._train_on(on_device)
         else:
             self.kept.append((block, self.crew))
 
+    def _on_device(self, block: Block) -> Block:
+        self.backend.activate()
+        self.copies.release_done()
+        return self.copies.start(block)
+
     def _measure(self, command: Measure, block: Block) -> None:
         # All are built before the first is measured: weights would lie scattered over the memory that steps take and give
         # back, and a gap between two of them serves only tensors that fit into it.
         for name in command.members:
-            live = self._guarded(name, partial(self._build, name))
+            live = self._guarded(name, partial(self._build, name), again=True)
             if live is not None:
                 live.member = replace(live.member, accumulate=command.accumulate.get(name, live.member.accumulate))
                 self.built[name] = live
         for name in command.members:
             if name in self.built:
+                steps = partial(
+                    measure,
+                    self.built[name],
+                    block,
+                    self.backend,
+                    thorough=command.thorough,
+                    groups=command.groups,
+                )
                 with self.pulse.busy(f"measuring member {name!r}", opaque=True):
-                    measured = self._guarded(
-                        name, partial(measure, self.built[name], block, thorough=command.thorough, groups=command.groups)
-                    )
+                    measured = self._guarded(name, steps, again=True)
                 if measured is not None:
                     self.emit(measured)
 
@@ -237,30 +260,32 @@ class Trainer:
         return self._guarded(name, partial(self._step, name, aboard, block)) is not False
 
     def _step(self, name: str, aboard: _Aboard, block: Block) -> bool:
-        program, live = aboard.program, aboard.live
         if block.place.split != "train":
-            for _ in program.evaluate(block):
-                self.pulse.beat()
-                if self._wanted():
-                    return False
-            return True
+            return self._evaluate(aboard.program, block)
         if block.place.epoch > aboard.stream_epoch:
             self._begin_epoch(aboard, block.place.epoch)
-        samples, waits = 0, False
+        program, samples, through = aboard.program, 0, True
         with program.active():
             for batch in program.cut(block):
                 program.begin(batch)
                 samples += program.finish()
                 self.pulse.beat()
                 if self._wanted():
-                    waits = True
+                    through = False
                     break
         aboard.samples += samples
         self.gauge.samples += samples
-        if live.diverged:
-            self._end(name, "diverged", f"its training loss is not a number after {live.steps} steps")
-            return True
-        return not waits
+        if samples and aboard.live.diverged:
+            self._end(name, "diverged", f"its training loss is not a number after {aboard.live.steps} steps")
+        return through
+
+    def _evaluate(self, program: Program, block: Block) -> bool:
+        with program.active(keep=True):
+            for _ in program.evaluate(block):
+                self.pulse.beat()
+                if self._wanted():
+                    return False
+        return True
 
     def _wanted(self) -> bool:
         """Whether something is to be done between two steps."""
@@ -291,6 +316,8 @@ class Trainer:
         train, val = live.train.digest, live.val.digest if live.val_cutter else None
         seconds, samples, best = live.seconds, live.samples, live.best
         metrics = live.end_section(sections)
+        if live.section:
+            live.begin_section()
         aboard.next_section = section + 1
         return SectionEnded(
             member=name,
@@ -314,7 +341,7 @@ class Trainer:
         with self.pulse.busy(f"building member {name!r}", opaque=True):
             return build(
                 self.known[name],
-                self.device.torch_device,
+                self.backend.device,
                 study_seed=self.terms.seed,
                 objective=self.terms.objective,
                 mode=self.terms.mode,
@@ -324,7 +351,7 @@ class Trainer:
         self._leave([name for name in command.leave if name in self.aboard])
         started: list[Event] = []
         for start in command.start:
-            boarded = self._guarded(start.member, partial(self._start, start))
+            boarded = self._guarded(start.member, partial(self._start, start), again=True)
             if boarded is not None:
                 started.append(boarded)
         self.built.clear()
@@ -339,7 +366,7 @@ class Trainer:
         live, position = self.built.pop(start.member, None) or self._build(start.member), 0
         live.member = replace(live.member, accumulate=start.accumulate)
         live.private, live.randomness.uses_others = PRIVATE in start.notes, NUMPY_RANDOM in start.notes
-        files = Files(self._folder(start.member), start.checkpoint, started=time.monotonic())
+        files = Files(self._folder(start.member), start.checkpoint)
         for note in start.notes:
             self._log(start.member, note)
         if start.checkpoint is not None:
@@ -347,6 +374,7 @@ class Trainer:
             with large_outside():
                 position = live.load_state_dict(checkpoint.load(files.folder / start.checkpoint.file))
         live.begin_epoch(self.orders, start.stream_epoch, position)
+        carried = live.carried
         first = start.stream_epoch * self.terms.validations_per_epoch + live.section
         self.aboard[start.member] = _Aboard(Solo(live), live, files, first, start.stream_epoch)
         return MemberStarted(
@@ -355,7 +383,7 @@ class Trainer:
             epoch=live.epoch,
             section=live.section,
             stream_epoch=start.stream_epoch,
-            position=position + live.carried,
+            position=position + carried,
             threads=torch.get_num_threads(),
             mkldnn=bool(torch.backends.mkldnn.enabled),
             notes=start.notes,
@@ -380,17 +408,24 @@ class Trainer:
         self._let_go(name)
         self.emit(Report(events=(MemberEnded(member=name, status=status, reason=reason),)))
 
-    def _guarded(self, name: str, action: Callable[[], Any]) -> Any:
-        """Run a piece of a member's own code; what it raises ends that member and nobody else."""
+    def _guarded(self, name: str, action: Callable[[], Any], *, again: bool = False) -> Any:
+        """Run a piece of a member's own code; what it raises ends that member and nobody else.
+
+        Tried `again` where it ran out of memory that a killed process gave back only then.
+        """
         try:
             return action()
         except DiskError:
             raise
         except Exception as error:  # boundary between a member's code and ours
-            if self.device.is_poisoned(error):
-                raise  # nobody's step on this device can be trusted: the process ends, members go on from their files
+            if poisoned(self.backend):
+                raise Poisoned(
+                    f"{self.name} is of no more use to this process since {name!r} raised {error!r}"
+                ) from error
+            if again and out_of_memory(error) and memory_returned(self.backend, patience=RETURN_SECONDS):
+                return self._guarded(name, action)
             self.built.pop(name, None)
-            if self.device.out_of_memory(error):
+            if out_of_memory(error):
                 self._let_go(name)
                 self.emit(OutOfMemory(member=name, detail=str(error)))
                 return None
@@ -411,15 +446,21 @@ class Trainer:
 
     def _save(self, names: list[str], *, carried: bool = False) -> list[Event]:
         """Files for these members, flushed to the disk together."""
-        started, serial = time.perf_counter(), []
+        started, drafts = time.perf_counter(), {}
         for name in names:
-            files, live = self.aboard[name].files, self.aboard[name].live
-            drafted = self._guarded(name, partial(files.draft, live, carried=carried))
-            if drafted:
-                serial.append((name, drafted))
-        checkpoint.write_all([file for _, draft in serial for file in draft.files])
+            aboard = self.aboard[name]
+            draft = self._guarded(name, partial(aboard.files.draft, aboard.live, carried=carried))
+            if draft is not None:
+                drafts[name] = draft
+        sums = iter(checkpoint.save_all([item for draft in drafts.values() for item in draft.items]))
+        saved: list[Event] = []
+        for name, draft in drafts.items():
+            aboard = self.aboard[name]
+            written = self._guarded(name, partial(aboard.files.written, draft, [next(sums) for _ in draft.items]))
+            if written is not None:
+                saved.append(Saved(member=name, checkpoint=written))
         self._saved, self._save_seconds = time.monotonic(), time.perf_counter() - started
-        return [Saved(member=name, checkpoint=self.aboard[name].files.written(draft)) for name, draft in serial]
+        return saved
 
     def _overdue(self) -> bool:
         """Whether a crash would repeat more than it may."""
@@ -442,7 +483,7 @@ class Trainer:
             losses = {
                 name: mean
                 for name, aboard in self.aboard.items()
-                if (mean := aboard.live.train.means("").get("loss")) is not None
+                if not math.isnan(mean := aboard.live.train.means(["loss"])["loss"])
             }
             samples = {name: aboard.samples for name, aboard in self.aboard.items()}
             self.emit(Progress(blocks=self.blocks, samples=samples, losses=losses, gauge=asdict(self.gauge)))
