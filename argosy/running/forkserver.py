@@ -53,7 +53,8 @@ class ForkServer:
             process = subprocess.Popen(
                 [sys.executable, "-c", program, json.dumps(sys.path), str(theirs.fileno()), str(os.getpid())],
                 pass_fds=[theirs.fileno()],
-                env=without_tcache(os.environ),
+                # Who asks whether there is a GPU must not start its driver, which would not survive the fork.
+                env={**without_tcache(os.environ), "PYTORCH_NVML_BASED_CUDA_CHECK": "1"},
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
                 # The tie survives the exec: nothing can come between the server's birth and it but a moment of the kernel.

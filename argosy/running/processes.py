@@ -10,23 +10,22 @@ import os
 import selectors
 import signal
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
 import psutil
 
 from argosy.cluster import Cluster
-from argosy.commands import Lost
-from argosy.errors import StudyError
+from argosy.commands import Enlist, Lost
+from argosy.running.blobs import dump, to_descriptor
 from argosy.running.forkserver import STOPPED_SECONDS, ForkServer
 from argosy.running.launcher import Job, discover
 from argosy.running.limits import restrict
-from argosy.running.worker import to_descriptor
 from argosy.settings import Settings
 from argosy.stream.pulse import Pulse
 from argosy.stream.wire import Door, Peer
-from argosy.study import Study
+from argosy.study import Member
 
 __all__ = ["Processes", "activity"]
 
@@ -141,12 +140,9 @@ class ProcessWorkers:
         if found is not None:
             _kill(found.pid or self.server.process.pid)
 
-    def renew(self, job: Job) -> None:
-        """See `Workers.renew`."""
-        blobs = _blobs_of(job)
-        for descriptor in self.blobs.values():
-            os.close(descriptor)
-        self.job, self.blobs = job, blobs
+    def enlist(self, worker: str, members: tuple[Member, ...]) -> None:
+        """See `Workers.enlist`."""
+        self.send(worker, Enlist(definitions=dump(members)))
 
     def pulse(self, worker: str) -> Pulse | None:
         """See `Workers.pulse`."""
@@ -325,37 +321,10 @@ def _how_it_ended(status: int) -> str:
 
 
 def _blobs_of(job: Job) -> dict[str, int]:
-    """One blob per role: a trainer has no use for the data, a feeder none for the members."""
-    data = job.study.data
-    absent = replace(data, train=_absent, val=_absent if data.has_val else None, arrays=None, val_arrays=None)
+    """One blob per role: a trainer has no use for the data, and hears of members later; a feeder has none for members."""
+    study = job.study
+    feeder = (study.data, job.settings, study.seed, study.validations_per_epoch)
     return {
-        "feeder": _blob((data, job.settings, job.study.seed), job.study),
-        "trainer": _blob((replace(job.study, data=absent), job.settings, job.directory.resolve()), job.study),
+        "feeder": to_descriptor(feeder, "Data"),
+        "trainer": to_descriptor((study.terms, job.settings, job.directory.resolve()), "Data.on_device"),
     }
-
-
-def _blob(value: Any, study: Study) -> int:
-    try:
-        return to_descriptor(value)
-    except Exception as error:  # whatever the user's objects raise when they are pickled
-        raise StudyError(f"{_culprit(study)} cannot be sent to another process: {error!r}. {ADVICE}") from error
-
-
-ADVICE = (
-    "Give a factory that opens files, locks and connections itself (a module-level function, a class, a partial), "
-    "instead of an object that holds them."
-)
-
-
-def _culprit(study: Study) -> str:
-    """The first part of a study that cannot be pickled."""
-    for member in study.members:
-        try:
-            os.close(to_descriptor(member))
-        except Exception:  # as above; the cause is reported by the caller
-            return f"member {member.name!r}"
-    return "Data"
-
-
-def _absent() -> NoReturn:
-    raise AssertionError("trainers do not open the data")

@@ -1,7 +1,6 @@
 """What a worker process does between its fork and its end: dial the driver, then feed or train until told to exit."""
 
 import contextlib
-import importlib
 import os
 import select
 import sys
@@ -9,16 +8,14 @@ import time
 import traceback
 from collections import deque
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-import cloudpickle
 import torch
 
-from argosy.commands import Attach, Exit, Failed, Measure, Train
+from argosy.commands import Attach, Board, Exit, Failed, Measure
 from argosy.errors import ArgosyError, WorkerError
+from argosy.running.blobs import from_descriptor
 from argosy.running.journal import refusals_of_the_disk
-from argosy.running.launcher import torch_device
 from argosy.settings import Settings
 from argosy.stream.blocks import Block
 from argosy.stream.death import name_process
@@ -26,41 +23,20 @@ from argosy.stream.feed import feed
 from argosy.stream.pulse import Pulse
 from argosy.stream.ring import RingReader
 from argosy.stream.wire import Peer, dial
-from argosy.study import Study
-from argosy.training.heap import give_back_memory, keep_freed_memory
-from argosy.training.trainer import Trainer
+from argosy.study import Terms
+from argosy.training.devices import Backend, backend_of
+from argosy.training.heap import keep_freed_memory
+from argosy.training.trainer import Poisoned, Trainer
 
-__all__ = ["to_descriptor", "work"]
+__all__ = ["work"]
 
 SIGN_OF_LIFE_SECONDS = 1.0
+LISTEN_SECONDS = 0.01
+"""Between two looks, among steps, whether a command waits."""
+COPY_SECONDS = 0.001
+"""Between two looks whether a copy has passed, of which nobody tells."""
 LAST_WORD_SECONDS = 5.0
 """How long a worker waits at its end for the driver to take what it still has to say."""
-
-
-def to_descriptor(value: Any) -> int:
-    """Pickle a value into an anonymous memory file; returns its descriptor. Functions of scripts travel by value."""
-    descriptor = os.memfd_create("argosy-blob")
-    with os.fdopen(os.dup(descriptor), "wb") as file:
-        _Pickler(file).dump(value)
-    return descriptor
-
-
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Cloudpickle takes along submodules that a function seems to name, and fails on torch's two that are no modules.
-
-    (A network with an attribute ``classes`` seems to name ``torch.classes``.)
-    """
-
-    def reducer_override(self, value: Any) -> Any:
-        if isinstance(value, ModuleType) and type(value) is not ModuleType and value.__name__ in sys.modules:
-            return importlib.import_module, (value.__name__,)
-        return super().reducer_override(value)
-
-
-def unpack(descriptor: int) -> Any:
-    """The value in a memory file of `to_descriptor`."""
-    with Path(f"/proc/self/fd/{descriptor}").open("rb") as file:
-        return cloudpickle.load(file)
 
 
 def work(arguments: dict[str, Any], descriptors: list[int]) -> int:
@@ -71,20 +47,24 @@ def work(arguments: dict[str, Any], descriptors: list[int]) -> int:
     driver = dial(arguments["address"], key, arguments["ticket"])
     try:
         pulse.start("unpacking what it was given", opaque=True)
+        given = from_descriptor(blob)
+        pulse.rest()
         if arguments["role"] == "feeder":
             torch.set_num_threads(1)
-            data, settings, seed = unpack(blob)
-            pulse.rest()
-            feed(driver, data, settings, name=name, seed=seed, key=key, pulse=pulse)
+            data, settings, seed, per_epoch = given
+            feed(driver, data, settings, name=name, seed=seed, per_epoch=per_epoch, key=key, pulse=pulse)
         else:
-            study, settings, directory = unpack(blob)
-            pulse.rest()
+            terms, settings, directory = given
             torch.set_num_threads(settings.threads)
             keep_freed_memory()
             with refusals_of_the_disk(directory):
-                _train(driver, study, settings, directory, name=name, key=key, pulse=pulse)
+                _train(driver, terms, settings, directory, name=name, key=key, pulse=pulse)
     except EOFError:
         return 0  # the driver is gone
+    except Poisoned as error:
+        # Not Failed, which would end the run: members go on from their files, in another process.
+        print(error, file=sys.stderr)
+        return 1
     except Exception as error:  # process boundary: the driver learns what happened
         trace = traceback.format_exc()
         known = error if isinstance(error, ArgosyError) else WorkerError(f"{name}: {error!r}")
@@ -96,45 +76,74 @@ def work(arguments: dict[str, Any], descriptors: list[int]) -> int:
 
 
 def _train(
-    driver: Peer, study: Study, settings: Settings, directory: Path, *, name: str, key: bytes, pulse: Pulse
+    driver: Peer, terms: Terms, settings: Settings, directory: Path, *, name: str, key: bytes, pulse: Pulse
 ) -> None:
-    device = torch_device(name)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    trainer = Trainer(study, settings, directory, name=name, device=device, emit=driver.send)
-    ring = _Blocks(name, key, pulse)
+    with pulse.busy("opening its device", opaque=True):
+        backend = backend_of(name)
+    commands = _Commands(driver)
+    trainer = Trainer(
+        terms, settings, directory, name=name, backend=backend, emit=driver.send, listen=commands.waiting, pulse=pulse
+    )
+    blocks = _Blocks(name, key, pulse, trainer, backend)
     while True:
-        took = trainer.ready and ring.give(trainer)
+        took = blocks.give()
         started = time.perf_counter()
-        _wait([driver, *ring.peers], 0.0 if took else SIGN_OF_LIFE_SECONDS)
-        if not took and ring.peers and trainer.ready:
+        at_once = took or trainer.copies.release_done()
+        _wait([driver, *blocks.peers], (0.0 if took else COPY_SECONDS) if at_once else SIGN_OF_LIFE_SECONDS)
+        if not took and blocks.peers and trainer.ready:
             trainer.waited(time.perf_counter() - started)
-        ring.receive()
-        for command in driver.receive():
+        blocks.receive()
+        for command in commands.take():
             if isinstance(command, Attach):
-                ring.attach(command.address)
-                trainer.know(ring.lengths)
+                blocks.attach(command.address)
             elif isinstance(command, Exit):
                 times = os.times()
                 driver.send(trainer.used(times.user + times.system))
                 return
-            elif ring.peers or not isinstance(command, Measure | Train):
-                if isinstance(command, Measure):
-                    give_back_memory()  # a leg begins: other members may need less
+            # A feeder that is gone has its driver start all again.
+            elif blocks.peers or not isinstance(command, Measure | Board):
+                if isinstance(command, Measure) and command.crew is not None:
+                    backend.empty_cache()  # a leg begins: other members may need less
                 with pulse.busy(f"obeying {type(command).__name__}", opaque=True):
                     trainer.obey(command)
+
+
+class _Commands:
+    """Words of the driver that the trainer has not heard yet."""
+
+    def __init__(self, driver: Peer) -> None:
+        self.driver = driver
+        self.arrived: deque[Any] = deque()
+        self._looked = 0.0
+
+    def waiting(self) -> bool:
+        """Whether there are some; looks a hundred times a second at most, and lets out meanwhile what is unsent."""
+        now = time.monotonic()
+        if now - self._looked > LISTEN_SECONDS:
+            self._looked = now
+            self.driver.flush()
+            self.arrived.extend(self.driver.receive())
+        return bool(self.arrived)
+
+    def take(self) -> list[Any]:
+        """All that there are."""
+        self.arrived.extend(self.driver.receive())
+        taken = list(self.arrived)
+        self.arrived.clear()
+        return taken
 
 
 class _Blocks:
     """Blocks that have arrived from the feeder and that the trainer has not taken yet."""
 
-    def __init__(self, name: str, key: bytes, pulse: Pulse) -> None:
+    def __init__(self, name: str, key: bytes, pulse: Pulse, trainer: Trainer, backend: Backend) -> None:
         self.name = name
         self.key = key
         self.pulse = pulse
+        self.trainer = trainer
+        self.backend = backend
         self.reader: RingReader | None = None
-        self.arrived: deque[Block] = deque()
-        self.lengths: dict[str, int] = {}
+        self.arrived: deque[tuple[Block, int]] = deque()
 
     @property
     def peers(self) -> list[Peer]:
@@ -146,8 +155,8 @@ class _Blocks:
         self._close()
         self.arrived.clear()
         with self.pulse.busy("calling its feeder", opaque=True), contextlib.suppress(WorkerError, EOFError, OSError):
-            self.reader = RingReader(dial(address, self.key, self.name))
-            self.lengths = self.reader.lengths
+            self.reader = RingReader(dial(address, self.key, self.name), pin=self.backend.pin)
+            self.trainer.know(self.reader.lengths)
             self.receive()
 
     def receive(self) -> None:
@@ -156,20 +165,23 @@ class _Blocks:
             return
         self.reader.peer.flush()
         try:
-            self.arrived.extend(block for block, _ in self.reader.blocks())
+            self.arrived.extend(self.reader.blocks())
         except EOFError:
             self._close()
 
-    def give(self, trainer: Trainer) -> bool:
-        """Let the trainer take a block, of which nothing may be left here; False where there is none."""
-        if self.arrived:
-            with self.pulse.busy("training on a block", opaque=True):
-                trainer.take(self.arrived.popleft())
+    def give(self) -> bool:
+        """Let the trainer go on, or take a block, of which nothing may be left here; False where there is nothing to do."""
+        if self.trainer.at_hand is not None:
+            self.trainer.go_on()
+            return True
+        if self.arrived and self.trainer.ready:
+            self.trainer.take(*self.arrived.popleft())
             return True
         return False
 
     def _close(self) -> None:
         if self.reader is not None:
+            self.trainer.copies.finish()
             self.reader.close()
             self.reader = None
 

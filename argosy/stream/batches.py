@@ -3,9 +3,12 @@
 Batch j is elements j·b … (j+1)·b-1 of the member's sequence, so batches depend neither on the block size nor on anybody
 else (DESIGN.md §3.1, 3). A batch inside one block is a view of the block; one across blocks is gathered in memory of
 its own, so that a block can be released before the next one comes and no batch size can deadlock the ring.
+
+To cut a batch is not to have stepped on it: `Cutter.position` moves when a batch is committed, and whoever leaves a block
+and takes it up again gets the batch behind the last committed one.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,9 +16,9 @@ import torch
 
 from argosy.stream.blocks import ALIGNMENT, Block
 from argosy.stream.order import WORD, Digest, Indices, Selection, running_sums, used_elements
-from argosy.stream.trees import flatten, unflatten
+from argosy.stream.trees import unflatten
 
-__all__ = ["Batch", "Cutter"]
+__all__ = ["Batch", "Carried", "Cutter"]
 
 
 class Batch(NamedTuple):
@@ -26,45 +29,92 @@ class Batch(NamedTuple):
     rows: int
     """Samples in it; fewer than the batch size at the end of an epoch, and where samples were broken."""
     digest: Digest
+    stop: int = 0
+    """Element of the member's sequence behind its last one."""
+
+
+class Carried(NamedTuple):
+    """The beginning of a batch whose other elements are in blocks to come."""
+
+    leaves: Sequence[torch.Tensor]
+    """The samples, leaf by leaf, each ``[rows, …]``."""
+    elements: int
+    """Elements of the sequence, broken samples among them."""
+    digest: Digest
 
 
 class Cutter:
-    """Cuts one epoch of one member; `position` elements of the sequence are already behind it."""
+    """Cuts one epoch of one member.
+
+    `position` elements of the sequence are already behind it, and those of `carried` after them in its hands.
+    """
 
     def __init__(
-        self, *, selection: Selection, order: Indices, batch_size: int, drop_last: bool, position: int = 0
+        self,
+        *,
+        selection: Selection,
+        order: Indices,
+        batch_size: int,
+        drop_last: bool,
+        position: int = 0,
+        carried: Carried | None = None,
     ) -> None:
         self.positions = selection.positions(order)
         self.batch_size = batch_size
         self.length = used_elements(selection.length, batch_size, drop_last=drop_last)
         self.position = position
+        """Elements of the batches that were committed."""
         self._open: _Gathering | None = None
+        if carried is not None:
+            self._open = _Gathering(position, self._end(position) - position, carried.leaves)
+            self._open.add(carried)
 
     @property
     def done(self) -> bool:
-        """Whether every batch of the epoch was cut."""
+        """Whether every batch of the epoch was committed."""
         return self.position >= self.length
 
-    def take(self, block: Block, *, private: bool = False) -> Iterator[Batch]:
-        """The batches that this block completes; with `private`, none of them is a view of the block."""
+    @property
+    def carried(self) -> Carried | None:
+        """What is gathered for the next batch."""
+        return self._open.carried() if self._open is not None else None
+
+    def take(self, block: Block, *, private: bool = False, after: Batch | None = None) -> Iterator[Batch]:
+        """The batches that this block completes, behind the last committed one; with `private`, none is a view of the block.
+
+        `after` is a batch that is under way and not committed yet: then the batches behind that one.
+        """
         elements = _Elements(self.positions, block)
-        start = self.position + (self._open.elements if self._open else 0)
-        assert elements.first <= start or self.done, f"the stream skipped elements {start} to {elements.first}"
+        first = self.position if after is None else after.stop
+        start = first + (self._open.elements if self._open is not None and self._open.first == first else 0)
+        assert elements.first <= start or start >= self.length, (
+            f"the stream skipped elements {start} to {elements.first}"
+        )
         stop = min(elements.stop, self.length)
         while start < stop:
-            end = min(self.position + self.batch_size, self.length)
-            cut = min(end, stop)
-            if start == self.position and cut == end:
-                batch: Batch | None = elements.batch(start, cut, private=private)
+            end = self._end(first)
+            if end > stop:
+                self._gathering(first, end, block).add(elements.piece(start, stop))
+            elif start == first:
+                yield elements.batch(start, end, private=private)
             else:
-                self._open = self._open or _Gathering(block, end - self.position)
-                self._open.add(elements.batch(start, cut, private=False), cut - start)
-                batch = self._open.close() if cut == end else None
-            if batch is not None:
-                self._open = None
-                self.position = end
-                yield batch
-            start = cut
+                yield self._gathering(first, end, block).completed(elements.piece(start, end), block, end)
+            start = first = end
+
+    def commit(self, batch: Batch) -> None:
+        """The batch was stepped on."""
+        self.position = batch.stop
+        if self._open is not None and self._open.first < batch.stop:
+            self._open = None
+
+    def _end(self, first: int) -> int:
+        """Where the batch that begins there ends."""
+        return min(first + self.batch_size, self.length)
+
+    def _gathering(self, first: int, end: int, block: Block) -> "_Gathering":
+        if self._open is None or self._open.first != first:
+            self._open = _Gathering(first, end - first, block.leaves)
+        return self._open
 
 
 class _Elements:
@@ -87,40 +137,60 @@ class _Elements:
 
     def batch(self, start: int, stop: int, *, private: bool) -> Batch:
         """Elements start … stop-1 as one batch, broken samples left out."""
+        leaves, rows = self._leaves(start, stop, private=private)
+        return Batch(unflatten(leaves, self.block.tree), rows, self._digest(start, stop, rows), stop)
+
+    def piece(self, start: int, stop: int) -> Carried:
+        """Elements start … stop-1 as a part of a batch."""
+        leaves, rows = self._leaves(start, stop, private=False)
+        return Carried(leaves, stop - start, self._digest(start, stop, rows))
+
+    def _leaves(self, start: int, stop: int, *, private: bool) -> tuple[list[torch.Tensor], int]:
         low, high = start - self.first, stop - self.first
         rows = high - low if self.block.whole else int(self.sound[low:high].sum())
         if self.rows is None and rows == high - low:
-            leaves = [_slice(leaf, low, high, private=private) for leaf in self.block.leaves]
-        else:
-            numbers = np.arange(low, high) if self.rows is None else self.rows[low:high]
-            index = torch.from_numpy(numbers[self.sound[low:high]])
-            leaves = [leaf.index_select(0, index.to(leaf.device)) for leaf in self.block.leaves]
+            return [_slice(leaf, low, high, private=private) for leaf in self.block.leaves], rows
+        numbers = np.arange(low, high) if self.rows is None else self.rows[low:high]
+        index = torch.from_numpy(numbers[self.sound[low:high]])
+        return [leaf.index_select(0, index.to(leaf.device)) for leaf in self.block.leaves], rows
+
+    def _digest(self, start: int, stop: int, rows: int) -> Digest:
+        low, high = start - self.first, stop - self.first
         by_index, by_position = self.sums
-        digest = Digest(rows, (by_index[high] - by_index[low]) % WORD, (by_position[high] - by_position[low]) % WORD)
-        return Batch(unflatten(leaves, self.block.tree), rows, digest)
+        return Digest(rows, (by_index[high] - by_index[low]) % WORD, (by_position[high] - by_position[low]) % WORD)
 
 
 class _Gathering:
     """A batch across blocks, in memory of its own."""
 
-    def __init__(self, block: Block, size: int) -> None:
-        self.tree = block.tree
-        self.leaves = [leaf.new_empty((size, *leaf.shape[1:])) for leaf in block.leaves]
+    def __init__(self, first: int, size: int, like: Sequence[torch.Tensor]) -> None:
+        self.first = first
+        self.leaves = [leaf.new_empty((size, *leaf.shape[1:])) for leaf in like]
         self.elements = 0
-        self.rows = 0
         self.digest = Digest()
 
-    def add(self, piece: Batch, elements: int) -> None:
-        """Copy a piece behind what is there."""
-        for target, leaf in zip(self.leaves, flatten(piece.data)[0], strict=True):
-            target[self.rows : self.rows + piece.rows].copy_(leaf)
-        self.rows += piece.rows
-        self.elements += elements
+    def add(self, piece: Carried) -> None:
+        """Put a piece behind what is there."""
+        self._copy(piece)
+        self.elements += piece.elements
         self.digest = self.digest.plus(piece.digest)
 
-    def close(self) -> Batch:
-        """The batch."""
-        return Batch(unflatten([leaf[: self.rows] for leaf in self.leaves], self.tree), self.rows, self.digest)
+    def completed(self, piece: Carried, block: Block, stop: int) -> Batch:
+        """The batch with its last piece; that is not added, because it comes again if this batch is never committed."""
+        rows = self._copy(piece)
+        data = unflatten([leaf[:rows] for leaf in self.leaves], block.tree)
+        return Batch(data, rows, self.digest.plus(piece.digest), stop)
+
+    def carried(self) -> Carried:
+        """What is there."""
+        return Carried([leaf[: self.digest.elements] for leaf in self.leaves], self.elements, self.digest)
+
+    def _copy(self, piece: Carried) -> int:
+        """Copy its rows behind those that are there; returns how many there are with them."""
+        start, stop = self.digest.elements, self.digest.elements + piece.digest.elements
+        for target, leaf in zip(self.leaves, piece.leaves, strict=True):
+            target[start:stop].copy_(leaf)
+        return stop
 
 
 def _slice(leaf: torch.Tensor, low: int, high: int, *, private: bool) -> torch.Tensor:

@@ -11,6 +11,7 @@ end-of-file, which gives back all it held.
 import mmap
 import os
 import weakref
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import cloudpickle
@@ -39,10 +40,10 @@ class Ring:
         """The bytes of one slot, writable."""
         return self._memory[number * self.slot_bytes : (number + 1) * self.slot_bytes]
 
-    def lend(self, peer: Peer, layouts: dict[str, Layout], lengths: dict[str, int]) -> None:
+    def lend(self, peer: Peer, layouts: dict[str, Layout], lengths: Mapping[str, int]) -> None:
         """Give a reader the memory and what it needs to read it; of one that has died the end-of-file tells."""
         # By value: a sample may be a named tuple of the user's script.
-        peer.send(cloudpickle.dumps((self.slots, self.slot_bytes, layouts, lengths)), [self.descriptor])
+        peer.send(cloudpickle.dumps((self.slots, self.slot_bytes, layouts, dict(lengths))), [self.descriptor])
 
 
 class _Lease(np.ndarray[Any, np.dtype[np.uint8]]):
@@ -50,15 +51,16 @@ class _Lease(np.ndarray[Any, np.dtype[np.uint8]]):
 
 
 class RingReader:
-    """A trainer's end."""
+    """A trainer's end. `pin` readies the memory for a device's copies and returns what undoes that at the end."""
 
-    def __init__(self, peer: Peer) -> None:
+    def __init__(self, peer: Peer, *, pin: Callable[[Memory], Callable[[], None]] | None = None) -> None:
         self.peer = peer
         words, *self._notices = peer.wait()
         self.slots, self.slot_bytes, self.layouts, self.lengths = cloudpickle.loads(words)
         descriptor = peer.descriptors.popleft()
         self._memory = _map(descriptor)
         os.close(descriptor)
+        self._unpin = pin(self._memory) if pin is not None else None
 
     def blocks(self) -> list[tuple[Block, int]]:
         """The blocks that have arrived, maybe none, each with its crew; EOFError when the feeder is gone."""
@@ -74,7 +76,10 @@ class RingReader:
         return layout.block(place, lease)
 
     def close(self) -> None:
-        """Hang up; blocks that are still alive stay readable."""
+        """Hang up; blocks that are still alive stay readable, by the host: no copy may be on its way."""
+        if self._unpin is not None:
+            self._unpin()
+            self._unpin = None
         self.peer.close()
 
 

@@ -1,76 +1,45 @@
-"""A member on its device: builds it, steps it, evaluates it, saves it. A solo program in the words of DESIGN.md §3.3.
+"""A member in training: all that decides what it does next, as a value that is saved and loaded. Programs step it.
 
-What it computes is a function of (member, study seed, its list of stream epochs) and of nothing else: not of its
+What it becomes is a function of (member, study seed, its list of stream epochs) and of nothing else: not of its
 neighbours, the block size, the device's other work, or where it was interrupted.
 """
 
-import contextlib
 import copy
 import math
-import operator
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from argosy.errors import StudyError
-from argosy.stream.batches import Batch, Cutter
-from argosy.stream.blocks import Block
-from argosy.stream.order import Digest, Selection, member_seed
+from argosy.stopping import Mode, better
+from argosy.stream.batches import Batch, Carried, Cutter
+from argosy.stream.order import Digest, Indices, Selection, member_seed
 from argosy.stream.schedule import Orders
-from argosy.stream.trees import map_leaves
 from argosy.study import Member
-from argosy.training.heap import large_outside
+from argosy.training.checkpoint import plain
 from argosy.training.randomness import Randomness
+from argosy.training.tally import Tally
 
-__all__ = ["LiveMember", "build"]
+__all__ = ["Best", "LiveMember", "build"]
 
 
-@dataclass(slots=True)
-class Tally:
-    """Sums over one pass of a member over a split."""
+@dataclass(frozen=True, slots=True)
+class Best:
+    """The section that had the best objective; the earliest of equals."""
 
-    device: torch.device
-    sums: dict[str, torch.Tensor] = field(default_factory=dict)
-    """Per-sample values summed in float64, in the order of the sequence."""
-    rows: int = 0
-    digest: Digest = field(default_factory=Digest)
+    epoch: int
+    section: int
+    """Number within the epoch, from 0."""
+    value: float
 
-    def add(self, batch: Batch, values: Mapping[str, torch.Tensor]) -> None:
-        """Add a batch: per-sample values ``[rows, …]``, or means over the batch as scalars."""
-        for name, value in values.items():
-            value = value.detach().double()
-            if value.dim() and len(value) != batch.rows:
-                raise StudyError(
-                    f"{name!r} gave a tensor of shape {tuple(value.shape)} for a batch of {batch.rows}; a loss or metric "
-                    "gives one value per sample, or their mean as a scalar."
-                )
-            total = value * batch.rows if value.dim() == 0 else per_sample(value, batch.rows).sum()
-            if name in self.sums:
-                self.sums[name] += total
-            else:
-                self.sums[name] = total
-        self.rows += batch.rows
-        self.digest = self.digest.plus(batch.digest)
-
-    def means(self, prefix: str) -> dict[str, float]:
-        """Mean of each value over the samples so far."""
-        return {f"{prefix}{name}": float(total) / max(self.rows, 1) for name, total in self.sums.items()}
-
-    def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint within an epoch."""
-        sums = {name: float(total) for name, total in self.sums.items()}
-        return {"sums": sums, "rows": self.rows, "digest": tuple(self.digest)}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """From a checkpoint."""
-        self.sums = {k: torch.tensor(v, dtype=torch.float64, device=self.device) for k, v in state["sums"].items()}
-        self.rows, self.digest = state["rows"], Digest(*state["digest"])
+    def beaten_by(self, value: float, mode: Mode) -> bool:
+        """Whether a later value is better; NaN never is, and anything else is better than NaN."""
+        if math.isnan(value):
+            return False
+        return math.isnan(self.value) or better(value, self.value, mode)
 
 
 @dataclass(slots=True)
@@ -84,203 +53,219 @@ class LiveMember:
     schedule: Any
     randomness: Randomness
     objective: str
+    mode: Mode
     epoch: int = 0
     """Epochs finished."""
+    section: int = 0
+    """Sections finished of the epoch at hand."""
+    steps: int = 0
     seconds: float = 0.0
-    """Time in this epoch's steps and validation."""
+    """Time in the steps and the validation of the section at hand."""
+    samples: int = 0
+    """Stepped on in the section at hand."""
     private: bool = False
     """It writes into its input, so it gets copies."""
-    steps: int = 0
-    train: Tally = field(init=False)
-    val: Tally = field(init=False)
+    best: Best | None = None
+    train: Tally = field(default_factory=Tally)
+    """Over the epoch at hand."""
+    val: Tally = field(default_factory=Tally)
+    """Over the validation of the section at hand."""
     cutter: Cutter | None = None
     val_cutter: Cutter | None = None
+    _val_order: Indices | None = None
+    _carried: Carried | None = None
+    """Loaded, until the epoch begins."""
+    _selections: dict[str, Selection] = field(default_factory=dict)
+    _best_here: bool = False
+    """The weights are those of the best section, and in no file of their own."""
+    _best_weights: dict[str, Any] | None = None
+    """Those of the best section, in host memory, where the model has gone on and they are in no file."""
 
-    def __post_init__(self) -> None:
-        self.train, self.val = Tally(self.device), Tally(self.device)
-
-    # ---- an epoch
+    # ---- the stream
 
     def begin_epoch(self, orders: Orders, stream_epoch: int, position: int = 0) -> None:
         """Cut batches from this stream epoch; `position` elements of it are already behind the member."""
-        member = self.member
+        member, carried, self._carried = self.member, self._carried, None
         self.cutter = Cutter(
-            selection=Selection.of(member.subset, orders.lengths["train"]),
+            selection=self._selection("train", member.subset, orders),
             order=orders.epoch("train", stream_epoch),
             batch_size=member.batch_size,
             drop_last=member.drop_last,
             position=position,
+            carried=carried,
         )
         if "val" in orders.lengths:
+            self._val_order = orders.epoch("val", stream_epoch)
+            self._selection("val", member.val_subset, orders)
+        self.begin_section()
+
+    def begin_section(self) -> None:
+        """Cut the validation samples anew, for the end of the coming section."""
+        self.val = Tally()
+        if self._val_order is not None:
             self.val_cutter = Cutter(
-                selection=Selection.of(member.val_subset, orders.lengths["val"]),
-                order=orders.epoch("val", stream_epoch),
-                batch_size=member.eval_batch_size or member.batch_size,
+                selection=self._selections["val"],
+                order=self._val_order,
+                batch_size=self.member.eval_batch_size or self.member.batch_size,
                 drop_last=False,
             )
         self.model.train()
 
-    def train_on(self, block: Block) -> int:
-        """Step on the batches that this block completes; returns the samples stepped on."""
+    def _selection(self, split: str, subset: Sequence[int] | None, orders: Orders) -> Selection:
+        if split not in self._selections:
+            self._selections[split] = Selection.of(subset, orders.lengths[split])
+        return self._selections[split]
+
+    def commit(self, batch: Batch, losses: torch.Tensor | None) -> None:
+        """A batch was stepped on, with these losses per sample or their mean; without any where all its samples are broken."""
+        if losses is not None:
+            self.train.add(batch.rows, batch.digest, {"loss": losses})
+            self.samples += batch.rows
         assert self.cutter is not None
-        started, before = time.perf_counter(), self.train.rows
-        with self.randomness.active():
-            for batch in self.cutter.take(block, private=self.private):
-                if batch.rows:
-                    self.step(batch)
-        # No gradients while the neighbours step: that is memory, and it would lie in the middle of what they need.
-        self.optimizer.zero_grad(set_to_none=True)
-        self.seconds += time.perf_counter() - started
-        return self.train.rows - before
+        self.cutter.commit(batch)
 
-    def evaluate_on(self, block: Block) -> None:
-        """Evaluate on the batches that this block completes; leaves no trace in the random state."""
-        assert self.val_cutter is not None
-        started = time.perf_counter()
-        self.model.eval()
-        with torch.no_grad(), self.randomness.active(keep=True):
-            for batch in self.val_cutter.take(block, private=self.private):
-                if batch.rows:
-                    self.val.add(batch, self._evaluate(batch.data))
-        self.seconds += time.perf_counter() - started
+    @property
+    def position(self) -> int:
+        """Elements of the epoch at hand in finished batches."""
+        return 0 if self.cutter is None else self.cutter.position
 
-    def end_epoch(self) -> dict[str, float]:
-        """The epoch's metrics; the learning rate moves on, and the sums start again from nothing."""
-        metrics = {**self.train.means("train_"), **self.val.means("val_")}
-        metrics["lr"] = float(self.optimizer.param_groups[0]["lr"])
-        if self.schedule is not None and self.member.schedule_per == "epoch":
-            if isinstance(self.schedule, ReduceLROnPlateau):
-                self.schedule.step(metrics[self.objective])
-            else:
-                self.schedule.step()
-        self.epoch += 1
-        self.cutter = self.val_cutter = None
-        self.train, self.val, self.seconds = Tally(self.device), Tally(self.device), 0.0
-        return metrics
+    @property
+    def carried(self) -> int:
+        """Elements after these that are gathered for the next batch."""
+        carried = None if self.cutter is None else self.cutter.carried
+        return 0 if carried is None else carried.elements
 
     @property
     def diverged(self) -> bool:
-        """Whether the training loss is no longer a number."""
-        return any(not math.isfinite(float(total)) for total in self.train.sums.values())
+        """Whether the training loss is no longer a number. Waits for a device that computes on its own."""
+        return not all(map(math.isfinite, self.train.sums.values()))
 
-    # ---- a step
+    # ---- a section's end
 
-    def step(self, batch: Batch) -> None:
-        """One optimizer step on one batch, while the member's random state is active.
+    def end_section(self, sections: int) -> dict[str, float]:
+        """The metrics of a section of so many in an epoch: training over the epoch so far, validation of the section.
 
-        The batch counts as one whatever the number of micro-batches.
+        At the epoch's end the learning rate moves on and the sums start again from nothing.
         """
-        with large_outside() if self.steps == 0 else contextlib.nullcontext():
-            self._step(batch)
+        metrics = self._metrics()
+        ends_epoch = self.section + 1 == sections
+        if self.schedule is not None and self.member.schedule_per == "epoch":
+            if isinstance(self.schedule, ReduceLROnPlateau):
+                self.schedule.step(metrics[self.objective])
+            elif ends_epoch:
+                self.schedule.step()
+        self._judge(metrics[self.objective])
+        self.section += 1
+        self.val, self.val_cutter, self.seconds, self.samples = Tally(), None, 0.0, 0
+        if ends_epoch:
+            self.epoch, self.section = self.epoch + 1, 0
+            self.train, self.cutter = Tally(), None
+        return metrics
 
-    def _step(self, batch: Batch) -> None:
-        data = self.member.augment(batch.data) if self.member.augment else batch.data
-        self.optimizer.zero_grad(set_to_none=True)
-        parts = [self._backward(part, rows, batch.rows) for part, rows in self._parts(data, batch.rows)]
-        if self.member.clip_grad_norm is not None:
-            nn.utils.clip_grad_norm_(self.model.parameters(), self.member.clip_grad_norm)
-        self.optimizer.step()
-        if self.schedule is not None and self.member.schedule_per == "step":
-            self.schedule.step()
-        self.steps += 1
-        self.train.add(batch, {"loss": parts[0] if len(parts) == 1 else torch.cat(parts)})
+    def _metrics(self) -> dict[str, float]:
+        metrics = {"train_loss": self.train.means(["loss"])["loss"]}
+        if self.val_cutter is not None:
+            values = self.val.means(["loss", *self.member.metrics])
+            metrics.update({f"val_{name}": value for name, value in values.items()})
+        metrics["lr"] = float(self.optimizer.param_groups[0]["lr"])
+        return metrics
 
-    def _parts(self, data: Any, rows: int) -> Iterator[tuple[Any, int]]:
-        """Micro-batches, each with its number of samples."""
-        if self.member.accumulate == 1:
-            yield data, rows
-            return
-        size = -(-rows // self.member.accumulate)
-        for start in range(0, rows, size):
-            part = slice(start, start + size)
-            yield map_leaves(operator.itemgetter(part), data), min(size, rows - start)
+    def _judge(self, value: float) -> None:
+        if self.best is None or self.best.beaten_by(value, self.mode):
+            self.best = Best(self.epoch, self.section, value)
+            self._best_here, self._best_weights = True, None
 
-    def _backward(self, data: Any, rows: int, batch_rows: int) -> torch.Tensor:
-        """Gradients of a micro-batch, weighted by its share of the batch; returns its losses, one per sample."""
-        with self._autocast():
-            losses = self._losses(data)[0]
-        loss = losses.mean()
-        torch.autograd.backward(loss if rows == batch_rows else loss * (rows / batch_rows))
-        losses = losses.detach()
-        return per_sample(losses, rows) if losses.dim() else losses.expand(rows)
+    # ---- its best weights
 
-    def _evaluate(self, data: Any) -> dict[str, torch.Tensor]:
-        with self._autocast():
-            losses, output, target = self._losses(data)
-            values = {name: metric(output, target) for name, metric in self.member.metrics.items()}
-        return {"loss": losses, **values}
+    @property
+    def best_is_current(self) -> bool:
+        """Whether the weights are those of the best section, and in no file."""
+        return self._best_here
 
-    def _losses(self, data: Any) -> tuple[torch.Tensor, Any, Any]:
-        if self.member.step is not None:
-            return self.member.step(self.model, data), None, None
-        if not isinstance(data, tuple | list) or len(data) != 2:
-            raise StudyError(
-                f"member {self.member.name!r}: the standard step needs batches (inputs, target); these are "
-                f"{type(data).__name__}. Give the member its own step: (model, batch) -> loss."
-            )
-        inputs, target = data
-        output = self.model(inputs)
-        loss: Callable[[Any, Any], torch.Tensor] = self.member.loss or cross_entropy
-        return loss(output, target), output, target
+    def keep_best(self) -> None:
+        """Copy the weights to host memory if they are the best and in no file: they are about to change."""
+        if self._best_here:
+            self._best_here = False
+            self._best_weights = plain(self.model.state_dict(), host=True)
 
-    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
-        if self.member.precision == "float32":
-            return contextlib.nullcontext()  # entered for every batch, and a tenth of what a disabled autocast costs
-        return torch.autocast(self.device.type, torch.bfloat16)
+    def best_state(self) -> dict[str, Any] | None:
+        """What a file of the best section holds; None where there is none, or `best_is_saved` was called for it."""
+        if self.best is None or not (self._best_here or self._best_weights is not None):
+            return None
+        weights = plain(self.model.state_dict()) if self._best_weights is None else self._best_weights
+        return {"model": weights, "epoch": self.best.epoch, "section": self.best.section, "value": self.best.value}
+
+    def best_is_saved(self) -> None:
+        """The weights of the best section are in a file: nothing needs to be kept of them."""
+        self._best_here, self._best_weights = False, None
 
     # ---- life
 
     def trial(self) -> "LiveMember":
         """A twin whose steps leave this member as it is."""
         model, optimizer, schedule = copy.deepcopy((self.model, self.optimizer, self.schedule))
-        return LiveMember(self.member, self.device, model, optimizer, schedule, self.randomness.copy(), self.objective)
+        return LiveMember(
+            self.member, self.device, model, optimizer, schedule, self.randomness.copy(), self.objective, self.mode
+        )
 
-    def state_dict(self) -> dict[str, Any]:
-        """Everything that decides what the member does next."""
-        return {
+    def state_dict(self, *, carried: bool = False) -> dict[str, Any]:
+        """Everything that decides what the member does next, between two steps, as `checkpoint.plain` values.
+
+        With `carried` also what is gathered for the next batch: then the stream goes on behind that, else at `position`.
+        """
+        gathered = None if self.cutter is None or not carried else self.cutter.carried
+        state = {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "schedule": None if self.schedule is None else self.schedule.state_dict(),
             "random": self.randomness.state_dict(),
             "epoch": self.epoch,
-            "position": 0 if self.cutter is None else self.cutter.position,
+            "section": self.section,
+            "position": self.position,
+            "carried": None if gathered is None else _carried_state(gathered),
             "train": self.train.state_dict(),
             "seconds": self.seconds,
+            "samples": self.samples,
             "steps": self.steps,
+            "best": None if self.best is None else (self.best.epoch, self.best.section, self.best.value),
         }
+        plain_state: dict[str, Any] = plain(state)
+        return plain_state
 
     def load_state_dict(self, state: dict[str, Any]) -> int:
-        """Take up a saved state; returns the position in its next epoch."""
+        """Take up a saved state of the same member, just built; returns its position for `begin_epoch`."""
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         if self.schedule is not None:
             self.schedule.load_state_dict(state["schedule"])
         self.randomness.load_state_dict(state["random"])
-        self.epoch, self.seconds, self.steps = state["epoch"], state["seconds"], state["steps"]
+        self.train.load_state_dict(state["train"])
+        self.epoch, self.section, self.steps = state["epoch"], state["section"], state["steps"]
+        self.seconds, self.samples = state["seconds"], state["samples"]
+        self.best = None if state["best"] is None else Best(*state["best"])
+        self.best_is_saved()
+        gathered = state["carried"]
+        self._carried = None if gathered is None else _carried_of(gathered, self.device)
         position: int = state["position"]
-        if position:
-            self.train.load_state_dict(state["train"])
-        else:
-            self.seconds = 0.0
         return position
 
 
-def build(member: Member, device: torch.device, *, study_seed: int, objective: str) -> LiveMember:
+def build(member: Member, device: torch.device, *, study_seed: int, objective: str, mode: Mode) -> LiveMember:
     """A member at its beginning: its network, optimizer and schedule, built under its own seed."""
     seed = member_seed(study_seed, member.name) if member.seed is None else member.seed
     randomness = Randomness.seeded(seed, device)
-    with randomness.active(everything=True):
+    with randomness.building():
         model = member.model().to(device)
         optimizer = member.optimizer(model.parameters())
         schedule = None if member.schedule is None else member.schedule(optimizer)
-    return LiveMember(member, device, model, optimizer, schedule, randomness, objective)
+    return LiveMember(member, device, model, optimizer, schedule, randomness, objective, mode)
 
 
-def per_sample(values: torch.Tensor, rows: int) -> torch.Tensor:
-    """Values ``[rows, …]`` -> their means over each sample ``[rows]``; raises where they are not so many."""
-    return values if values.shape == (rows,) else values.reshape(rows, -1).mean(1)
+def _carried_state(carried: Carried) -> dict[str, Any]:
+    leaves = [leaf.cpu() for leaf in carried.leaves]
+    return {"leaves": leaves, "elements": carried.elements, "digest": tuple(carried.digest)}
 
 
-def cross_entropy(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """The default loss, per sample: output ``[B, classes]``, target ``[B]`` of class numbers -> ``[B]``."""
-    return functional.cross_entropy(output, target, reduction="none")
+def _carried_of(state: dict[str, Any], device: torch.device) -> Carried:
+    leaves = [leaf.to(device) for leaf in state["leaves"]]
+    return Carried(leaves, state["elements"], Digest(*state["digest"]))

@@ -14,40 +14,48 @@ __all__ = ["Randomness"]
 class Randomness:
     """Torch's generators always; NumPy's and Python's for members that were seen to use them (they cost 60 us a swap)."""
 
-    def __init__(self, torch_state: torch.Tensor, cuda_state: torch.Tensor | None, others: tuple[Any, Any]) -> None:
+    def __init__(self, torch_state: torch.Tensor, device_state: torch.Tensor | None, others: tuple[Any, Any]) -> None:
         self.torch_state = torch_state
-        self.cuda_state = cuda_state
+        self.built_state = torch_state
+        """Torch's after the member was built; one that draws nothing in its steps always has it, and saves nothing."""
+        self.device_state = device_state
         self.others = others
         self.uses_others = False
 
     @classmethod
     def seeded(cls, seed: int, device: torch.device) -> "Randomness":
         """The state that follows from a seed, for every generator."""
-        cuda_state = None
-        if device.type == "cuda":
-            cuda_state = torch.Generator(device).manual_seed(seed).get_state()
         numpy_state = np.random.RandomState([seed & 0xFFFFFFFF, seed >> 32]).get_state()
         return cls(
             torch.Generator().manual_seed(seed).get_state(),
-            cuda_state,
+            _seeded_device_state(seed, device),
             (numpy_state, random.Random(seed).getstate()),
         )
 
     def copy(self) -> "Randomness":
         """An equal state that moves on its own; it carries all generators."""
-        clone = None if self.cuda_state is None else self.cuda_state.clone()
+        clone = None if self.device_state is None else self.device_state.clone()
         twin = Randomness(self.torch_state.clone(), clone, self.others)
         twin.uses_others = True
         return twin
 
     @contextlib.contextmanager
-    def active(self, *, everything: bool = False, keep: bool = False) -> Iterator[None]:
+    def building(self) -> Iterator[None]:
+        """Draw from every generator of this state inside; what follows is the state of a member that has just been built."""
+        before, self.uses_others = self.uses_others, True
+        try:
+            with self.active():
+                yield
+        finally:
+            self.uses_others, self.built_state = before, self.torch_state
+
+    @contextlib.contextmanager
+    def active(self, *, keep: bool = False) -> Iterator[None]:
         """Draw from this state inside; with `keep`, the state afterwards is the one before."""
-        others = self.uses_others or everything
         torch.default_generator.set_state(self.torch_state)
-        if self.cuda_state is not None:
-            torch.cuda.set_rng_state(self.cuda_state)
-        if others:
+        if self.device_state is not None:
+            _set_device_state(self.device_state)
+        if self.uses_others:
             np.random.set_state(self.others[0])
             random.setstate(self.others[1])
         try:
@@ -55,9 +63,9 @@ class Randomness:
         finally:
             if not keep:
                 self.torch_state = torch.default_generator.get_state()
-                if self.cuda_state is not None:
-                    self.cuda_state = torch.cuda.get_rng_state()
-                if others:
+                if self.device_state is not None:
+                    self.device_state = _device_state()
+                if self.uses_others:
                     self.others = (np.random.get_state(), random.getstate())
 
     def others_equal(self, other: "Randomness") -> bool:
@@ -67,20 +75,35 @@ class Randomness:
         return bool(numpy_equal) and self.others[1] == other.others[1]
 
     def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint."""
-        numpy_state = self.others[0]
+        """For a checkpoint: None for a generator that stands where it stood when the member was built."""
+        drawn = not torch.equal(self.torch_state, self.built_state)
+        name, keys, *rest = self.others[0]
         return {
-            "torch": self.torch_state,
-            "cuda": self.cuda_state,
-            "numpy": [numpy_state[0], torch.from_numpy(numpy_state[1].astype(np.int64)), *numpy_state[2:]],
-            "python": self.others[1],
-            "uses_others": self.uses_others,
+            "torch": self.torch_state if drawn else None,
+            "device": self.device_state,
+            "numpy": [name, torch.from_numpy(keys.astype(np.int64)), *rest] if self.uses_others else None,
+            "python": self.others[1] if self.uses_others else None,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """From a checkpoint."""
-        name, keys, *rest = state["numpy"]
-        version, words, gauss = state["python"]
-        self.torch_state, self.cuda_state = state["torch"], state["cuda"]
-        self.others = ((name, keys.numpy().astype(np.uint32), *rest), (version, tuple(words), gauss))
-        self.uses_others = state["uses_others"]
+        """From a checkpoint of the same member, built anew."""
+        self.torch_state = self.built_state if state["torch"] is None else state["torch"]
+        self.device_state = state["device"]
+        if state["numpy"] is not None:
+            self.uses_others = True
+            name, keys, *rest = state["numpy"]
+            version, words, gauss = state["python"]
+            self.others = ((name, keys.numpy().astype(np.uint32), *rest), (version, tuple(words), gauss))
+
+
+def _seeded_device_state(seed: int, device: torch.device) -> torch.Tensor | None:
+    """The state that follows from a seed for the device's own generator, on the CPU; None where it has none."""
+    return torch.Generator(device).manual_seed(seed).get_state() if device.type == "cuda" else None
+
+
+def _device_state() -> torch.Tensor:
+    return torch.cuda.get_rng_state()
+
+
+def _set_device_state(state: torch.Tensor) -> None:
+    torch.cuda.set_rng_state(state)

@@ -1,16 +1,25 @@
 """Batches do not depend on how the stream is cut into blocks."""
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from argosy.stream.batches import Cutter
+from argosy.stream.batches import Batch, Cutter
 from argosy.stream.blocks import ALIGNMENT, Block, Layout, Place
 from argosy.stream.order import Selection, permutation
 
 LENGTH = 53
+
+
+def stepped(cutter: Cutter, block: Block) -> Iterator[Batch]:
+    """The batches of a block, each committed before the next."""
+    for batch in cutter.take(block):
+        cutter.commit(batch)
+        yield batch
 
 
 def blocks(order: np.ndarray, size: int, *, start: int = 0, holes: tuple[int, ...] = (), width: int = 3) -> list[Block]:
@@ -50,7 +59,7 @@ def test_batches_are_the_sequence_cut_by_their_size(size, batch_size, subset, dr
     cutter = Cutter(
         selection=selection, order=order, batch_size=batch_size, drop_last=drop_last, position=done * batch_size
     )
-    cut = [batch for block in blocks(order, size, holes=tuple(holes)) for batch in cutter.take(block)]
+    cut = [batch for block in blocks(order, size, holes=tuple(holes)) for batch in stepped(cutter, block)]
     assert [batch.data[1].tolist() for batch in cut] == [[i for i in b if i not in holes] for b in expected[done:]]
     assert cutter.done
     assert sum(batch.rows for batch in cut) == sum(len(batch.data[0]) for batch in cut)

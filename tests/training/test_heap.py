@@ -40,10 +40,9 @@ from pathlib import Path
 import torch
 
 import argosy
-from argosy.stream.batches import Batch
-from argosy.stream.order import Digest
 from argosy.training.heap import keep_freed_memory
 from argosy.training.member import build
+from argosy.training.solo import Solo
 
 def heap_mib():
     addresses = next(line for line in Path("/proc/self/maps").read_text().splitlines() if "[heap]" in line).split()[0]
@@ -56,12 +55,12 @@ def network():
 
 torch.set_num_threads(1)
 member = argosy.Member("one", model=network, optimizer=torch.optim.Adam, batch_size=32)
-live = build(member, torch.device("cpu"), study_seed=0, objective="train_loss")
-batch = Batch((torch.zeros(32, 3, 64, 64), torch.zeros(32, dtype=torch.int64)), 32, Digest())
+solo = Solo(build(member, torch.device("cpu"), study_seed=0, objective="train_loss", mode="min"))
+batch = (torch.zeros(32, 3, 64, 64), torch.zeros(32, dtype=torch.int64))
 keep_freed_memory()
 sizes = [heap_mib()]
 for _ in range(2):
-    live.step(batch)
+    solo.try_step(batch, 32)
     sizes.append(heap_mib())
 print(*sizes)
 """

@@ -1,0 +1,60 @@
+"""What a trainer runs: a program steps the members of one pack entry on the blocks of the stream (DESIGN.md §3.6, 4).
+
+What a trainer does with a training block, and with one of validation samples:
+
+    with program.active():                          with program.active(keep=True):
+        for batch in program.cut(block):                for _ in program.evaluate(block):
+            program.begin(batch)                            look at the connections
+            samples += program.finish()
+            look at the connections
+
+It may leave either loop at any turn and take the same block up again later: that goes on behind the last batch that was
+finished. Members' positions, tallies and digests move in `finish`, their random states when `active` is left, so that
+between two turns, outside of `active`, each of them can be saved exactly where it is.
+"""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+from argosy.stream.batches import Batch
+from argosy.stream.blocks import Block
+from argosy.training.member import LiveMember
+
+__all__ = ["Program"]
+
+
+class Program(Protocol):
+    """Steps some members; owns nothing that outlives a save, and no member's state."""
+
+    @property
+    def members(self) -> tuple[LiveMember, ...]:
+        """Those that it steps."""
+        ...
+
+    def active(self, *, keep: bool = False) -> AbstractContextManager[None]:
+        """Inside, the process draws from its members' random states, and their time runs.
+
+        With `keep`, for validation: without gradients, and it leaves no trace in the states.
+        """
+        ...
+
+    def cut(self, block: Block) -> Iterator[Batch]:
+        """The batches that a training block completes, behind the last one that was finished."""
+        ...
+
+    def begin(self, batch: Batch) -> None:
+        """Forward and backward; never waits for another device."""
+        ...
+
+    def finish(self) -> int:
+        """Clip, step, commit; returns the samples of the batch begun, 0 where all of them are broken."""
+        ...
+
+    def evaluate(self, block: Block) -> Iterator[None]:
+        """Evaluate on the batches that a block of validation samples completes, one a turn."""
+        ...
+
+    def release(self) -> None:
+        """Let go of everything but the members' states."""
+        ...

@@ -1,0 +1,187 @@
+"""The program of one member on one device, as a plain loop would step it."""
+
+import contextlib
+import operator
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from argosy.errors import StudyError
+from argosy.stream.batches import Batch
+from argosy.stream.blocks import Block
+from argosy.stream.order import Digest
+from argosy.stream.trees import map_leaves
+from argosy.training.heap import large_outside
+from argosy.training.member import LiveMember
+from argosy.training.tally import per_sample
+
+__all__ = ["Solo"]
+
+
+class Solo:
+    """One whole member; see `argosy.training.program.Program`."""
+
+    def __init__(self, live: LiveMember) -> None:
+        self.live = live
+        self._batch: Batch | None = None
+        """Begun, and not finished."""
+        self._losses: torch.Tensor | None = None
+        """Of that batch, per sample or their mean; None where all its samples are broken."""
+        self._own_zero_grad = type(live.optimizer).zero_grad is not torch.optim.Optimizer.zero_grad
+
+    @property
+    def members(self) -> tuple[LiveMember, ...]:
+        """The one."""
+        return (self.live,)
+
+    @contextlib.contextmanager
+    def active(self, *, keep: bool = False) -> Iterator[None]:
+        """See `Program.active`."""
+        started = time.perf_counter()
+        try:
+            with self.live.randomness.active(keep=keep), torch.set_grad_enabled(not keep):
+                yield
+        finally:
+            self.live.seconds += time.perf_counter() - started
+
+    def cut(self, block: Block) -> Iterator[Batch]:
+        """See `Program.cut`."""
+        live = self.live
+        assert live.cutter is not None
+        live.keep_best()
+        self._drop_gradients()
+        return live.cutter.take(block, private=live.private)
+
+    def begin(self, batch: Batch) -> None:
+        """See `Program.begin`. The batch counts as one whatever the number of micro-batches."""
+        self._batch = batch
+        if not batch.rows:
+            return
+        if self.live.steps:
+            self._losses = self._gradients(batch)
+        else:
+            with large_outside():
+                self._losses = self._gradients(batch)
+
+    def finish(self) -> int:
+        """See `Program.finish`."""
+        batch, losses = self._batch, self._losses
+        assert batch is not None
+        self._batch = self._losses = None
+        if losses is not None:
+            self._step()
+        self.live.commit(batch, losses)
+        return batch.rows
+
+    def evaluate(self, block: Block) -> Iterator[None]:
+        """See `Program.evaluate`."""
+        live = self.live
+        assert live.val_cutter is not None
+        live.model.eval()
+        for batch in live.val_cutter.take(block, private=live.private):
+            if batch.rows:
+                live.val.add(batch.rows, batch.digest, self._values(batch.data))
+            live.val_cutter.commit(batch)
+            yield
+
+    def try_step(self, data: Any, rows: int) -> None:
+        """One step on samples that belong to no stream, to measure it."""
+        self._drop_gradients()
+        self.begin(Batch(data, rows, Digest()))
+        self._batch = self._losses = None
+        self._step()
+
+    def release(self) -> None:
+        """See `Program.release`."""
+        self._drop_gradients()
+        self._batch = self._losses = None
+
+    # ---- a step
+
+    def _drop_gradients(self) -> None:
+        """What `zero_grad` does, without what its profiling costs.
+
+        Right after each step: while the neighbours step they are memory, and lie in the middle of what they need.
+        """
+        if self._own_zero_grad:
+            self.live.optimizer.zero_grad(set_to_none=True)
+            return
+        for group in self.live.optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None
+
+    def _gradients(self, batch: Batch) -> torch.Tensor:
+        """The batch's losses, after backward."""
+        member = self.live.member
+        data = member.augment(batch.data) if member.augment else batch.data
+        if member.accumulate == 1:
+            return self._backward(data, batch.rows, batch.rows)
+        return torch.cat([self._backward(part, rows, batch.rows) for part, rows in self._parts(data, batch.rows)])
+
+    def _parts(self, data: Any, rows: int) -> Iterator[tuple[Any, int]]:
+        """Micro-batches, each with its number of samples."""
+        size = -(-rows // self.live.member.accumulate)
+        for start in range(0, rows, size):
+            part = slice(start, start + size)
+            yield map_leaves(operator.itemgetter(part), data), min(size, rows - start)
+
+    def _backward(self, data: Any, rows: int, batch_rows: int) -> torch.Tensor:
+        """Gradients of a micro-batch, weighted by its share of the batch; returns its losses, one per sample."""
+        with self._autocast():
+            losses = self._losses_of(data)[0]
+        loss = losses.mean()
+        torch.autograd.backward(loss if rows == batch_rows else loss * (rows / batch_rows))
+        losses = losses.detach()
+        return per_sample(losses, rows) if losses.dim() else losses.expand(rows)
+
+    def _step(self) -> None:
+        """Move the weights along the gradients."""
+        live = self.live
+        if live.member.clip_grad_norm is not None:
+            nn.utils.clip_grad_norm_(live.model.parameters(), live.member.clip_grad_norm)
+        if live.steps:
+            live.optimizer.step()
+        else:
+            with large_outside():
+                live.optimizer.step()
+        self._drop_gradients()
+        if live.schedule is not None and live.member.schedule_per == "step":
+            live.schedule.step()
+        live.steps += 1
+
+    # ---- what both training and validation compute
+
+    def _values(self, data: Any) -> dict[str, torch.Tensor]:
+        """Loss and metrics."""
+        with self._autocast():
+            losses, output, target = self._losses_of(data)
+            metrics = self.live.member.metrics
+            return {"loss": losses, **{name: metric(output, target) for name, metric in metrics.items()}}
+
+    def _losses_of(self, data: Any) -> tuple[torch.Tensor, Any, Any]:
+        member = self.live.member
+        if member.step is not None:
+            return member.step(self.live.model, data), None, None
+        if not isinstance(data, tuple | list) or len(data) != 2:
+            raise StudyError(
+                f"member {member.name!r}: the standard step needs batches (inputs, target); these are "
+                f"{type(data).__name__}. Give the member its own step: (model, batch) -> loss."
+            )
+        inputs, target = data
+        output = self.live.model(inputs)
+        loss: Callable[[Any, Any], torch.Tensor] = member.loss or cross_entropy
+        return loss(output, target), output, target
+
+    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
+        if self.live.member.precision == "float32":
+            return contextlib.nullcontext()  # entered for every batch, and a tenth of what a disabled autocast costs
+        return torch.autocast(self.live.device.type, torch.bfloat16)
+
+
+def cross_entropy(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """The default loss, per sample: output ``[B, classes]``, target ``[B]`` of class numbers -> ``[B]``."""
+    return functional.cross_entropy(output, target, reduction="none")
