@@ -28,7 +28,7 @@ def blocks(order: np.ndarray, size: int, *, start: int = 0, holes: tuple[int, ..
     found = []
     for low in range(start, len(order), size):
         rows = min(size, len(order) - low)
-        place = Place(leg=0, split="train", epoch=0, start=low, rows=rows, last=low + rows == len(order))
+        place = Place(leg=0, split="train", epoch=0, section=0, start=low, rows=rows, last=low + rows == len(order))
         memory = np.empty(layout.block_bytes(rows) + ALIGNMENT, np.uint8)
         block = layout.block(place, memory[-memory.ctypes.data % ALIGNMENT :])
         indices = order[low : low + rows]
