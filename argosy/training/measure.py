@@ -125,7 +125,8 @@ class _SavedBytes:
     def _pack(self, tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
         self._storages[storage.data_ptr()] = storage.nbytes()
-        return tensor
+        # Not the tensor itself: where it is the result of its own step, the graph would hold itself for ever after an error.
+        return tensor.detach()
 
     @property
     def total(self) -> int:
