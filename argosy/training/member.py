@@ -19,6 +19,7 @@ from argosy.stream.batches import Batch, Carried, Cutter
 from argosy.stream.order import Digest, Indices, Selection, member_seed
 from argosy.stream.schedule import Orders
 from argosy.study import Member
+from argosy.training.checkpoint import plain
 from argosy.training.randomness import Randomness
 from argosy.training.tally import Tally
 
@@ -180,13 +181,13 @@ class LiveMember:
         """Copy the weights to host memory if they are the best and in no file: they are about to change."""
         if self._best_here:
             self._best_here = False
-            self._best_weights = {name: _on_host(value) for name, value in self.model.state_dict().items()}
+            self._best_weights = plain(self.model.state_dict(), host=True)
 
     def best_state(self) -> dict[str, Any] | None:
         """What a file of the best section holds; None where there is none, or `best_is_saved` was called for it."""
         if self.best is None or not (self._best_here or self._best_weights is not None):
             return None
-        weights = self.model.state_dict() if self._best_weights is None else self._best_weights
+        weights = plain(self.model.state_dict()) if self._best_weights is None else self._best_weights
         return {"model": weights, "epoch": self.best.epoch, "section": self.best.section, "value": self.best.value}
 
     def best_is_saved(self) -> None:
@@ -203,12 +204,12 @@ class LiveMember:
         )
 
     def state_dict(self, *, carried: bool = False) -> dict[str, Any]:
-        """Everything that decides what the member does next, between two steps.
+        """Everything that decides what the member does next, between two steps, as `checkpoint.plain` values.
 
         With `carried` also what is gathered for the next batch: then the stream goes on behind that, else at `position`.
         """
         gathered = None if self.cutter is None or not carried else self.cutter.carried
-        return {
+        state = {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "schedule": None if self.schedule is None else self.schedule.state_dict(),
@@ -223,6 +224,8 @@ class LiveMember:
             "steps": self.steps,
             "best": None if self.best is None else (self.best.epoch, self.best.section, self.best.value),
         }
+        plain_state: dict[str, Any] = plain(state)
+        return plain_state
 
     def load_state_dict(self, state: dict[str, Any]) -> int:
         """Take up a saved state of the same member, just built; returns its position for `begin_epoch`."""
@@ -251,10 +254,6 @@ def build(member: Member, device: torch.device, *, study_seed: int, objective: s
         optimizer = member.optimizer(model.parameters())
         schedule = None if member.schedule is None else member.schedule(optimizer)
     return LiveMember(member, device, model, optimizer, schedule, randomness, objective, mode)
-
-
-def _on_host(value: Any) -> Any:
-    return value.detach().to("cpu", copy=True) if isinstance(value, torch.Tensor) else copy.deepcopy(value)
 
 
 def _carried_state(carried: Carried) -> dict[str, Any]:

@@ -89,8 +89,8 @@ class Randomness:
         """From a checkpoint of the same member, built anew."""
         self.torch_state = self.built_state if state["torch"] is None else state["torch"]
         self.device_state = state["device"]
-        self.uses_others = state["numpy"] is not None
-        if self.uses_others:
+        if state["numpy"] is not None:
+            self.uses_others = True
             name, keys, *rest = state["numpy"]
             version, words, gauss = state["python"]
             self.others = ((name, keys.numpy().astype(np.uint32), *rest), (version, tuple(words), gauss))
