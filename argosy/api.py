@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,12 +10,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from argosy.errors import PlanError, RunError
+from argosy.fold import RunState
 from argosy.planning import make_plan
 from argosy.planning.forecast import Forecast
 from argosy.planning_cli import explain_cluster
 from argosy.plans import Plan
 from argosy.profiles import Preparation, Profile
-from argosy.report import MemberResult, Report, RunState
+from argosy.report import MemberResult, Report
 from argosy.running.costs import Costs
 from argosy.running.driver import drive, measure
 from argosy.running.identity import summarize
@@ -155,7 +157,7 @@ def forecast_cluster(
     return explain_cluster(
         carried or costs.profiles,
         cluster,
-        epochs={member.name: study.stop_of(member).max_epochs or 1 for member in study.members},
+        epochs={member.name: math.ceil(study.stop_of(member).max_epochs or 1) for member in study.members},
         samples_per_epoch=costs.lengths["train"],
         policy=settings.policy,
         preparation=Preparation(samples_per_second=rates) if rates else None,
@@ -187,10 +189,10 @@ def load(directory: str | Path, *, study: Study | None = None) -> Report:
 
 
 def _open_member(study: Study, state: RunState, result: MemberResult) -> Any:
-    best = state.member(result.name).best(study.objective, study.mode or "min")
-    if best is None:
-        raise RunError(f"member {result.name!r} has not finished an epoch; there is nothing to load.")
-    saved = checkpoint.load(result.folder / best.checkpoint.file, best.checkpoint.sha256)
+    saved = next((saved for saved in reversed(state.member(result.name).saved) if saved.best is not None), None)
+    if saved is None or saved.best is None:
+        raise RunError(f"member {result.name!r} has not finished and saved a section; there is nothing to load.")
+    best = checkpoint.load(result.folder / saved.best, saved.best_sha256)
     model = study.member(result.name).model()
-    model.load_state_dict(saved["model"])
+    model.load_state_dict(best["model"])
     return model.eval()

@@ -4,16 +4,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from argosy.events import Checkpoint
+from argosy.events import Checkpoint, Event
 
 __all__ = [
     "Attach",
-    "Continue",
+    "Board",
+    "Credit",
+    "Enlist",
     "Exit",
     "Failed",
     "Feed",
     "Flowing",
+    "Held",
+    "Hold",
     "Journaled",
+    "Leave",
     "Leg",
     "Lost",
     "Measure",
@@ -27,10 +32,9 @@ __all__ = [
     "Probe",
     "Probed",
     "Progress",
+    "Report",
     "StartMember",
-    "Stop",
     "Team",
-    "Train",
     "UseLoaders",
 ]
 
@@ -55,20 +59,22 @@ class Opened:
 
 @dataclass(frozen=True, kw_only=True)
 class Leg:
-    """A stretch of the stream that one flotilla reads: from a position in an epoch to the end of another."""
+    """Where a stretch of the stream begins that one flotilla reads.
+
+    Sections of the stream are numbered through: with k of them an epoch, section n is number n mod k of epoch n div k.
+    """
 
     number: int
-    """Grows. Blocks carry it: trainers drop those of an earlier leg, and keep one of a later leg until they are told of it."""
-    epoch: int
+    """Grows."""
+    section: int
+    """The first."""
     position: int
-    """Elements of the epoch's order that are left out at the start."""
-    until: int | None
-    """The first epoch that is not wanted; None where nobody knows."""
+    """Element of its epoch's order at which the section begins here: its own first one, or another where members go on."""
 
     @classmethod
     def empty(cls) -> "Leg":
         """No stream at all."""
-        return cls(number=-1, epoch=0, position=0, until=0)
+        return cls(number=-1, section=0, position=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,12 +95,41 @@ class Team:
 
 @dataclass(frozen=True, kw_only=True)
 class Feed:
-    """To a feeder: send this leg to these readers, once all of them are connected."""
+    """To a feeder: prepare this leg instead of what was before; within `Credit` alone it is announced."""
 
     leg: Leg
-    readers: tuple[str, ...]
     team: Team | None = None
     """None for a feeder that prepares every block itself."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Credit:
+    """To a feeder: announce a leg's blocks up to a section, to these readers, once all of them are connected."""
+
+    leg: int
+    until: int
+    """The first section that may not be announced."""
+    horizon: int | None
+    """The first section that nobody will want; None where that is not known. So far blocks are prepared ahead."""
+    crews: Mapping[str, int]
+    """Readers, by name, and the number of the crew that each of them has from the first block on that is announced now."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hold:
+    """To a feeder: announce nothing beyond the section that is begun; answered by Held."""
+
+    leg: int
+    multiple: int
+    """Only a section whose number is a multiple of this may be the first that is held: k for the ends of epochs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """From a feeder: the first section that it does not announce, and that no reader has seen a block of."""
+
+    leg: int
+    until: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,10 +181,21 @@ class Attach:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measure:
-    """To a trainer: measure these members on the first block of this leg; answered by Measured for each."""
+class Enlist:
+    """To a trainer: what members are, once for each."""
 
-    leg: int
+    definitions: bytes
+    """Pickled: a tuple of Member."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measure:
+    """To a trainer: measure these members on the next training block; answered by Measured for each.
+
+    With a crew's number on the first block of that crew, which is kept until the next `Board`.
+    """
+
+    crew: int | None
     members: tuple[str, ...]
     accumulate: Mapping[str, int]
     """Micro-batches of members that need more than their own number."""
@@ -185,51 +231,54 @@ class StartMember:
     """Where one member begins."""
 
     member: str
+    epoch: int
+    """Its own epoch that it goes on in, or begins."""
     stream_epoch: int
+    """Of that epoch."""
     checkpoint: Checkpoint | None
-    best: str | None
-    """File of its best epoch so far, which is kept."""
     accumulate: int
     """Micro-batches per step: the member's own number, or more where its device has too little memory."""
     notes: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Train:
-    """To a trainer: step these members, in this order, on the blocks of this leg."""
+class Board:
+    """To a trainer: from the first block of this crew on, without those that leave and with those that start."""
 
-    leg: int
-    members: tuple[StartMember, ...]
+    crew: int
+    """Number of the crew: grows. A block of an earlier crew is dropped, one of a later crew waits for its `Board`."""
+    leave: tuple[str, ...] = ()
+    """Saved and let go at once; answered in a Report by Saved and MemberRested for each."""
+    start: tuple[StartMember, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leave:
+    """To a trainer: save these members after the step at hand and let them go; answered like those of Board."""
+
+    members: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """From a trainer: what is to be journaled, in one message for the whole crew."""
+
+    events: tuple[Event, ...]
+    section: int | None = None
+    """The section of the stream whose end this is."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Journaled:
-    """To a trainer, in answer to Saved: the checkpoint is journaled, older ones may go."""
+    """To a trainer, in answer to Saved: these files are journaled, older ones of the members may go."""
 
-    member: str
-    file: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Continue:
-    """To a trainer, in answer to EpochEnded: the checkpoint is journaled, the member goes on."""
-
-    member: str
-    best: bool
-    """Whether this epoch is the member's best."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Stop:
-    """To a trainer, in answer to EpochEnded: the checkpoint is journaled, the member is done."""
-
-    member: str
-    best: bool
+    files: Mapping[str, str]
+    """By member."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pause:
-    """To a trainer: save every member where it is and let it go; answered by Saved for each, then Paused."""
+    """To a trainer: save every member after the step at hand and let it go; answered by a Report, then Paused."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -257,9 +306,9 @@ class Progress:
     blocks: int
     """Blocks taken since the trainer's start."""
     samples: Mapping[str, int]
-    """Training samples of each member since the trainer's start."""
+    """Training samples of each member aboard since it came aboard."""
     losses: Mapping[str, float]
-    """Mean training loss of the epoch at hand."""
+    """Mean training loss of the epoch at hand, of members that have stepped in it."""
     gauge: Mapping[str, float]
     """Of the trainer, as `argosy.stream.gauges.TrainerGauge` has it."""
 

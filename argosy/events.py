@@ -1,22 +1,25 @@
 """What happens, as values. Journaled ones become one line each; `from_line` reads a line back."""
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 __all__ = [
     "Answered",
+    "Assigned",
     "Checkpoint",
-    "EpochEnded",
+    "Discarded",
+    "Divided",
     "Event",
     "Fed",
     "MemberEnded",
+    "MemberRested",
     "MemberStarted",
     "PlanMade",
     "RunEnded",
     "RunStarted",
     "Saved",
+    "SectionEnded",
     "SharingChosen",
     "Skipped",
     "Used",
@@ -41,6 +44,7 @@ class RunStarted(Event):
     settings: Mapping[str, Any]
     lengths: Mapping[str, int]
     """Samples of each split."""
+    validations_per_epoch: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,12 +68,33 @@ class SharingChosen(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Assigned(Event):
+    """Which stream epochs members train on, journaled before anybody acts on it.
+
+    From its own epoch on, a member's epochs are this stream epoch and those that follow, until it is assigned others.
+    """
+
+    members: Mapping[str, tuple[int, int]]
+    """(own epoch, stream epoch) of each."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Divided(Event):
+    """A member's steps are divided into so many micro-batches from here on: its device has too little memory for fewer."""
+
+    member: str
+    accumulate: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class MemberStarted(Event):
     """A trainer holds the member and steps it from this position."""
 
     member: str
     device: str
     epoch: int
+    section: int
+    """Finished sections of that epoch."""
     stream_epoch: int
     position: int
     threads: int
@@ -86,40 +111,63 @@ class Checkpoint(Event):
     sha256: str
     epoch: int
     """Epochs finished before it was written."""
+    section: int
+    """Finished sections of the epoch after these."""
     position: int
-    """Elements of the member's sequence of the next epoch that are behind it."""
+    """Elements of the member's sequence of that epoch that are behind it."""
+    carried: int = 0
+    """Elements after these that the file holds itself, as a batch that is not full yet."""
+    best: str | None = None
+    """File with the weights of the best section so far; None where no section has ended."""
+    best_sha256: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class EpochEnded(Event):
-    """A member finished an epoch, validation included; its checkpoint is written."""
+class SectionEnded(Event):
+    """A member finished a section of an epoch, validation included."""
 
     member: str
     device: str
     epoch: int
+    section: int
+    """Number within the epoch, from 0."""
     stream_epoch: int
+    position: int
+    """Elements of its sequence of the epoch that it has stepped on."""
     metrics: Mapping[str, float]
+    """Training means over the epoch so far, validation means of this section."""
+    epochs: float
+    """Finished epochs with this section, as 0.25."""
     seconds: float
-    """Time in the member's own steps and validation."""
+    """Time in the member's own steps and validation of this section."""
     samples: int
+    """Of this section."""
     digest: tuple[int, int, int]
-    """Count, Σ mix64(index), Σ mix64(position·C ⊕ index) of what it stepped on."""
+    """Count, Σ mix64(index), Σ mix64(position·C ⊕ index) of what it stepped on in the epoch so far."""
     val_digest: tuple[int, int, int] | None
-    checkpoint: Checkpoint
+    best: bool
+    """Whether its objective is the best so far."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Saved(Event):
-    """A member was saved within an epoch."""
+    """A member was saved."""
 
     member: str
-    stream_epoch: int
     checkpoint: Checkpoint
 
 
 @dataclass(frozen=True, kw_only=True)
+class MemberRested(Event):
+    """A member left its device, and is on disk only until it comes back; or it goes on elsewhere."""
+
+    member: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class MemberEnded(Event):
-    """A member leaves its device. Status: done, failed, diverged, or paused (the same command goes on)."""
+    """A member leaves the run. Status: done, stopped, failed, diverged, or paused (the same command goes on)."""
 
     member: str
     status: str
@@ -128,13 +176,23 @@ class MemberEnded(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Fed(Event):
-    """A feeder sent the last block of one split's epoch."""
+    """A feeder sent the last block of one split's section."""
 
     leg: int
     split: str
     epoch: int
+    section: int
     samples: int
-    """Prepared for this epoch since the leg began, holes among them."""
+    """Prepared for this section since the leg began, holes among them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Discarded(Event):
+    """A feeder threw away what it had prepared ahead: the stream went on elsewhere."""
+
+    split: str
+    epoch: int
+    samples: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +207,7 @@ class Skipped(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerLost(Event):
-    """A worker ended without a word; its members go on from their newest checkpoints."""
+    """A worker ended without a word, or made no progress; its members go on from their newest checkpoints."""
 
     worker: str
     """With its node's name before it, where there are several nodes."""
@@ -191,11 +249,15 @@ KINDS: dict[str, type[Event]] = {
         RunStarted,
         PlanMade,
         SharingChosen,
+        Assigned,
+        Divided,
         MemberStarted,
-        EpochEnded,
+        SectionEnded,
         Saved,
+        MemberRested,
         MemberEnded,
         Fed,
+        Discarded,
         Skipped,
         WorkerLost,
         Answered,
@@ -207,7 +269,7 @@ KINDS: dict[str, type[Event]] = {
 
 def to_line(event: Event) -> dict[str, Any]:
     """The event as a plain value, its kind under ``event``."""
-    return {"event": type(event).__name__, **dataclasses.asdict(event)}
+    return {"event": type(event).__name__, **_plain(event)}
 
 
 def from_line(line: Mapping[str, Any]) -> Event | None:
@@ -222,6 +284,14 @@ def from_line(line: Mapping[str, Any]) -> Event | None:
     if "checkpoint" in values:
         values["checkpoint"] = Checkpoint(**values["checkpoint"])
     return kind(**values)
+
+
+def _plain(event: Event) -> dict[str, Any]:
+    """The fields by name; not `dataclasses.asdict`, which copies every value below them and takes twenty times as long."""
+    return {
+        name: _plain(value) if isinstance(value := getattr(event, name), Event) else value
+        for name in event.__dataclass_fields__
+    }
 
 
 def _tuples(value: Any) -> Any:

@@ -1,133 +1,16 @@
 """What came out: the fold of a run's events, as values a person or a program can ask."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from argosy.diagnosis import Diagnosis, diagnose
 from argosy.errors import RunError
-from argosy.events import (
-    Answered,
-    Checkpoint,
-    EpochEnded,
-    Event,
-    Fed,
-    MemberEnded,
-    MemberStarted,
-    RunEnded,
-    RunStarted,
-    Saved,
-    SharingChosen,
-    Skipped,
-    Used,
-    WorkerLost,
-)
-from argosy.stopping import Mode, better
+from argosy.events import SharingChosen
+from argosy.fold import MemberState, RunState
 
-__all__ = ["MemberResult", "MemberState", "Report", "RunState"]
-
-
-@dataclass(slots=True)
-class MemberState:
-    """What the journal says about one member; the last record wins."""
-
-    name: str
-    status: str = "waiting"
-    """waiting, training, done, failed, diverged, stopped, or paused."""
-    reason: str = ""
-    device: str = ""
-    epochs: dict[int, EpochEnded] = field(default_factory=dict)
-    saved: list[tuple[int, Checkpoint]] = field(default_factory=list)
-    """(stream epoch that it continues in, checkpoint), oldest first."""
-
-    @property
-    def history(self) -> list[dict[str, float]]:
-        """One row per finished epoch: its metrics and its seconds."""
-        return [{**self.epochs[k].metrics, "seconds": self.epochs[k].seconds} for k in sorted(self.epochs)]
-
-    def best(self, objective: str, mode: Mode) -> EpochEnded | None:
-        """The epoch with the best objective; the earliest of equals."""
-        best: EpochEnded | None = None
-        for _, ended in sorted(self.epochs.items()):
-            value = ended.metrics[objective]
-            if best is None or better(value, best.metrics[objective], mode):
-                best = ended
-        return best
-
-
-@dataclass(slots=True)
-class RunState:
-    """The fold of a journal."""
-
-    members: dict[str, MemberState] = field(default_factory=dict)
-    started: RunStarted | None = None
-    ended: RunEnded | None = None
-    fed: list[Fed] = field(default_factory=list)
-    holes: dict[tuple[str, int], set[int]] = field(default_factory=dict)
-    """Indices of broken samples, by split and stream epoch."""
-    used: list[Used] = field(default_factory=list)
-    lost: list[WorkerLost] = field(default_factory=list)
-    answered: list[Answered] = field(default_factory=list)
-    sharing: SharingChosen | None = None
-    seconds: float = 0.0
-    """Of all drivers that worked on the run and ended in order; so are the CPU seconds."""
-    cpu_seconds: float = 0.0
-
-    @classmethod
-    def of(cls, events: Iterable[Event]) -> "RunState":
-        """Fold events, first to last."""
-        state = cls()
-        for event in events:
-            state.apply(event)
-        return state
-
-    def member(self, name: str) -> MemberState:
-        """The member of that name; it is made where it is unknown."""
-        return self.members.setdefault(name, MemberState(name))
-
-    def apply(self, event: Event) -> None:
-        """Take one more event into account."""
-        if isinstance(event, EpochEnded):
-            member = self.member(event.member)
-            # An epoch that is trained again after a fault replaces the first time.
-            member.epochs[event.epoch] = event
-            member.saved.append((event.stream_epoch + 1, event.checkpoint))
-        elif isinstance(event, Saved):
-            self.member(event.member).saved.append((event.stream_epoch, event.checkpoint))
-        elif isinstance(event, MemberStarted):
-            member = self.member(event.member)
-            member.status, member.reason, member.device = "training", "", event.device
-            member.epochs = {k: ended for k, ended in member.epochs.items() if k < event.epoch}
-            member.saved = [(t, c) for t, c in member.saved if (c.epoch, c.position) <= (event.epoch, event.position)]
-        elif isinstance(event, MemberEnded):
-            self.member(event.member).status, self.member(event.member).reason = event.status, event.reason
-        elif isinstance(event, RunStarted):
-            self.started, self.ended = event, None
-        elif isinstance(event, RunEnded):
-            self.ended = event
-            self.seconds += event.seconds
-            self.cpu_seconds += event.cpu_seconds
-        elif isinstance(event, SharingChosen):
-            self.sharing = event
-        elif isinstance(event, Fed):
-            self.fed.append(event)
-        elif isinstance(event, Skipped):
-            self.holes.setdefault((event.split, event.epoch), set()).add(event.index)
-        elif isinstance(event, Used):
-            self.used.append(event)
-        elif isinstance(event, WorkerLost):
-            self.lost.append(event)
-        elif isinstance(event, Answered):
-            self.answered.append(event)
-
-    @property
-    def preparations(self) -> float:
-        """How often each training sample was prepared per stream epoch: 1.0 where everybody shares one stream."""
-        assert self.started is not None
-        fed = [event for event in self.fed if event.split == "train"]
-        epochs = {event.epoch for event in fed}
-        return sum(event.samples for event in fed) / max(self.started.lengths["train"] * len(epochs), 1)
+__all__ = ["MemberResult", "Report"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -137,9 +20,10 @@ class MemberResult:
     name: str
     status: str
     reason: str
-    epochs: int
+    epochs: float
+    """Finished ones: a whole number, or with several validations an epoch a part more."""
     metrics: dict[str, float]
-    """Of the epoch with the best objective; empty before the first epoch's end."""
+    """Of the section with the best objective; empty before the first one's end."""
     best_epoch: int | None
     hyperparameters: dict[str, Any]
     device: str
@@ -246,18 +130,18 @@ class Report:
         rows = []
         for name, described in summary["members"].items():
             member = state.members.get(name, MemberState(name))
-            best = member.best(objective, mode)
+            best = member.best
             rows.append(
                 MemberResult(
                     name=name,
                     status=member.status,
                     reason=member.reason,
-                    epochs=len(member.epochs),
+                    epochs=int(member.epochs) if member.epochs == int(member.epochs) else member.epochs,
                     metrics=dict(best.metrics) if best else {},
                     best_epoch=best.epoch if best else None,
                     hyperparameters=described["hyperparameters"],
                     device=member.device,
-                    seconds=sum(ended.seconds for ended in member.epochs.values()),
+                    seconds=sum(ended.seconds for ended in member.sections),
                     folder=directory / "members" / name,
                     opener=opener,
                 )

@@ -3,14 +3,15 @@
 import functools
 import itertools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from argosy.errors import StudyError
 from argosy.stopping import MaxEpochs, Mode, Stop, mode_of
 
-__all__ = ["Data", "Member", "Study", "accuracy", "grid"]
+__all__ = ["Data", "Member", "Study", "Terms", "accuracy", "grid"]
 
 Metric = Callable[[Any, Any], Any]
 """(output, target) -> one value per sample ``[B]``, or the mean over the batch as a scalar."""
@@ -128,6 +129,18 @@ class Member:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Terms:
+    """What holds for every member of a study: all that a trainer knows beside the members that it carries."""
+
+    seed: int
+    objective: str
+    mode: Mode
+    validations_per_epoch: int
+    has_val: bool
+    on_device: Callable[[Any], Any] | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Study:
     """What is asked of a run."""
 
@@ -139,19 +152,27 @@ class Study:
     mode: Mode | None = None
     """Whether the objective is minimised or maximised; by default ``min`` for names that end in loss or error."""
     seed: int = 0
+    validations_per_epoch: int = 1
+    """Sections of an epoch: after each of them the members are validated, and rules see a row of history. Weights do not
+    depend on it."""
+    _by_name: Mapping[str, Member] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "members", tuple(self.members))
         object.__setattr__(self, "objective", self.objective or ("val_loss" if self.data.has_val else "train_loss"))
         object.__setattr__(self, "mode", self.mode or mode_of(self.objective))
-        names = [member.name for member in self.members]
-        if not names:
+        object.__setattr__(self, "_by_name", {member.name: member for member in self.members})
+        if not self.members:
             raise StudyError("a study needs at least one member.")
-        twice = sorted({name for name in names if names.count(name) > 1})
+        twice = sorted(name for name, count in Counter(member.name for member in self.members).items() if count > 1)
         if twice:
             raise StudyError(f"member names must be unique; found twice: {', '.join(twice)}.")
         if self.mode not in ("min", "max"):
             raise StudyError(f"Study.mode is {self.mode!r}; it can be 'min' or 'max'.")
+        if not isinstance(self.validations_per_epoch, int) or self.validations_per_epoch < 1:
+            raise StudyError(
+                f"Study.validations_per_epoch is {self.validations_per_epoch!r}; it must be a whole number from 1."
+            )
         self._check_objective()
 
     def _check_objective(self) -> None:
@@ -170,7 +191,25 @@ class Study:
 
     def member(self, name: str) -> Member:
         """The member of that name."""
-        return next(member for member in self.members if member.name == name)
+        return self._by_name[name]
+
+    @property
+    def names(self) -> Collection[str]:
+        """Of the members, in their order."""
+        return self._by_name.keys()
+
+    @property
+    def terms(self) -> Terms:
+        """What holds for every member."""
+        assert self.mode is not None
+        return Terms(
+            seed=self.seed,
+            objective=self.objective,
+            mode=self.mode,
+            validations_per_epoch=self.validations_per_epoch,
+            has_val=self.data.has_val,
+            on_device=self.data.on_device,
+        )
 
     def stop_of(self, member: Member) -> Stop:
         """The member's own rule, or the study's."""

@@ -5,6 +5,7 @@ Training is stripped on both sides (SC'18's peak(n)): members take every batch a
 
 import multiprocessing
 import os
+import select
 import time
 from typing import Any
 
@@ -18,9 +19,10 @@ from argosy.settings import Settings
 from argosy.stream.batches import Cutter
 from argosy.stream.feed import feed
 from argosy.stream.order import Selection
+from argosy.stream.pulse import Pulse
 from argosy.stream.ring import RingReader
 from argosy.stream.schedule import Orders
-from argosy.stream.wire import dial
+from argosy.stream.wire import Peer, dial
 
 LENGTH, FEATURES, MEMBERS, BATCH = 100_000, 64, 32, 64
 KEY = os.urandom(32)
@@ -39,11 +41,11 @@ def argosy_rate(x: torch.Tensor, y: torch.Tensor, epochs: int) -> float:
     """Samples per second that all members receive, spread over one process per core as trainers are."""
     readers = tuple(f"reader-{number}" for number in range(len(os.sched_getaffinity(0))))
     context = multiprocessing.get_context("fork")
-    ours, theirs = context.Pipe()
+    ours, theirs = Peer.pair()
     feeder = context.Process(target=run_feeder, args=(theirs, x, y))
     feeder.start()
     ours.send(Open())
-    opened = ours.recv()
+    (opened,) = ours.wait()
     results = context.SimpleQueue()
     share = MEMBERS // len(readers)
     processes = [context.Process(target=run_reader, args=(opened.address, n, share, epochs, results)) for n in readers]
@@ -72,14 +74,15 @@ def run_reader(address: str, name: str, members: int, epochs: int, results: Any)
 
 
 def take(reader: RingReader, cutters: list[Cutter]) -> int:
-    """One block, cut for every member; it goes back to the ring when this returns."""
-    block = reader.receive()
-    return sum(batch.rows for cutter in cutters for batch in cutter.take(block))
+    """The blocks that are there, cut for every member; they go back to the ring when this returns."""
+    while not (found := reader.blocks()):
+        select.select([reader.peer], [], [])
+    return sum(batch.rows for block, _ in found for cutter in cutters for batch in cutter.take(block))
 
 
-def run_feeder(driver: multiprocessing.connection.Connection, x: torch.Tensor, y: torch.Tensor) -> None:
+def run_feeder(driver: Peer, x: torch.Tensor, y: torch.Tensor) -> None:
     torch.set_num_threads(1)
-    feed(driver, Data(arrays=(x, y)), Settings(), seed=0, key=KEY)
+    feed(driver, Data(arrays=(x, y)), Settings(), name="feeder-0", seed=0, key=KEY, pulse=Pulse.private())
 
 
 def main() -> None:

@@ -45,7 +45,7 @@ DEMANDS = {"light": 0.1, "middle": 0.4, "heavy": 0.75}
 """Name -> a member's own training over preparation, about: what lengths of runs are chosen by."""
 POLL_SECONDS = 0.01
 TURN_SECONDS = 0.5
-ENDED = '"event": "EpochEnded"'
+ENDED = '"event": "SectionEnded"'
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

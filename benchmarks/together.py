@@ -104,7 +104,7 @@ def by_argosy(work: Work, out: Path, *, devices: int, names: list[str] = NAMES, 
     }
     cost = process_tree.run([command], environment=environment, output=out / "output.txt", memory=memory)
     events = [json.loads(line) for line in (out / "run" / "journal.jsonl").read_text().splitlines()]
-    ended = [event for event in events if event["event"] == "EpochEnded"]
+    ended = [event for event in events if event["event"] == "SectionEnded"]
     losses = {event["member"]: event["metrics"]["val_loss"] for event in ended}
     return Outcome(
         cost=cost,

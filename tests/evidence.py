@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from argosy.report import MemberState, RunState
+from argosy.fold import MemberState, RunState
 from argosy.running.audit import audit
 from argosy.running.journal import read_journal
 
@@ -49,7 +49,7 @@ def _result(directory: Path, member: MemberState) -> dict[str, Any]:
     saved = torch.load(directory / "members" / member.name / "last.pt", weights_only=True)
     epochs = [
         (e.epoch, e.stream_epoch, dict(e.metrics), tuple(e.digest), e.val_digest and tuple(e.val_digest))
-        for _, e in sorted(member.epochs.items())
+        for e in member.sections
     ]
     return {
         "weights": fingerprint(saved["model"]),

@@ -112,8 +112,9 @@ def repeats_at_most_one_interval(directory: Path) -> bool:
     newest: dict[str, tuple[int, int]] = {}
     text = (directory / "journal.jsonl").read_text()
     for line in map(json.loads, text.splitlines()):
-        if line["event"] in ("EpochEnded", "Saved"):
-            newest[line["member"]] = (line["checkpoint"]["epoch"], line["checkpoint"]["position"])
+        if line["event"] == "Saved":
+            saved = line["checkpoint"]
+            newest[line["member"]] = (saved["epoch"], saved["position"] + saved["carried"])
         elif line["event"] == "MemberStarted" and (line["epoch"], line["position"]) != newest.get(
             line["member"], (0, 0)
         ):

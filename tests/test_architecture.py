@@ -12,6 +12,7 @@ TIERS = [
     {"errors"},
     {"stopping", "cluster", "events", "diagnosis"},
     {"study", "settings", "profiles", "commands", "plans"},
+    {"fold"},
     {"report"},
     {"planning", "tuning"},
     {"stream"},
@@ -24,7 +25,7 @@ TIERS = [
     {"cli"},
     {"__main__"},
 ]
-NOUNS = set().union(*TIERS[:4]) | {"planning"}
+NOUNS = set().union(*TIERS[:5]) | {"planning"}
 TORCH_FREE = NOUNS | {"cli", ""}
 OPTIONAL = {"pandas", "plotly", "highspy", "optuna", "ray", "lightning", "sklearn", "PIL", "transformers"}
 

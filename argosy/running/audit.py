@@ -5,10 +5,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from argosy.errors import RunError
-from argosy.report import MemberState, RunState
+from argosy.fold import MemberState, RunState
 from argosy.running.journal import read_journal
-from argosy.stream.order import Selection, split_order, used_elements
+from argosy.stream.order import Indices, Selection, split_order, used_elements
+from argosy.stream.schedule import section_start
 
 __all__ = ["audit"]
 
@@ -32,21 +35,30 @@ def _audit_member(
     summary: dict[str, Any],
     holes: dict[tuple[str, int], set[int]],
 ) -> list[str]:
-    found = []
-    if sorted(member.epochs) != list(range(len(member.epochs))):
-        found.append(f"{member.name}: epochs {sorted(member.epochs)} are journaled, some are missing")
-    stream_epochs = [member.epochs[k].stream_epoch for k in sorted(member.epochs)]
+    found, per_epoch = [], summary["validations_per_epoch"]
+    numbers = [row.epoch * per_epoch + row.section for row in member.sections]
+    if numbers != list(range(len(numbers))):
+        found.append(f"{member.name}: sections {numbers} are journaled, some are missing")
+    stream_epochs = [row.stream_epoch for row in member.sections if row.section == 0]
     if any(later <= earlier for earlier, later in itertools.pairwise(stream_epochs)):
         found.append(f"{member.name}: its stream epochs {stream_epochs} do not ascend")
-    for ended in member.epochs.values():
+    for ended in member.sections:
+        assigned = member.stream_epoch(ended.epoch)
+        if assigned != ended.stream_epoch:
+            found.append(
+                f"{member.name}: epoch {ended.epoch} was trained on stream epoch {ended.stream_epoch}; it was assigned "
+                f"{assigned}"
+            )
         for split, words in (("train", ended.digest), ("val", ended.val_digest)):
             if words is None:
                 continue
             length = summary["lengths"][split]
             selection = Selection.of(described["subset" if split == "train" else "val_subset"], length)
             order = split_order(summary["seed"], split, ended.stream_epoch, length)
-            drop_last = described["drop_last"] and split == "train"
-            elements = used_elements(selection.length, described["batch_size"], drop_last=drop_last)
+            elements = selection.length
+            if split == "train":
+                stop = section_start(ended.section + 1, length, per_epoch) or length
+                elements = _elements(selection, order, stop, described)
             expected = selection.digest(
                 order, elements=elements, holes=sorted(holes.get((split, ended.stream_epoch), ()))
             )
@@ -56,3 +68,12 @@ def _audit_member(
                     f"{ended.stream_epoch} gives {tuple(expected)}"
                 )
     return found
+
+
+def _elements(selection: Selection, order: Indices, stop: int, described: dict[str, Any]) -> int:
+    """Elements of a member's sequence that its batches have used when so much of the order has gone by."""
+    positions, batch_size = selection.positions(order), int(described["batch_size"])
+    passed = stop if positions is None else int(np.searchsorted(positions, stop))
+    if passed < selection.length:
+        return passed - passed % batch_size
+    return used_elements(selection.length, batch_size, drop_last=described["drop_last"])

@@ -10,7 +10,7 @@ import torch
 
 import argosy
 from argosy.commands import Measured
-from argosy.events import EpochEnded
+from argosy.events import SectionEnded
 from argosy.profiles import Profile, ProfileCache
 from argosy.running.identity import spell
 from argosy.study import Member
@@ -92,8 +92,8 @@ class Observed:
         known = self._cache.load(self._key(profile, member, measured))
         return profile if known is None else profile.observed(known.samples_per_second[0], weight=1.0)
 
-    def remember(self, profile: Profile, member: Member, measured: Measured, ended: EpochEnded) -> None:
-        """Take an epoch's rate into account, its share of validation included."""
+    def remember(self, profile: Profile, member: Member, measured: Measured, ended: SectionEnded) -> None:
+        """Take a section's rate into account, its share of validation included."""
         if ended.seconds > 0:
             seen = profile.observed(ended.samples / ended.seconds)
             self._cache.save(self._key(profile, member, measured), seen)

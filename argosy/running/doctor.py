@@ -23,6 +23,7 @@ import psutil
 from argosy.errors import WorkerError
 from argosy.running.forkserver import ForkServer
 from argosy.running.limits import memory_limit, quota_cores, usable_cores
+from argosy.stream.pulse import Pulse
 from argosy.stream.wire import Door
 
 __all__ = ["Check", "Gpus", "examine"]
@@ -348,9 +349,10 @@ def _fork_one(server: ForkServer, log: Path) -> str:
     blob = os.memfd_create("argosy-doctor")
     os.write(blob, pickle.dumps((None, None, 0)))
     os.lseek(blob, 0, os.SEEK_SET)
+    _, pulse = Pulse.create()
     try:
         arguments = {"name": "doctor", "ticket": "doctor", "role": "feeder", "address": door.address, "key": key.hex()}
-        server.fork(arguments, [blob], log)
+        server.fork(arguments, [blob, pulse], log)
         deadline = time.monotonic() + FORK_SECONDS
         while time.monotonic() < deadline and server.process.poll() is None:
             # A feeder waits for its first word, and leaves when it is hung up on.
@@ -363,6 +365,7 @@ def _fork_one(server: ForkServer, log: Path) -> str:
     finally:
         door.close()
         os.close(blob)
+        os.close(pulse)
 
 
 def _number(limit: int) -> str:

@@ -1,8 +1,8 @@
 """The fork server: a process that imported torch once, has no threads, never computes, and forks workers on request.
 
 Contract. It is tied to the driver by the kernel before its first import, and every worker to it. One request is one
-message with its descriptors: the blobs of the study. It answers each fork with the worker's pid and tells of each end.
-When the driver closes the socket, it kills what is left of its children and goes.
+message with its descriptors: the blob of the study, the worker's pulse, the run's lock. It answers each fork with the
+worker's pid and tells of each end. When the driver closes the socket, it kills what is left of its children and goes.
 """
 
 import contextlib
@@ -23,11 +23,11 @@ from typing import Any
 import psutil
 
 from argosy.stream.death import die_with_parent
+from argosy.stream.wire import Peer
 from argosy.training.heap import allow_tcache, without_tcache
 
 __all__ = ["STOPPED_SECONDS", "ForkServer", "main"]
 
-LARGEST_REQUEST = 2**16
 FAREWELL_SECONDS = 5
 STOPPED_SECONDS = 5.0
 """How long a process of a run may stay stopped."""
@@ -38,21 +38,23 @@ IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 class ForkServer:
     """The driver's end."""
 
-    def __init__(self, process: subprocess.Popen[bytes], channel: socket.socket) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], channel: Peer) -> None:
         self.process = process
         self.channel = channel
+        """Readable when `news` has something to tell; with `unsent` requests while the server imports."""
         self.used = False
 
     @classmethod
     def start(cls) -> "ForkServer":
         """Start the server; its imports go on while the caller does something else."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours, theirs = Peer.pair()
         program = "import sys, json; sys.path[:] = json.loads(sys.argv[1]); from argosy.running.forkserver import main; main()"
         with _no_stopped_child():
             process = subprocess.Popen(
                 [sys.executable, "-c", program, json.dumps(sys.path), str(theirs.fileno()), str(os.getpid())],
                 pass_fds=[theirs.fileno()],
-                env=without_tcache(os.environ),
+                # Who asks whether there is a GPU must not start its driver, which would not survive the fork.
+                env={**without_tcache(os.environ), "PYTORCH_NVML_BASED_CUDA_CHECK": "1"},
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
                 # The tie survives the exec: nothing can come between the server's birth and it but a moment of the kernel.
@@ -62,18 +64,14 @@ class ForkServer:
         return cls(process, ours)
 
     def fork(self, arguments: dict[str, Any], descriptors: list[int], log: Path) -> None:
-        """Ask for a worker; it writes to `log` what would go to the terminal."""
+        """Ask for a worker; it writes to `log` what would go to the terminal. The descriptors may be closed then."""
         request = {"arguments": arguments, "log": str(log), "path": sys.path, "folder": str(Path.cwd())}
-        socket.send_fds(self.channel, [json.dumps(request).encode()], descriptors)
+        self.channel.send(request | {"descriptors": len(descriptors)}, descriptors)
         self.used = True
 
-    def news(self) -> tuple[str, int, int | None]:
-        """(ticket, pid, wait status) of a worker that started (status None) or ended; call when the channel is readable."""
-        message = self.channel.recv(LARGEST_REQUEST)
-        if not message:
-            raise EOFError
-        ticket, pid, status = json.loads(message)
-        return ticket, pid, status
+    def news(self) -> list[tuple[str, int, int | None]]:
+        """(ticket, pid, wait status) of workers that started (status None) or ended; EOFError when the server has."""
+        return self.channel.receive()
 
     def close(self) -> None:
         """Let the server kill what is left and wait until it has gone."""
@@ -121,7 +119,7 @@ def main() -> None:
 
     # A worker's full garbage collection would write into every object that was imported, and so copy its pages.
     gc.freeze()
-    channel = socket.socket(fileno=int(sys.argv[2]))
+    channel = Peer(socket.socket(fileno=int(sys.argv[2])))
     wake, wakes = os.pipe()
     os.set_blocking(wakes, False)
     signal.set_wakeup_fd(wakes)
@@ -130,30 +128,31 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     children: dict[int, str] = {}
     server = os.getpid()
-    while True:
-        ready = _wait(channel.fileno(), wake)
-        if wake in ready:
-            os.read(wake, 4096)
-            _tell_ends(channel, children)
-        if channel.fileno() in ready:
-            message, descriptors = _receive(channel)
-            if not message:
-                break
-            request = json.loads(message)
-            if request["arguments"]["role"] == "trainer":
-                _import_for_optimizers()
-            pid = os.fork()
-            if pid == 0:
-                die_with_parent(server)
-                signal.set_wakeup_fd(-1)
-                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                for descriptor in (channel.detach(), wake, wakes):
+    # The driver closes the socket when the run is over.
+    with contextlib.suppress(EOFError):
+        while True:
+            ready, _, _ = select.select([channel.fileno(), wake], [channel.fileno()] if channel.unsent else [], [])
+            if wake in ready:
+                os.read(wake, 4096)
+                _tell_ends(channel, children)
+            channel.flush()
+            for request in channel.receive():
+                descriptors = [channel.descriptors.popleft() for _ in range(request["descriptors"])]
+                if request["arguments"]["role"] == "trainer":
+                    _import_for_optimizers()
+                pid = os.fork()
+                if pid == 0:
+                    die_with_parent(server)
+                    signal.set_wakeup_fd(-1)
+                    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                    channel.close()
+                    os.close(wake)
+                    os.close(wakes)
+                    os._exit(_become(request, descriptors, work))
+                children[pid] = request["arguments"]["ticket"]
+                channel.send((children[pid], pid, None))
+                for descriptor in descriptors:
                     os.close(descriptor)
-                os._exit(_become(request, descriptors, work))
-            children[pid] = request["arguments"]["ticket"]
-            _tell(channel, children[pid], pid, None)
-            for descriptor in descriptors:
-                os.close(descriptor)
     _bid_farewell(children)
 
 
@@ -164,15 +163,6 @@ def _import_for_optimizers() -> None:
 
     torch.optim.SGD([torch.zeros(1)], lr=0.1)
     gc.freeze()
-
-
-def _receive(channel: socket.socket) -> tuple[bytes, list[int]]:
-    """The next request and its descriptors; nothing when the driver has closed the socket, read or unread."""
-    try:
-        message, descriptors, _, _ = socket.recv_fds(channel, LARGEST_REQUEST, 8)
-    except ConnectionResetError:
-        return b"", []
-    return message, descriptors
 
 
 def _become(request: dict[str, Any], descriptors: list[int], work: Any) -> int:
@@ -187,21 +177,11 @@ def _become(request: dict[str, Any], descriptors: list[int], work: Any) -> int:
     return code
 
 
-def _wait(*descriptors: int) -> list[int]:
-    return select.select(descriptors, [], [])[0]
-
-
-def _tell_ends(channel: socket.socket, children: dict[int, str]) -> None:
+def _tell_ends(channel: Peer, children: dict[int, str]) -> None:
     for pid in list(children):
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:
-            _tell(channel, children.pop(pid), pid, status)
-
-
-def _tell(channel: socket.socket, ticket: str, pid: int, status: int | None) -> None:
-    # A driver that is gone closes the channel, which ends the loop.
-    with contextlib.suppress(OSError):
-        channel.send(json.dumps([ticket, pid, status]).encode())
+            channel.send((children.pop(pid), pid, status))
 
 
 def _bid_farewell(children: dict[int, str]) -> None:

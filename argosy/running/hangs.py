@@ -1,50 +1,78 @@
-"""Notices workers that are there and do nothing: pure bookkeeping over what they say."""
+"""Tells workers that hang from slow ones: pure bookkeeping over their signs of life."""
 
-import time
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from argosy.commands import Progress
+from argosy.stream.pulse import Sign
 
 __all__ = ["Hangs"]
 
+LOOKS = 4
+"""A worker is looked at so often without any progress before it hangs: while the driver itself was held up (a suspended
+machine), nobody could be seen to move."""
+SHARE = 0.01
+"""Of a core that opaque code uses at least. A thread that only waits and wakes up now and then uses less."""
+
+
+@dataclass(slots=True)
+class _Still:
+    """A sign that has not moved since it was first seen."""
+
+    sign: Sign
+    looked: float
+    seconds: float = 0.0
+    """How long it has been seen like that."""
+    cpu_seconds: float | None = None
+    """Of the worker when it was seen for the second time."""
+    elapsed: float = 0.0
+    """Seconds since then."""
+
 
 class Hangs:
-    """A trainer that says nothing for so long hangs in a step; where all trainers only wait for data, their feeder does."""
+    """A worker hangs when something that it is busy with makes no progress for so many seconds.
+
+    Progress is another beat or something else to do; in opaque code, where nothing beats, CPU time as well. Slow is not
+    hung, and nothing that is idle hangs.
+    """
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
-        self.heard: dict[str, float] = {}
-        self.blocks: dict[str, tuple[int, float]] = {}
-        self.feeder_of: dict[str, str | None] = {}
+        self._still: dict[str, dict[int, _Still]] = {}
+        """By worker and slot of its pulse; only those that are busy."""
 
-    def watch(self, feeder: str | None, trainers: Iterable[str]) -> None:
-        """From here on these trainers have work from this feeder; without trainers, nobody has."""
-        trainers = tuple(trainers)
-        if not trainers:
-            self.feeder_of.clear()
-        for trainer in trainers:
-            self.feeder_of[trainer] = feeder
-            self.heard[trainer] = time.monotonic()
-            self.blocks[trainer] = (-1, time.monotonic())
-
-    def hear(self, worker: str, message: Any) -> None:
-        """Note a sign of life."""
-        self.heard[worker] = time.monotonic()
-        if isinstance(message, Progress) and message.blocks != self.blocks.get(worker, (-1, 0.0))[0]:
-            self.blocks[worker] = (message.blocks, time.monotonic())
-
-    def hanging(self) -> list[str]:
-        """Workers to be ended; each is named once."""
-        now = time.monotonic()
-        silent = [t for t in self.feeder_of if now - self.heard[t] > self.seconds]
-        for trainer in silent:
-            del self.feeder_of[trainer]
-        hungry = {
-            feeder
-            for feeder in self.feeder_of.values()
-            if feeder is not None
-            and all(now - self.blocks[t][1] > self.seconds for t, f in self.feeder_of.items() if f == feeder)
+    def look(self, now: float, worker: str, signs: Sequence[Sign], cpu_seconds: Callable[[], float]) -> None:
+        """Note what a worker shows. Its CPU time is asked for only where opaque code has been seen without a beat."""
+        before = self._still.get(worker, {})
+        self._still[worker] = {
+            slot: self._compare(now, before.get(slot), sign, cpu_seconds)
+            for slot, sign in enumerate(signs)
+            if sign.busy
         }
-        self.feeder_of = {t: f for t, f in self.feeder_of.items() if f not in hungry}
-        return [*silent, *sorted(hungry)]
+
+    def hanging(self) -> list[tuple[str, str, float]]:
+        """(worker, what it is doing, seconds without progress) of workers to be ended; each is named once."""
+        found = []
+        for worker, stills in list(self._still.items()):
+            still = max(stills.values(), key=lambda still: still.seconds, default=None)
+            if still is not None and still.seconds >= self.seconds:
+                found.append((worker, still.sign.doing, still.seconds))
+                self.forget(worker)
+        return found
+
+    def forget(self, worker: str) -> None:
+        """It is gone; whoever gets its name starts anew."""
+        self._still.pop(worker, None)
+
+    def _compare(self, now: float, still: _Still | None, sign: Sign, cpu_seconds: Callable[[], float]) -> _Still:
+        if still is None or still.sign != sign:
+            return _Still(sign, now)
+        seen = min(now - still.looked, self.seconds / LOOKS)
+        still.looked = now
+        still.seconds += seen
+        if sign.opaque:
+            used, still.elapsed = cpu_seconds(), still.elapsed + seen
+            if still.cpu_seconds is None:
+                still.cpu_seconds, still.elapsed = used, 0.0
+            elif abs(used - still.cpu_seconds) > SHARE * still.elapsed:
+                return _Still(sign, now, cpu_seconds=used)
+        return still

@@ -14,7 +14,7 @@ from argosy.study import Member, Study
 
 __all__ = ["check_identity", "found_study", "spell", "summarize", "write_json", "write_study"]
 
-IDENTITY = ("seed", "lengths", "fingerprint")
+IDENTITY = ("seed", "lengths", "fingerprint", "validations_per_epoch")
 MEMBER_IDENTITY = ("batch_size", "drop_last", "hyperparameters", "parameter_shapes", "subset", "val_subset")
 
 
@@ -26,6 +26,7 @@ def summarize(
         "seed": study.seed,
         "objective": study.objective,
         "mode": study.mode,
+        "validations_per_epoch": study.validations_per_epoch,
         "lengths": dict(lengths),
         "fingerprint": fingerprint,
         "stop": repr(study.stop),

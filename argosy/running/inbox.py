@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from argosy.errors import RunError
-from argosy.report import RunState
+from argosy.fold import RunState
 from argosy.running.journal import read_journal
 
 __all__ = ["Inbox", "leave"]

@@ -8,15 +8,19 @@ import numpy as np
 import torch
 
 from argosy.cluster import Cluster
-from argosy.commands import Attach, Exit, Feed, Leg, Lost, Open, Opened
+from argosy.commands import Attach, Credit, Exit, Feed, Hold, Leg, Lost, Open, Opened
 from argosy.errors import PlanError
-from argosy.events import Fed, Skipped, Used
-from argosy.running.launcher import Job, discover, torch_device
+from argosy.events import Skipped, Used
+from argosy.running.launcher import Job, discover
 from argosy.settings import Settings
-from argosy.stream.blocks import ALIGNMENT, Block
+from argosy.stream.blocks import ALIGNMENT, Block, Place
+from argosy.stream.course import Course
 from argosy.stream.gauges import StreamGauge
-from argosy.stream.schedule import Orders, choose_block_size, places
+from argosy.stream.pulse import Pulse
+from argosy.stream.schedule import Orders, choose_block_size
 from argosy.stream.sources import open_sources
+from argosy.study import Member
+from argosy.training.devices import backend_of
 from argosy.training.trainer import Trainer
 
 __all__ = ["Inline"]
@@ -44,64 +48,67 @@ class InlineWorkers:
 
     def __init__(self, job: Job) -> None:
         self.job = job
-        self.said: deque[tuple[str, Any]] = deque()
+        self.unsent: deque[tuple[str, Any]] = deque()
+        self.said: list[tuple[str, Any]] = []
         self.feeders: dict[str, _InlineFeeder] = {}
         self.trainers: dict[str, Trainer] = {}
-        self.attached: dict[str, str] = {}
         self.threads = torch.get_num_threads()
 
     def start_feeder(self, name: str) -> None:
         """See `Workers.start_feeder`."""
-        self.feeders[name] = _InlineFeeder(self.job)
+        self.feeders[name] = _InlineFeeder(self.job, name)
 
     def start_trainer(self, name: str) -> None:
         """See `Workers.start_trainer`."""
-        job = self.job
         self.trainers[name] = Trainer(
-            job.study,
-            job.settings,
-            job.directory,
+            self.job.study.terms,
+            self.job.settings,
+            self.job.directory,
             name=name,
-            device=torch_device(name),
+            backend=backend_of(name),
             emit=lambda message: self.said.append((name, message)),
         )
 
     def send(self, worker: str, command: Any) -> None:
-        """See `Workers.send`; the worker acts at once."""
-        if worker in self.feeders:
-            self.said.extend((worker, answer) for answer in self.feeders[worker].obey(command, name=worker))
-        elif isinstance(command, Attach):
-            self.attached[worker] = command.address
-            self.trainers[worker].know(self.feeders[command.address].lengths)
-        elif isinstance(command, Exit):
-            self.said.append((worker, self.trainers.pop(worker).used(cpu_seconds=0.0)))
-            self.said.append((worker, Lost(detail="it was told to exit")))
-        else:
-            self.trainers[worker].obey(command)
+        """See `Workers.send`."""
+        self.unsent.append((worker, command))
+
+    def enlist(self, worker: str, members: tuple[Member, ...]) -> None:
+        """See `Workers.enlist`; here they are what they are, breakpoints and all."""
+        self.trainers[worker].enlist(members)
 
     def kill(self, worker: str) -> None:
         """See `Workers.kill`; what hangs here hangs the driver too, so nobody asks."""
         raise AssertionError(f"{worker} cannot be killed: it is a part of this process")
 
-    def renew(self, job: Job) -> None:
-        """See `Workers.renew`."""
-        self.job = job
+    def pulse(self, worker: str) -> Pulse | None:
+        """See `Workers.pulse`; whoever could look is held up as well."""
+        return None
+
+    def cpu_seconds(self, worker: str) -> float:
+        """See `Workers.cpu_seconds`."""
+        return 0.0
 
     def receive(self, timeout: float) -> list[tuple[str, Any]]:
         """See `Workers.receive`; one block goes to every trainer that reads it."""
+        while self.unsent:
+            self._obey(*self.unsent.popleft())
         for name, feeder in self.feeders.items():
-            readers = [self.trainers[reader] for reader in feeder.readers if reader in self.trainers]
-            if self.said or not readers or not all(trainer.ready for trainer in readers):
-                continue
-            block = next(feeder.blocks, None)
-            if block is not None:
-                self.said.extend((name, skipped) for skipped in feeder.skipped)
-                feeder.skipped.clear()
-                for trainer in readers:
-                    trainer.take(block)
-                self.said.extend((name, fed) for fed in feeder.fed(block))
-        said, self.said = list(self.said), deque()
+            if not self.said and all(self.trainers[reader].ready for reader in feeder.course.crews):
+                self.said += [(name, message) for message in feeder.feed(self.trainers)]
+        said, self.said = self.said, []
         return said
+
+    def _obey(self, worker: str, command: Any) -> None:
+        if worker in self.feeders:
+            self.said += [(worker, answer) for answer in self.feeders[worker].obey(command)]
+        elif isinstance(command, Attach):
+            self.trainers[worker].know(self.feeders[command.address].course.lengths)
+        elif isinstance(command, Exit):
+            self.said.append((worker, self.trainers.pop(worker).used(cpu_seconds=0.0)))
+            self.said.append((worker, Lost(detail="it was told to exit")))
+        else:
+            self.trainers[worker].obey(command)
 
     def __enter__(self) -> "InlineWorkers":
         torch.set_num_threads(self.job.settings.threads)
@@ -112,60 +119,67 @@ class InlineWorkers:
 
 
 class _InlineFeeder:
-    """A feeder that prepares a block when it is asked for one."""
+    """A feeder that prepares a block when it may be announced."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, name: str) -> None:
         self.job = job
+        self.name = name
         self.gauge = StreamGauge()
-        self.readers: tuple[str, ...] = ()
-        self.blocks: Iterator[Block] = iter(())
-        self.lengths: dict[str, int] = {}
-        self.skipped: list[Skipped] = []
+        self.course = Course({}, per_epoch=job.study.validations_per_epoch, block_size=1)
 
-    def obey(self, command: Any, *, name: str) -> list[Any]:
+    def obey(self, command: Any) -> list[Any]:
         """Do what the driver says; returns the answers."""
         if isinstance(command, Open):
-            return [self._open(name)]
+            return [self._open()]
         if isinstance(command, Feed):
-            self.readers, self.blocks = command.readers, self._prepare(command.leg)
-            self.samples: dict[tuple[str, int], int] = {}
-        if isinstance(command, Exit):
-            self.readers = ()
-            return [Used(worker=name, cpu_seconds=0.0, gauge=self.gauge.to_json())]
+            return list(self.course.begin(command.leg))
+        if isinstance(command, Credit):
+            self.course.allow(command)
+        elif isinstance(command, Hold):
+            return [self.course.hold(command)]
+        elif isinstance(command, Exit):
+            return [
+                *self.course.begin(Leg.empty()),
+                Used(worker=self.name, cpu_seconds=0.0, gauge=self.gauge.to_json()),
+            ]
         return []
 
-    def fed(self, block: Block) -> list[Fed]:
-        """What to report after a block."""
-        place = block.place
-        key = (place.split, place.epoch)
-        self.samples[key] = self.samples.get(key, 0) + place.rows
-        if not place.last:
-            return []
-        return [Fed(leg=place.leg, split=place.split, epoch=place.epoch, samples=self.samples.pop(key))]
+    def feed(self, trainers: dict[str, Trainer]) -> Iterator[Any]:
+        """Let the trainers take the next block, where there is credit for one; yields what there is to report."""
+        place = self.course.peek()
+        if place is None or not self.course.crews or not self.course.may_announce(place):
+            return
+        self.course.next()
+        block, skipped = self._prepare(place)
+        yield from skipped
+        for reader, crew in self.course.crews.items():
+            trainers[reader].take(block, crew)
+        fed = self.course.announced(place, place.rows)
+        if fed is not None:
+            yield fed
 
-    def _open(self, name: str) -> Opened:
-        settings = self.job.settings
-        self.sources = open_sources(self.job.study.data, seed=self.job.study.seed)
-        self.lengths = {split: source.length for split, source in self.sources.items()}
-        self.orders = Orders(self.job.study.seed, self.lengths)
-        self.block_size = settings.block_size or choose_block_size(self.sources["train"].layout)
-        fingerprint = self.sources["train"].fingerprint()
+    def _open(self) -> Opened:
+        study, settings = self.job.study, self.job.settings
+        self.sources = open_sources(study.data, seed=study.seed)
+        lengths = {split: source.length for split, source in self.sources.items()}
+        self.orders = Orders(study.seed, lengths)
+        block_size = settings.block_size or choose_block_size(self.sources["train"].layout)
+        self.course = Course(lengths, per_epoch=study.validations_per_epoch, block_size=block_size)
         return Opened(
-            address=name,
-            lengths=self.lengths,
-            fingerprint=fingerprint,
-            block_size=self.block_size,
+            address=self.name,
+            lengths=lengths,
+            fingerprint=self.sources["train"].fingerprint(),
+            block_size=block_size,
             seconds_per_sample=self.sources["train"].seconds_per_sample,
         )
 
-    def _prepare(self, leg: Leg) -> Iterator[Block]:
-        for place in places(leg, self.lengths, self.block_size):
-            source = self.sources[place.split]
-            memory = np.empty(source.layout.block_bytes(place.rows) + ALIGNMENT, np.uint8)
-            start = -memory.ctypes.data % ALIGNMENT
-            block = source.layout.block(place, memory[start:])
-            for index, error in source.fill(block, 0, self.orders.block(place)):
-                self.skipped.append(Skipped(split=place.split, epoch=place.epoch, index=index, error=error))
-            self.gauge.prepared += place.rows
-            # The rows are written; what members do to them is counted from here.
-            yield source.layout.block(place, memory[start:])
+    def _prepare(self, place: Place) -> tuple[Block, list[Skipped]]:
+        source = self.sources[place.split]
+        memory = np.empty(source.layout.block_bytes(place.rows) + ALIGNMENT, np.uint8)
+        start = -memory.ctypes.data % ALIGNMENT
+        block = source.layout.block(place, memory[start:])
+        holes = source.fill(block, 0, self.orders.block(place))
+        self.gauge.prepared += place.rows
+        skipped = [Skipped(split=place.split, epoch=place.epoch, index=i, error=error) for i, error in holes]
+        # The rows are written; what members do to them is counted from here.
+        return source.layout.block(place, memory[start:]), skipped

@@ -34,6 +34,7 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._descriptor = -1
+        self._lines: list[str] = []
 
     def __enter__(self) -> "Journal":
         """Cut what a crash left of its last line, so that the next event is not glued to it."""
@@ -48,16 +49,24 @@ class Journal:
         os.close(self._descriptor)
 
     def append(self, event: Event) -> None:
-        """One line in one write, flushed to the disk before anybody acts on it; raises DiskError."""
-        line = json.dumps({**to_line(event), "at": round(time.time(), 3)}).encode() + b"\n"
+        """One line, kept for `commit`."""
+        self._lines.append(json.dumps({**to_line(event), "at": round(time.time(), 3)}))
+
+    def commit(self) -> None:
+        """All lines since the last time in one write, flushed to the disk before anybody acts on them; raises DiskError."""
+        if not self._lines:
+            return
+        text = "".join(f"{line}\n" for line in self._lines).encode()
         before = os.fstat(self._descriptor).st_size
         try:
-            if os.write(self._descriptor, line) < len(line):
-                raise OSError(errno.ENOSPC, "only a part of the line was written")
+            written = 0
+            while written < len(text):
+                written += os.write(self._descriptor, text[written:])
             os.fdatasync(self._descriptor)
         except OSError as error:
             os.ftruncate(self._descriptor, before)
             raise DiskError(f"cannot write {self.path}: {error}. Free disk space; the same command goes on.") from error
+        self._lines.clear()
 
 
 @contextmanager

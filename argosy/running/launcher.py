@@ -9,15 +9,16 @@ from types import TracebackType
 from typing import Any, Protocol
 
 import psutil
-import torch
 
 from argosy.cluster import Cluster, Device, Node
 from argosy.errors import PlanError
 from argosy.running.limits import usable_cores
 from argosy.settings import Settings
-from argosy.study import Study
+from argosy.stream.pulse import Pulse
+from argosy.study import Member, Study
+from argosy.training.devices import default_kind, kind_of
 
-__all__ = ["Job", "Launcher", "Workers", "discover", "torch_device"]
+__all__ = ["Job", "Launcher", "Workers", "discover"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,16 +42,29 @@ class Workers(Protocol):
         """Start the trainer of the device of that name."""
 
     def send(self, worker: str, command: Any) -> None:
-        """Say something to a worker; kept for it until it is there."""
+        """Say something to a worker; kept until the next `receive`, and until the worker is there."""
 
     def kill(self, worker: str) -> None:
         """End a worker that does not answer; it is `Lost` then."""
 
-    def renew(self, job: Job) -> None:
-        """Workers that start from here on get this job."""
+    def enlist(self, worker: str, members: tuple[Member, ...]) -> None:
+        """Let a trainer know what these members are; raises StudyError for one that cannot be sent there."""
 
     def receive(self, timeout: float) -> list[tuple[str, Any]]:
-        """(worker, message) of all that was said, at once or after at most so many seconds; `Lost` for a worker gone."""
+        """Let go what was sent, then (worker, message) of all that was said, after at most so many seconds.
+
+        `Lost` for a worker gone. What a round of messages leads to is so held back until the caller comes again, and
+        may be on disk by then.
+        """
+
+    def pulse(self, worker: str) -> Pulse | None:
+        """Signs of life of a worker from its first moment on; None of one that is gone or that nobody can look at."""
+
+    def cpu_seconds(self, worker: str) -> float:
+        """CPU time of a worker and its children, to be compared with an earlier one: it stands still in one that hangs.
+
+        What they read and write counts as well, a second for 100 MB. 0.0 if unknown.
+        """
 
     def __enter__(self) -> "Workers": ...
 
@@ -76,26 +90,20 @@ class Launcher(Protocol):
 def discover(settings: Settings) -> Cluster:
     """This machine as a cluster: one node, ``local``, or several that share its cores, ``node0``, ``node1``, …
 
-    Each node has the devices asked for: ``cpu``, ``cpu:2``; of GPUs, ``cuda``, ``cuda:0,1``, each has its part.
+    Each node has the devices asked for: ``cpu``, ``cpu:2``; of accelerators, ``cuda``, ``cuda:0,1``, each has its part.
     """
-    cores, wanted, count = usable_cores(), settings.devices, settings.nodes
-    kind, _, which = (wanted or ("cuda" if torch.cuda.is_available() else "cpu")).partition(":")
+    cores, count = usable_cores(), settings.nodes
+    kind, _, which = (settings.devices or default_kind()).partition(":")
+    if which and not all(number.isdecimal() for number in which.split(",")):
+        raise PlanError(f"devices {kind}:{which} cannot be read; write cpu, cpu:2, cuda or cuda:0,1.")
     if kind == "cpu":
         share = int(which) if which else max(cores // settings.threads // count, 1)
         devices = [_cpu_slots(share, nodes=count) for _ in range(count)]
-    elif kind == "cuda":
-        devices = _dealt(_gpus([int(number) for number in which.split(",")] if which else None), count)
     else:
-        raise PlanError(f"devices {wanted!r} is unknown; write cpu, cpu:2, cuda or cuda:0,1.")
+        devices = _dealt(_accelerators(kind, which), count)
     if count == 1:
         return Cluster(nodes=(Node(name="local", devices=devices[0], cores=cores),))
     return Cluster(nodes=tuple(_node(f"node{number}", mine, cores // count) for number, mine in enumerate(devices)))
-
-
-def torch_device(name: str) -> torch.device:
-    """The device of a trainer's name, inside its node."""
-    inside = name.rpartition("/")[2]
-    return torch.device("cpu" if inside.startswith("cpu") else inside)
 
 
 def _node(name: str, devices: tuple[Device, ...], cores: int) -> Node:
@@ -106,7 +114,7 @@ def _node(name: str, devices: tuple[Device, ...], cores: int) -> Node:
 def _dealt(devices: tuple[Device, ...], nodes: int) -> list[tuple[Device, ...]]:
     share, rest = divmod(len(devices), nodes)
     if rest:
-        raise PlanError(f"{len(devices)} GPUs cannot be dealt to {nodes} nodes evenly; name others with --devices.")
+        raise PlanError(f"{len(devices)} devices cannot be dealt to {nodes} nodes evenly; name others with --devices.")
     return [devices[number * share : (number + 1) * share] for number in range(nodes)]
 
 
@@ -117,14 +125,13 @@ def _cpu_slots(count: int, *, nodes: int) -> tuple[Device, ...]:
     return tuple(Device(name=f"cpu:{i}", node="local", kind="cpu", memory_bytes=share) for i in range(count))
 
 
-def _gpus(numbers: list[int] | None) -> tuple[Device, ...]:
-    there = torch.cuda.device_count()
-    numbers = list(range(there)) if numbers is None else numbers
-    missing = [number for number in numbers if number >= there]
+def _accelerators(kind: str, which: str) -> tuple[Device, ...]:
+    there = kind_of(kind).hardware(kind)
+    numbers = [int(number) for number in which.split(",")] if which else list(range(len(there)))
+    missing = [number for number in numbers if number >= len(there)]
     if missing or not numbers:
-        raise PlanError(f"devices cuda:{missing or '0'}: this machine shows {there} GPU(s) to this process.")
-    properties = {number: torch.cuda.get_device_properties(number) for number in numbers}
+        raise PlanError(f"devices {kind}:{missing or '0'}: this machine shows {len(there)} of them to this process.")
     return tuple(
-        Device(name=f"cuda:{number}", node="local", kind=found.name, memory_bytes=found.total_memory)
-        for number, found in properties.items()
+        Device(name=f"{kind}:{i}", node="local", kind=there[i].name, memory_bytes=there[i].memory_bytes)
+        for i in numbers
     )

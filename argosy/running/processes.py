@@ -1,31 +1,40 @@
-"""The default launcher: one process per feeder and trainer on this machine, forked from a warm fork server."""
+"""The default launcher: one process per feeder and trainer on this machine, forked from a warm fork server.
+
+Contract. The driver's thread never waits for a worker or for the fork server: what is said to them is kept until they
+take it, and written from `receive` alone. A worker is lost once, told by whoever notices first that nothing more can
+come from it: its connection, or before its first call the fork server.
+"""
 
 import contextlib
 import os
 import selectors
 import signal
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
 import psutil
 
 from argosy.cluster import Cluster
-from argosy.commands import Lost
-from argosy.errors import StudyError
+from argosy.commands import Enlist, Lost
+from argosy.running.blobs import dump, to_descriptor
 from argosy.running.forkserver import STOPPED_SECONDS, ForkServer
 from argosy.running.launcher import Job, discover
 from argosy.running.limits import restrict
-from argosy.running.worker import pack
 from argosy.settings import Settings
+from argosy.stream.pulse import Pulse
 from argosy.stream.wire import Door, Peer
-from argosy.study import Study
+from argosy.study import Member
 
-__all__ = ["Processes"]
+__all__ = ["Processes", "activity"]
 
 LOOK_SECONDS = 1.0
 """Time between two looks for stopped processes."""
+FAREWELL_SECONDS = 2.0
+"""How long the last words to workers that live may take."""
+BYTES_PER_SECOND = 1e8
+"""What a second of CPU time is worth in bytes read and written, where a worker's progress is judged."""
 
 
 class Processes:
@@ -52,7 +61,7 @@ class Processes:
         """See `Launcher.open`."""
         self.warm()
         assert self._server is not None
-        blobs = _pack_job(job)
+        blobs = _blobs_of(job)
         server, self._server = self._server, None
         return ProcessWorkers(job, server, blobs)
 
@@ -70,11 +79,13 @@ class _Worker:
     name: str
     ticket: str
     """What it calls itself to the driver and to the fork server: its name and a number, as another may get its name."""
+    pulse: Pulse
     pid: int | None = None
     """None until the fork server has told."""
     peer: Peer | None = None
     """None until it has called."""
     unsent: list[Any] = field(default_factory=list)
+    """What was said since the last `receive`, and before it called."""
 
 
 class ProcessWorkers:
@@ -102,13 +113,12 @@ class ProcessWorkers:
         return self
 
     def __exit__(self, *error: Any) -> None:
-        for worker in self.workers.values():
-            if worker.peer is not None:
-                worker.peer.close()
+        self._bid_farewell()
         self.selector.close()
         self.door.close()
         self.server.close()
-        self._drop_blobs()
+        for descriptor in self.blobs.values():
+            os.close(descriptor)
 
     def start_feeder(self, name: str) -> None:
         """See `Workers.start_feeder`."""
@@ -121,31 +131,40 @@ class ProcessWorkers:
     def send(self, worker: str, command: Any) -> None:
         """See `Workers.send`; to one that was lost nothing is said."""
         found = self.workers.get(worker)
-        if found is None:
-            return
-        if found.peer is None:
+        if found is not None:
             found.unsent.append(command)
-            return
-        # A broken connection's end-of-file is on the way and becomes `Lost`.
-        with contextlib.suppress(OSError):
-            found.peer.send(command)
 
     def kill(self, worker: str) -> None:
-        """See `Workers.kill`."""
+        """See `Workers.kill`; one that was never forked hangs with the fork server, which takes all others along."""
         found = self.workers.get(worker)
-        if found is not None and found.pid is not None:
-            _kill(found.pid)
+        if found is not None:
+            _kill(found.pid or self.server.process.pid)
 
-    def renew(self, job: Job) -> None:
-        """See `Workers.renew`."""
-        blobs = _pack_job(job)
-        self._drop_blobs()
-        self.job, self.blobs = job, blobs
+    def enlist(self, worker: str, members: tuple[Member, ...]) -> None:
+        """See `Workers.enlist`."""
+        self.send(worker, Enlist(definitions=dump(members)))
+
+    def pulse(self, worker: str) -> Pulse | None:
+        """See `Workers.pulse`."""
+        found = self.workers.get(worker)
+        return found.pulse if found is not None else None
+
+    def cpu_seconds(self, worker: str) -> float:
+        """See `Workers.cpu_seconds`; until a worker is forked, the fork server works for it."""
+        found = self.workers.get(worker)
+        if found is None:
+            return 0.0
+        return activity(found.pid) if found.pid is not None else _activity(self.server.process.pid)
 
     def receive(self, timeout: float) -> list[tuple[str, Any]]:
         """See `Workers.receive`."""
-        for key, _ in self.selector.select(timeout):
-            key.data()
+        for worker in self.workers.values():
+            self._say(worker)
+        self._watch(self.server.channel)
+        for key, events in self.selector.select(0 if self.said else timeout):
+            # Not one that was let go since, on the word of somebody before it.
+            if self.selector.get_map().get(key.fd) is key:
+                key.data(events)
         if time.monotonic() - self._looked > LOOK_SECONDS:
             self._looked = time.monotonic()
             self._kill_stopped()
@@ -154,20 +173,39 @@ class ProcessWorkers:
 
     def _start(self, name: str, role: str) -> None:
         self.started += 1
-        worker = self.workers[name] = _Worker(name, ticket=f"{name} {self.started}")
+        pulse, descriptor = Pulse.create()
+        # Whatever keeps it from calling, it has been busy with that from here on.
+        pulse.start("starting", opaque=True)
+        worker = self.workers[name] = _Worker(name, f"{name} {self.started}", pulse)
         arguments = {"name": name, "ticket": worker.ticket, "role": role}
         arguments |= {"address": self.door.address, "key": self.key.hex()}
         log = self.job.directory / "workers" / f"{name.replace(':', '-').replace('/', '-')}.log"
         # A server that has just died is replaced when its end-of-file is read; until then requests go nowhere.
-        with contextlib.suppress(OSError):
-            self.server.fork(arguments, [self.blobs[role], self.job.lock], log)
+        self.server.fork(arguments, [self.blobs[role], descriptor, self.job.lock], log)
+        os.close(descriptor)
+
+    def _say(self, worker: _Worker) -> None:
+        """Write what is to be said to a worker that has called, as far as its connection takes it."""
+        if worker.peer is None:
+            return
+        for command in worker.unsent:
+            worker.peer.send(command)
+        worker.unsent.clear()
+        self._watch(worker.peer)
+
+    def _watch(self, peer: Peer) -> None:
+        """Wait for room in a connection as long as something is unsent, and only then."""
+        key = self.selector.get_key(peer)
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if peer.unsent else 0)
+        if key.events != events:
+            self.selector.modify(peer, events, key.data)
 
     def _holder(self, ticket: str) -> _Worker | None:
         """The worker of a ticket; None where it is said to be lost already."""
         found = self.workers.get(ticket.rpartition(" ")[0])
         return found if found is not None and found.ticket == ticket else None
 
-    def _admit(self) -> None:
+    def _admit(self, events: int) -> None:
         for ticket, peer in self.door.enter():
             worker = self._holder(ticket)
             if worker is None:
@@ -175,24 +213,29 @@ class ProcessWorkers:
                 continue
             worker.peer = peer
             self.selector.register(peer, selectors.EVENT_READ, partial(self._hear, worker, peer))
-            for command in worker.unsent:
-                self.send(worker.name, command)
-            worker.unsent.clear()
+            # These were sent before this round.
+            self._say(worker)
 
-    def _hear(self, worker: _Worker, peer: Peer) -> None:
+    def _hear(self, worker: _Worker, peer: Peer, events: int) -> None:
+        if events & selectors.EVENT_WRITE:
+            peer.flush()
         try:
-            self.said.append((worker.name, peer.recv()))
-        except (EOFError, OSError):
+            self.said += [(worker.name, message) for message in peer.receive()]
+        except EOFError:
             self.selector.unregister(peer)
             peer.close()
             self._lost(worker, "its connection broke")
 
-    def _hear_server(self) -> None:
+    def _hear_server(self, events: int) -> None:
+        self.server.channel.flush()
         try:
-            ticket, pid, status = self.server.news()
-        except (EOFError, OSError):
+            for ticket, pid, status in self.server.news():
+                self._heed(ticket, pid, status)
+        except EOFError:
             self._replace_server()
-            return
+
+    def _heed(self, ticket: str, pid: int, status: int | None) -> None:
+        """News of the fork server: a worker's start or end."""
         worker = self._holder(ticket)
         if worker is None:
             return
@@ -230,9 +273,34 @@ class ProcessWorkers:
             if now - since > STOPPED_SECONDS:
                 _kill(pid)
 
-    def _drop_blobs(self) -> None:
-        for descriptor in self.blobs.values():
-            os.close(descriptor)
+    def _bid_farewell(self) -> None:
+        """Let workers that live take what was said last, all together for a bounded time, and hang up."""
+        deadline = time.monotonic() + FAREWELL_SECONDS
+        for worker in self.workers.values():
+            self._say(worker)
+        for worker in self.workers.values():
+            if worker.peer is not None:
+                worker.peer.drain(deadline - time.monotonic())
+                worker.peer.close()
+
+
+def activity(pid: int) -> float:
+    """What a process and all below it have done so far, as `Workers.cpu_seconds` has it."""
+    children: list[int] = []
+    with contextlib.suppress(psutil.Error):
+        children = [child.pid for child in psutil.Process(pid).children(recursive=True)]
+    return sum(map(_activity, (pid, *children)))
+
+
+def _activity(pid: int) -> float:
+    """CPU seconds of a process and of its children that have ended, and its traffic as if it were such."""
+    found = 0.0
+    with contextlib.suppress(psutil.Error):
+        process = psutil.Process(pid)
+        found += sum(process.cpu_times()[:4])
+        traffic = process.io_counters()
+        found += (traffic.read_chars + traffic.write_chars + traffic.read_bytes) / BYTES_PER_SECOND
+    return found
 
 
 def _kill(pid: int) -> None:
@@ -248,38 +316,11 @@ def _how_it_ended(status: int) -> str:
     return f"it was ended by {signal.Signals(-code).name}{hint}"
 
 
-def _pack_job(job: Job) -> dict[str, int]:
-    """One blob per role: a trainer has no use for the data, a feeder none for the members."""
-    data = job.study.data
-    absent = replace(data, train=_absent, val=_absent if data.has_val else None, arrays=None, val_arrays=None)
+def _blobs_of(job: Job) -> dict[str, int]:
+    """One blob per role: a trainer has no use for the data, and hears of members later; a feeder has none for members."""
+    study = job.study
+    feeder = (study.data, job.settings, study.seed, study.validations_per_epoch)
     return {
-        "feeder": _pack((data, job.settings, job.study.seed), job.study),
-        "trainer": _pack((replace(job.study, data=absent), job.settings, job.directory.resolve()), job.study),
+        "feeder": to_descriptor(feeder, "Data"),
+        "trainer": to_descriptor((study.terms, job.settings, job.directory.resolve()), "Data.on_device"),
     }
-
-
-def _pack(value: Any, study: Study) -> int:
-    try:
-        return pack(value)
-    except Exception as error:  # whatever the user's objects raise when they are pickled
-        raise StudyError(f"{_culprit(study)} cannot be sent to another process: {error!r}. {ADVICE}") from error
-
-
-ADVICE = (
-    "Give a factory that opens files, locks and connections itself (a module-level function, a class, a partial), "
-    "instead of an object that holds them."
-)
-
-
-def _culprit(study: Study) -> str:
-    """The first part of a study that cannot be pickled."""
-    for member in study.members:
-        try:
-            os.close(pack(member))
-        except Exception:  # as above; the cause is reported by the caller
-            return f"member {member.name!r}"
-    return "Data"
-
-
-def _absent() -> NoReturn:
-    raise AssertionError("trainers do not open the data")

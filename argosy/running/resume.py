@@ -1,5 +1,6 @@
-"""Where members go on: the newest sound checkpoint of each, and the stretch of the stream that they need together."""
+"""Where members go on: the newest sound checkpoint of each, and where in the stream that is."""
 
+import math
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -7,13 +8,14 @@ from pathlib import Path
 
 from argosy.commands import Leg
 from argosy.events import Checkpoint
-from argosy.report import MemberState
-from argosy.stopping import Mode
+from argosy.fold import MemberState
 from argosy.stream.order import Selection, split_order
+from argosy.stream.schedule import section_start
 from argosy.study import Study
 from argosy.training import checkpoint
+from argosy.training.files import settle_links
 
-__all__ = ["Resume", "leg_for", "resume_points", "settle_links"]
+__all__ = ["Resume", "last_section", "leg_for", "resume_point", "resume_points", "settle_all_links"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,7 +23,8 @@ class Resume:
     """Where one member goes on; at its beginning where it has no checkpoint."""
 
     member: str
-    stream_epoch: int = 0
+    stream_epoch: int
+    """Of its own epoch that it goes on in."""
     checkpoint: Checkpoint | None = None
     notes: tuple[str, ...] = ()
     """Checkpoints that could not be used, and why."""
@@ -31,56 +34,87 @@ class Resume:
         """Epochs that are behind the member."""
         return self.checkpoint.epoch if self.checkpoint else 0
 
+    @property
+    def section(self) -> int:
+        """Sections of the next one that are behind it."""
+        return self.checkpoint.section if self.checkpoint else 0
+
+    @property
+    def elements(self) -> int:
+        """Of its sequence of that epoch, that the stream need not bring again."""
+        return self.checkpoint.position + self.checkpoint.carried if self.checkpoint else 0
+
+    @property
+    def at_an_epochs_end(self) -> bool:
+        """Whether nothing of the next epoch is behind it."""
+        return self.section == 0 and self.elements == 0
+
 
 def resume_points(states: Iterable[MemberState], directory: Path) -> dict[str, Resume]:
     """For each member the newest journaled checkpoint whose sum matches; sums are computed in parallel."""
     with ThreadPoolExecutor() as pool:
-        points = pool.map(lambda state: _resume_point(state, directory / "members" / state.name), states)
-        return {point.member: point for point in points}
+        return {point.member: point for point in pool.map(lambda state: resume_point(state, directory), states)}
 
 
-def _resume_point(state: MemberState, folder: Path) -> Resume:
+def resume_point(state: MemberState, directory: Path, *, proved: bool = False) -> Resume:
+    """The same for one member; with `proved`, the sums need not be computed."""
     notes: list[str] = []
-    for stream_epoch, saved in reversed(state.saved):
+    folder = directory / "members" / state.name
+    for saved in reversed(state.saved):
         path = folder / saved.file
         if not path.exists():
             continue
-        if checkpoint.sum_of(path) == saved.sha256:
-            return Resume(member=state.name, stream_epoch=stream_epoch, checkpoint=saved, notes=tuple(notes))
+        if proved or checkpoint.sum_of(path) == saved.sha256:
+            return _point(state, saved, notes)
         notes.append(f"checkpoint {saved.file} is damaged and was passed over")
-    return Resume(member=state.name, notes=tuple(notes))
+    return _point(state, None, notes)
 
 
-def settle_links(states: Iterable[MemberState], directory: Path, objective: str, mode: Mode) -> None:
-    """Let ``last.pt`` and ``best.pt`` point to what the journal says: a trainer may have died before it moved them."""
+def _point(state: MemberState, saved: Checkpoint | None, notes: Iterable[str]) -> Resume:
+    epoch = saved.epoch if saved else 0
+    stream_epoch = state.stream_epoch(epoch)
+    return Resume(
+        member=state.name,
+        stream_epoch=epoch if stream_epoch is None else stream_epoch,
+        checkpoint=saved,
+        notes=tuple(notes),
+    )
+
+
+def settle_all_links(states: Iterable[MemberState], directory: Path) -> None:
+    """Let the links point to what the journal says: a trainer may have died before it moved them."""
     for state in states:
         folder = directory / "members" / state.name
-        newest = next((saved.file for _, saved in reversed(state.saved) if (folder / saved.file).exists()), None)
-        best = state.best(objective, mode)
-        for name, file in (("last.pt", newest), ("best.pt", best.checkpoint.file if best else None)):
-            if file is not None and (folder / file).exists():
-                checkpoint.link(folder / file, name)
+        newest = next((saved for saved in reversed(state.saved) if (folder / saved.file).exists()), None)
+        if newest is not None:
+            settle_links(folder, newest)
 
 
 def leg_for(study: Study, points: Iterable[Resume], lengths: Mapping[str, int], *, number: int) -> Leg:
-    """The stream from where the least advanced of these members goes on to where the last of them can end."""
-    starts, ends = [], []
-    for point in points:
-        member = study.member(point.member)
-        starts.append((point.stream_epoch, _stream_position(study, point, lengths["train"])))
-        bound = study.stop_of(member).max_epochs
-        ends.append(None if bound is None else point.stream_epoch + bound - point.epoch)
-    epoch, position = min(starts)
-    until = None if None in ends else max(end for end in ends if end is not None)
-    return Leg(number=number, epoch=epoch, position=position, until=until)
+    """The stream from where the least advanced of these members goes on."""
+    points, per_epoch, length = tuple(points), study.validations_per_epoch, lengths["train"]
+    section = min(point.stream_epoch * per_epoch + point.section for point in points)
+    positions = [
+        _stream_position(study, point, length) for point in points if point.stream_epoch == section // per_epoch
+    ]
+    return Leg(number=number, section=section, position=min(positions))
+
+
+def last_section(study: Study, point: Resume) -> int | None:
+    """The first section of the stream that a member surely does not want; None where its rule knows no bound."""
+    bound, per_epoch = study.stop_of(study.member(point.member)).max_epochs, study.validations_per_epoch
+    if bound is None:
+        return None
+    return point.stream_epoch * per_epoch + math.ceil(bound * per_epoch) - point.epoch * per_epoch
 
 
 def _stream_position(study: Study, point: Resume, length: int) -> int:
-    if point.checkpoint is None or point.checkpoint.position == 0:
-        return 0
-    elements = point.checkpoint.position
+    start = section_start(point.section, length, study.validations_per_epoch)
+    if point.checkpoint is None or point.at_an_epochs_end:
+        return start
     order = split_order(study.seed, "train", point.stream_epoch, length)
     positions = Selection.of(study.member(point.member).subset, length).positions(order)
     if positions is None:
-        return elements
-    return int(positions[elements]) if elements < len(positions) else length
+        return point.elements
+    # All that it wants of the epoch is behind a member that is at the end of its sequence.
+    return int(positions[point.elements]) if point.elements < len(positions) else length

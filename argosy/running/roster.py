@@ -1,18 +1,22 @@
-"""The members of a run: which wait for devices, where each goes on, and who joins later."""
+"""The members of a run: which wait for devices, which rest, where each goes on, and who joins later."""
 
+import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from argosy.commands import Leg, StartMember
-from argosy.report import RunState
+from argosy.events import Assigned
+from argosy.fold import RunState
 from argosy.running.launcher import Job
 from argosy.running.refusals import check_batches
-from argosy.running.resume import Resume, leg_for, resume_points
+from argosy.running.resume import Resume, last_section, leg_for, resume_point, resume_points
 from argosy.running.studyfile import load_study
 from argosy.study import Member, Study
 
 __all__ = ["Roster"]
+
+OVER = ("failed", "diverged", "stopped")
 
 
 class Roster:
@@ -22,23 +26,33 @@ class Roster:
         self.job = job
         self.state = state
         self.waiting: list[str] = []
-        """Members that train nowhere, in the order of the study."""
-        self.accumulate: dict[str, int] = {}
-        """Micro-batches of members whose device has too little memory for their own number."""
+        """Members that train nowhere and want to, in the order of the study."""
+        self.resting: set[str] = set()
+        """Members that train nowhere until somebody calls them."""
+        self.joining: set[str] = set()
+        """Those of the waiting whose next stream epoch is not settled: they begin with the next of whoever trains."""
         self._points: dict[str, Resume] = {}
+        self._order: dict[str, int] = {}
 
     @property
     def study(self) -> Study:
         """With the members that were added."""
         return self.job.study
 
+    # ---- who there is
+
     def begin(self) -> None:
         """Find who is to train, and from where on; members that an earlier driver added are here again."""
         for answered in self.state.answered:
             if answered.command["command"] == "add" and answered.answer.startswith("added"):
                 self.extend(Path(answered.command["study"]))
-        self.waiting = self.unfinished()
-        self._find_points()
+        self._number()
+        self.resting = {
+            name for name, state in self.state.members.items() if state.status == "resting" and state.reason
+        }
+        self.waiting = [name for name in self.unfinished() if name not in self.resting]
+        states = [self.state.member(name) for name in self.unfinished()]
+        self._points.update(resume_points(states, self.job.directory))
 
     def unfinished(self) -> list[str]:
         """Members that have epochs before them."""
@@ -49,48 +63,114 @@ class Roster:
         here, other = {member.name for member in self.study.members}, load_study(path)
         new = [replace(m, stop=other.stop_of(m)) for m in other.members if m.name not in here]
         self.job = replace(self.job, study=replace(self.study, members=(*self.study.members, *new)))
+        self._number()
         return [member.name for member in new]
 
-    def take_back(self, live: Collection[str]) -> None:
-        """These members train no more for the moment, and wait with the others."""
-        self.waiting = [m.name for m in self.study.members if m.name in live or m.name in self.waiting]
-        self._find_points()
+    def enter(self, names: Iterable[str], lengths: Mapping[str, int]) -> None:
+        """Members that were added wait from now on; raises StudyError for one that the data cannot feed."""
+        names = tuple(names)
+        check_batches(map(self.study.member, names), lengths)
+        self._points.update({name: Resume(member=name, stream_epoch=self._begun()) for name in names})
+        self.joining |= set(names)
+        self._wait(names)
 
-    def let_join(self, lengths: Mapping[str, int]) -> list[str]:
-        """Members that were added wait from now on; they begin with the first stream epoch that nobody has begun."""
-        new = [m.name for m in self.study.members if m.name not in self._points and self._unfinished(m)]
-        if new:
-            check_batches(map(self.study.member, new), lengths)
-            begun = [
-                p.stream_epoch + (p.checkpoint is not None and p.checkpoint.position > 0) for p in self._points.values()
-            ]
-            self._points.update({name: Resume(member=name, stream_epoch=max(begun)) for name in new})
-            self.waiting += new
-        return new
+    def _begun(self) -> int:
+        """The first stream epoch that nobody has begun."""
+        return max((p.stream_epoch + (not p.at_an_epochs_end) for p in self._points.values()), default=0)
+
+    # ---- who goes where
+
+    def take_back(self, names: Collection[str]) -> None:
+        """These members train no more for the moment, and wait with the others."""
+        self._find_points(names)
+        self._wait(names)
+
+    def rest(self, name: str) -> None:
+        """This one trains no more until it is called."""
+        self._find_points([name])
+        self.resting.add(name)
+
+    def call(self, name: str) -> None:
+        """A resting member wants to train again, beside whoever does; in the middle of an epoch where it was."""
+        self.resting.discard(name)
+        if self._points[name].at_an_epochs_end:
+            self.joining.add(name)
+        self._wait([name])
+
+    def leave(self, names: Iterable[str]) -> None:
+        """These wait no longer."""
+        names = set(names)
+        self.waiting = [name for name in self.waiting if name not in names]
+        self.resting -= names
+        self.joining -= names
+
+    def place(self, name: str) -> int:
+        """The section of the stream that a member goes on in."""
+        point = self._points[name]
+        return point.stream_epoch * self.study.validations_per_epoch + point.section
+
+    def join(self, names: Iterable[str], stream_epoch: int) -> None:
+        """These begin their next epoch with this one of the stream; never again one that is behind them."""
+        for name in self.joining & set(names):
+            point = self._points[name]
+            if point.stream_epoch <= stream_epoch:
+                self._points[name] = replace(point, stream_epoch=stream_epoch)
+
+    def assign(self, names: Iterable[str]) -> Assigned | None:
+        """What is to be journaled before these members train: their stream epochs from here on; None where it is known."""
+        new = {}
+        for name in names:
+            point = self._points[name]
+            if not self.state.member(name).follows(point.epoch, point.stream_epoch):
+                new[name] = (point.epoch, point.stream_epoch)
+        return Assigned(members=new) if new else None
 
     def start_member(self, name: str, notes: Iterable[str]) -> StartMember:
         """What its trainer has to know of it."""
         point = self._points[name]
-        best = self.state.member(name).best(self.study.objective, self.study.mode or "min")
         return StartMember(
             member=name,
+            epoch=point.epoch,
             stream_epoch=point.stream_epoch,
             checkpoint=point.checkpoint,
-            best=best.checkpoint.file if best else None,
-            accumulate=self.accumulate.get(name, self.study.member(name).accumulate),
+            accumulate=self.accumulate(name),
             notes=(*notes, *point.notes),
         )
+
+    def accumulate(self, name: str) -> int:
+        """Micro-batches per step: the member's own number, or more where its device had too little memory."""
+        return self.state.member(name).accumulate or self.study.member(name).accumulate
 
     def leg_for(self, members: Iterable[str], lengths: Mapping[str, int], *, number: int) -> Leg:
         """The stretch of the stream that these members need together."""
         return leg_for(self.study, [self._points[name] for name in members], lengths, number=number)
 
-    def _find_points(self) -> None:
-        states = [self.state.member(name) for name in self.waiting]
-        self._points.update(resume_points(states, self.job.directory))
+    def last_section(self, name: str) -> int | None:
+        """The first section of the stream that a member surely does not want, as it is assigned."""
+        return last_section(self.study, self._points[name])
+
+    def epochs_left(self, name: str) -> int | None:
+        """Epochs until the member's limit, begun ones whole; None where its rule knows none."""
+        bound = self.study.stop_of(self.study.member(name)).max_epochs
+        return None if bound is None else max(math.ceil(bound - self.state.member(name).epochs), 0)
+
+    def _wait(self, names: Iterable[str]) -> None:
+        here = {*self.waiting, *names}
+        self.waiting = sorted(here, key=self._order.__getitem__)
+
+    def _number(self) -> None:
+        self._order = {member.name: number for number, member in enumerate(self.study.members)}
+
+    def _find_points(self, names: Iterable[str]) -> None:
+        """Files of this run need no second look; their trainers have flushed them before they said so."""
+        for name in names:
+            self._points[name] = resume_point(self.state.member(name), self.job.directory, proved=True)
 
     def _unfinished(self, member: Member) -> bool:
         state = self.state.member(member.name)
-        if state.status in ("failed", "diverged", "stopped"):
+        if state.status in OVER:
             return False
-        return self.study.stop_of(member).reason(state.history) is None
+        if self.study.stop_of(member).reason(state.history) is None:
+            return True
+        # Who has trained enough and was not saved then is not over: the file is what a person gets.
+        return bool(state.sections) and not state.saved_at_its_end

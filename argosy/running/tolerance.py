@@ -10,13 +10,13 @@ __all__ = ["Tolerance"]
 EQUAL_FAILURES = 3
 """So many first members that fail with one traceback stop the study."""
 LOSSES = 10
-"""So many losses without one finished epoch end the run."""
+"""So many losses without one finished section end the run."""
 NODE_LOSSES = 3
-"""So many losses of one node's feeders, without one finished epoch, and the run goes on without the node."""
+"""So many losses of one node's feeders, without one finished section, and the run goes on without the node."""
 
 
 class Tolerance:
-    """Counts failures and losses; a finished epoch forgives losses."""
+    """Counts failures and losses; a finished section forgives losses."""
 
     def __init__(self, logs: Path) -> None:
         self.logs = logs
@@ -24,16 +24,16 @@ class Tolerance:
         self._losses = 0
         self._of_nodes: Counter[str] = Counter()
 
-    def epoch_ended(self) -> None:
-        """Some member finished an epoch."""
+    def section_ended(self) -> None:
+        """Some member finished a section."""
         self._losses = 0
         self._of_nodes.clear()
 
-    def member_failed(self, reason: str, *, any_epoch: bool) -> None:
+    def member_failed(self, reason: str, *, any_section: bool) -> None:
         """Raise MemberError where the first members have all failed alike."""
         self._reasons.append(reason)
         alike = len({_cause(reason) for reason in self._reasons}) == 1
-        if not any_epoch and len(self._reasons) >= EQUAL_FAILURES and alike:
+        if not any_section and len(self._reasons) >= EQUAL_FAILURES and alike:
             raise MemberError(f"the first {EQUAL_FAILURES} members failed alike, so the study stops:\n{reason}")
 
     def worker_lost(self, worker: str, detail: str) -> None:
@@ -41,7 +41,7 @@ class Tolerance:
         self._losses += 1
         if self._losses > LOSSES:
             raise WorkerError(
-                f"worker {worker!r} is lost ({detail}), the {self._losses}th loss without one finished epoch; see "
+                f"worker {worker!r} is lost ({detail}), the {self._losses}th loss without one finished section; see "
                 f"{self.logs}. The same command goes on from the checkpoints."
             )
 

@@ -2,8 +2,8 @@
 
 from typing import Any, Protocol
 
+from argosy.fold import RunState
 from argosy.plans import Plan
-from argosy.report import RunState
 from argosy.running.launcher import Job
 
 __all__ = ["Silent", "View"]

@@ -1,136 +1,196 @@
 """What a worker process does between its fork and its end: dial the driver, then feed or train until told to exit."""
 
 import contextlib
-import importlib
 import os
+import select
 import sys
 import time
 import traceback
-from multiprocessing.connection import wait
+from collections import deque
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-import cloudpickle
 import torch
 
-from argosy.commands import Attach, Exit, Failed, Measure, Train
+from argosy.commands import Attach, Board, Exit, Failed, Measure
 from argosy.errors import ArgosyError, WorkerError
+from argosy.running.blobs import from_descriptor
 from argosy.running.journal import refusals_of_the_disk
-from argosy.running.launcher import torch_device
 from argosy.settings import Settings
+from argosy.stream.blocks import Block
 from argosy.stream.death import name_process
 from argosy.stream.feed import feed
+from argosy.stream.pulse import Pulse
 from argosy.stream.ring import RingReader
 from argosy.stream.wire import Peer, dial
-from argosy.study import Study
-from argosy.training.heap import give_back_memory, keep_freed_memory
-from argosy.training.trainer import Trainer
+from argosy.study import Terms
+from argosy.training.devices import Backend, backend_of
+from argosy.training.heap import keep_freed_memory
+from argosy.training.trainer import Poisoned, Trainer
 
-__all__ = ["pack", "work"]
+__all__ = ["work"]
 
 SIGN_OF_LIFE_SECONDS = 1.0
-
-
-def pack(value: Any) -> int:
-    """Pickle a value into an anonymous memory file; returns its descriptor. Functions of scripts travel by value."""
-    descriptor = os.memfd_create("argosy-blob")
-    with os.fdopen(os.dup(descriptor), "wb") as file:
-        _Pickler(file).dump(value)
-    return descriptor
-
-
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Cloudpickle takes along submodules that a function seems to name, and fails on torch's two that are no modules.
-
-    (A network with an attribute ``classes`` seems to name ``torch.classes``.)
-    """
-
-    def reducer_override(self, value: Any) -> Any:
-        if isinstance(value, ModuleType) and type(value) is not ModuleType and value.__name__ in sys.modules:
-            return importlib.import_module, (value.__name__,)
-        return super().reducer_override(value)
-
-
-def unpack(descriptor: int) -> Any:
-    """The value in a memory file of `pack`."""
-    with Path(f"/proc/self/fd/{descriptor}").open("rb") as file:
-        return cloudpickle.load(file)
+LISTEN_SECONDS = 0.01
+"""Between two looks, among steps, whether a command waits."""
+COPY_SECONDS = 0.001
+"""Between two looks whether a copy has passed, of which nobody tells."""
+LAST_WORD_SECONDS = 5.0
+"""How long a worker waits at its end for the driver to take what it still has to say."""
 
 
 def work(arguments: dict[str, Any], descriptors: list[int]) -> int:
-    """Run as the worker that the arguments name; returns the exit code."""
+    """Run as the worker that the arguments name, on its blob and with its pulse; returns the exit code."""
     name, key = arguments["name"], bytes.fromhex(arguments["key"])
     name_process(arguments["role"])
+    blob, pulse = descriptors[0], Pulse.open(descriptors[1])
     driver = dial(arguments["address"], key, arguments["ticket"])
     try:
+        pulse.start("unpacking what it was given", opaque=True)
+        given = from_descriptor(blob)
+        pulse.rest()
         if arguments["role"] == "feeder":
             torch.set_num_threads(1)
-            data, settings, seed = unpack(descriptors[0])
-            feed(driver, data, settings, name=name, seed=seed, key=key)
+            data, settings, seed, per_epoch = given
+            feed(driver, data, settings, name=name, seed=seed, per_epoch=per_epoch, key=key, pulse=pulse)
         else:
-            study, settings, directory = unpack(descriptors[0])
+            terms, settings, directory = given
             torch.set_num_threads(settings.threads)
             keep_freed_memory()
             with refusals_of_the_disk(directory):
-                _train(driver, study, settings, directory, name=name, key=key)
+                _train(driver, terms, settings, directory, name=name, key=key, pulse=pulse)
     except EOFError:
         return 0  # the driver is gone
+    except Poisoned as error:
+        # Not Failed, which would end the run: members go on from their files, in another process.
+        print(error, file=sys.stderr)
+        return 1
     except Exception as error:  # process boundary: the driver learns what happened
         trace = traceback.format_exc()
         known = error if isinstance(error, ArgosyError) else WorkerError(f"{name}: {error!r}")
-        with contextlib.suppress(OSError):
-            driver.send(Failed(error=known, traceback=trace))
+        driver.send(Failed(error=known, traceback=trace))
         return 1
+    finally:
+        driver.drain(LAST_WORD_SECONDS)
     return 0
 
 
-def _train(driver: Peer, study: Study, settings: Settings, directory: Path, *, name: str, key: bytes) -> None:
-    device = torch_device(name)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    trainer = Trainer(study, settings, directory, name=name, device=device, emit=driver.send)
-    reader: RingReader | None = None
+def _train(
+    driver: Peer, terms: Terms, settings: Settings, directory: Path, *, name: str, key: bytes, pulse: Pulse
+) -> None:
+    with pulse.busy("opening its device", opaque=True):
+        backend = backend_of(name)
+    commands = _Commands(driver)
+    trainer = Trainer(
+        terms, settings, directory, name=name, backend=backend, emit=driver.send, listen=commands.waiting, pulse=pulse
+    )
+    blocks = _Blocks(name, key, pulse, trainer, backend)
     while True:
-        sources = [driver, reader.peer] if reader is not None and trainer.ready else [driver]
+        took = blocks.give()
         started = time.perf_counter()
-        ready = wait(sources, timeout=SIGN_OF_LIFE_SECONDS)
-        if len(sources) == 2:
+        at_once = took or trainer.copies.release_done()
+        _wait([driver, *blocks.peers], (0.0 if took else COPY_SECONDS) if at_once else SIGN_OF_LIFE_SECONDS)
+        if not took and blocks.peers and trainer.ready:
             trainer.waited(time.perf_counter() - started)
-        if driver in ready:
-            command = driver.recv()
+        blocks.receive()
+        for command in commands.take():
             if isinstance(command, Attach):
-                if reader is not None:
-                    reader.close()
-                reader = _attach(command.address, key, name)
-                if reader is not None:
-                    trainer.know(reader.lengths)
+                blocks.attach(command.address)
             elif isinstance(command, Exit):
                 times = os.times()
                 driver.send(trainer.used(times.user + times.system))
                 return
-            elif reader is not None or not isinstance(command, Measure | Train):
-                if isinstance(command, Measure):
-                    give_back_memory()  # a leg begins: other members may need less
-                trainer.obey(command)
-        elif ready and reader is not None and not _take(trainer, reader):
-            reader.close()
-            reader = None
+            # A feeder that is gone has its driver start all again.
+            elif blocks.peers or not isinstance(command, Measure | Board):
+                if isinstance(command, Measure) and command.crew is not None:
+                    backend.empty_cache()  # a leg begins: other members may need less
+                with pulse.busy(f"obeying {type(command).__name__}", opaque=True):
+                    trainer.obey(command)
 
 
-def _attach(address: str, key: bytes, name: str) -> RingReader | None:
-    """A reader of a feeder's ring; None where the feeder is gone, of which the driver will hear and start again."""
-    try:
-        return RingReader(dial(address, key, name))
-    except (WorkerError, EOFError, OSError):
-        return None
+class _Commands:
+    """Words of the driver that the trainer has not heard yet."""
+
+    def __init__(self, driver: Peer) -> None:
+        self.driver = driver
+        self.arrived: deque[Any] = deque()
+        self._looked = 0.0
+
+    def waiting(self) -> bool:
+        """Whether there are some; looks a hundred times a second at most, and lets out meanwhile what is unsent."""
+        now = time.monotonic()
+        if now - self._looked > LISTEN_SECONDS:
+            self._looked = now
+            self.driver.flush()
+            self.arrived.extend(self.driver.receive())
+        return bool(self.arrived)
+
+    def take(self) -> list[Any]:
+        """All that there are."""
+        self.arrived.extend(self.driver.receive())
+        taken = list(self.arrived)
+        self.arrived.clear()
+        return taken
 
 
-def _take(trainer: Trainer, reader: RingReader) -> bool:
-    """Let the trainer take a block, of which nothing may be left here; False where the feeder is gone."""
-    try:
-        block = reader.receive()
-    except (EOFError, OSError):
+class _Blocks:
+    """Blocks that have arrived from the feeder and that the trainer has not taken yet."""
+
+    def __init__(self, name: str, key: bytes, pulse: Pulse, trainer: Trainer, backend: Backend) -> None:
+        self.name = name
+        self.key = key
+        self.pulse = pulse
+        self.trainer = trainer
+        self.backend = backend
+        self.reader: RingReader | None = None
+        self.arrived: deque[tuple[Block, int]] = deque()
+
+    @property
+    def peers(self) -> list[Peer]:
+        """Of the feeder; none while there is no feeder."""
+        return [self.reader.peer] if self.reader is not None else []
+
+    def attach(self, address: str) -> None:
+        """Read another feeder's ring; nothing where it is gone, of which the driver will hear and start again."""
+        self._close()
+        self.arrived.clear()
+        with self.pulse.busy("calling its feeder", opaque=True), contextlib.suppress(WorkerError, EOFError, OSError):
+            self.reader = RingReader(dial(address, self.key, self.name), pin=self.backend.pin)
+            self.trainer.know(self.reader.lengths)
+            self.receive()
+
+    def receive(self) -> None:
+        """Take what has come; a feeder that is gone is let go, and what came before its end stays."""
+        if self.reader is None:
+            return
+        self.reader.peer.flush()
+        try:
+            self.arrived.extend(self.reader.blocks())
+        except EOFError:
+            self._close()
+
+    def give(self) -> bool:
+        """Let the trainer go on, or take a block, of which nothing may be left here; False where there is nothing to do."""
+        if self.trainer.at_hand is not None:
+            self.trainer.go_on()
+            return True
+        if self.arrived and self.trainer.ready:
+            self.trainer.take(*self.arrived.popleft())
+            return True
         return False
-    trainer.take(block)
-    return True
+
+    def _close(self) -> None:
+        if self.reader is not None:
+            self.trainer.copies.finish()
+            self.reader.close()
+            self.reader = None
+
+
+def _wait(peers: list[Peer], seconds: float) -> None:
+    """Until one of them says something, takes what was unsent, or the time is over."""
+    poll = select.poll()
+    for peer in peers:
+        poll.register(peer, select.POLLIN | (select.POLLOUT if peer.unsent else 0))
+    poll.poll(seconds * 1000)
+    for peer in peers:
+        peer.flush()

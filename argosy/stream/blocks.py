@@ -1,6 +1,6 @@
 """Blocks: consecutive samples of the stream, stacked leaf by leaf, with the column of indices that proves them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -11,7 +11,7 @@ import torch
 
 from argosy.errors import StudyError
 from argosy.stream.order import Indices, running_sums
-from argosy.stream.trees import Structure, flatten, unflatten
+from argosy.stream.trees import Structure, flatten
 
 __all__ = ["ALIGNMENT", "Block", "Layout", "Place", "sample_leaves"]
 
@@ -28,10 +28,13 @@ class Place:
     """Number of the leg that it was prepared for."""
     split: str
     epoch: int
+    section: int
+    """Of the stream, numbered through."""
     start: int
+    """Element of the epoch's order."""
     rows: int
     last: bool
-    """Whether the split's epoch ends with this block."""
+    """Whether the split's part of the section ends with this block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,15 +123,17 @@ class Block:
         """Whether somebody wrote into the leaves."""
         return any(leaf._version != version for leaf, version in zip(self.leaves, self.versions, strict=True))
 
-    def to(self, device: torch.device, on_device: Callable[[Any], Any] | None = None) -> "Block":
-        """The block on a device, after the study's deterministic work there."""
-        if device.type == "cpu" and on_device is None:
-            return self
-        leaves = [leaf.to(device, non_blocking=True) for leaf in self.leaves]
-        tree = self.tree
-        if on_device is not None:
-            leaves, tree = flatten(on_device(unflatten(leaves, tree)))
-        return Block(self.place, tree, tuple(leaves), self.indices, self.sound)
+    def with_leaves(self, leaves: tuple[torch.Tensor, ...], tree: Structure) -> "Block":
+        """The same rows with other leaves; their versions count from here."""
+        return Block(self.place, tree, leaves, self.indices, self.sound)
+
+    def apart(self, leaves: tuple[torch.Tensor, ...]) -> "Block":
+        """The block with copies of its leaves, which needs nothing of the memory that it lies in."""
+        return Block(self.place, self.tree, leaves, self.indices.copy(), self.sound.copy())
+
+    def private(self) -> "Block":
+        """A copy that one may write into."""
+        return self.with_leaves(tuple(leaf.clone() for leaf in self.leaves), self.tree)
 
 
 def sample_leaves(sample: Any) -> tuple[list[torch.Tensor], Structure]:

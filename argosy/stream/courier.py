@@ -29,6 +29,7 @@ from argosy.commands import Team
 from argosy.stream.death import die_with_parent, name_process
 from argosy.stream.ring import Ring
 from argosy.stream.sharing import PIPELINES, Hop, Pipeline, candidates
+from argosy.stream.wire import Peer
 
 __all__ = ["Broken", "Carried", "Courier", "Exchanges", "Meeting", "start_courier"]
 
@@ -121,7 +122,7 @@ class Courier:
         return used.ru_utime + used.ru_stime
 
 
-def start_courier(ring: Ring, team: Team, inherited: Iterable[Connection]) -> Courier:
+def start_courier(ring: Ring, team: Team, inherited: Iterable[Connection | Peer]) -> Courier:
     """Fork a courier; it closes what it must not hold. With no pipeline in the team it measures the candidates."""
     ours, theirs = Pipe()
     feeder = os.getpid()

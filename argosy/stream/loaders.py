@@ -2,7 +2,7 @@
 
 Contract. Workers close what they inherit of the feeder's connections, so no copy of a descriptor can hide an
 end-of-file. A worker that dies is replaced, and its tasks are done again. Each has one connection to the feeder and at most two tasks; it owns the rows of a task until it answers.
-A worker dies with its feeder (parent-death signal, set before anything else).
+A worker dies with its feeder (parent-death signal, set before anything else). Its pulse is a slot of the feeder's.
 """
 
 import contextlib
@@ -21,8 +21,10 @@ from argosy.errors import StudyError
 from argosy.stream.blocks import Place
 from argosy.stream.death import die_with_parent, name_process
 from argosy.stream.order import Indices
+from argosy.stream.pulse import Pulse
 from argosy.stream.ring import Ring
 from argosy.stream.sources import Source
+from argosy.stream.wire import Peer
 
 __all__ = ["Done", "Loader", "Task", "run_task", "start_loader"]
 
@@ -52,9 +54,12 @@ class Done:
 class Loader:
     """The feeder's end of one worker."""
 
-    def __init__(self, pid: int, connection: Connection) -> None:
+    def __init__(self, pid: int, connection: Connection, number: int, pulse: Pulse) -> None:
         self.pid = pid
         self.connection = connection
+        self.number = number
+        """From 1 on; that of its slot in the pulse."""
+        self.pulse = pulse
         self.tasks: deque[Task] = deque()
 
     @property
@@ -70,17 +75,29 @@ class Loader:
             self.connection.send(task)
 
     def take(self) -> tuple[Task, Done] | None:
-        """The task that the worker has just answered, or None where the worker is gone; its tasks are still there."""
+        """The task that the worker has just answered, or None where it is gone: `end` it; its tasks are still there."""
         try:
             done = self.connection.recv()
         except (EOFError, OSError):
-            os.waitpid(self.pid, 0)
             return None
         return self.tasks.popleft(), done
 
+    def end(self) -> None:
+        """Let it go, and wait until it has gone; it finishes what it is doing."""
+        self.connection.close()
+        os.waitpid(self.pid, 0)
+        # It may have died in the middle of a sample, which nobody is busy with then.
+        self.pulse.rest()
 
-def start_loader(ring: Ring, sources: dict[str, Source], inherited: Iterable[Connection]) -> Loader:
-    """Fork a worker; the dataset and the ring are inherited, nothing is pickled. It closes what it must not hold."""
+
+def start_loader(
+    number: int, pulse: Pulse, ring: Ring, sources: dict[str, Source], inherited: Iterable[Connection | Peer]
+) -> Loader:
+    """Fork a worker; the dataset and the ring are inherited, nothing is pickled. It closes what it must not hold.
+
+    Its number is one that no other loader of this feeder has, whose pulse is given here.
+    """
+    own = pulse.slot(number)
     ours, theirs = Pipe()
     feeder = os.getpid()
     gc.freeze()  # else the worker's garbage collections would copy the pages of a dataset that lives in memory
@@ -88,15 +105,17 @@ def start_loader(ring: Ring, sources: dict[str, Source], inherited: Iterable[Con
     if pid == 0:
         for connection in (ours, *inherited):
             connection.close()
-        os._exit(_work(feeder, theirs, ring, sources))
+        os._exit(_work(feeder, own, theirs, ring, sources))
     theirs.close()
-    return Loader(pid, ours)
+    return Loader(pid, ours, number, own)
 
 
-def _work(feeder: int, connection: Connection, ring: Ring, sources: dict[str, Source]) -> int:
+def _work(feeder: int, pulse: Pulse, connection: Connection, ring: Ring, sources: dict[str, Source]) -> int:
     die_with_parent(feeder)
     name_process("loader")
     torch.set_num_threads(1)
+    for source in sources.values():
+        source.pulse = pulse
     while True:
         try:
             task: Task = connection.recv()

@@ -4,15 +4,14 @@ Contract. The ring is one anonymous memory file (memfd): nothing named, nothing 
 has a fixed number of slots. The feeder owns a free slot and lends it to its loader workers, which write the block; a
 notice hands it to every reader; a reader gives it back when its last view of the block has died (autograd may still
 hold the batch). A slot is free again when every live reader has given it back: this is the back-pressure and the whole
-flow control. At most one notice and one release per slot and reader are on their way, so no send blocks. A reader that
-dies is an end-of-file, which gives back all it held.
+flow control. At most one notice and one release per slot and reader are on their way. A reader that dies is an
+end-of-file, which gives back all it held.
 """
 
-import contextlib
 import mmap
 import os
-import socket
 import weakref
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import cloudpickle
@@ -41,13 +40,10 @@ class Ring:
         """The bytes of one slot, writable."""
         return self._memory[number * self.slot_bytes : (number + 1) * self.slot_bytes]
 
-    def lend(self, peer: Peer, layouts: dict[str, Layout], lengths: dict[str, int]) -> None:
+    def lend(self, peer: Peer, layouts: dict[str, Layout], lengths: Mapping[str, int]) -> None:
         """Give a reader the memory and what it needs to read it; of one that has died the end-of-file tells."""
         # By value: a sample may be a named tuple of the user's script.
-        words = cloudpickle.dumps((self.slots, self.slot_bytes, layouts, lengths))
-        with socket.socket(fileno=os.dup(peer.fileno())) as channel, contextlib.suppress(ConnectionError):
-            peer.send_bytes(words)
-            socket.send_fds(channel, [b"r"], [self.descriptor])
+        peer.send(cloudpickle.dumps((self.slots, self.slot_bytes, layouts, dict(lengths))), [self.descriptor])
 
 
 class _Lease(np.ndarray[Any, np.dtype[np.uint8]]):
@@ -55,20 +51,22 @@ class _Lease(np.ndarray[Any, np.dtype[np.uint8]]):
 
 
 class RingReader:
-    """A trainer's end."""
+    """A trainer's end. `pin` readies the memory for a device's copies and returns what undoes that at the end."""
 
-    def __init__(self, peer: Peer) -> None:
+    def __init__(self, peer: Peer, *, pin: Callable[[Memory], Callable[[], None]] | None = None) -> None:
         self.peer = peer
-        self.slots, self.slot_bytes, self.layouts, self.lengths = cloudpickle.loads(peer.recv_bytes())
-        with socket.socket(fileno=os.dup(peer.fileno())) as channel:
-            _, descriptors, _, _ = socket.recv_fds(channel, 1, 1)
-        self._memory = _map(descriptors[0])
-        os.close(descriptors[0])
+        words, *self._notices = peer.wait()
+        self.slots, self.slot_bytes, self.layouts, self.lengths = cloudpickle.loads(words)
+        descriptor = peer.descriptors.popleft()
+        self._memory = _map(descriptor)
+        os.close(descriptor)
+        self._unpin = pin(self._memory) if pin is not None else None
 
-    def receive(self) -> Block:
-        """The next block; EOFError or OSError when the feeder is gone."""
-        slot, place = self.peer.recv()
-        return self._block(slot, place)
+    def blocks(self) -> list[tuple[Block, int]]:
+        """The blocks that have arrived, maybe none, each with its crew; EOFError when the feeder is gone."""
+        early, self._notices = self._notices, []
+        notices = early or self.peer.receive()
+        return [(self._block(slot, place), crew) for slot, place, crew in notices]
 
     def _block(self, slot: int, place: Place) -> Block:
         lease: _Lease = self._memory[slot * self.slot_bytes : (slot + 1) * self.slot_bytes].view(_Lease)
@@ -78,14 +76,16 @@ class RingReader:
         return layout.block(place, lease)
 
     def close(self) -> None:
-        """Hang up; blocks that are still alive stay readable."""
+        """Hang up; blocks that are still alive stay readable, by the host: no copy may be on its way."""
+        if self._unpin is not None:
+            self._unpin()
+            self._unpin = None
         self.peer.close()
 
 
 def _release(peer: Peer, slot: int) -> None:
-    # A feeder that is gone needs nothing back.
-    with contextlib.suppress(OSError):
-        peer.send_bytes(bytes([slot]))
+    # A feeder that is gone needs nothing back: then the peer keeps quiet.
+    peer.send(slot)
 
 
 def _map(descriptor: int) -> Memory:

@@ -1,27 +1,33 @@
-"""Which blocks go through the stream, one after another: the training samples of an epoch, then its validation samples."""
+"""Which blocks go through the stream, one after another: the training samples of a section, then all validation samples."""
 
-import itertools
 from collections.abc import Iterator, Mapping
 
 from argosy.commands import Leg
 from argosy.stream.blocks import Layout, Place
 from argosy.stream.order import Indices, split_order
 
-__all__ = ["Orders", "choose_block_size", "places"]
+__all__ = ["Orders", "choose_block_size", "places", "section_start"]
 
 BLOCK_BYTES = 4 * 2**20
 
 
-def places(leg: Leg, lengths: Mapping[str, int], block_size: int) -> Iterator[Place]:
-    """The blocks of a leg, in order."""
-    epochs = itertools.count(leg.epoch) if leg.until is None else range(leg.epoch, leg.until)
-    for epoch in epochs:
-        for split, length in lengths.items():
-            first = leg.position if split == "train" and epoch == leg.epoch else 0
-            for start in range(first, length, block_size):
-                rows = min(block_size, length - start)
-                last = start + rows == length
-                yield Place(leg=leg.number, split=split, epoch=epoch, start=start, rows=rows, last=last)
+def section_start(section: int, length: int, per_epoch: int) -> int:
+    """Element of its epoch's order at which a section of the stream begins; an epoch of n elements has so many of them."""
+    return section % per_epoch * length // per_epoch
+
+
+def places(leg: Leg, section: int, lengths: Mapping[str, int], per_epoch: int, block_size: int) -> Iterator[Place]:
+    """The blocks of one section of a leg, in order; its first one may begin before the section does."""
+    epoch, length = section // per_epoch, lengths["train"]
+    first = leg.position if section == leg.section else section_start(section, length, per_epoch)
+    stop = section_start(section + 1, length, per_epoch) or length
+    for split in lengths:
+        low, high = (first, stop) if split == "train" else (0, lengths[split])
+        # Where nobody misses a sample any more, and no validation follows, an empty block says that the section ends.
+        for start in range(low, high if "val" in lengths else max(high, low + 1), block_size):
+            rows = max(min(block_size, high - start), 0)
+            last = start + rows >= high
+            yield Place(leg=leg.number, split=split, epoch=epoch, section=section, start=start, rows=rows, last=last)
 
 
 class Orders:

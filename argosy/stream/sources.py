@@ -15,6 +15,7 @@ from torch.utils.data import TensorDataset
 from argosy.errors import StudyError
 from argosy.stream.blocks import Block, Layout, sample_leaves
 from argosy.stream.order import Indices, sample_seed
+from argosy.stream.pulse import Pulse
 from argosy.study import Data
 
 __all__ = ["ArraySource", "DatasetSource", "Source", "open_sources"]
@@ -25,6 +26,8 @@ class Source(ABC):
 
     length: int
     layout: Layout
+    pulse: Pulse
+    """Beats with every sample. A process that inherits a source puts its own here."""
     seconds_per_sample: float = 0.0
     """Of one core that prepares a sample; 0 where nothing is prepared."""
 
@@ -55,11 +58,13 @@ class ArraySource(Source):
 
     parallel = False
 
-    def __init__(self, arrays: Sequence[Any], name: str) -> None:
+    def __init__(self, arrays: Sequence[Any], name: str, *, pulse: Pulse) -> None:
         lengths = {len(array) for array in arrays}
         if len(lengths) != 1 or 0 in lengths:
             raise StudyError(f"{name}: arrays need one common length above 0; found {[len(a) for a in arrays]}.")
         self.arrays = tuple(a if isinstance(a, torch.Tensor | np.ndarray) else np.asarray(a) for a in arrays)
+        self.name = name
+        self.pulse = pulse
         self.length = lengths.pop()
         self.layout = Layout.of(tuple(array[0] for array in self.arrays))
 
@@ -70,12 +75,13 @@ class ArraySource(Source):
     def fill(self, block: Block, low: int, indices: Indices) -> list[tuple[int, str]]:
         """See `Source.fill`; nothing can break."""
         high = low + len(indices)
-        for array, leaf in zip(self.arrays, block.leaves, strict=True):
-            if isinstance(array, np.ndarray):
-                # mode="clip": with "raise", NumPy gathers into a buffer first. A memmap stays on disk.
-                np.take(array, indices, axis=0, out=leaf[low:high].numpy(), mode="clip")
-            else:
-                torch.index_select(array.detach(), 0, torch.from_numpy(indices), out=leaf[low:high])
+        with self.pulse.busy(f"gathering {len(indices)} samples of {self.name}", opaque=True):
+            for array, leaf in zip(self.arrays, block.leaves, strict=True):
+                if isinstance(array, np.ndarray):
+                    # mode="clip": with "raise", NumPy gathers into a buffer first. A memmap stays on disk.
+                    np.take(array, indices, axis=0, out=leaf[low:high].numpy(), mode="clip")
+                else:
+                    torch.index_select(array.detach(), 0, torch.from_numpy(indices), out=leaf[low:high])
         block.indices[low:high] = indices
         block.sound[low:high] = True
         return []
@@ -86,16 +92,20 @@ class DatasetSource(Source):
 
     parallel = True
 
-    def __init__(self, dataset: Any, name: str, *, seed: int, skip_errors: bool) -> None:
+    def __init__(self, dataset: Any, name: str, *, seed: int, skip_errors: bool, pulse: Pulse) -> None:
         self.dataset = dataset
         self.name = name
+        self.pulse = pulse
+        self.doing = f"preparing sample {{number}} of {name}"
         self.seed = seed
         self.skip_errors = skip_errors
         self.length = len(dataset)
         if self.length == 0:
             raise StudyError(f"Data.{name} is empty.")
-        self.layout = Layout.of(self._first_sound_sample())
-        self.gathers = self._check()
+        # Opaque: what a dataset does once, it does for its first samples.
+        with pulse.busy(self.doing, opaque=True):
+            self.layout = Layout.of(self._first_sound_sample())
+            self.gathers = self._check()
 
     def sample(self, index: int) -> list[torch.Tensor]:
         """See `Source.sample`."""
@@ -103,8 +113,17 @@ class DatasetSource(Source):
 
     def fill(self, block: Block, low: int, indices: Indices) -> list[tuple[int, str]]:
         """See `Source.fill`."""
+        ready = self._gather(indices) if self.gathers else None
+        with self.pulse.busy(self.doing):
+            return self._fill(block, low, indices, ready)
+
+    def _gather(self, indices: Indices) -> Sequence[Any]:
+        with self.pulse.busy(f"preparing {len(indices)} samples of {self.name} from {indices[0]} on", opaque=True):
+            samples: Sequence[Any] = self.dataset.__getitems__(indices.tolist())
+            return samples
+
+    def _fill(self, block: Block, low: int, indices: Indices, ready: Sequence[Any] | None) -> list[tuple[int, str]]:
         epoch, holes = block.place.epoch, []
-        ready = self.dataset.__getitems__(indices.tolist()) if self.gathers else None
         for row, index in enumerate(indices.tolist(), start=low):
             try:
                 leaves, tree = sample_leaves(ready[row - low] if ready is not None else self._prepare(epoch, index))
@@ -121,6 +140,7 @@ class DatasetSource(Source):
         return holes
 
     def _prepare(self, epoch: int, index: int) -> Any:
+        self.pulse.beat(index)
         seed_everything(sample_seed(self.seed, self.name, epoch, index))
         return self.dataset[index]
 
@@ -160,20 +180,23 @@ class DatasetSource(Source):
         return untouched and all(_equal(first[index], found) for index, found in zip(probes, lists, strict=True))
 
 
-def open_sources(data: Data, *, seed: int) -> dict[str, Source]:
-    """The splits of a study's data, by name; factories are called here."""
+def open_sources(data: Data, *, seed: int, pulse: Pulse | None = None) -> dict[str, Source]:
+    """The splits of a study's data, by name; factories are called here. Without a pulse nobody looks."""
+    pulse = pulse or Pulse.private()
     sources: dict[str, Source] = {}
     splits = {"train": (data.train, data.arrays), "val": (data.val, data.val_arrays)}
     for name, (dataset, arrays) in splits.items():
         if dataset is not None and not hasattr(dataset, "__getitem__"):
-            dataset = dataset()
+            with pulse.busy(f"opening the data ({name})", opaque=True):
+                dataset = dataset()
         # Exactly TensorDataset: a subclass may prepare its samples.
         if type(dataset) is TensorDataset:
             arrays = dataset.tensors
         if arrays is not None:
-            sources[name] = ArraySource(arrays, name)
+            sources[name] = ArraySource(arrays, name, pulse=pulse)
         elif dataset is not None:
-            sources[name] = DatasetSource(dataset, name, seed=seed, skip_errors=data.on_error == "skip")
+            skip = data.on_error == "skip"
+            sources[name] = DatasetSource(dataset, name, seed=seed, skip_errors=skip, pulse=pulse)
     return sources
 
 

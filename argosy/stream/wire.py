@@ -1,27 +1,230 @@
-"""Sockets between processes of one run: a door that authenticates callers and never blocks, and the call to it.
+"""Sockets between processes of one run: a door that authenticates callers, the call to it, and the talk that follows.
 
 Contract. The listener has an abstract AF_UNIX name (nothing on disk, nothing to leak) and a key that only processes of
-the run know; both sides prove the key (HMAC-SHA256 over the other's nonce) before the first pickle is read. Everything
-after that are pickled values under 16 KiB, so that a peer that stops in the middle of one is a dead peer, not a slow one.
+the run know; both sides prove the key (HMAC-SHA256 over the other's nonce) before the first pickle is read. Then both
+ends are a `Peer`: what one says is kept until the socket takes it, what has arrived in part is kept until it is whole.
+So nobody ever waits for another to read, and a peer that stops in the middle of a word holds up nobody. Descriptors
+travel beside the words. The order of words is kept; a peer that is gone is an end-of-file after its last whole word.
 """
 
 import hmac
 import os
+import pickle
+import select
 import selectors
 import socket
+import struct
+import threading
 import time
-from multiprocessing.connection import Connection
+from array import array
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
 
 from argosy.errors import WorkerError
 
 __all__ = ["Door", "Peer", "dial"]
 
-Peer = Connection
-"""An authenticated two-way connection of pickled values."""
-
-NONCE = NAME = PROOF = 32
+NONCE = PROOF = 32
+LONGEST_NAME = 255
 PATIENCE_SECONDS = 5.0
 """A caller that has not proved itself by then is hung up on."""
+ANSWER_SECONDS = 600.0
+"""A caller waits so long for the door: whoever is behind it may be in the middle of a slow sample. One that is gone
+hangs up at once."""
+LARGEST = 2**30
+"""Bytes of one value."""
+LENGTH = struct.Struct("<Q")
+READ_BYTES = 2**17
+"""Of one look into the socket, whose buffer is hardly larger."""
+READS = 8
+"""Looks at a time: one loud peer must not keep the others waiting."""
+DESCRIPTORS = 64
+"""Most that one word may bring along."""
+
+
+class Peer:
+    """An authenticated two-way connection of pickled values; nobody ever waits in it.
+
+    `send` may be called in the middle of itself (a finalizer that the garbage collector runs) and from other threads
+    (autograd's, in which the last view of a block may die). Only one thread receives.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        self._socket = connection
+        self._unsent: deque[tuple[bytes | memoryview, tuple[int, ...]]] = deque()
+        self._writing = threading.Lock()
+        self._deaf = False
+        """Whether the other end takes nothing any more."""
+        self._buffer = bytearray(READ_BYTES)
+        self._arrived = bytearray()
+        self._over = False
+        self.descriptors: deque[int] = deque()
+        """Those that were received and belong to whoever takes them from here, in the order of the words."""
+
+    @classmethod
+    def pair(cls) -> "tuple[Peer, Peer]":
+        """Both ends of a connection inside one process, or between it and a child."""
+        one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        return cls(one), cls(other)
+
+    def fileno(self) -> int:
+        """For selectors; -1 after `close`."""
+        return self._socket.fileno()
+
+    @property
+    def unsent(self) -> bool:
+        """Whether something is left to write: then watch for room as well, and call `flush`."""
+        return bool(self._unsent)
+
+    def send(self, value: Any, descriptors: Sequence[int] = ()) -> None:
+        """Keep a value, and write what the socket takes.
+
+        The descriptors stay the caller's, who may close them at once. To a peer that is gone nothing is said; its
+        end-of-file is on the way.
+        """
+        word = pickle.dumps(value, protocol=5)
+        if len(word) > LARGEST or len(descriptors) > DESCRIPTORS:
+            raise WorkerError(
+                f"a {type(value).__name__} of {len(word):,} bytes with {len(descriptors)} descriptors was to be sent to "
+                f"another process; at most {LARGEST:,} bytes and {DESCRIPTORS} descriptors travel at once."
+            )
+        if not self._deaf:
+            self._unsent.append((LENGTH.pack(len(word)) + word, tuple(map(os.dup, descriptors))))
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what the socket takes."""
+        # Who finds the lock taken leaves its words to the holder, who looks again after letting go.
+        while self._unsent and self._writing.acquire(blocking=False):
+            try:
+                full = not self._write()
+            finally:
+                self._writing.release()
+            if full:
+                return
+
+    def _write(self) -> bool:
+        """False where the socket takes no more."""
+        while self._unsent:
+            words, descriptors = self._unsent[0]
+            try:
+                sent = self._put(words, descriptors)
+            except (BlockingIOError, InterruptedError):
+                return False
+            except OSError:
+                self._deafen()
+                return True
+            for descriptor in descriptors:
+                os.close(descriptor)
+            if sent == len(words):
+                self._unsent.popleft()
+            else:
+                self._unsent[0] = (memoryview(words)[sent:], ())
+        return True
+
+    def _put(self, words: bytes | memoryview, descriptors: tuple[int, ...]) -> int:
+        if descriptors:
+            return socket.send_fds(self._socket, [words], list(descriptors))
+        return self._socket.send(words)
+
+    def _deafen(self) -> None:
+        self._deaf = True
+        while self._unsent:
+            for descriptor in self._unsent.popleft()[1]:
+                os.close(descriptor)
+
+    def receive(self) -> list[Any]:
+        """All values that have arrived whole, maybe none; EOFError once the other end is gone and all was returned."""
+        for _ in range(READS):
+            if self._over or not self._read():
+                break
+        values = self._values()
+        if self._over and not values:
+            raise EOFError
+        return values
+
+    def _read(self) -> bool:
+        """Take what is in the socket; False where nothing is."""
+        try:
+            size, ancillary, _, _ = self._socket.recvmsg_into([self._buffer], ROOM, socket.MSG_CMSG_CLOEXEC)
+        except (BlockingIOError, InterruptedError):
+            return False
+        except OSError:
+            size, ancillary = 0, []
+        for level, kind, data in ancillary:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                self.descriptors.extend(array("i", data[: len(data) - len(data) % 4]))
+        with memoryview(self._buffer) as read:
+            self._arrived += read[:size]
+        self._over = size == 0
+        return size == READ_BYTES or bool(ancillary)
+
+    def _values(self) -> list[Any]:
+        values, at = [], 0
+        with memoryview(self._arrived) as arrived:
+            while len(arrived) - at >= LENGTH.size:
+                (size,) = LENGTH.unpack_from(arrived, at)
+                if size > LARGEST:
+                    raise WorkerError(f"another process announced {size:,} bytes; at most {LARGEST:,} travel at once.")
+                end = at + LENGTH.size + size
+                if end > len(arrived):
+                    break
+                with arrived[at + LENGTH.size : end] as word:
+                    values.append(_unpickle(word))
+                at = end
+        del self._arrived[:at]
+        return values
+
+    def wait(self, timeout: float | None = None) -> list[Any]:
+        """Like `receive`, but block until a value is here or the time is over; writes meanwhile."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not (values := self.receive()) and self._poll(deadline, select.POLLIN):
+            self.flush()
+        return values
+
+    def drain(self, seconds: float) -> None:
+        """At the end of a conversation: write what is left, for at most so long."""
+        deadline = time.monotonic() + seconds
+        while self._unsent and self._poll(deadline, 0):
+            self.flush()
+
+    def _poll(self, deadline: float | None, events: int) -> bool:
+        """Wait for these events, and for room where there is something to write; False when the time is over."""
+        left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
+        poll = select.poll()
+        poll.register(self._socket, events | (select.POLLOUT if self._unsent else 0))
+        return bool(poll.poll(None if left is None else left * 1000))
+
+    def close(self) -> None:
+        """Hang up; what is unsent is lost."""
+        self._deaf = self._over = True
+        # A thread in the middle of `send` must not find its descriptor belong to another file.
+        mine = self._writing.acquire(timeout=1.0)
+        self._deafen()
+        while self.descriptors:
+            os.close(self.descriptors.popleft())
+        self._socket.close()
+        if mine:
+            self._writing.release()
+
+    def __del__(self) -> None:
+        self._socket.close()
+
+
+def _unpickle(word: memoryview) -> Any:
+    try:
+        return pickle.loads(word)
+    except Exception as error:  # whatever the classes that it names raise; an EOFError would pass for the peer's end
+        raise WorkerError(f"{len(word):,} bytes from another process cannot be read: {error!r}.") from error
+
+
+ROOM = socket.CMSG_SPACE(DESCRIPTORS * array("i").itemsize)
+
+
+HELLO = PROOF + NONCE
+"""Bytes of a caller before the length of its name."""
 
 
 class Door:
@@ -72,15 +275,21 @@ class Door:
 
     def _read(self, caller: socket.socket) -> tuple[str, Peer] | None:
         nonce, received, _ = self._callers[caller]
+        # Never past the name: what follows it is the peer's to read. The caller waits for the proof before it goes on.
+        wanted = HELLO + 1 + received[HELLO] if len(received) > HELLO else HELLO + 1
         try:
-            received += caller.recv(PROOF + NONCE + NAME - len(received))
-        except OSError:
-            received.clear()
-        if len(received) < PROOF + NONCE + NAME:
-            if not received:
-                self._hang_up(caller)
+            piece = caller.recv(wanted - len(received))
+        except BlockingIOError:
             return None
-        proof, challenge, name = (bytes(received[i : i + 32]) for i in (0, 32, 64))
+        except OSError:
+            piece = b""
+        received += piece
+        if not piece:
+            self._hang_up(caller)
+            return None
+        if len(received) <= HELLO or len(received) < HELLO + 1 + received[HELLO]:
+            return None
+        proof, challenge, name = bytes(received[:PROOF]), bytes(received[PROOF:HELLO]), bytes(received[HELLO + 1 :])
         if not hmac.compare_digest(proof, _prove(self.key, b"caller", nonce)):
             self._hang_up(caller)
             return None
@@ -88,8 +297,7 @@ class Door:
             return None
         self._selector.unregister(caller)
         del self._callers[caller]
-        caller.setblocking(True)
-        return name.rstrip(b"\0").decode(), Connection(caller.detach())
+        return name.decode(errors="replace"), Peer(caller)
 
     def _say(self, caller: socket.socket, words: bytes) -> bool:
         """Send; False where the caller has gone."""
@@ -107,21 +315,25 @@ class Door:
 
 
 def dial(address: str, key: bytes, name: str) -> Peer:
-    """Call a door under a name (at most 32 bytes); raises WorkerError where nobody answers with the right key."""
+    """Call a door under a name (at most 255 bytes); raises WorkerError where nobody answers with the right key."""
+    words = name.encode()
+    if len(words) > LONGEST_NAME:
+        raise WorkerError(f"{name!r} has {len(words)} bytes; a caller's name has at most {LONGEST_NAME}. Shorten it.")
     caller = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    caller.settimeout(PATIENCE_SECONDS)
+    caller.settimeout(ANSWER_SECONDS)
     try:
         caller.connect(address)
         nonce = _receive(caller, NONCE)
         challenge = os.urandom(NONCE)
-        caller.sendall(_prove(key, b"caller", nonce) + challenge + name.encode().ljust(NAME, b"\0"))
+        caller.sendall(_prove(key, b"caller", nonce) + challenge + bytes([len(words)]) + words)
         proof = _receive(caller, PROOF)
     except OSError as error:
+        caller.close()
         raise WorkerError(f"{name}: the call to {address[1:]} failed: {error}.") from error
     if not hmac.compare_digest(proof, _prove(key, b"door", challenge)):
+        caller.close()
         raise WorkerError(f"{name}: whoever answers at {address[1:]} does not know the run's key.")
-    caller.settimeout(None)
-    return Connection(caller.detach())
+    return Peer(caller)
 
 
 def _receive(connection: socket.socket, size: int) -> bytes:

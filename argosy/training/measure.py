@@ -12,6 +12,7 @@ from argosy.commands import Measured
 from argosy.profiles import PROFILE_BATCHES, TIMED_BATCHES
 from argosy.stream.blocks import Block
 from argosy.stream.trees import flatten, unflatten
+from argosy.training.devices import Backend
 from argosy.training.member import LiveMember
 from argosy.training.solo import Solo
 
@@ -23,10 +24,12 @@ PRIVATE = "writes into its input: gets private copies"
 NUMPY_RANDOM = "draws from numpy or random: their states are swapped"
 
 
-def measure(live: LiveMember, block: Block, *, thorough: bool = False, groups: int = 1) -> Measured:
+def measure(live: LiveMember, block: Block, backend: Backend, *, thorough: bool = False, groups: int = 1) -> Measured:
     """Steps of a twin on the first block: up to 5 or 30 ms; thorough, 48 of which the last 20 count (FLEET §6.1).
 
-    A group of m devices is measured by the steps of one of m even shares of the batch.
+    A group of m devices is measured by the steps of one of m even shares of the batch. Where the device counts its memory,
+    activations are what a step took beyond weights, optimizer state and gradients, kernels' work space included; elsewhere
+    what autograd kept.
     """
     trial = Solo(live.trial())
     before = trial.live.randomness.copy()
@@ -35,25 +38,28 @@ def measure(live: LiveMember, block: Block, *, thorough: bool = False, groups: i
     versions = [leaf._version for leaf in leaves]
     saved = _SavedBytes()
     with saved:
-        warm_up = _timed_step(trial, batch, rows)
-    seconds = _step_seconds(trial, batch, rows, warm_up, thorough=thorough)
+        warm_up = _timed_step(trial, batch, rows, backend)
+    gradients = _bytes(p for p in live.model.parameters() if p.requires_grad)
+    activations = max(saved.total, _spent(trial, batch, rows, backend) - gradients)
+    seconds = _step_seconds(trial, batch, rows, warm_up, backend, thorough=thorough)
     shares = [_first_batch(block, -(-live.member.batch_size // m)) for m in range(2, groups + 1)]
     shard_seconds = [
-        _step_seconds(trial, part, size, _timed_step(trial, part, size), thorough=thorough) for part, size in shares
+        _step_seconds(trial, part, size, _timed_step(trial, part, size, backend), backend, thorough=thorough)
+        for part, size in shares
     ]
     notes = []
     if any(leaf._version != version for leaf, version in zip(leaves, versions, strict=True)):
         notes.append(PRIVATE)
     if not trial.live.randomness.others_equal(before):
         notes.append(NUMPY_RANDOM)
-    held, gradients = state_bytes(trial.live), _bytes(p for p in live.model.parameters() if p.requires_grad)
-    scale = live.member.batch_size / rows
+    held = state_bytes(trial.live)
+    activations = int(activations * live.member.batch_size / rows)
     return Measured(
         member=live.member.name,
         samples_per_second=rows / seconds,
         shard_seconds=tuple(shard_seconds),
-        memory_bytes=held + gradients + int(saved.total * scale),
-        activation_bytes=int(saved.total * scale),
+        memory_bytes=held + gradients + activations,
+        activation_bytes=activations,
         state_bytes=held,
         gradient_bytes=gradients,
         parameter_shapes=_shapes(live.model),
@@ -62,26 +68,40 @@ def measure(live: LiveMember, block: Block, *, thorough: bool = False, groups: i
     )
 
 
-def _step_seconds(trial: Solo, batch: Any, rows: int, warm_up: float, *, thorough: bool) -> float:
+def _spent(trial: Solo, batch: Any, rows: int, backend: Backend) -> int:
+    """Bytes that a step took at its fullest beyond what was there before it; 0 where the device does not count them.
+
+    Not of the first step: in it, optimizer state is born and libraries take work space for the whole process.
+    """
+    trial.live.optimizer.zero_grad(set_to_none=True)
+    before = backend.memory_in_use()
+    if before is None:
+        return 0
+    backend.reset_peak()
+    _timed_step(trial, batch, rows, backend)
+    return (backend.peak_memory() or 0) - before
+
+
+def _step_seconds(trial: Solo, batch: Any, rows: int, warm_up: float, backend: Backend, *, thorough: bool) -> float:
     """Seconds of a step: the median of FLEET's 20, or the least of a few, of at least one after the first.
 
     The first one sets up kernels, which may take longer than all others. The least, because at the start of a run loader workers fill the ring on the same cores, which only makes steps slower.
     """
     if thorough:
-        seconds = [_timed_step(trial, batch, rows) for _ in range(PROFILE_BATCHES - 1)]
+        seconds = [_timed_step(trial, batch, rows, backend) for _ in range(PROFILE_BATCHES - 1)]
         return statistics.median(seconds[-TIMED_BATCHES:])
     seconds = []
     while not seconds or (len(seconds) + 1 < STEPS and warm_up + sum(seconds) < SECONDS):
-        seconds.append(_timed_step(trial, batch, rows))
+        seconds.append(_timed_step(trial, batch, rows, backend))
     return min(seconds)
 
 
-def _timed_step(trial: Solo, batch: Any, rows: int) -> float:
+def _timed_step(trial: Solo, batch: Any, rows: int, backend: Backend) -> float:
+    backend.synchronize()
     started = time.perf_counter()
     with trial.active():
         trial.try_step(batch, rows)
-    if trial.live.device.type == "cuda":
-        torch.cuda.synchronize(trial.live.device)
+    backend.synchronize()
     return time.perf_counter() - started
 
 

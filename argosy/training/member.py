@@ -177,6 +177,11 @@ class LiveMember:
 
     # ---- its best weights
 
+    @property
+    def best_is_current(self) -> bool:
+        """Whether the weights are those of the best section, and in no file."""
+        return self._best_here
+
     def keep_best(self) -> None:
         """Copy the weights to host memory if they are the best and in no file: they are about to change."""
         if self._best_here:

@@ -1,54 +1,81 @@
-"""What one device does: takes blocks, steps the members it carries, saves them, and asks the driver at each epoch's end.
+"""What one device does: takes blocks, steps the members of its crew, saves them, and reports each section in one message.
 
-The trainer knows no sockets and no processes: launchers push blocks and commands in, and `emit` carries events out.
+Contract. A trainer knows no study, no sockets and no processes: members come in messages, launchers push blocks and commands
+in, `emit` carries answers out and `listen` says whether a command waits; it is asked between steps, so that no command waits
+for more than one. Members come and go with `Board`: blocks carry the number of the crew that they are for, and the first block
+of a later crew is kept until the driver has said who that is. A member's epochs are those of the blocks that it is given: the
+driver alone counts them.
 """
 
+import math
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import torch
 
-from argosy.commands import Continue, Journaled, Measure, OutOfMemory, Pause, Paused, Progress, StartMember, Stop, Train
+from argosy.commands import (
+    Board,
+    Enlist,
+    Journaled,
+    Leave,
+    Measure,
+    OutOfMemory,
+    Pause,
+    Paused,
+    Progress,
+    Report,
+    StartMember,
+)
 from argosy.errors import DiskError, MemberError
-from argosy.events import Checkpoint, EpochEnded, MemberEnded, MemberStarted, Saved, Used
+from argosy.events import Event, MemberEnded, MemberRested, MemberStarted, Saved, SectionEnded, Used
 from argosy.settings import Settings
 from argosy.stream.blocks import Block
 from argosy.stream.gauges import TrainerGauge
+from argosy.stream.pulse import Pulse
 from argosy.stream.schedule import Orders
-from argosy.study import Study
+from argosy.study import Member, Terms
 from argosy.training import checkpoint
+from argosy.training.copies import Copies
+from argosy.training.devices import Backend, memory_returned, out_of_memory, poisoned
+from argosy.training.files import Files
 from argosy.training.heap import large_outside
 from argosy.training.measure import NUMPY_RANDOM, PRIVATE, measure
 from argosy.training.member import LiveMember, build
+from argosy.training.program import Program
 from argosy.training.solo import Solo
 
-__all__ = ["Trainer"]
+__all__ = ["Poisoned", "Trainer"]
 
 PROGRESS_SECONDS = 0.25
+RETURN_SECONDS = 10.0
+"""How long a device's memory may take to come back from a process that was killed."""
+SAVING_SHARE = 0.02
+"""Part of the time that files of a section's end may take."""
+
+
+class Poisoned(Exception):  # noqa: N818
+    """The device is of no more use to this process, whoever's step did that: nobody's next one can be trusted."""
 
 
 @dataclass(slots=True)
 class _Aboard:
-    """A member on this device, and what the trainer keeps about it."""
+    """A member of the crew."""
 
+    program: Program
     live: LiveMember
-    program: Solo
+    files: Files
+    next_section: int
+    """Of the stream: the first whose end it has not seen."""
     stream_epoch: int
-    saved: float
-    """When it was saved last (monotonic seconds)."""
-    ended: EpochEnded | None = None
-    """The epoch's end that the driver has not answered yet."""
-    newest: Checkpoint | None = None
-    kept: tuple[str, ...] = ()
-    """File names of its newest checkpoints."""
-    best: str | None = None
-    unsettled: tuple[str, ...] = ()
-    """File names of checkpoints that the driver may not have journaled yet: only when it has may older ones go."""
+    """That its batches are cut from."""
+    samples: int = 0
+    """Since it came aboard."""
 
 
 class Trainer:
@@ -56,64 +83,80 @@ class Trainer:
 
     def __init__(
         self,
-        study: Study,
+        terms: Terms,
         settings: Settings,
         directory: Path,
         *,
         name: str,
-        device: torch.device,
+        backend: Backend,
         emit: Callable[[Any], None],
+        listen: Callable[[], bool] = lambda: False,
+        pulse: Pulse | None = None,
     ) -> None:
-        self.study = study
+        self.terms = terms
         self.settings = settings
         self.directory = directory
         self.name = name
-        self.device = device
+        self.backend = backend
+        self.copies = Copies(backend, terms.on_device)
         self.emit = emit
+        self.listen = listen
+        """Whether a command waits."""
+        self.pulse = pulse or Pulse.private()
+        self.known: dict[str, Member] = {}
         self.orders: Orders | None = None
-        self.leg = -1
-        """The newest that the driver spoke of."""
-        self.first: Block | None = None
-        """A leg's first block, kept until the driver says what it is for: it may be here sooner than the driver's word."""
+        self.crew = -1
+        """Number of the crew that the driver spoke of last."""
+        self.kept: list[tuple[Block, int]] = []
+        """Blocks of a later crew, until the driver says who that is, or that were measured on."""
+        self.at_hand: Block | None = None
+        """The block whose steps were left for a command."""
         self.to_measure: Measure | None = None
         self.built: dict[str, LiveMember] = {}
         self.aboard: dict[str, _Aboard] = {}
         self.gauge = TrainerGauge()
         self.blocks = 0
-        self.samples: dict[str, int] = {}
-        self.pausing = False
+        self.last_split = "val" if terms.has_val else "train"
         self._told = 0.0
-        self.last_split = "val" if study.data.has_val else "train"
+        self._saved, self._save_seconds = time.monotonic(), 0.0
+        """When members were saved last, and how long that took."""
 
     @property
     def ready(self) -> bool:
-        """Whether the next block may come: nobody waits for the driver.
-
-        A trainer without members takes blocks as well, and drops them: the ring waits for every reader.
-        """
-        return self.first is None and not any(member.ended for member in self.aboard.values())
+        """Whether the next block may come."""
+        return not self.kept and self.at_hand is None
 
     # ---- commands
 
     def know(self, lengths: Mapping[str, int]) -> None:
         """Learn how many samples each split has."""
-        self.orders = Orders(self.study.seed, lengths)
+        self.orders = Orders(self.terms.seed, lengths)
+
+    def enlist(self, members: Iterable[Member]) -> None:
+        """Learn what these members are."""
+        self.known |= {member.name: member for member in members}
 
     def obey(self, command: Any) -> None:
-        """Do what the driver says."""
-        if isinstance(command, Measure):
+        """Do what the driver says; then go on with the block at hand."""
+        if isinstance(command, Board):
+            self._board(command)
+        elif isinstance(command, Enlist):
+            self.enlist(cloudpickle.loads(command.definitions))
+        elif isinstance(command, Measure):
             self.to_measure = command
-            self._follow(command.leg)
-        elif isinstance(command, Train):
-            self._start(command)
-        elif isinstance(command, Continue | Stop):
-            self._settle(command)
+            if command.crew is not None:
+                self._follow(command.crew)
+        elif isinstance(command, Leave):
+            self._leave([name for name in command.members if name in self.aboard])
         elif isinstance(command, Journaled):
-            aboard = self.aboard.get(command.member)
-            if aboard is not None and command.file in aboard.unsettled:
-                self._tidy(command.member, aboard, command.file, best=False)
+            for name, file in command.files.items():
+                if name in self.aboard:
+                    self.aboard[name].files.journaled(file)
         elif isinstance(command, Pause):
-            self._pause()
+            self._leave(list(self.aboard))
+            self.kept, self.at_hand, self.to_measure = [], None, None
+            self.built.clear()
+            self.emit(Paused())
 
     def used(self, cpu_seconds: float) -> Used:
         """The last word."""
@@ -121,197 +164,269 @@ class Trainer:
 
     # ---- blocks
 
-    def take(self, block: Block) -> None:
-        """Measure on the block, or run all steps that it completes; one of a later leg is kept, of an earlier one dropped."""
+    def take(self, block: Block, crew: int) -> None:
+        """Run all steps that a block completes, until a command waits; one of a later crew is kept, of an earlier dropped."""
         self.blocks += 1
-        self._sort(block)
-
-    def _sort(self, block: Block) -> None:
-        if block.place.leg > self.leg:
-            self.first = block
-        elif block.place.leg == self.leg:
+        if crew > self.crew or self.kept:
+            self.kept.append((block, crew))
+        elif crew == self.crew:
             self._use(block)
 
-    def _follow(self, leg: int) -> None:
-        """Use the blocks of this leg from here on; its first one may have come before."""
-        self.leg, first, self.first = leg, self.first, None
-        if first is not None:
-            self._sort(first)
+    def go_on(self) -> None:
+        """Take up the block whose steps were left for a command."""
+        block, self.at_hand = self.at_hand, None
+        if block is not None:
+            self._train_on(block)
+
+    def _follow(self, crew: int) -> None:
+        """From here on blocks of this crew are used; its first one may have come before."""
+        self.crew = crew
+        kept, self.kept = self.kept, []
+        for block, number in kept:
+            if number > crew or self.kept:
+                self.kept.append((block, number))
+            elif number == crew:
+                self._use(block)
 
     def _use(self, block: Block) -> None:
-        if self.to_measure is None:
+        command = self.to_measure
+        if command is None or block.place.split != "train":
             self._train_on(self._on_device(block))
+            return
+        self.to_measure = None
+        # It is there while the members' kernels are made.
+        with large_outside():
+            on_device = self._on_device(block)
+        self._measure(command, on_device)
+        if command.crew is None:
+            self._train_on(on_device)
         else:
-            command, self.to_measure, self.first = self.to_measure, None, block
-            # It is there while the members' kernels are made.
-            with large_outside():
-                on_device = self._on_device(block)
-            self._measure(command, on_device)
+            self.kept.append((block, self.crew))
 
     def _on_device(self, block: Block) -> Block:
-        return block.to(self.device, self.study.data.on_device)
+        self.backend.activate()
+        self.copies.release_done()
+        return self.copies.start(block)
 
     def _measure(self, command: Measure, block: Block) -> None:
         # All are built before the first is measured: weights would lie scattered over the memory that steps take and give
         # back, and a gap between two of them serves only tensors that fit into it.
         for name in command.members:
-            live = self._guarded(name, partial(self._build, name))
+            live = self._guarded(name, partial(self._build, name), again=True)
             if live is not None:
                 live.member = replace(live.member, accumulate=command.accumulate.get(name, live.member.accumulate))
                 self.built[name] = live
         for name in command.members:
             if name in self.built:
-                measured = self._guarded(
-                    name, partial(measure, self.built[name], block, thorough=command.thorough, groups=command.groups)
+                steps = partial(
+                    measure,
+                    self.built[name],
+                    block,
+                    self.backend,
+                    thorough=command.thorough,
+                    groups=command.groups,
                 )
+                with self.pulse.busy(f"measuring member {name!r}", opaque=True):
+                    measured = self._guarded(name, steps, again=True)
                 if measured is not None:
                     self.emit(measured)
 
     def _train_on(self, block: Block) -> None:
         started, place = time.perf_counter(), block.place
         before = self.gauge.samples
-        for name, aboard in list(self.aboard.items()):
-            if aboard.stream_epoch == place.epoch:
-                self._guarded(name, partial(self._advance, name, aboard, block))
+        with self.pulse.busy("training"):
+            left = not all(self._advance(name, block) for name in list(self.aboard))
         if block.touched:
             raise MemberError(self._somebody_wrote())
         elapsed = time.perf_counter() - started
         self.gauge.busy_seconds += elapsed
         if self.gauge.samples > before:
-            self.gauge.rows += place.rows
             self.gauge.training_seconds += elapsed
+        if left:
+            self.at_hand = block
+        else:
+            self.gauge.rows += place.rows * (self.gauge.samples > before)
+        if not left and place.last and place.split == self.last_split:
+            self._end_section(block)
+        elif self._overdue():
+            self.emit(Report(events=tuple(self._save(list(self.aboard)))))
         self._tell()
 
-    def _advance(self, name: str, aboard: _Aboard, block: Block) -> None:
-        live, place = aboard.live, block.place
-        if place.split == "train":
-            samples = 0
-            with aboard.program.active():
-                for batch in aboard.program.cut(block):
-                    aboard.program.begin(batch)
-                    samples += aboard.program.finish()
-            self.samples[name] = self.samples.get(name, 0) + samples
-            self.gauge.samples += samples
-            if live.diverged:
-                self._end(name, "diverged", f"its training loss is not a number after {live.steps} steps")
-                return
-        else:
-            with aboard.program.active(keep=True):
-                for _ in aboard.program.evaluate(block):
-                    pass
-        if place.last and place.split == self.last_split:
-            self._end_epoch(name, aboard)
-        elif time.monotonic() - aboard.saved > self.settings.checkpoint_seconds:
-            self._save_within(name, aboard)
+    def _advance(self, name: str, block: Block) -> bool:
+        """Let a member step on a block; False where a command waits, for which the rest of its batches was left."""
+        aboard, place = self.aboard[name], block.place
+        if place.epoch < aboard.stream_epoch or (place.split != "train" and place.section < aboard.next_section):
+            return True
+        return self._guarded(name, partial(self._step, name, aboard, block)) is not False
+
+    def _step(self, name: str, aboard: _Aboard, block: Block) -> bool:
+        if block.place.split != "train":
+            return self._evaluate(aboard.program, block)
+        if block.place.epoch > aboard.stream_epoch:
+            self._begin_epoch(aboard, block.place.epoch)
+        program, samples, through = aboard.program, 0, True
+        with program.active():
+            for batch in program.cut(block):
+                program.begin(batch)
+                samples += program.finish()
+                self.pulse.beat()
+                if self._wanted():
+                    through = False
+                    break
+        aboard.samples += samples
+        self.gauge.samples += samples
+        if samples and aboard.live.diverged:
+            self._end(name, "diverged", f"its training loss is not a number after {aboard.live.steps} steps")
+        return through
+
+    def _evaluate(self, program: Program, block: Block) -> bool:
+        with program.active(keep=True):
+            for _ in program.evaluate(block):
+                self.pulse.beat()
+                if self._wanted():
+                    return False
+        return True
+
+    def _wanted(self) -> bool:
+        """Whether something is to be done between two steps."""
+        return self.listen() or self._overdue()
+
+    # ---- sections
+
+    def _begin_epoch(self, aboard: _Aboard, stream_epoch: int) -> None:
+        assert self.orders is not None
+        aboard.stream_epoch = stream_epoch
+        aboard.live.begin_epoch(self.orders, stream_epoch)
+
+    def _end_section(self, block: Block) -> None:
+        section = block.place.section
+        events: list[Event] = []
+        for name, aboard in list(self.aboard.items()):
+            if section >= aboard.next_section and block.place.epoch == aboard.stream_epoch:
+                ended = self._guarded(name, partial(self._ended, name, aboard, section))
+                if ended is not None:
+                    events.append(ended)
+        if self._overdue() or self._worth_saving():
+            events += self._save(list(self.aboard))
+        self.emit(Report(events=tuple(events), section=section))
+
+    def _ended(self, name: str, aboard: _Aboard, section: int) -> SectionEnded:
+        live, sections = aboard.live, self.terms.validations_per_epoch
+        epoch, number, position = live.epoch, live.section, live.position
+        train, val = live.train.digest, live.val.digest if live.val_cutter else None
+        seconds, samples, best = live.seconds, live.samples, live.best
+        metrics = live.end_section(sections)
+        if live.section:
+            live.begin_section()
+        aboard.next_section = section + 1
+        return SectionEnded(
+            member=name,
+            device=self.name,
+            epoch=epoch,
+            section=number,
+            stream_epoch=aboard.stream_epoch,
+            position=position,
+            metrics=metrics,
+            epochs=epoch + (number + 1) / sections,
+            seconds=seconds,
+            samples=samples,
+            digest=train,
+            val_digest=val,
+            best=live.best != best,
+        )
 
     # ---- members
 
     def _build(self, name: str) -> LiveMember:
-        member = self.study.member(name)
-        assert self.study.mode is not None
-        return build(
-            member, self.device, study_seed=self.study.seed, objective=self.study.objective, mode=self.study.mode
-        )
+        with self.pulse.busy(f"building member {name!r}", opaque=True):
+            return build(
+                self.known[name],
+                self.backend.device,
+                study_seed=self.terms.seed,
+                objective=self.terms.objective,
+                mode=self.terms.mode,
+            )
 
-    def _start(self, command: Train) -> None:
-        for start in command.members:
-            self._guarded(start.member, partial(self._board, start))
+    def _board(self, command: Board) -> None:
+        self._leave([name for name in command.leave if name in self.aboard])
+        started: list[Event] = []
+        for start in command.start:
+            boarded = self._guarded(start.member, partial(self._start, start), again=True)
+            if boarded is not None:
+                started.append(boarded)
         self.built.clear()
-        self.to_measure = None
-        self._follow(command.leg)
+        if self.to_measure is not None and self.to_measure.crew is not None:
+            self.to_measure = None
+        if started:
+            self.emit(Report(events=tuple(started)))
+        self._follow(command.crew)
 
-    def _board(self, start: StartMember) -> None:
+    def _start(self, start: StartMember) -> MemberStarted:
         assert self.orders is not None
-        live = self.built.pop(start.member, None) or self._build(start.member)
+        live, position = self.built.pop(start.member, None) or self._build(start.member), 0
         live.member = replace(live.member, accumulate=start.accumulate)
         live.private, live.randomness.uses_others = PRIVATE in start.notes, NUMPY_RANDOM in start.notes
-        folder, position = self._folder(start.member), 0
-        folder.mkdir(parents=True, exist_ok=True)
+        files = Files(self._folder(start.member), start.checkpoint)
         for note in start.notes:
             self._log(start.member, note)
         if start.checkpoint is not None:
-            path = folder / start.checkpoint.file
             # The driver has compared its sum. The file's own tensors go again; what is copied from them stays.
             with large_outside():
-                position = live.load_state_dict(checkpoint.load(path))
+                position = live.load_state_dict(checkpoint.load(files.folder / start.checkpoint.file))
         live.begin_epoch(self.orders, start.stream_epoch, position)
-        kept = (start.checkpoint.file,) if start.checkpoint else ()
-        self.aboard[start.member] = _Aboard(
-            live, Solo(live), start.stream_epoch, time.monotonic(), newest=start.checkpoint, kept=kept, best=start.best
-        )
-        self.emit(
-            MemberStarted(
-                member=start.member,
-                device=self.name,
-                epoch=live.epoch,
-                stream_epoch=start.stream_epoch,
-                position=position,
-                threads=torch.get_num_threads(),
-                mkldnn=bool(torch.backends.mkldnn.enabled),
-                notes=start.notes,
-            )
-        )
-
-    def _end_epoch(self, name: str, aboard: _Aboard) -> None:
-        live = aboard.live
-        train, val, seconds = live.train, live.val if live.val_cutter else None, live.seconds
-        metrics = live.end_section(1)
-        aboard.ended = EpochEnded(
-            member=name,
+        carried = live.carried
+        first = start.stream_epoch * self.terms.validations_per_epoch + live.section
+        self.aboard[start.member] = _Aboard(Solo(live), live, files, first, start.stream_epoch)
+        return MemberStarted(
+            member=start.member,
             device=self.name,
-            epoch=live.epoch - 1,
-            stream_epoch=aboard.stream_epoch,
-            metrics=metrics,
-            seconds=seconds,
-            samples=train.rows,
-            digest=train.digest,
-            val_digest=val.digest if val else None,
-            checkpoint=self._save(name, aboard),
+            epoch=live.epoch,
+            section=live.section,
+            stream_epoch=start.stream_epoch,
+            position=position + carried,
+            threads=torch.get_num_threads(),
+            mkldnn=bool(torch.backends.mkldnn.enabled),
+            notes=start.notes,
         )
-        self.emit(aboard.ended)
 
-    def _settle(self, command: Continue | Stop) -> None:
-        aboard = self.aboard.get(command.member)
-        if aboard is None or aboard.ended is None:
+    def _leave(self, names: list[str]) -> None:
+        """Save members where they are and let them go."""
+        if not names:
             return
-        self._tidy(command.member, aboard, aboard.ended.checkpoint.file, best=command.best)
-        aboard.ended = None
-        if isinstance(command, Stop) or self.pausing:
-            del self.aboard[command.member]
-            self._let_go()
-            return
-        assert self.orders is not None
-        aboard.stream_epoch += 1
-        aboard.live.begin_epoch(self.orders, aboard.stream_epoch)
+        saved = self._save(names, carried=True)
+        for name in names:
+            self._let_go(name)
+        rested = tuple(MemberRested(member=name, reason="") for name in names)
+        self.emit(Report(events=(*saved, *rested)))
 
-    def _pause(self) -> None:
-        self.pausing = True
-        for name, aboard in list(self.aboard.items()):
-            # A member at its epoch's end is saved already, and leaves when the driver has answered it.
-            if aboard.ended is None:
-                self._guarded(name, partial(self._save_within, name, aboard))
-                self.aboard.pop(name, None)
-        self._let_go()
-
-    def _let_go(self) -> None:
-        if self.pausing and not self.aboard:
-            self.pausing, self.first, self.to_measure = False, None, None
-            self.emit(Paused())
+    def _let_go(self, name: str) -> None:
+        aboard = self.aboard.pop(name, None)
+        if aboard is not None:
+            aboard.program.release()
 
     def _end(self, name: str, status: str, reason: str) -> None:
-        self.aboard.pop(name, None)
-        self.emit(MemberEnded(member=name, status=status, reason=reason))
+        self._let_go(name)
+        self.emit(Report(events=(MemberEnded(member=name, status=status, reason=reason),)))
 
-    def _guarded(self, name: str, action: Callable[[], Any]) -> Any:
-        """Run a piece of a member's own code; what it raises ends that member and nobody else."""
+    def _guarded(self, name: str, action: Callable[[], Any], *, again: bool = False) -> Any:
+        """Run a piece of a member's own code; what it raises ends that member and nobody else.
+
+        Tried `again` where it ran out of memory that a killed process gave back only then.
+        """
         try:
             return action()
         except DiskError:
             raise
         except Exception as error:  # boundary between a member's code and ours
+            if poisoned(self.backend):
+                raise Poisoned(
+                    f"{self.name} is of no more use to this process since {name!r} raised {error!r}"
+                ) from error
+            if again and out_of_memory(error) and memory_returned(self.backend, patience=RETURN_SECONDS):
+                return self._guarded(name, action)
             self.built.pop(name, None)
-            if _out_of_memory(error):
-                self.aboard.pop(name, None)
+            if out_of_memory(error):
+                self._let_go(name)
                 self.emit(OutOfMemory(member=name, detail=str(error)))
                 return None
             trace = "".join(traceback.format_exception(error))
@@ -329,39 +444,31 @@ class Trainer:
         with (self._folder(name) / "log.txt").open("a") as log:
             log.write(text.rstrip() + "\n")
 
-    def _save(self, name: str, aboard: _Aboard) -> Checkpoint:
-        live = aboard.live
-        state = live.state_dict()
-        newest = aboard.newest
-        if newest is not None and (newest.epoch, newest.position) == (live.epoch, state["position"]):
-            # Nothing has moved since; a journaled file is never written again.
-            return newest
-        file = f"e{live.epoch:04d}-s{live.steps:07d}.pt"
-        path = self._folder(name) / file
-        digest = checkpoint.save(state, path)
-        if not aboard.kept:
-            # The first file proves that all later ones can be opened.
-            checkpoint.load(path, digest)
-        aboard.saved = time.monotonic()
-        aboard.unsettled = (*aboard.unsettled, file)
-        aboard.newest = Checkpoint(file=file, sha256=digest, epoch=live.epoch, position=state["position"])
-        return aboard.newest
+    def _save(self, names: list[str], *, carried: bool = False) -> list[Event]:
+        """Files for these members, flushed to the disk together."""
+        started, drafts = time.perf_counter(), {}
+        for name in names:
+            aboard = self.aboard[name]
+            draft = self._guarded(name, partial(aboard.files.draft, aboard.live, carried=carried))
+            if draft is not None:
+                drafts[name] = draft
+        sums = iter(checkpoint.save_all([item for draft in drafts.values() for item in draft.items]))
+        saved: list[Event] = []
+        for name, draft in drafts.items():
+            aboard = self.aboard[name]
+            written = self._guarded(name, partial(aboard.files.written, draft, [next(sums) for _ in draft.items]))
+            if written is not None:
+                saved.append(Saved(member=name, checkpoint=written))
+        self._saved, self._save_seconds = time.monotonic(), time.perf_counter() - started
+        return saved
 
-    def _save_within(self, name: str, aboard: _Aboard) -> None:
-        saved = self._save(name, aboard)
-        self.emit(Saved(member=name, stream_epoch=aboard.stream_epoch, checkpoint=saved))
+    def _overdue(self) -> bool:
+        """Whether a crash would repeat more than it may."""
+        return bool(self.aboard) and time.monotonic() - self._saved > self.settings.checkpoint_seconds
 
-    def _tidy(self, name: str, aboard: _Aboard, file: str, *, best: bool) -> None:
-        """Now that a file is journaled, move the links, and delete older ones but the one before it and the best."""
-        folder = self._folder(name)
-        checkpoint.link(folder / file, "last.pt")
-        if best:
-            checkpoint.link(folder / file, "best.pt")
-            aboard.best = file
-        aboard.kept = (*(kept for kept in aboard.kept[-1:] if kept != file), file)
-        if file in aboard.unsettled:
-            aboard.unsettled = aboard.unsettled[aboard.unsettled.index(file) + 1 :]
-        checkpoint.keep_newest(folder, {*aboard.kept, *aboard.unsettled, aboard.best or file})
+    def _worth_saving(self) -> bool:
+        """Whether files cost little of the time since the last ones."""
+        return time.monotonic() - self._saved >= self._save_seconds / SAVING_SHARE
 
     # ---- words
 
@@ -373,9 +480,13 @@ class Trainer:
     def _tell(self) -> None:
         if time.monotonic() - self._told > PROGRESS_SECONDS:
             self._told = time.monotonic()
-            losses = {name: a.live.train.means(["loss"])["loss"] for name, a in self.aboard.items()}
-            gauge = asdict(self.gauge)
-            self.emit(Progress(blocks=self.blocks, samples=dict(self.samples), losses=losses, gauge=gauge))
+            losses = {
+                name: mean
+                for name, aboard in self.aboard.items()
+                if not math.isnan(mean := aboard.live.train.means(["loss"])["loss"])
+            }
+            samples = {name: aboard.samples for name, aboard in self.aboard.items()}
+            self.emit(Progress(blocks=self.blocks, samples=samples, losses=losses, gauge=asdict(self.gauge)))
 
     def _somebody_wrote(self) -> str:
         return (
@@ -383,8 +494,3 @@ class Trainer:
             "though it did not on its first batches. Clone the input before changing it; the run stops at the last "
             "checkpoints, which are sound."
         )
-
-
-def _out_of_memory(error: Exception) -> bool:
-    """CUDA and Python have errors of their own for that; torch's allocator of ordinary memory has only words."""
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator" in str(error)

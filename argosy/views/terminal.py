@@ -12,9 +12,10 @@ from rich.text import Text
 
 from argosy.commands import Flowing, Lost, Progress
 from argosy.diagnosis import diagnose
-from argosy.events import EpochEnded, MemberEnded, MemberStarted, SharingChosen
+from argosy.events import MemberEnded, MemberStarted, SectionEnded, SharingChosen
+from argosy.fold import MemberState, RunState
 from argosy.plans import Plan
-from argosy.report import MemberState, Report, RunState
+from argosy.report import Report
 from argosy.running.launcher import Job
 
 __all__ = ["Terminal", "report_table"]
@@ -44,7 +45,7 @@ class Terminal:
         """See `View.begin`."""
         self.job, self.state = job, state
         self.began = time.monotonic()
-        self.done_before = sum(len(member.epochs) for member in state.members.values())
+        self.done_before = sum(member.epochs for member in state.members.values())
         if self.console.is_terminal:
             self._live = Live(console=self.console, get_renderable=self._screen, refresh_per_second=4, transient=True)
             self._live.start()
@@ -78,7 +79,7 @@ class Terminal:
             self._noted |= new
             for note in sorted(new):
                 self.console.print(note, style="yellow", highlight=False, markup=False)
-        elif isinstance(message, EpochEnded) and self._live is None:
+        elif isinstance(message, SectionEnded) and self._live is None:
             self._line()
 
     def tick(self) -> None:
@@ -115,18 +116,18 @@ class Terminal:
         return f"{said}\nBottleneck: {found.verdict}." if found else said
 
     def _share(self) -> float:
-        done = [len(member.epochs) for member in self.state.members.values()]
+        done = [member.epochs for member in self.state.members.values()]
         return sum(done) / max(self._total(), sum(done), 1)
 
-    def _total(self) -> int:
+    def _total(self) -> float:
         bounds = [self.job.study.stop_of(member).max_epochs for member in self.job.study.members]
         known = [bound for bound in bounds if bound is not None]
         # Members whose rule knows no bound count like the longest of the others, or as twice what they have done.
-        guess = max(known, default=2 * max((len(m.epochs) for m in self.state.members.values()), default=1))
+        guess = max(known, default=2 * max((m.epochs for m in self.state.members.values()), default=1))
         return sum(guess if bound is None else bound for bound in bounds)
 
     def _seconds_left(self) -> float | None:
-        done = sum(len(member.epochs) for member in self.state.members.values()) - self.done_before
+        done = sum(member.epochs for member in self.state.members.values()) - self.done_before
         left = self._total() - self.done_before - done
         return None if done <= 0 else (time.monotonic() - self.began) / done * max(left, 0)
 
@@ -150,7 +151,7 @@ class Terminal:
         rate, history = self.rates.get(state.name), state.history
         metric = f"{history[-1][self.job.study.objective]:.4f}" if history else ""
         shown = state.status if state.status != "training" else (f"{rate:,.0f}" if rate else "")
-        return state.name, state.device, str(len(state.epochs)), "" if loss is None else f"{loss:.4f}", metric, shown
+        return state.name, state.device, f"{state.epochs:g}", "" if loss is None else f"{loss:.4f}", metric, shown
 
 
 def report_table(report: Report) -> Group:
@@ -159,7 +160,7 @@ def report_table(report: Report) -> Group:
     table = Table("member", "status", "epochs", *metrics, "seconds", box=None, pad_edge=False)
     for row in report.rows:
         values = [f"{row.metrics[name]:.4g}" if name in row.metrics else "" for name in metrics]
-        table.add_row(row.name, row.status, str(row.epochs), *values, f"{row.seconds:.1f}")
+        table.add_row(row.name, row.status, f"{row.epochs:g}", *values, f"{row.seconds:.1f}")
     text = (
         f"{report.status} after {report.seconds:.1f} s. Each training sample was prepared {report.preparations:.1f} times "
         f"per epoch (one script per member: {len(report.rows):.1f}). Trainers waited for data "

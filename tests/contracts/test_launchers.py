@@ -71,7 +71,7 @@ def test_the_index_column_tells_the_truth(tmp_path: Path, launcher: str) -> None
     fleet = [studies.member(model=IndexCheck, step=seen, batch_size=10, metrics={})]
     argosy.train(studies.study(100, fleet=fleet, epochs=1, val=0), directory=tmp_path / "run", launcher=launcher)
     content = [int(word) for word in (tmp_path / "targets").read_text().split()]
-    digest = evidence.event_lines(tmp_path / "run", "EpochEnded")[0]["digest"]
+    digest = evidence.event_lines(tmp_path / "run", "SectionEnded")[0]["digest"]
     order = torch.tensor(content[-100:]).numpy()
     assert Digest.of(order, torch.arange(100).numpy()) == tuple(digest)
 
@@ -91,7 +91,7 @@ def test_audit_finds_a_changed_digest(tmp_path: Path, launcher: str) -> None:
     assert audit(tmp_path) == []
     path = tmp_path / "journal.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]
-    ended = next(line for line in lines if line["event"] == "EpochEnded" and line["member"] == "odd")
+    ended = next(line for line in lines if line["event"] == "SectionEnded" and line["member"] == "odd")
     ended["digest"][1] ^= 1
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert [found.split(":")[0] for found in audit(tmp_path)] == ["odd"]
@@ -124,7 +124,7 @@ def test_a_finished_run_is_not_trained_again(tmp_path: Path, launcher: str) -> N
     before = evidence.results(tmp_path)
     assert argosy.train(studies.study(), directory=tmp_path, launcher=launcher).status == "done"
     assert evidence.results(tmp_path) == before
-    assert len(evidence.event_lines(tmp_path, "EpochEnded")) == 8
+    assert len(evidence.event_lines(tmp_path, "SectionEnded")) == 8
 
 
 class Raising(nn.Module):
@@ -241,7 +241,7 @@ def test_a_broken_sample_can_be_skipped_and_is_counted(tmp_path: Path, launcher:
     data = argosy.Data(train=Broken(60), on_error="skip")
     fleet = [studies.member("even"), studies.member("odd", batch_size=7)]
     argosy.train(studies.study(data=data, fleet=fleet), directory=tmp_path, launcher=launcher)
-    assert {line["samples"] for line in evidence.event_lines(tmp_path, "EpochEnded") if line["member"] == "odd"} == {59}
+    assert {line["samples"] for line in evidence.event_lines(tmp_path, "SectionEnded") if line["member"] == "odd"} == {59}
     assert [(line["epoch"], line["index"]) for line in evidence.event_lines(tmp_path, "Skipped")] == [(0, 17), (1, 17)]
     assert audit(tmp_path) == []
 

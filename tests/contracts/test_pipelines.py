@@ -14,7 +14,7 @@ from test_cli import argosy as command
 
 import argosy
 from argosy.errors import PlanError, StudyError
-from argosy.events import EpochEnded
+from argosy.events import SectionEnded
 from argosy.planning import POLICIES, Situation
 from argosy.plans import Flotilla, Placement
 from argosy.profiles import Profile
@@ -153,7 +153,7 @@ class Killing(Silent):
 
     def hear(self, worker: str, message: Any) -> None:
         """See `View.hear`."""
-        if isinstance(message, EpochEnded) and not self.killed:
+        if isinstance(message, SectionEnded) and not self.killed:
             feeders = {}
             for process in psutil.Process().children(recursive=True):
                 if process.name() == "argosy-feeder":
@@ -185,7 +185,7 @@ def test_holes_are_the_same_on_all_nodes(tmp_path: Path, sharing: str) -> None:
     train(study, tmp_path / "one", launcher="inline")
     train(study, tmp_path / "two", nodes=2, sharing=sharing)
     assert evidence.results(tmp_path / "two") == evidence.results(tmp_path / "one")
-    ended = evidence.event_lines(tmp_path / "two", "EpochEnded")
+    ended = evidence.event_lines(tmp_path / "two", "SectionEnded")
     assert {(line["device"], line["samples"]) for line in ended} == {
         ("node0/cpu:0", LENGTH - 2),
         ("node1/cpu:0", LENGTH - 2),

@@ -6,7 +6,7 @@ import pytest
 import studies
 
 from argosy.commands import Measured
-from argosy.events import Checkpoint, EpochEnded
+from argosy.events import Checkpoint, SectionEnded
 from argosy.running.costs import Observed, even_out, profile_of
 
 MEASURED = Measured(
@@ -21,7 +21,7 @@ MEASURED = Measured(
     batch_norm=False,
     notes=(),
 )
-ENDED = EpochEnded(
+ENDED = SectionEnded(
     member="mlp",
     device="cpu:0",
     epoch=0,

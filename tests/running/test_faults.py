@@ -32,7 +32,7 @@ def test_a_lost_process_is_replaced(
     tmp_path: Path, faultless: dict[str, object], role: str, number: signal.Signals
 ) -> None:
     run = Run(tmp_path)
-    run.wait_for("EpochEnded", 2)
+    run.wait_for("SectionEnded", 2)
     victims = run.role(role)
     assert victims
     victims[0].send_signal(number)
@@ -45,7 +45,7 @@ def test_a_lost_process_is_replaced(
 
 def test_a_driver_that_was_stopped_goes_on(tmp_path: Path, faultless: dict[str, object]) -> None:
     run = Run(tmp_path)
-    run.wait_for("EpochEnded", 2)
+    run.wait_for("SectionEnded", 2)
     run.process.send_signal(signal.SIGSTOP)
     with pytest.raises(Exception, match="timed out"):
         run.process.wait(2)
@@ -229,7 +229,7 @@ def test_members_can_be_stopped_and_added_while_a_run_goes_on(tmp_path: Path) ->
     directory = tmp_path / "run"
     (tmp_path / "late.py").write_text(ADDED)
     run = Run(directory, epochs=4)
-    run.wait_for("EpochEnded", 2)
+    run.wait_for("SectionEnded", 2)
     leave(directory, {"command": "stop", "member": "odd"})
     leave(directory, {"command": "add", "study": str(tmp_path / "late.py")})
     leave(directory, {"command": "stop", "member": "nobody"})

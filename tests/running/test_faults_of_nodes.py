@@ -42,7 +42,7 @@ def test_a_lost_feeder_is_replaced_and_named(
     tmp_path: Path, faultless: dict[str, object], node: str, number: signal.Signals
 ) -> None:
     run = Run(tmp_path, settings=SHARED)
-    run.wait_for("EpochEnded", 2)
+    run.wait_for("SectionEnded", 2)
     (victim,) = run.role("feeder", node)
     hurt = time.time()
     victim.send_signal(number)
@@ -59,7 +59,7 @@ def test_a_lost_courier_is_replaced(
     tmp_path: Path, faultless: dict[str, object], node: str, number: signal.Signals
 ) -> None:
     run = Run(tmp_path, settings=SHARED)
-    run.wait_for("EpochEnded", 2)
+    run.wait_for("SectionEnded", 2)
     (victim,) = run.role("courier", node)
     victim.send_signal(number)
     lost = check(run, faultless)
@@ -71,7 +71,7 @@ def test_a_lost_courier_is_replaced(
 @pytest.mark.parametrize("settings", [SHARED, LOCAL], ids=["all-shared", "local"])
 def test_a_lost_trainer_is_replaced_and_named(tmp_path: Path, faultless: dict[str, object], settings: str) -> None:
     run = Run(tmp_path, settings=settings)
-    run.wait_for("EpochEnded", 2)
+    run.wait_for("SectionEnded", 2)
     (victim,) = run.role("trainer", "node1")
     victim.kill()
     assert check(run, faultless) == ["node1/cpu:0"]
@@ -79,7 +79,7 @@ def test_a_lost_trainer_is_replaced_and_named(tmp_path: Path, faultless: dict[st
 
 def test_a_loader_worker_is_replaced_without_a_word(tmp_path: Path, faultless: dict[str, object]) -> None:
     run = Run(tmp_path, settings=SHARED)
-    run.wait_for("EpochEnded", 2)
+    run.wait_for("SectionEnded", 2)
     (victim,) = run.role("loader", "node1")
     victim.kill()
     assert check(run, faultless) == []
@@ -105,7 +105,7 @@ def test_the_same_command_after_a_kill_of_the_driver_ends_with_the_same_results(
     killed = []
     for epochs in (1, 5, 9):
         run = Run(tmp_path, settings=SHARED)
-        run.wait_for("EpochEnded", epochs)
+        run.wait_for("SectionEnded", epochs)
         run.look()
         run.process.kill()
         run.process.wait()
@@ -124,5 +124,5 @@ def test_a_node_whose_feeders_do_not_live_is_given_up(tmp_path: Path, faultless:
     lost = check(run, faultless)
     assert [worker for worker in lost if worker not in COURIERS][-1] == "node1"
     assert lost.index("node1") >= 3
-    ended = [line for line in run.lines() if line["event"] == "EpochEnded"]
+    ended = [line for line in run.lines() if line["event"] == "SectionEnded"]
     assert {line["device"] for line in ended[-4:]} == {"node0/cpu:0"}

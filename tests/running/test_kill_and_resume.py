@@ -24,7 +24,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]
     return evidence.results(directory)
 
 
-@pytest.mark.parametrize(("kind", "count"), [("Saved", 3), ("EpochEnded", 1), ("EpochEnded", 6), ("Saved", 12)])
+@pytest.mark.parametrize(("kind", "count"), [("Saved", 3), ("SectionEnded", 1), ("SectionEnded", 6), ("Saved", 12)])
 def test_a_killed_driver_leaves_nothing_and_the_same_command_goes_on(
     tmp_path: Path, uninterrupted: dict[str, object], kind: str, count: int
 ) -> None:
@@ -46,7 +46,7 @@ def test_a_signal_saves_every_member_and_the_same_command_goes_on(
     tmp_path: Path, uninterrupted: dict[str, object], number: signal.Signals
 ) -> None:
     run = Run(tmp_path)
-    run.wait_for("EpochEnded", 2)
+    run.wait_for("SectionEnded", 2)
     run.process.send_signal(number)
     assert run.end(30) == 0
     assert run.left() == []
@@ -78,7 +78,7 @@ def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
 
 def test_a_signal_that_is_ignored_stays_so(tmp_path: Path, uninterrupted: dict[str, object]) -> None:
     run = Run(tmp_path, sigint="SIG_IGN")
-    run.wait_for("EpochEnded", 2)
+    run.wait_for("SectionEnded", 2)
     run.process.send_signal(signal.SIGINT)
     assert run.end() == 0
     assert evidence.results(tmp_path) == uninterrupted
@@ -129,7 +129,7 @@ def test_a_journal_cut_in_the_middle_of_a_line_goes_on(tmp_path: Path) -> None:
     argosy.train(studies.study(epochs=2), directory=tmp_path / "cut", launcher="inline")
     journal = tmp_path / "cut" / "journal.jsonl"
     lines = journal.read_bytes().split(b"\n")
-    last_epoch = max(number for number, line in enumerate(lines) if b'"EpochEnded"' in line)
+    last_epoch = max(number for number, line in enumerate(lines) if b'"SectionEnded"' in line)
     journal.write_bytes(b"\n".join(lines[:last_epoch]) + b"\n" + lines[last_epoch][:100])
     argosy.train(studies.study(epochs=3), directory=tmp_path / "cut", launcher="inline")
     assert evidence.results(tmp_path / "cut") == evidence.results(tmp_path / "whole")

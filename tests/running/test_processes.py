@@ -1,6 +1,5 @@
 """A worker that is gone is told once, in whatever order the fork server, the kernel and the worker itself speak."""
 
-import json
 import os
 import signal
 import socket
@@ -25,7 +24,7 @@ class Server(ForkServer):
     """A fork server that forks nothing; the test says what it tells."""
 
     def __init__(self) -> None:
-        channel, self.far_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        channel, self.far_end = Peer.pair()
         super().__init__(SimpleNamespace(pid=os.getpid()), channel)  # type: ignore[arg-type]
         self.asked: list[dict[str, Any]] = []
 
@@ -33,7 +32,7 @@ class Server(ForkServer):
         self.asked.append(arguments)
 
     def tell(self, ticket: str, pid: int, status: int | None) -> None:
-        self.far_end.send(json.dumps([ticket, pid, status]).encode())
+        self.far_end.send((ticket, pid, status))
 
     def close(self) -> None:
         self.channel.close()
@@ -86,7 +85,7 @@ def test_a_worker_whose_start_was_never_told_is_lost_with_its_connection(
 ) -> None:
     """The server died with the news of it."""
     peer = call(workers, servers[0].asked[0]["ticket"])
-    assert peer.recv() == "first"
+    assert peer.wait(10) == ["first"]
     servers[0].far_end.close()
     assert lost(workers) == 0
     assert len(servers) == 2
@@ -109,9 +108,9 @@ def test_a_call_of_a_worker_that_is_gone_takes_nothing_from_its_successor(
     workers.start_trainer("cpu:0")
     workers.send("cpu:0", "second")
     with pytest.raises(EOFError):
-        call(workers, first).recv()
+        call(workers, first).wait(10)
     peer = call(workers, servers[0].asked[1]["ticket"])
-    assert peer.recv() == "second"
+    assert peer.wait(10) == ["second"]
     servers[0].tell(first, 7, 9)
     assert lost(workers) == 0
     peer.close()

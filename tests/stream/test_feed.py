@@ -2,13 +2,13 @@
 
 import contextlib
 import os
+import select
 import signal
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import get_context
-from multiprocessing.connection import Connection
 from typing import Any
 
 import pytest
@@ -20,8 +20,9 @@ from argosy.events import Used
 from argosy.settings import Settings
 from argosy.stream.courier import Meeting
 from argosy.stream.feed import feed
+from argosy.stream.pulse import Pulse
 from argosy.stream.ring import RingReader
-from argosy.stream.wire import dial
+from argosy.stream.wire import Peer, dial
 
 NODES = 2
 KEY = bytes(32)
@@ -35,26 +36,28 @@ class Slow(studies.Vectors):
         return super().__getitem__(index)
 
 
-def live(driver: Connection, number: int) -> None:
+def live(driver: Peer, number: int) -> None:
     """Life of a feeder; that of the first node is slow."""
     data = argosy.Data(train=Slow(4096) if number == 0 else studies.Vectors(4096))
     settings = Settings(nodes=NODES, block_size=16, loader_workers=0)
-    feed(driver, data, settings, name=f"node{number}/feeder-0", seed=0, key=KEY)
+    feed(driver, data, settings, name=f"node{number}/feeder-0", seed=0, key=KEY, pulse=Pulse.private())
 
 
 def read(reader: RingReader) -> None:
     """Life of a trainer that does nothing with its blocks."""
-    with contextlib.suppress(EOFError, OSError):
+    with contextlib.suppress(EOFError):
         while True:
-            reader.receive()
+            # A value that has arrived is a block; the views die at once.
+            reader.blocks()
+            select.select([reader.peer], [], [])
 
 
 @contextmanager
-def feeders() -> Iterator[list[tuple[Any, Connection]]]:
+def feeders() -> Iterator[list[tuple[Any, Peer]]]:
     """Two of them, with their data open and a trainer each."""
     context, found = get_context("fork"), []
     for number in range(NODES):
-        ours, theirs = context.Pipe()
+        ours, theirs = Peer.pair()
         process = context.Process(target=live, args=(theirs, number))
         process.start()
         theirs.close()
@@ -62,7 +65,7 @@ def feeders() -> Iterator[list[tuple[Any, Connection]]]:
     try:
         for _, driver in found:
             driver.send(Open())
-            opened = driver.recv()
+            (opened,) = driver.wait(30)
             assert isinstance(opened, Opened)
             reader = RingReader(dial(opened.address, KEY, "trainer"))
             threading.Thread(target=read, args=(reader,)).start()
@@ -74,12 +77,13 @@ def feeders() -> Iterator[list[tuple[Any, Connection]]]:
             process.join()
 
 
-def last_word(driver: Connection) -> Used:
+def last_word(driver: Peer) -> Used:
     """What a feeder answers to Exit, whatever else it says before."""
     driver.send(Exit())
-    while driver.poll(10):
-        if isinstance(found := driver.recv(), Used):
-            return found
+    while said := driver.wait(10):
+        for found in said:
+            if isinstance(found, Used):
+                return found
     pytest.fail("the feeder says nothing")
 
 

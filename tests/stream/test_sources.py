@@ -11,6 +11,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 from argosy import Data
 from argosy.errors import StudyError
 from argosy.stream.blocks import Place
+from argosy.stream.pulse import Pulse
 from argosy.stream.sources import ArraySource, DatasetSource, open_sources
 
 
@@ -24,7 +25,7 @@ def fill(source, indices, epoch: int = 0) -> list[torch.Tensor]:
 
 
 def source(dataset, **rest) -> DatasetSource:
-    return DatasetSource(dataset, "train", seed=0, skip_errors=rest.pop("skip_errors", False))
+    return DatasetSource(dataset, "train", seed=0, skip_errors=rest.pop("skip_errors", False), pulse=Pulse.private())
 
 
 def test_a_sample_does_not_depend_on_who_came_before() -> None:

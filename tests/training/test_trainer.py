@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import studies
-import torch
 
 from argosy.commands import Journaled, Leg, Measure, Measured, StartMember, Train
 from argosy.events import Saved
@@ -16,6 +15,7 @@ from argosy.stream.blocks import ALIGNMENT, Block
 from argosy.stream.schedule import Orders, places
 from argosy.stream.sources import open_sources
 from argosy.study import Study
+from argosy.training.devices import backend_of
 from argosy.training.trainer import Trainer
 
 LENGTH, ROWS = 96, 32
@@ -44,7 +44,7 @@ def said() -> list[Any]:
 def trainer(tmp_path: Path, said: list[Any]) -> Trainer:
     """One that has begun to measure on leg 1, of which no block has come."""
     study = studies.study(LENGTH, fleet=[studies.member("even", batch_size=32), studies.member("odd", batch_size=33)])
-    trainer = Trainer(study, Settings(), tmp_path, name="cpu:0", device=torch.device("cpu"), emit=said.append)
+    trainer = Trainer(study, Settings(), tmp_path, name="cpu:0", backend=backend_of("cpu:0"), emit=said.append)
     trainer.know({split: source.length for split, source in open_sources(study.data, seed=study.seed).items()})
     trainer.obey(measure(trainer, 1))
     return trainer
@@ -97,7 +97,7 @@ def test_a_journaled_checkpoint_stays_until_a_newer_one_is_journaled(tmp_path: P
     """The driver may have died, or be slow, while trainers go on saving: what it has journaled must be there."""
     study = studies.study(LENGTH, fleet=[studies.member("even", batch_size=32)])
     settings = Settings(checkpoint_seconds=1e-9)
-    trainer = Trainer(study, settings, tmp_path, name="cpu:0", device=torch.device("cpu"), emit=said.append)
+    trainer = Trainer(study, settings, tmp_path, name="cpu:0", backend=backend_of("cpu:0"), emit=said.append)
     trainer.know({split: source.length for split, source in open_sources(study.data, seed=study.seed).items()})
     trainer.obey(train(trainer, 1))
 

@@ -3,17 +3,18 @@
 import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from argosy.cluster import Cluster
-from argosy.commands import Attach, Exit, Failed, Feed, Leg, Lost, Open, Opened, Probe, Team
+from argosy.commands import Attach, Credit, Exit, Failed, Feed, Leg, Lost, Open, Opened, Probe, Team
 from argosy.events import Used
-from argosy.running.launcher import Job, Workers
+from argosy.running.launcher import Workers
 from argosy.stream.courier import Meeting
 from argosy.stream.sharing import PIPELINES
+from argosy.study import Member
 
-__all__ = ["Feeder", "Fleet"]
+__all__ = ["Feeder", "Workforce"]
 
 
 @dataclass(slots=True)
@@ -30,7 +31,7 @@ class Feeder:
     """Key of the team that it exchanges blocks with."""
 
 
-class Fleet:
+class Workforce:
     """One trainer per device, all the time, and on each node as many feeders as it has legs at once.
 
     The feeders that feed a leg together, one on each node that it needs, are its team.
@@ -40,8 +41,8 @@ class Fleet:
         self.workers = workers
         self.node_of = {device.name: device.node for device in cluster.devices}
         self.feeders: dict[str, Feeder] = {}
-        self.replaced: set[str] = set()
-        """Trainers that were told to exit, to start again with what they do not know yet."""
+        self.known: dict[str, set[str]] = {}
+        """Members that were defined to each trainer."""
         self._feeder_counts = dict.fromkeys(self.node_of.values(), 0)
         self._meeting: Meeting | None = None
 
@@ -49,6 +50,11 @@ class Fleet:
     def devices(self) -> tuple[str, ...]:
         """Every device, node by node; each has its trainer."""
         return tuple(self.node_of)
+
+    @property
+    def everybody(self) -> tuple[str, ...]:
+        """Every worker."""
+        return (*self.feeders, *self.node_of)
 
     def knows(self, worker: str) -> bool:
         """Whether a worker belongs to the run; those of a node that was given up do not."""
@@ -89,16 +95,21 @@ class Fleet:
                 team.append(found)
         return team if len(team) == len(wanted) else None
 
-    def feed(self, feeders: Sequence[Feeder], leg: Leg, readers: Iterable[str], pipeline: tuple[str, int]) -> None:
-        """Let these trainers read a leg that these feeders share by a pipeline of so many preparing nodes."""
-        readers, (sharing, preparing) = tuple(readers), pipeline
+    def feed(self, feeders: Sequence[Feeder], leg: Leg, pipeline: tuple[str, int]) -> None:
+        """Let these feeders prepare a leg that they share by a pipeline of so many preparing nodes."""
+        sharing, preparing = pipeline
         shared = sharing in PIPELINES and len(feeders) > 1
         teams = self._teams(len(feeders), sharing, preparing) if shared else [None] * len(feeders)
         for feeder, team in zip(feeders, teams, strict=True):
-            mine = tuple(device for device in readers if self.node_of[device] == feeder.node)
             feeder.team = team.key if team is not None else ""
-            self._attach(feeder, mine)
-            self.workers.send(feeder.name, Feed(leg=leg, readers=mine, team=team))
+            self.workers.send(feeder.name, Feed(leg=leg, team=team))
+
+    def allow(self, feeders: Iterable[str], credit: Credit) -> None:
+        """Give these feeders credit; each has it for the readers of its node, who are told to read from it."""
+        for feeder in [self.feeders[name] for name in feeders if name in self.feeders]:
+            crews = {device: crew for device, crew in credit.crews.items() if self.node_of.get(device) == feeder.node}
+            self._attach(feeder, crews)
+            self.workers.send(feeder.name, replace(credit, crews=crews))
 
     def probe(self, feeders: Sequence[Feeder]) -> None:
         """Let these feeders measure what sharing costs between them."""
@@ -132,11 +143,20 @@ class Fleet:
         for feeder in feeders:
             if feeder in self.feeders:
                 self.feeders[feeder].team = ""
-                self.workers.send(feeder, Feed(leg=Leg.empty(), readers=()))
+                self.workers.send(feeder, Feed(leg=Leg.empty()))
+
+    def define(self, trainer: str, members: Iterable[Member]) -> None:
+        """Let a trainer know members that it does not know yet: once each, all in one message."""
+        known = self.known.setdefault(trainer, set())
+        new = tuple(member for member in members if member.name not in known)
+        if new:
+            known.update(member.name for member in new)
+            self.workers.enlist(trainer, new)
 
     def lost(self, worker: str) -> None:
         """Forget a feeder, start a trainer again."""
         self.feeders.pop(worker, None)
+        self.known.pop(worker, None)
         if worker in self.devices:
             self._detach(worker)
             self.workers.start_trainer(worker)
@@ -154,22 +174,6 @@ class Fleet:
             del self.feeders[name]
         del self._feeder_counts[node]
         return gone
-
-    def renew(self, job: Job) -> None:
-        """Workers that start from here on get this job."""
-        self.workers.renew(job)
-
-    def replace_trainers(self) -> None:
-        """Let every trainer exit; `expects` says who is lost for that reason."""
-        for device in self.devices:
-            self.replaced.add(device)
-            self.workers.send(device, Exit())
-
-    def expects(self, worker: str) -> bool:
-        """Whether a worker that is lost was told to exit; asked once for each."""
-        expected = worker in self.replaced
-        self.replaced.discard(worker)
-        return expected
 
     def farewell(self, seconds: float) -> Iterator[tuple[str, Any]]:
         """Ask everybody to exit, and yield what they still say, until all have gone or the time is over."""

@@ -9,10 +9,10 @@ from argosy.planning.pipeline import Choice, Exchange, Needs, choose_pipeline
 from argosy.plans import Flotilla
 from argosy.settings import Settings
 
-__all__ = ["Sharing"]
+__all__ = ["SharingChoice"]
 
 
-class Sharing:
+class SharingChoice:
     """The pipeline of a run. ``local`` until it is known, so that members can be measured meanwhile."""
 
     def __init__(self, settings: Settings) -> None:

@@ -1,0 +1,195 @@
+"""The state of a run: the fold of its journal. The last record of a member's section wins."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from argosy.events import (
+    Answered,
+    Assigned,
+    Checkpoint,
+    Discarded,
+    Divided,
+    Event,
+    Fed,
+    MemberEnded,
+    MemberRested,
+    MemberStarted,
+    RunEnded,
+    RunStarted,
+    Saved,
+    SectionEnded,
+    SharingChosen,
+    Skipped,
+    Used,
+    WorkerLost,
+)
+
+__all__ = ["MemberState", "RunState"]
+
+FILES_KEPT = 4
+"""Newest checkpoints of a member that are remembered: its folder has the newest two."""
+
+
+@dataclass(slots=True)
+class MemberState:
+    """What the journal says about one member."""
+
+    name: str
+    status: str = "waiting"
+    """waiting, training, resting, done, failed, diverged, stopped, or paused."""
+    reason: str = ""
+    device: str = ""
+    sections: list[SectionEnded] = field(default_factory=list)
+    """Finished ones, in order."""
+    history: list[dict[str, float]] = field(default_factory=list)
+    """One row for each of them: its metrics, seconds, and epochs finished with it."""
+    best: SectionEnded | None = None
+    """The section with the best objective; the earliest of equals."""
+    saved: list[Checkpoint] = field(default_factory=list)
+    """Newest files, oldest first."""
+    assigned: list[tuple[int, int]] = field(default_factory=list)
+    """(own epoch, stream epoch), as in `Assigned`, by ascending own epoch."""
+    accumulate: int | None = None
+    """Micro-batches per step, where they are more than the member's own number."""
+
+    @property
+    def epochs(self) -> float:
+        """Finished ones; a part of one that is finished counts."""
+        return self.sections[-1].epochs if self.sections else 0.0
+
+    @property
+    def saved_at_its_end(self) -> bool:
+        """Whether its newest file was written after its last section."""
+        newest = self.saved[-1] if self.saved else None
+        last = self.sections[-1] if self.sections else None
+        if newest is None or last is None:
+            return False
+        return (newest.epoch, newest.section) > (last.epoch, last.section)
+
+    def stream_epoch(self, epoch: int) -> int | None:
+        """The stream epoch of one of its own; None where none was assigned yet."""
+        return next((at + epoch - own for own, at in reversed(self.assigned) if own <= epoch), None)
+
+    def end_section(self, ended: SectionEnded) -> None:
+        """A section that is trained again after a fault replaces the first time, and all that came after."""
+        self.forget_from(ended.epoch, ended.section)
+        self.sections.append(ended)
+        self.history.append({**ended.metrics, "seconds": ended.seconds, "epochs": ended.epochs})
+        if ended.best:
+            self.best = ended
+
+    def forget_from(self, epoch: int, section: int) -> None:
+        """The member stands at this section again."""
+        count = len(self.sections)
+        while count and (self.sections[count - 1].epoch, self.sections[count - 1].section) >= (epoch, section):
+            count -= 1
+        if count < len(self.sections):
+            del self.sections[count:], self.history[count:]
+            self.best = next((row for row in reversed(self.sections) if row.best), None)
+
+    def start(self, event: MemberStarted) -> None:
+        """It goes on from there, whatever was journaled beyond."""
+        self.status, self.reason, self.device = "training", "", event.device
+        self.forget_from(event.epoch, event.section)
+        here = (event.epoch, event.position)
+        self.saved = [c for c in self.saved if (c.epoch, c.position + c.carried) <= here]
+
+    def follows(self, epoch: int, stream_epoch: int) -> bool:
+        """Whether it is assigned the stream from this own epoch on, as it goes from there."""
+        return self.stream_epoch(epoch) == stream_epoch and self.assigned[-1][0] <= epoch
+
+    def assign(self, epoch: int, stream_epoch: int) -> None:
+        """From this own epoch on it follows the stream from there."""
+        if not self.follows(epoch, stream_epoch):
+            self.assigned = [*(pair for pair in self.assigned if pair[0] < epoch), (epoch, stream_epoch)]
+
+
+@dataclass(slots=True)
+class RunState:
+    """The fold of a journal."""
+
+    members: dict[str, MemberState] = field(default_factory=dict)
+    started: RunStarted | None = None
+    ended: RunEnded | None = None
+    fed: dict[tuple[str, int, int], int] = field(default_factory=dict)
+    """Samples prepared for each section of the stream, by split, epoch and section."""
+    discarded: int = 0
+    """Training samples that were prepared ahead and thrown away."""
+    holes: dict[tuple[str, int], set[int]] = field(default_factory=dict)
+    """Indices of broken samples, by split and stream epoch."""
+    used: list[Used] = field(default_factory=list)
+    lost: list[WorkerLost] = field(default_factory=list)
+    answered: list[Answered] = field(default_factory=list)
+    sharing: SharingChosen | None = None
+    seconds: float = 0.0
+    """Of all drivers that worked on the run and ended in order; so are the CPU seconds."""
+    cpu_seconds: float = 0.0
+
+    @classmethod
+    def of(cls, events: Iterable[Event]) -> "RunState":
+        """Fold events, first to last."""
+        state = cls()
+        for event in events:
+            state.apply(event)
+        return state
+
+    def member(self, name: str) -> MemberState:
+        """The member of that name; it is made where it is unknown."""
+        return self.members.setdefault(name, MemberState(name))
+
+    def apply(self, event: Event) -> None:
+        """Take one more event into account."""
+        if isinstance(event, SectionEnded):
+            self.member(event.member).end_section(event)
+        elif isinstance(event, Saved):
+            saved = self.member(event.member).saved
+            saved.append(event.checkpoint)
+            del saved[:-FILES_KEPT]
+        elif isinstance(event, MemberStarted):
+            self.member(event.member).start(event)
+        elif isinstance(event, MemberRested):
+            self.member(event.member).status = "resting"
+        elif isinstance(event, MemberEnded):
+            self.member(event.member).status, self.member(event.member).reason = event.status, event.reason
+        elif isinstance(event, Assigned):
+            for name, (epoch, stream_epoch) in event.members.items():
+                self.member(name).assign(epoch, stream_epoch)
+        elif isinstance(event, Divided):
+            self.member(event.member).accumulate = event.accumulate
+        else:
+            self._apply_to_run(event)
+
+    def _apply_to_run(self, event: Event) -> None:
+        if isinstance(event, RunStarted):
+            self.started, self.ended = event, None
+        elif isinstance(event, RunEnded):
+            self.ended = event
+            self.seconds += event.seconds
+            self.cpu_seconds += event.cpu_seconds
+        elif isinstance(event, SharingChosen):
+            self.sharing = event
+        elif isinstance(event, Fed):
+            key = (event.split, event.epoch, event.section)
+            self.fed[key] = self.fed.get(key, 0) + event.samples
+        elif isinstance(event, Discarded):
+            self.discarded += event.samples * (event.split == "train")
+        elif isinstance(event, Skipped):
+            self.holes.setdefault((event.split, event.epoch), set()).add(event.index)
+        elif isinstance(event, Used):
+            self.used.append(event)
+        elif isinstance(event, WorkerLost):
+            self.lost.append(event)
+        elif isinstance(event, Answered):
+            self.answered.append(event)
+
+    @property
+    def preparations(self) -> float:
+        """How often each training sample of a section of the stream was prepared, those thrown away included.
+
+        1.0 where everybody shares one stream.
+        """
+        assert self.started is not None
+        length, sections = self.started.lengths["train"], self.started.validations_per_epoch
+        fed = {key: samples for key, samples in self.fed.items() if key[0] == "train"}
+        wanted = sum((s + 1) * length // sections - s * length // sections for _, _, s in fed)
+        return (sum(fed.values()) + self.discarded) / max(wanted, 1)

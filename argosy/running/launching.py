@@ -1,0 +1,98 @@
+"""What a policy is asked, and what its answer means for those who train already: who stays, moves, leaves and joins.
+
+Pure but for the policy, which is pure itself. The policy is asked once for each change, with everything that a run knows.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from argosy.cluster import Cluster
+from argosy.planning import POLICIES, Policy, Situation
+from argosy.plans import Flotilla, Plan
+from argosy.profiles import Profile
+from argosy.running.legs import Sailing
+
+__all__ = ["Launching"]
+
+
+@dataclass(slots=True)
+class Launching:
+    """The questions of one run."""
+
+    cluster: Cluster
+    policy_name: str
+    preparation_seconds: float = 0.0
+    """Of one sample, on one core."""
+    samples_per_epoch: int = 1
+
+    @property
+    def policy(self) -> Policy:
+        """The planner."""
+        return POLICIES[self.policy_name]
+
+    def situation(
+        self,
+        waiting: Sequence[Profile],
+        legs: Sequence[Sailing],
+        *,
+        epochs_done: Mapping[str, int],
+        epochs_left: Mapping[str, int],
+        without: Sailing | None = None,
+    ) -> Situation:
+        """What the policy may know; the devices of the leg `without` count as free, its members have their homes there."""
+        busy = {device for leg in legs if leg is not without for device in (*leg.devices, *leg.boarding)}
+        homes = {name: (device,) for leg in legs for device, crew in leg.crews.items() for name in crew.members}
+        return Situation(
+            waiting=tuple(waiting),
+            free=tuple(device for device in self.cluster.devices if device.name not in busy),
+            devices=self.cluster.devices,
+            epochs_done=epochs_done,
+            epochs_left=epochs_left,
+            samples_per_epoch=self.samples_per_epoch,
+            homes=homes,
+            preparation_samples_per_second=self.preparation_rate,
+        )
+
+    @property
+    def preparation_rate(self) -> float | None:
+        """What the cluster can prepare; None where its cores train as well, and where one stream must do for all."""
+        if not self.preparation_seconds or any(device.kind == "cpu" for device in self.cluster.devices):
+            return None
+        return sum(node.cores for node in self.cluster.nodes) / self.preparation_seconds
+
+    def launch(self, situation: Situation) -> Plan:
+        """What to start on the free devices."""
+        if not situation.waiting or not situation.free:
+            return Plan(policy=self.policy_name, flotillas=(), waiting=tuple(p.member for p in situation.waiting))
+        flotillas = self.policy.launch(situation)
+        started = {member for flotilla in flotillas for member in flotilla.members}
+        plan = Plan(
+            policy=self.policy_name,
+            flotillas=flotillas,
+            waiting=tuple(p.member for p in situation.waiting if p.member not in started),
+        )
+        plan.check(situation.waiting, situation.free)
+        return plan
+
+    def goes_on(
+        self,
+        leg: Sailing,
+        started: Flotilla,
+        live: Sequence[Profile],
+        peers: Sequence[str],
+        now: Situation,
+        anew: Situation,
+    ) -> Flotilla | None:
+        """The flotilla that goes on with a leg, from the gate where it stands; None where its members must make room.
+
+        `peers` are waiting members that could go on with it; `now` has the leg's members aboard, in `anew` they wait as well.
+        """
+        if not live:
+            return None
+        running = started.keeping(profile.member for profile in live)
+        if self.policy.keeps(now, started, tuple(live)):
+            return running
+        here = {*(profile.member for profile in live), *peers}
+        found = [flotilla for flotilla in self.launch(anew).flotillas if set(flotilla.members) <= here]
+        aboard = set(leg.members)
+        return max(found, key=lambda flotilla: len(aboard & set(flotilla.members)), default=None)

@@ -1,0 +1,144 @@
+"""Who is aboard where on each stream, and how far it may go: the driver's picture of its legs, without any doing.
+
+Contract (credit and gates). A leg's feeders announce sections up to its credit. When every crew has reported all of them, the
+leg stands at a *gate*: nobody steps, and crews may change. Credit reaches as far as nothing can change (`Berth.free_until`), so
+that nobody waits at the end of a section after which everybody goes on. Who wants a change sooner has the leg held: its feeders
+then say where they stopped, and the gate is behind the last section that one of them has begun.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+__all__ = ["Boarding", "Change", "Crew", "Sailing", "difference"]
+
+
+@dataclass(slots=True)
+class Crew:
+    """The members that one trainer steps."""
+
+    number: int
+    """Grows with every change of any crew: blocks carry it."""
+    members: list[str]
+    section: int
+    """The first of the stream whose end it has not reported."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Change:
+    """From one crew of a device to the next: everybody else stays where it is, untouched."""
+
+    leave: tuple[str, ...] = ()
+    start: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class Boarding:
+    """A crew that cannot start yet."""
+
+    start: tuple[str, ...]
+    missing: set[str]
+    """Those of them that another device has not saved yet."""
+
+
+def difference(now: Mapping[str, Iterable[str]], wanted: Mapping[str, Iterable[str]]) -> dict[str, Change]:
+    """What changes on each device between two assignments of members to devices; devices without a change are left out."""
+    changes = {}
+    for device in dict.fromkeys((*now, *wanted)):
+        here, there = tuple(now.get(device, ())), tuple(wanted.get(device, ()))
+        leave = tuple(name for name in here if name not in set(there))
+        start = tuple(name for name in there if name not in set(here))
+        if leave or start:
+            changes[device] = Change(leave=leave, start=start)
+    return changes
+
+
+@dataclass(slots=True)
+class Sailing:
+    """One leg."""
+
+    number: int
+    feeders: tuple[str, ...]
+    until: int
+    """The first section without credit."""
+    crews: dict[str, Crew] = field(default_factory=dict)
+    """By device; one without members takes no part."""
+    free_until: dict[str, int] = field(default_factory=dict)
+    """By member: the first section before which it is certain that it goes on."""
+    last: dict[str, int | None] = field(default_factory=dict)
+    """By member: the first section that it surely does not want; None where nobody knows."""
+    asked: set[str] = field(default_factory=set)
+    """Feeders that were told to hold and have not answered."""
+    holding: bool = False
+    """Whether a change waits for the gate, so that there is no further credit."""
+    boarding: dict[str, Boarding] = field(default_factory=dict)
+    """By device."""
+
+    @property
+    def members(self) -> list[str]:
+        """All that are aboard."""
+        return [name for crew in self.crews.values() for name in crew.members]
+
+    @property
+    def devices(self) -> list[str]:
+        """Those with members."""
+        return [device for device, crew in self.crews.items() if crew.members]
+
+    def device_of(self, member: str) -> str | None:
+        """Where a member is aboard."""
+        return next((device for device, crew in self.crews.items() if member in crew.members), None)
+
+    @property
+    def at_gate(self) -> bool:
+        """Whether every crew has reported all that it has credit for, and nobody who must be asked is still to answer."""
+        return not self.asked and all(self.crews[device].section >= self.until for device in self.devices)
+
+    def reported(self, device: str, section: int) -> None:
+        """A crew has ended a section."""
+        self.crews[device].section = max(self.crews[device].section, section + 1)
+
+    def remove(self, member: str) -> bool:
+        """A member is aboard no longer; whether it was."""
+        device = self.device_of(member)
+        if device is not None:
+            self.crews[device].members.remove(member)
+        self.free_until.pop(member, None)
+        self.last.pop(member, None)
+        return device is not None
+
+    def change(self, device: str, number: int, change: Change) -> None:
+        """A device has another crew from this gate on."""
+        crew = self.crews.setdefault(device, Crew(number=number, members=[], section=self.until))
+        crew.number, crew.section = number, self.until
+        crew.members = [*(name for name in crew.members if name not in set(change.leave)), *change.start]
+
+    def hold(self) -> list[str]:
+        """Let a change happen soon; returns the feeders that are to be asked where they stop."""
+        if self.holding:
+            return []
+        self.holding, self.asked = True, set(self.feeders)
+        return list(self.feeders)
+
+    def held(self, feeder: str, until: int) -> bool:
+        """A feeder has stopped before this section; whether it was the last to say so, and the gate is known."""
+        if feeder not in self.asked:
+            return False
+        # The first answer replaces the credit there was; those of other nodes may be further on.
+        first = len(self.asked) == len(self.feeders)
+        self.until = until if first else max(self.until, until)
+        self.asked.discard(feeder)
+        return not self.asked
+
+    def reach(self, *, turns: int | None) -> int:
+        """How far credit may go: to where somebody may end, and while others wait for their turn no further than `turns`."""
+        certain = min(self.free_until[name] for name in self.members)
+        return certain if turns is None else max(min(certain, turns), self.until)
+
+    @property
+    def horizon(self) -> int | None:
+        """The first section that nobody aboard can want."""
+        ends = [self.last[name] for name in self.members]
+        return None if None in ends else max((end for end in ends if end is not None), default=self.until)
+
+    def numbers(self) -> dict[str, int]:
+        """The readers of what is announced next, and the numbers of their crews."""
+        return {device: self.crews[device].number for device in self.devices}

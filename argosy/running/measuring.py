@@ -1,0 +1,140 @@
+"""What members cost: who must be measured, who is known already, and the profiles that follow."""
+
+import functools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from argosy.commands import Measure, Measured
+from argosy.profiles import Profile, largest_measured_group
+from argosy.running.costs import Observed, even_out, profile_of
+from argosy.study import Member, Study
+
+__all__ = ["Measuring"]
+
+
+class Measuring:
+    """Members that do the same work are measured once: one of them stands for all."""
+
+    def __init__(self, *, device_kind: str, node_devices: int | None = None) -> None:
+        self.device_kind = device_kind
+        self.node_devices = node_devices
+        """Devices of a node, where members are measured as FLEET does it, groups of devices as well."""
+        self.groups = 1
+        self.observed = Observed()
+        self.measured: dict[str, Measured] = {}
+        self.missing: set[str] = set()
+        """Members that nobody knows the costs of."""
+        self._works: dict[str, object] = {}
+
+    def want(self, members: Iterable[Member]) -> None:
+        """These are to be known; the costs of some may be, by what was measured of others."""
+        for member in members:
+            self._works[member.name] = _work(member)
+            if member.name not in self.measured:
+                self.missing.add(member.name)
+        for name in list(self.measured):
+            self._stands_for_others(name)
+
+    def forget(self, member: str) -> None:
+        """Nobody wants to know it any more."""
+        self.missing.discard(member)
+
+    def again(self, names: Iterable[str]) -> None:
+        """Measure these though they were."""
+        for name in names:
+            self.measured.pop(name, None)
+            self.missing.add(name)
+
+    def hear(self, measured: Measured) -> None:
+        """What a trainer found."""
+        self.measured[measured.member] = measured
+        self.missing.discard(measured.member)
+        self._stands_for_others(measured.member)
+
+    def crowded(self, member: str, memory_bytes: int) -> None:
+        """It ran out of memory beside others: it needs a device for itself."""
+        self.measured[member] = replace(self.measured[member], memory_bytes=memory_bytes)
+
+    def _stands_for_others(self, name: str) -> None:
+        work = self._works.get(name)
+        for other in [other for other in self.missing if work is not None and self._works[other] == work]:
+            self.measured[other] = replace(self.measured[name], member=other)
+            self.missing.discard(other)
+
+    @property
+    def representatives(self) -> list[str]:
+        """Of those whose costs are missing, one for each kind of work."""
+        first: dict[object, str] = {}
+        for name in self._works:
+            if name in self.missing:
+                first.setdefault(self._works[name], name)
+        return list(first.values())
+
+    def commands(self, devices: Sequence[str], crew: int | None, accumulate: Mapping[str, int]) -> dict[str, Measure]:
+        """Who measures whom, each device its share."""
+        wanted, shares = self.representatives, {}
+        for number, device in enumerate(devices):
+            share = tuple(wanted[number :: len(devices)])
+            micro = {name: accumulate[name] for name in share}
+            thorough = self.node_devices is not None
+            shares[device] = Measure(crew=crew, members=share, accumulate=micro, thorough=thorough, groups=self.groups)
+        return shares
+
+    def needs_groups(self, names: Sequence[str]) -> bool:
+        """FLEET measures groups of up to M_t devices once the rates on one device are known (§6.1, steps 2 and 3)."""
+        if self.node_devices is None or self.groups > 1 or not names:
+            return False
+        rates = [self.measured[name].samples_per_second for name in names]
+        self.groups = largest_measured_group(rates, node_devices=self.node_devices)
+        self.again(names)
+        return True
+
+    # ---- what follows from it
+
+    def profiles(self, names: Iterable[str], study: Study) -> list[Profile]:
+        """Of these members, as far as they are known."""
+        known = [name for name in names if name in self.measured]
+        profiles = [self.profile(study.member(name)) for name in known]
+        return even_out(profiles, map(study.member, known), self.measured)
+
+    def profile(self, member: Member) -> Profile:
+        """Of one member, at the rate that runs have seen."""
+        measured = self.measured[member.name]
+        profile = profile_of(
+            measured,
+            batch_size=member.batch_size,
+            device_kind=self.device_kind,
+            node_devices=self.node_devices or 4,
+        )
+        return self.observed.refresh(profile, member, measured)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is unusual about members."""
+        return tuple(f"{name}: {note}" for name, measured in self.measured.items() for note in measured.notes)
+
+
+def _work(member: Member) -> object:
+    """What decides the work of a member's steps, as far as two members can be told to do the same."""
+    factories = (member.model, member.loss, member.step, member.augment, member.optimizer)
+    sizes = (member.batch_size, member.accumulate, member.precision, member.clip_grad_norm is None)
+    return (*map(_alike, factories), *sizes)
+
+
+def _alike(factory: Any) -> object:
+    """Equal for factories that surely build the same, but for a learning rate, which costs nothing."""
+    if isinstance(factory, functools.partial):
+        bound = sorted(factory.keywords.items())
+        if not all(
+            isinstance(value, bool | int | float | str | None) for value in (*factory.args, *factory.keywords.values())
+        ):
+            return id(factory)
+        bound = [(name, None if name == "lr" else value) for name, value in bound]
+        return (_alike(factory.func), factory.args, tuple(bound))
+    if isinstance(factory, type) or factory is None:
+        return factory if factory is None else (factory.__module__, factory.__qualname__)
+    code = getattr(factory, "__code__", None)
+    if code is None or factory.__closure__ or factory.__defaults__ or factory.__kwdefaults__:
+        return id(factory)
+    return (factory.__module__, factory.__qualname__, code.co_code, repr(code.co_consts))

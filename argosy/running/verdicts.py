@@ -1,0 +1,72 @@
+"""What becomes of a member after a section: it goes on, rests, or ends. One seam for everybody who has a say in it.
+
+A judge is one class with three answers, all functions of what is journaled: stopping rules, a budget, a search. The driver asks
+each of them after every section; who ends a member counts before who rests it, and that before who lets it go on.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Protocol
+
+from argosy.fold import RunState
+from argosy.study import Study
+
+__all__ = ["GO_ON", "Fate", "Judge", "Rules", "Verdict", "judge"]
+
+
+class Fate(IntEnum):
+    """What a verdict says; the higher one counts."""
+
+    GO_ON = 0
+    REST = 1
+    """Saved and let go; it comes back, exactly, when a judge calls it."""
+    END = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """On one member, after one section."""
+
+    fate: Fate
+    reason: str = ""
+    certain: int = 1
+    """Of a member that goes on: sections for which that is sure, whatever comes of them."""
+
+
+GO_ON = Verdict(Fate.GO_ON)
+
+
+class Judge(Protocol):
+    """Somebody with a say."""
+
+    def verdict(self, member: str, state: RunState, study: Study) -> Verdict:
+        """On a member where its history ends; asked after each of its sections, and before its first."""
+
+    def called(self, resting: Collection[str], state: RunState, study: Study) -> Sequence[str]:
+        """Those of the resting members that are to train again; asked whenever a section has ended."""
+
+
+class Rules:
+    """The study's stopping rules: a function of the member's own history and of nothing else."""
+
+    def verdict(self, member: str, state: RunState, study: Study) -> Verdict:
+        """See `Judge.verdict`."""
+        rule, history = study.stop_of(study.member(member)), state.member(member).history
+        reason = rule.reason(history)
+        if reason is not None:
+            return Verdict(Fate.END, reason)
+        return Verdict(Fate.GO_ON, certain=rule.certain(history, study.validations_per_epoch))
+
+    def called(self, resting: Collection[str], state: RunState, study: Study) -> Sequence[str]:
+        """Nobody: rules rest nobody."""
+        return ()
+
+
+def judge(judges: Sequence[Judge], member: str, state: RunState, study: Study) -> Verdict:
+    """What they say together: the gravest fate, and what is certain to all of them."""
+    verdicts = [one.verdict(member, state, study) for one in judges]
+    gravest = max(verdicts, key=lambda verdict: verdict.fate)
+    if gravest.fate is not Fate.GO_ON:
+        return gravest
+    return Verdict(Fate.GO_ON, certain=min(verdict.certain for verdict in verdicts))

@@ -1,0 +1,95 @@
+"""What a feeder prepares next, how far it may announce, and to whom: the same for every kind of feeder.
+
+Contract (credit). The driver says up to which section blocks may be announced, to which readers, and how far they may be
+wanted at all. Blocks are prepared ahead of the credit, never beyond the horizon. What is prepared is announced whoever reads
+it, so that crews may change at the end of any section without a sample being prepared again. On a `Hold` the section that is
+begun is announced to its end, and nothing after it, until there is credit again.
+"""
+
+from collections.abc import Iterator, Mapping
+
+from argosy.commands import Credit, Held, Hold, Leg
+from argosy.events import Fed
+from argosy.stream.blocks import Place
+from argosy.stream.schedule import places
+
+__all__ = ["Course"]
+
+
+class Course:
+    """One leg after another; pure bookkeeping."""
+
+    def __init__(self, lengths: Mapping[str, int], *, per_epoch: int, block_size: int) -> None:
+        self.lengths = lengths
+        self.per_epoch = per_epoch
+        self.block_size = block_size
+        self.leg = Leg.empty()
+        self.crews: Mapping[str, int] = {}
+        """Readers of the blocks that are announced, and the numbers of their crews."""
+        self.until = 0
+        """The first section without credit."""
+        self.horizon: int | None = 0
+        self._preparing = 0
+        """The section whose blocks are prepared."""
+        self._places: Iterator[Place] = iter(())
+        self._next: Place | None = None
+        self._announcing = 0
+        """The section whose blocks are announced next."""
+        self._begun = False
+        """Whether some block of it was."""
+        self._fed: dict[tuple[str, int], int] = {}
+
+    def begin(self, leg: Leg) -> list[Fed]:
+        """Go on elsewhere; returns what was fed of sections that are not over. Nothing is prepared before there is credit."""
+        fed = [self._report(split, section) for split, section in list(self._fed)]
+        self.leg, self.crews, self.until, self.horizon = leg, {}, leg.section, leg.section
+        self._preparing, self._places, self._next = leg.section - 1, iter(()), None
+        self._announcing, self._begun = leg.section, False
+        return fed
+
+    def allow(self, credit: Credit) -> None:
+        """Take the driver's word for blocks that were not announced yet."""
+        if credit.leg == self.leg.number:
+            self.until, self.horizon, self.crews = credit.until, credit.horizon, credit.crews
+
+    def hold(self, hold: Hold) -> Held:
+        """Announce no section that is not begun; none at all but those before the next multiple."""
+        until = -(-(self._announcing + self._begun) // hold.multiple) * hold.multiple
+        self.until = min(self.until, until)
+        return Held(leg=hold.leg, until=until)
+
+    def next(self) -> Place | None:
+        """The next block to prepare; None where the horizon ends."""
+        place, self._next = self.peek(), None
+        return place
+
+    def peek(self) -> Place | None:
+        """The same, which stays the next."""
+        while self._next is None:
+            self._next = next(self._places, None)
+            if self._next is None:
+                if self.horizon is not None and self._preparing + 1 >= self.horizon:
+                    return None
+                self._preparing += 1
+                self._places = places(self.leg, self._preparing, self.lengths, self.per_epoch, self.block_size)
+        return self._next
+
+    def may_announce(self, place: Place) -> bool:
+        """Whether there is credit for a block."""
+        return place.section < self.until
+
+    def announced(self, place: Place, samples: int) -> Fed | None:
+        """Note that a block was announced, for which so many samples were prepared here; what to report at a section's end."""
+        self._begun = True
+        key = (place.split, place.section)
+        self._fed[key] = self._fed.get(key, 0) + samples
+        if not place.last:
+            return None
+        if place.split == list(self.lengths)[-1]:
+            self._announcing, self._begun = place.section + 1, False
+        return self._report(*key)
+
+    def _report(self, split: str, section: int) -> Fed:
+        epoch, number = divmod(section, self.per_epoch)
+        samples = self._fed.pop((split, section))
+        return Fed(leg=self.leg.number, split=split, epoch=epoch, section=number, samples=samples)

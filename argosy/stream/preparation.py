@@ -1,0 +1,198 @@
+"""Blocks on their way into the ring: their samples handed out to loader workers, and put together again.
+
+Contract. A block owns its slot from `start` until it is announced, or until its last task is answered where it was given up.
+A task whose worker died is done again; the rows of a task belong to its worker until it answers. Without loader workers the
+feeder does the tasks itself, one at a time.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+
+from argosy.errors import WorkerError
+from argosy.events import Discarded
+from argosy.stream.blocks import Place
+from argosy.stream.gauges import StreamGauge
+from argosy.stream.loaders import Done, Loader, Task, run_task, start_loader
+from argosy.stream.order import Indices
+from argosy.stream.pulse import Pulse
+from argosy.stream.ring import Ring
+from argosy.stream.sharing import Hop
+from argosy.stream.sources import Source
+from argosy.stream.wire import Peer
+
+__all__ = ["Filling", "Preparation"]
+
+TRIES = 3
+"""Workers that may die on one task."""
+CHUNK = 32
+"""Most samples of one task: small enough that the workers finish a block together."""
+
+
+@dataclass(slots=True)
+class Filling:
+    """A block on its way into its slot: prepared here, or by another node."""
+
+    slot: int
+    place: Place
+    todo: deque[Task]
+    missing: int
+    """Tasks not answered yet; of a block that another node prepares, its arrival."""
+    own: bool = True
+    hops: tuple[Hop, ...] = ()
+    """Its way between the nodes, as far as this one takes part."""
+    handed: bool = False
+    """Whether the courier has it."""
+    holes: list[tuple[int, str]] = field(default_factory=list)
+
+
+class Preparation:
+    """Of one feeder. `filling` are its blocks in the order of the stream."""
+
+    def __init__(
+        self,
+        ring: Ring,
+        sources: dict[str, Source],
+        gauge: StreamGauge,
+        pulse: Pulse,
+        *,
+        wanted_loaders: int,
+        inherited: Callable[[], Iterable[Connection | Peer]],
+        watch: Callable[[Loader], None],
+        forget: Callable[[Loader], None],
+    ) -> None:
+        self.ring = ring
+        self.sources = sources
+        self.gauge = gauge
+        self.pulse = pulse
+        self.wanted_loaders = wanted_loaders
+        self.inherited = inherited
+        """Connections that a forked worker must close."""
+        self.watch, self.forget = watch, forget
+        self.loaders: list[Loader] = []
+        self.free = list(range(ring.slots))
+        self.filling: deque[Filling] = deque()
+        self.abandoned: list[Filling] = []
+        self._tries: dict[tuple[int, int], int] = {}
+
+    # ---- blocks
+
+    def start(self, place: Place, order: Indices, hops: tuple[Hop, ...]) -> None:
+        """Begin a block of this node, in a slot that is free."""
+        size = min(CHUNK, -(-place.rows // (2 * len(self.loaders)))) if self.loaders else CHUNK
+        if not self.sources[place.split].parallel:
+            size = place.rows
+        slot = self.free.pop()
+        starts = range(0, place.rows, max(size, 1))
+        todo = deque(Task(slot, place, low, order[low : low + size]) for low in starts)
+        self.filling.append(Filling(slot, place, todo, len(todo), hops=hops))
+
+    def expect(self, place: Place, hops: tuple[Hop, ...]) -> None:
+        """Begin a block that another node prepares."""
+        self.filling.append(Filling(self.free.pop(), place, deque(), 1, own=False, hops=hops))
+
+    def give_up(self) -> Iterator[Discarded]:
+        """Nobody wants these blocks any more; their slots come back with the last answer of a task under way."""
+        for filling in self.filling:
+            if filling.own:
+                prepared = filling.place.rows - sum(len(task.indices) for task in filling.todo)
+                self.gauge.speculative += prepared
+                if prepared:
+                    yield Discarded(split=filling.place.split, epoch=filling.place.epoch, samples=prepared)
+            filling.missing = filling.missing - len(filling.todo) if filling.own else 0
+            filling.todo.clear()
+            if filling.missing:
+                self.abandoned.append(filling)
+            else:
+                self.free.append(filling.slot)
+        self.filling.clear()
+
+    def of_slot(self, slot: int) -> Filling | None:
+        """The block that is on its way into a slot."""
+        return next((filling for filling in self.filling if filling.slot == slot), None)
+
+    # ---- tasks
+
+    def hand_out(self) -> bool:
+        """Give out the oldest tasks; True if this process has more of them to do itself."""
+        for filling in self.filling:
+            while filling.todo:
+                if not self.loaders or not self.sources[filling.place.split].parallel:
+                    task = filling.todo.popleft()
+                    self._finish(task, run_task(task, self.ring, self.sources))
+                    return True
+                idle = [loader for loader in self.loaders if loader.idle]
+                if not idle:
+                    return False
+                min(idle, key=lambda loader: len(loader.tasks)).give(filling.todo.popleft())
+        return False
+
+    def hear(self, loader: Loader) -> None:
+        """A worker has answered, or is gone."""
+        answer = loader.take()
+        if answer is not None:
+            self._finish(*answer)
+            self.dismiss()
+            return
+        self._let_go(loader)
+        for task in loader.tasks:
+            self._again(task)
+        if len(self.loaders) < self.wanted_loaders:
+            self.start_loader()
+
+    def _finish(self, task: Task, done: Done) -> None:
+        if done.error is not None:
+            raise done.error
+        self.gauge.prepared += len(task.indices)
+        self.gauge.preparation_cpu_seconds += done.cpu_seconds
+        filling = next(f for f in (*self.filling, *self.abandoned) if f.slot == task.slot)
+        self._tries.pop((task.slot, task.low), None)
+        filling.missing -= 1
+        filling.holes += done.holes
+        if filling in self.abandoned and not filling.missing:
+            self.abandoned.remove(filling)
+            self.free.append(filling.slot)
+
+    def _again(self, task: Task) -> None:
+        """Put back a task whose worker died; one that kills every worker ends the run."""
+        tries = self._tries[task.slot, task.low] = self._tries.get((task.slot, task.low), 0) + 1
+        if tries == TRIES:
+            raise WorkerError(
+                f"{TRIES} loader workers died while they prepared samples {task.indices.tolist()} of "
+                f"{task.place.split!r}. --loader-workers 0 prepares them in the feeder, which shows a crash in native code."
+            )
+        filling = next(f for f in (*self.filling, *self.abandoned) if f.slot == task.slot)
+        if filling in self.abandoned:
+            self._finish(task, Done([]))
+        else:
+            filling.todo.appendleft(task)
+
+    # ---- workers
+
+    def start_loader(self) -> None:
+        """One more."""
+        held = [*self.inherited(), *(other.connection for other in self.loaders)]
+        used = {loader.number for loader in self.loaders}
+        number = next(n for n in range(1, len(used) + 2) if n not in used)
+        loader = start_loader(number, self.pulse, self.ring, self.sources, held)
+        self.loaders.append(loader)
+        self.watch(loader)
+
+    def dismiss(self) -> None:
+        """Let workers that are not wanted go, when they have nothing to do."""
+        for loader in [loader for loader in self.loaders if not loader.tasks]:
+            if len(self.loaders) > max(self.wanted_loaders, 1):
+                self._let_go(loader)
+
+    def _let_go(self, loader: Loader) -> None:
+        self.forget(loader)
+        self.loaders.remove(loader)
+        loader.end()
+
+    def end(self) -> None:
+        """Every worker goes."""
+        for loader in self.loaders:
+            loader.connection.close()
+        for loader in self.loaders:
+            loader.end()

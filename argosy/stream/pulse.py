@@ -1,0 +1,126 @@
+"""Signs of life without a word: what a process is doing and a count of its beats, in memory that another one looks at.
+
+Contract. One pulse per worker: a small memory file that the launcher makes and the worker inherits or receives, with a
+slot for the worker itself and one for each of its loader workers. Each slot has one writer, who never waits and never
+locks; the reader takes what is there, and may see a text that is being replaced, once. So the driver can look at a
+worker that is blocked, and at one that has not said its first word.
+"""
+
+import contextlib
+import mmap
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+__all__ = ["Pulse", "Sign"]
+
+SLOTS = 1024
+SLOT_BYTES = 256
+BEAT, STATE, NUMBER, LENGTH, IN_USE = range(5)
+"""Words of a slot, of 8 bytes each. The first slot's last one has the number of slots that were ever used."""
+TEXT = 8 * 5
+IDLE, BUSY, OPAQUE = range(3)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sign:
+    """One slot, as seen from outside."""
+
+    busy: bool
+    beat: int
+    doing: str
+    opaque: bool
+    """Whether it is in code that cannot beat, so that its CPU time has to tell."""
+
+
+class Pulse:
+    """One writer's slot; that of a worker also has the slots of its loaders."""
+
+    def __init__(self, memory: memoryview, number: int = 0) -> None:
+        self._memory = memory
+        start = number * SLOT_BYTES
+        self._words = memory[start : start + TEXT].cast("q")
+        self._text = memory[start + TEXT : start + SLOT_BYTES]
+        self._doing = (IDLE, 0, b"")
+
+    @classmethod
+    def private(cls) -> "Pulse":
+        """In ordinary memory, where nobody else looks."""
+        return cls(memoryview(bytearray(SLOTS * SLOT_BYTES)))
+
+    @classmethod
+    def create(cls) -> tuple["Pulse", int]:
+        """In a memory file, whose descriptor (the caller's to close) is for `open` in another process."""
+        descriptor = os.memfd_create("argosy-pulse", os.MFD_CLOEXEC)
+        os.ftruncate(descriptor, SLOTS * SLOT_BYTES)
+        pulse = cls(memoryview(mmap.mmap(descriptor, 0)))
+        # A worker that follows another one of its name has another beat.
+        pulse._words[BEAT] = time.monotonic_ns()
+        return pulse, descriptor
+
+    @classmethod
+    def open(cls, descriptor: int) -> "Pulse":
+        """The pulse that another process created; the descriptor may be closed then."""
+        return cls(memoryview(mmap.mmap(descriptor, 0)))
+
+    def slot(self, number: int) -> "Pulse":
+        """Of loader 1, 2, … of this worker; whoever starts in a slot finds it idle."""
+        if not 0 < number < SLOTS:
+            raise ValueError(f"loader {number} has no pulse: a worker has at most {SLOTS - 1} loaders")
+        first = memoryview(self._memory)[:TEXT].cast("q")
+        first[IN_USE] = max(first[IN_USE], number)
+        found = Pulse(self._memory, number)
+        found.rest()
+        return found
+
+    # ---- the writer's
+
+    def beat(self, number: int = 0) -> None:
+        """Progress. The number stands for ``{number}`` in what is being done."""
+        words = self._words
+        words[NUMBER] = number
+        words[BEAT] += 1
+
+    @contextlib.contextmanager
+    def busy(self, doing: str, *, opaque: bool = False) -> Iterator[None]:
+        """Be busy with something inside this context; idle, or what was done before, after it."""
+        before = self._doing
+        self._write(OPAQUE if opaque else BUSY, 0, doing.encode())
+        try:
+            yield
+        finally:
+            self._write(*before)
+
+    def start(self, doing: str, *, opaque: bool = False) -> None:
+        """Be busy with something until `rest`."""
+        self._write(OPAQUE if opaque else BUSY, 0, doing.encode())
+
+    def rest(self) -> None:
+        """Have nothing to do, whatever was being done."""
+        self._write(IDLE, 0, b"")
+
+    def _write(self, state: int, number: int, doing: bytes) -> None:
+        words, doing = self._words, doing[: len(self._text)]
+        self._doing = (state, number, doing)
+        words[STATE] = IDLE
+        words[LENGTH] = len(doing)
+        self._text[: len(doing)] = doing
+        words[STATE] = state
+        self.beat(number)
+
+    # ---- the reader's
+
+    def look(self) -> tuple[Sign, ...]:
+        """The signs of this worker and of its loaders, in the order of their slots."""
+        return tuple(Pulse(self._memory, number)._sign() for number in range(self._words[IN_USE] + 1))
+
+    def _sign(self) -> Sign:
+        words = self._words
+        text = bytes(self._text[: words[LENGTH]]).decode(errors="replace")
+        return Sign(
+            busy=words[STATE] != IDLE,
+            beat=words[BEAT],
+            doing=text.replace("{number}", str(words[NUMBER])),
+            opaque=words[STATE] == OPAQUE,
+        )

@@ -1,0 +1,109 @@
+"""What is on its way between host and device: blocks that come, numbers that go back. Neither makes the device wait.
+
+Contract. A block lies in a slot of the ring, which other trainers and the feeder share, until its copy has passed:
+`Copies` holds the block until then, and nobody else needs to. Whoever takes a block calls `release_done` now and then, at
+least before it waits for the next one: a slot that nobody releases is one that the feeder lacks. Steps that are asked for
+after `start` come after the copy by the device's own order, so the host goes on at once.
+"""
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from argosy.errors import StudyError
+from argosy.stream.blocks import Block
+from argosy.stream.trees import flatten, unflatten
+from argosy.training.devices import Backend, Event
+
+__all__ = ["Copies", "Readings"]
+
+
+@dataclass(slots=True)
+class Copies:
+    """Blocks on their way to one device, and the study's own work on them there."""
+
+    backend: Backend
+    on_device: Callable[[Any], Any] | None = None
+    """`Data.on_device`."""
+    _pending: deque[tuple[Event, Block]] = field(default_factory=deque)
+    _writes: dict[str, bool] = field(default_factory=dict)
+    """By split, whether `on_device` wrote into the first block's leaves."""
+
+    def start(self, block: Block) -> Block:
+        """The block on the device, for steps that are asked for from here on."""
+        if self.backend.apart:
+            leaves, event = self.backend.copy(block.leaves)
+            self._pending.append((event, block))
+            self.backend.follow(event, leaves)
+            block = block.apart(tuple(leaves))
+        return block if self.on_device is None else self._transformed(block, self.on_device)
+
+    def release_done(self) -> int:
+        """Let go of blocks whose copies have passed; returns how many are still on their way. Never waits."""
+        while self._pending and self._pending[0][0].query():
+            self._pending.popleft()
+        return len(self._pending)
+
+    def finish(self) -> None:
+        """Wait for all copies and let go of their blocks: before the ring's memory goes."""
+        while self._pending:
+            self._pending[0][0].synchronize()
+            self._pending.popleft()
+
+    def _transformed(self, block: Block, on_device: Callable[[Any], Any]) -> Block:
+        """Work in place is for nobody's eyes but this trainer's: found on a split's first block, by version counters."""
+        split, shared = block.place.split, not self.backend.apart
+        private = shared and self._writes.get(split, True)
+        given = block.private() if private else block
+        made, tree = flatten(on_device(unflatten(list(given.leaves), given.tree)))
+        wrote = given.touched
+        if shared and wrote and not private:
+            raise StudyError(
+                f"Data.on_device wrote into its input at sample {block.place.start} of {split} epoch {block.place.epoch}, "
+                "which other trainers share, though it did not on its first block. Let it return new tensors, or write on "
+                "every block: then it gets copies."
+            )
+        self._writes.setdefault(split, wrote)
+        _check_rows(made, block)
+        return block.with_leaves(tuple(made), tree)
+
+
+@dataclass(slots=True)
+class Readings:
+    """Numbers on their way back from one device, each told one call later, so that the device never waits for the host.
+
+    The host waits for those of the call before: it is never more than one block ahead. A CPU tells them at once.
+    """
+
+    backend: Backend
+    _pending: tuple[tuple[str, ...], Tensor, Event] | None = None
+
+    def read(self, values: Mapping[str, Tensor]) -> dict[str, float]:
+        """Start to read these scalars, and tell those of the call before; on a CPU, tell these."""
+        before = self.rest() if self.backend.apart else {}
+        if values:
+            stacked = torch.stack([value.detach().double() for value in values.values()])
+            self._pending = (tuple(values), *self.backend.fetch(stacked))
+        return before if self.backend.apart else self.rest()
+
+    def rest(self) -> dict[str, float]:
+        """Tell what was not told yet: at a section's end."""
+        if self._pending is None:
+            return {}
+        (names, values, event), self._pending = self._pending, None
+        event.synchronize()
+        return dict(zip(names, values.tolist(), strict=True))
+
+
+def _check_rows(leaves: list[Any], block: Block) -> None:
+    for leaf in leaves:
+        if not isinstance(leaf, Tensor) or not leaf.dim() or len(leaf) != block.place.rows:
+            found = tuple(leaf.shape) if isinstance(leaf, Tensor) else type(leaf).__name__
+            raise StudyError(
+                f"Data.on_device returned {found} for a block of {block.place.rows} samples; it must return tensors with "
+                "one row per sample, in their order."
+            )

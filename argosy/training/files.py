@@ -1,0 +1,105 @@
+"""The files of one member: which there are, which of them the driver has journaled, and which may go.
+
+Contract. A journaled file is never written again, and stays until a newer one is journaled: the driver may be slow, or have
+died. The newest two stay, and the files that hold the best weights of each of them. The links move with the driver's word.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from argosy.events import Checkpoint
+from argosy.training import checkpoint
+from argosy.training.member import LiveMember
+
+__all__ = ["Draft", "Files", "settle_links"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Draft:
+    """Files that are to be written: the member's state last."""
+
+    saved: Checkpoint
+    """Without the sums."""
+    items: tuple[tuple[Mapping[str, Any], Path], ...]
+    best_is_current: bool
+    """Whether the state is that of the best section itself."""
+
+
+class Files:
+    """Of a member aboard; it goes on from a checkpoint, or from nothing."""
+
+    def __init__(self, folder: Path, resumed: Checkpoint | None) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        self.newest = resumed
+        self.proved = resumed is not None
+        """Whether a file of this member was opened again: the first one proves that all later ones can be."""
+        self._settled: tuple[Checkpoint, ...] = () if resumed is None else (resumed,)
+        """Newest ones that are journaled: at most two."""
+        self._unsettled: tuple[Checkpoint, ...] = ()
+
+    def draft(self, live: LiveMember, *, carried: bool) -> Draft | None:
+        """What to write for a member where it stands; None where the newest file says it all.
+
+        Raises CheckpointError for a state that could not be opened again.
+        """
+        position, elements, newest = live.position, live.carried if carried else 0, self.newest
+        here = (live.epoch, live.section, position, elements)
+        if newest is not None and (newest.epoch, newest.section, newest.position, newest.carried) == here:
+            return None
+        section = f".{live.section}" if live.section else ""
+        file = f"e{live.epoch:04d}{section}-s{position:07d}{f'+{elements}' if elements else ''}.pt"
+        state = checkpoint.plain(live.state_dict(carried=carried))
+        items = [(state, self.folder / file)]
+        best = newest.best if newest else None
+        current = live.best_is_current
+        if current:
+            best = file
+        elif (weights := live.best_state()) is not None:
+            best = f"best-e{weights['epoch']:04d}.{weights['section']}.pt"
+            items.insert(0, (checkpoint.plain(weights), self.folder / best))
+        saved = Checkpoint(
+            file=file,
+            sha256="",
+            epoch=live.epoch,
+            section=live.section,
+            position=position,
+            carried=elements,
+            best=best,
+            best_sha256=newest.best_sha256 if newest else None,
+        )
+        live.best_is_saved()
+        return Draft(saved=saved, items=tuple(items), best_is_current=current)
+
+    def written(self, draft: Draft, sums: Sequence[str]) -> Checkpoint:
+        """Its files are on the disk, and have these sums; to be journaled."""
+        saved = replace(draft.saved, sha256=sums[-1])
+        if draft.best_is_current or len(sums) > 1:
+            saved = replace(saved, best_sha256=sums[0])
+        self.newest = saved
+        self._unsettled = (*self._unsettled, saved)
+        if not self.proved:
+            checkpoint.load(self.folder / saved.file, saved.sha256)
+            self.proved = True
+        return saved
+
+    def journaled(self, file: str) -> None:
+        """The driver has journaled this file: move the links, and delete what is older than the one before it."""
+        names = [saved.file for saved in self._unsettled]
+        if file not in names:
+            return
+        count = names.index(file) + 1
+        self._settled = (*self._settled, *self._unsettled[:count])[-2:]
+        self._unsettled = self._unsettled[count:]
+        settle_links(self.folder, self._settled[-1])
+        kept = (*self._settled, *self._unsettled)
+        checkpoint.keep_newest(self.folder, {name for saved in kept for name in (saved.file, saved.best) if name})
+
+
+def settle_links(folder: Path, saved: Checkpoint) -> None:
+    """Let ``last.pt`` and ``best.pt`` point to a checkpoint and to the best weights until then."""
+    for name, file in (("last.pt", saved.file), ("best.pt", saved.best)):
+        if file is not None and (folder / file).exists():
+            checkpoint.link(folder / file, name)

@@ -1,0 +1,360 @@
+"""A device that is none: torch sees CPU tensors, and everything else is as late, as far away and as fragile as a GPU's.
+
+* Copies lie in other memory. They hold garbage until the steps follow their event, and again for good if the source dies
+  before its event has passed, as a slot does that is released too early. Events pass after some queries.
+* Its default generator is its own: `noise` draws from it.
+* Memory ends at ``LATE_BYTES`` (counted in every operation of torch's while the device is active), and what a killed
+  process held comes back ``LATE_RETURN_SECONDS`` after its end, if processes share a ``LATE_LEDGER``.
+* `poison` makes every later call raise, as a failed assertion of a CUDA kernel does.
+
+``ARGOSY_DEVICES=late`` makes it known to all processes of a run; `devices` does that in a test.
+"""
+
+import contextlib
+import os
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from argosy.errors import WorkerError
+from argosy.training import devices as kinds
+from argosy.training.devices import Backend, Hardware
+
+__all__ = ["Late", "LateEvent", "devices", "forget", "noise", "poison"]
+
+COUNT = 4
+QUERIES = 3
+GIB = 2**30
+
+
+def _limit() -> int:
+    return int(os.environ.get("LATE_BYTES", GIB))
+
+
+def garbage(tensor: Tensor) -> None:
+    """What lies in memory before a copy arrives: not a number, or no class of anything."""
+    with torch.no_grad():
+        tensor.fill_(float("nan") if tensor.is_floating_point() else (True if tensor.dtype == torch.bool else 113))
+
+
+@dataclass(eq=False)
+class LateEvent:
+    """Passes when it was asked for often enough, or waited for."""
+
+    arrive: Callable[[], None] = lambda: None
+    """Puts the copies' values where they belong."""
+    lose: Callable[[], None] = lambda: None
+    """Puts garbage there: the source has died."""
+    queries: int = 0
+    passed: bool = False
+
+    def query(self) -> bool:
+        """See `Event.query`."""
+        _alive()
+        self.queries += 1
+        if self.queries >= QUERIES:
+            self.synchronize()
+        return self.passed
+
+    def synchronize(self) -> None:
+        """See `Event.synchronize`."""
+        _alive()
+        self.arrive()
+        self.passed = True
+
+    def source_died(self) -> None:
+        """A source's last reference has gone."""
+        if not self.passed:
+            self.lose()
+            state.lost += 1
+
+
+@dataclass
+class State:
+    """Of this process: what a driver would keep."""
+
+    generators: dict[str, torch.Generator] = field(default_factory=dict)
+    active: str = ""
+    poison: str = ""
+    lost: int = 0
+    """Copies whose source died on the way."""
+    pinned: set[int] = field(default_factory=set)
+    """Addresses of pinned memory."""
+    waits: int = 0
+    """How often the host waited for everything."""
+    opened: int = 0
+    """The process that initialised it."""
+    memory: "Counted | None" = None
+
+
+state = State()
+
+
+def _alive() -> None:
+    if state.poison:
+        raise RuntimeError(state.poison)
+
+
+def poison(*_: Any) -> Any:
+    """Break the device for this process, as a kernel that asserts: this call and every later one raises."""
+    state.poison = "late error: device-side assert triggered"
+    _alive()
+
+
+def noise(batch: Any) -> Any:
+    """An augmentation that draws from the device's own generator."""
+    inputs, target = batch
+    return inputs + 0.1 * torch.randn(inputs.shape, generator=_generator(state.active)), target
+
+
+def _generator(name: str) -> torch.Generator:
+    return state.generators.setdefault(name, torch.Generator().manual_seed(hash(name) & 0xFFFF ^ os.getpid()))
+
+
+class Counted(TorchDispatchMode):
+    """Counts the memory that operations take and give back, and refuses more than there is."""
+
+    def __init__(self, ledger: "Ledger | None") -> None:
+        super().__init__()
+        self.ledger = ledger
+        self.in_use = self.peak = 0
+        self._known: set[int] = set()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        _alive()
+        result = function(*args, **(kwargs or {}))
+        given = {storage_of(t) for t in _tensors((args, kwargs))}
+        for tensor in _tensors(result):
+            if storage_of(tensor) not in given | self._known:
+                self._take(tensor)
+        return result
+
+    def _take(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        address, size = storage.data_ptr(), storage.nbytes()
+        if not size:
+            return
+        others = self.ledger.others() if self.ledger else 0
+        if self.in_use + others + size > _limit():
+            raise torch.OutOfMemoryError(
+                f"late out of memory: tried to allocate {size} bytes, {self.in_use} in use here and {others} elsewhere"
+            )
+        self._known.add(address)
+        weakref.finalize(storage, self._free, address, size).atexit = False
+        self._count(size)
+
+    def _free(self, address: int, size: int) -> None:
+        self._known.discard(address)
+        self._count(-size)
+
+    def _count(self, size: int) -> None:
+        self.in_use += size
+        self.peak = max(self.peak, self.in_use)
+        if self.ledger:
+            self.ledger.note(self.in_use)
+
+
+def storage_of(tensor: Tensor) -> int:
+    """What tells one storage from another while both live."""
+    return tensor.untyped_storage().data_ptr()
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors(item)
+    elif isinstance(value, dict):
+        yield from _tensors(list(value.values()))
+
+
+class Ledger:
+    """What processes hold on one device, a file for each; that of a dead one counts for some time."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self.pid = os.getpid()
+        self.file = (folder / str(self.pid)).open("wb", buffering=0)
+
+    def note(self, size: int) -> None:
+        """Write down what this process holds."""
+        if os.getpid() == self.pid:
+            os.pwrite(self.file.fileno(), size.to_bytes(8, "little"), 0)
+
+    def close(self) -> None:
+        """This process holds nothing any more."""
+        self.note(0)
+        self.pid = 0
+        self.file.close()
+
+    def others(self) -> int:
+        """What all others hold, killed ones among them whose memory is not back."""
+        return sum(self._held(path) for path in self.folder.iterdir() if path.name.isdecimal())
+
+    def _held(self, path: Path) -> int:
+        pid = int(path.name)
+        if pid == self.pid:
+            return 0
+        with contextlib.suppress(FileNotFoundError):
+            if not _runs(pid) and time.time() - self._death(path) > float(os.environ.get("LATE_RETURN_SECONDS", "0.5")):
+                return 0
+            return int.from_bytes(path.read_bytes(), "little")
+        return 0
+
+    def _death(self, path: Path) -> float:
+        """When somebody saw first that the process is gone."""
+        seen = path.with_suffix(".dead")
+        seen.touch(exist_ok=True) if not seen.exists() else None
+        return seen.stat().st_mtime
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class Late(Backend):
+    """The device."""
+
+    apart: ClassVar[bool] = True
+    name: str
+    device: torch.device
+
+    @classmethod
+    def hardware(cls, kind: str) -> tuple[Hardware, ...]:
+        """See `Backend.hardware`."""
+        return tuple(Hardware(name="late", memory_bytes=_limit()) for _ in range(COUNT))
+
+    @classmethod
+    def open(cls, name: str) -> "Late":
+        """See `Backend.open`."""
+        if state.opened not in (0, os.getpid()):
+            raise WorkerError(f"{name} was initialised before this process was forked.")
+        state.opened = os.getpid()
+        return cls(name, torch.device("cpu"))
+
+    def activate(self) -> None:
+        """See `Backend.activate`."""
+        state.active = self.name
+        if state.memory is None and "LATE_BYTES" in os.environ:
+            folder = os.environ.get("LATE_LEDGER")
+            # One for the process: a test's trainers share it, as they share the process.
+            state.memory = Counted(Ledger(Path(folder, self.name)) if folder else None)
+            state.memory.__enter__()
+
+    def copy(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor], LateEvent]:
+        """See `Backend.copy`."""
+        _alive()
+        values, copied = [t.clone() for t in tensors], [torch.empty_like(t) for t in tensors]
+        for tensor in copied:
+            garbage(tensor)
+
+        def arrive() -> None:
+            for tensor, value in zip(copied, values, strict=True):
+                tensor.copy_(value)
+            values.clear()
+            copied.clear()
+
+        def lose() -> None:
+            for tensor in kept:
+                if (found := tensor()) is not None:
+                    garbage(found)
+
+        kept = [weakref.ref(tensor) for tensor in copied]
+        event = LateEvent(arrive, lose)
+        for tensor in tensors:
+            weakref.finalize(tensor, event.source_died).atexit = False
+        return list(copied), event
+
+    def follow(self, event: LateEvent, tensors: Sequence[Tensor]) -> None:
+        """See `Backend.follow`: later work finds the values there; the host knows nothing of it yet."""
+        event.arrive()
+        event.arrive = lambda: None
+
+    def fetch(self, tensor: Tensor) -> tuple[Tensor, LateEvent]:
+        """See `Backend.fetch`."""
+        _alive()
+        value, host = tensor.clone(), torch.empty_like(tensor)
+        garbage(host)
+        return host, LateEvent(lambda: host.copy_(value))
+
+    def synchronize(self) -> None:
+        """See `Backend.synchronize`."""
+        _alive()
+        state.waits += 1
+
+    def pin(self, memory: npt.NDArray[np.uint8]) -> Callable[[], None]:
+        """See `Backend.pin`."""
+        address = memory.ctypes.data
+        assert address not in state.pinned
+        state.pinned.add(address)
+        return lambda: state.pinned.remove(address)
+
+    def random_state(self) -> Tensor:
+        """See `Backend.random_state`."""
+        return _generator(self.name).get_state()
+
+    def set_random_state(self, state: Tensor | None) -> None:
+        """See `Backend.set_random_state`."""
+        if state is not None:
+            _generator(self.name).set_state(state)
+
+    def seeded_state(self, seed: int) -> Tensor:
+        """See `Backend.seeded_state`; no other generator has it."""
+        return torch.Generator().manual_seed(seed ^ 0x1A7E).get_state()
+
+    def memory_in_use(self) -> int | None:
+        """See `Backend.memory_in_use`."""
+        return state.memory.in_use if state.memory else None
+
+    def peak_memory(self) -> int | None:
+        """See `Backend.peak_memory`."""
+        return state.memory.peak if state.memory else None
+
+    def reset_peak(self) -> None:
+        """See `Backend.reset_peak`."""
+        if state.memory:
+            state.memory.peak = state.memory.in_use
+
+    def foreign_memory(self) -> int:
+        """See `Backend.foreign_memory`."""
+        return state.memory.ledger.others() if state.memory and state.memory.ledger else 0
+
+    def empty_cache(self) -> None:
+        """See `Backend.empty_cache`."""
+
+
+kinds.KINDS["late"] = Late
+
+
+def forget() -> None:
+    """As if the process had just begun."""
+    if state.memory is not None:
+        state.memory.__exit__(None, None, None)
+        if state.memory.ledger:
+            state.memory.ledger.close()
+    state.__init__()
+
+
+@pytest.fixture
+def devices(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let this test's runs have devices ``late:0`` to ``late:3``, in whatever processes."""
+    monkeypatch.setenv("ARGOSY_DEVICES", "late")
+    forget()
+    yield
+    forget()

@@ -1,0 +1,243 @@
+"""Slow is not hung: processes that really hang are named with what they do, those that only take long are left alone."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import studies
+import torch
+
+from argosy import Data
+from argosy.running.hangs import LOOKS, Hangs
+from argosy.running.processes import activity
+from argosy.stream.blocks import Place
+from argosy.stream.loaders import Task, start_loader
+from argosy.stream.pulse import Pulse, Sign
+from argosy.stream.ring import Ring
+from argosy.stream.sources import open_sources
+
+SECONDS = 1.0
+PATIENCE = 10.0
+
+
+def deadlock() -> None:
+    """Wait for a lock that this thread holds."""
+    lock = threading.Lock()
+    lock.acquire()
+    lock.acquire()
+
+
+def burn(seconds: float) -> None:
+    """Use CPU time and say nothing."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        sum(range(1000))
+
+
+class Data17(studies.Vectors):
+    """Sample 17 does something else."""
+
+    def __init__(self, at_17: Callable[[], None]) -> None:
+        super().__init__(120)
+        self.at_17 = at_17
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 17:
+            self.at_17()
+        return super().__getitem__(index)
+
+
+class Lists(studies.Vectors):
+    """Gives whole lists, but the one with sample 17 never."""
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.tensor(float(index))
+
+    def __getitems__(self, indices: list[int]) -> Any:
+        if 17 in indices:
+            deadlock()
+        return [self[index] for index in indices]
+
+
+def watch(pulse: Pulse, pid: int, patience: float = PATIENCE) -> tuple[str, float] | None:
+    """What the driver finds of a process that it looks at: what it hangs in and how long, or None in all that time."""
+    hangs, until = Hangs(SECONDS), time.monotonic() + patience
+    while time.monotonic() < until:
+        hangs.look(time.monotonic(), "worker", pulse.look(), lambda: activity(pid))
+        for _, doing, seconds in hangs.hanging():
+            return doing, seconds
+        time.sleep(0.05)
+    return None
+
+
+def watched(life: Callable[[Pulse], None], patience: float = PATIENCE) -> tuple[str, float] | None:
+    """The same of a child with this life."""
+    pulse, descriptor = Pulse.create()
+    child = os.fork()
+    if child == 0:
+        life(Pulse.open(descriptor))
+        os._exit(0)
+    try:
+        return watch(pulse, child, patience)
+    finally:
+        os.close(descriptor)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def fill(source: Any, indices: list[int]) -> None:
+    place = Place(leg=0, split="train", epoch=0, start=0, rows=len(indices), last=True)
+    block = source.layout.block(place, np.zeros(source.layout.block_bytes(len(indices)), np.uint8))
+    source.fill(block, 0, np.array(indices, dtype=np.int64))
+
+
+def opening(dataset: Any) -> Callable[[Pulse], None]:
+    """Open this data."""
+    return lambda pulse: open_sources(Data(train=dataset), seed=0, pulse=pulse) and None
+
+
+def preparing(dataset: Any, indices: list[int]) -> Callable[[Pulse], None]:
+    """Prepare these samples in the feeder itself."""
+    return lambda pulse: fill(open_sources(Data(train=dataset), seed=0, pulse=pulse)["train"], indices)
+
+
+def user_code(doing: str, code: Callable[[], None]) -> Callable[[Pulse], None]:
+    """A factory, a first step, a measurement: nobody can beat in there."""
+
+    def life(pulse: Pulse) -> None:
+        with pulse.busy(doing, opaque=True):
+            code()
+
+    return life
+
+
+class First(Data17):
+    """Its first sample never comes."""
+
+    def __getitem__(self, index: int) -> Any:
+        deadlock()
+
+
+@pytest.mark.parametrize(
+    ("life", "doing"),
+    [
+        (opening(deadlock), "opening the data (train)"),
+        (opening(First(deadlock)), "preparing sample 0 of train"),
+        (preparing(Data17(deadlock), [3, 17, 5]), "preparing sample 17 of train"),
+        (preparing(Data17(signal.pause), [3, 17, 5]), "preparing sample 17 of train"),
+        (preparing(Lists(120), [5, 17, 3]), "preparing 3 samples of train from 5 on"),
+        (user_code("building member 'x'", deadlock), "building member 'x'"),
+        (user_code("measuring member 'x'", lambda: time.sleep(100)), "measuring member 'x'"),
+        # No code of ours knows when an endless loop ends, but a sample is no place for one.
+        (preparing(Data17(lambda: burn(100)), [3, 17, 5]), "preparing sample 17 of train"),
+    ],
+)
+def test_what_hangs_is_named_with_what_it_does(life: Callable[[Pulse], None], doing: str) -> None:
+    found = watched(life)
+    assert found is not None
+    assert found[0] == doing
+    assert found[1] >= SECONDS
+
+
+def slow_samples(pulse: Pulse) -> None:
+    """Samples of half the time that a hang takes, in the opening as well."""
+    preparing(Slow(120), list(range(8)))(pulse)
+
+
+class Slow(studies.Vectors):
+    def __getitem__(self, index: int) -> Any:
+        time.sleep(SECONDS / 2)
+        return super().__getitem__(index)
+
+
+def idle(pulse: Pulse) -> None:
+    """Nothing to do."""
+    with pulse.busy("something"):
+        pass
+    time.sleep(100)
+
+
+def copying(pulse: Pulse) -> None:
+    """Read a file, slowly."""
+    with pulse.busy("opening the data", opaque=True), Path("/dev/zero").open("rb") as file:
+        while True:
+            file.read(2**20)
+            time.sleep(0.1)
+
+
+@pytest.mark.parametrize("life", [slow_samples, idle, copying, user_code("compiling", lambda: burn(100))])
+def test_what_only_takes_long_is_left_alone(life: Callable[[Pulse], None]) -> None:
+    assert watched(life, patience=4 * SECONDS) is None
+
+
+def test_a_loader_that_hangs_is_named_beside_its_feeder_and_one_that_died_is_not() -> None:
+    pulse, descriptor = Pulse.create()
+    os.close(descriptor)
+    sources = open_sources(Data(train=Data17(deadlock)), seed=0, pulse=pulse)
+    ring = Ring(slots=1, slot_bytes=sources["train"].layout.block_bytes(4))
+    loaders = [start_loader(number, pulse, ring, sources, []) for number in (1, 2)]
+    place = Place(leg=0, split="train", epoch=0, start=0, rows=4, last=True)
+    loaders[1].give(Task(0, place, 0, np.array([3, 4, 17, 5], dtype=np.int64)))
+    try:
+        found = watch(pulse, os.getpid())
+        assert found is not None
+        assert found[0] == "preparing sample 17 of train"
+        # The feeder looks no different.
+        assert [sign.busy for sign in pulse.look()] == [False, False, True]
+        os.kill(loaders[1].pid, signal.SIGKILL)
+        assert loaders[1].take() is None
+    finally:
+        for loader in loaders:
+            loader.end()
+    assert not any(sign.busy for sign in pulse.look())
+
+
+def sign(beat: int = 0, *, busy: bool = True, doing: str = "x", opaque: bool = False) -> Sign:
+    return Sign(busy=busy, beat=beat, doing=doing, opaque=opaque)
+
+
+def never() -> float:
+    raise AssertionError("nobody needs its CPU time")
+
+
+def test_time_in_which_the_driver_did_not_look_does_not_count() -> None:
+    """It was suspended, and all workers with it."""
+    hangs = Hangs(100.0)
+    for now in (0.0, 1000.0, 2000.0, 3000.0):
+        hangs.look(now, "worker", [sign()], never)
+        assert hangs.hanging() == []
+    hangs.look(4000.0, "worker", [sign()], never)
+    assert hangs.hanging() == [("worker", "x", 100.0)]
+    assert hangs.hanging() == []
+
+
+def test_who_gets_the_name_of_a_worker_that_is_gone_starts_anew() -> None:
+    hangs = Hangs(4.0)
+    for now in range(4):
+        hangs.look(now, "worker", [sign()], never)
+    hangs.forget("worker")
+    for now in range(4, 8):
+        hangs.look(now, "worker", [sign()], never)
+        assert hangs.hanging() == []
+
+
+def test_a_thread_that_only_wakes_up_now_and_then_is_no_progress() -> None:
+    hangs, cpu, found = Hangs(20.0), 0.0, []
+    for now in range(60):
+        cpu += 0.01 * (now % 10 == 0)
+        hangs.look(float(now), "worker", [sign(opaque=True)], lambda cpu=cpu: cpu)
+        found += hangs.hanging()
+    assert found
+
+
+def test_the_cpu_time_of_what_beats_is_not_asked_for() -> None:
+    hangs = Hangs(4.0)
+    for beat in range(4 * LOOKS):
+        hangs.look(float(beat), "worker", [sign(beat, opaque=True)], never)
+        assert hangs.hanging() == []

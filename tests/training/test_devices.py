@@ -1,0 +1,361 @@
+"""Every path that a GPU would take, on a device that is late, apart and fragile: see `late`."""
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import time
+from multiprocessing import Pipe
+from pathlib import Path
+
+import late
+import numpy as np
+import pytest
+import torch
+
+from argosy.errors import PlanError, StudyError, WorkerError
+from argosy.running.launcher import discover
+from argosy.settings import Settings
+from argosy.stream.blocks import Block, Layout, Place
+from argosy.stream.ring import Ring, RingReader
+from argosy.training import devices as kinds
+from argosy.training.copies import Copies, Readings
+from argosy.training.devices import Backend, backend_of, memory_returned, out_of_memory, poisoned
+
+pytestmark = pytest.mark.usefixtures("devices")
+devices = late.devices
+
+ROWS, WIDTH, SLOTS = 16, 8, 4
+
+
+class Feed:
+    """A feeder of one reader, by hand."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.layout = Layout.of((torch.zeros(WIDTH), 0))
+        self.peer, theirs = Pipe()
+        self.ring = Ring(slots=SLOTS, slot_bytes=self.layout.block_bytes(ROWS))
+        # The pipe holds what the reader takes before it is there.
+        self.ring.lend(self.peer, {"train": self.layout}, {"train": SLOTS * ROWS})
+        self.reader = RingReader(theirs, pin=backend.pin)
+
+    def send(self, slot: int, number: int = 0) -> None:
+        """Write a block, whose rows hold its number, and announce it."""
+        place = Place(leg=1, split="train", epoch=0, start=number * ROWS, rows=ROWS, last=False)
+        block = self.layout.block(place, self.ring.slot(slot))
+        block.indices[:] = np.arange(ROWS)
+        block.sound[:] = True
+        block.leaves[0].fill_(number)
+        block.leaves[1].fill_(number)
+        self.peer.send((slot, place))
+
+    def released(self) -> list[int]:
+        """Slots that have come back since the last look."""
+        gc.collect()
+        slots = []
+        while self.peer.poll():
+            slots += self.peer.recv_bytes()
+        return slots
+
+    def receive(self) -> Block:
+        return self.reader.receive()
+
+
+@pytest.fixture
+def backend() -> Backend:
+    found = backend_of("late:1")
+    found.activate()
+    return found
+
+
+# ---- discovering
+
+
+def test_devices_are_found_by_number_and_dealt_to_nodes() -> None:
+    one = discover(Settings(devices="late:1,3"))
+    assert [(d.name, d.kind, d.memory_bytes) for d in one.devices] == [
+        ("late:1", "late", 2**30),
+        ("late:3", "late", 2**30),
+    ]
+    two = discover(Settings(devices="late", nodes=2))
+    assert [d.name for d in two.devices] == ["node0/late:0", "node0/late:1", "node1/late:2", "node1/late:3"]
+    assert backend_of("node1/late:2").name == "late:2"
+
+
+@pytest.mark.parametrize("wanted", ["late:7", "late:one", "cpu:many", "abacus", "cuda:99"])
+def test_devices_that_are_not_there_are_refused(wanted: str) -> None:
+    with pytest.raises(PlanError, match=wanted.partition(":")[0]):
+        discover(Settings(devices=wanted))
+
+
+def test_another_process_learns_of_a_kind_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = "from argosy.training.devices import backend_of; print(type(backend_of('node0/late:1')).__name__)"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    told = subprocess.run(
+        [sys.executable, "-c", program], env=environment, check=True, capture_output=True, text=True
+    ).stdout
+    assert told.strip() == "Late"
+
+
+# ---- blocks
+
+
+@pytest.mark.parametrize("name", ["cpu:0", "late:1"])
+def test_a_slot_is_held_until_the_copy_has_passed_and_no_longer(name: str) -> None:
+    backend = backend_of(name)
+    feed, copies = Feed(backend), Copies(backend)
+    for slot in range(3):
+        feed.send(slot, number=slot + 1)
+    there = [copies.start(feed.receive()) for _ in range(3)]
+    assert feed.released() == []
+    assert [block.leaves[0].unique().tolist() for block in there] == [[1.0], [2.0], [3.0]]
+    if backend.apart:
+        for _ in range(10 * late.QUERIES):
+            copies.release_done()
+        assert sorted(feed.released()) == [0, 1, 2], "the block on the device must not hold the slot"
+        feed.send(0, number=9)
+        assert there[0].leaves[0].unique().tolist() == [1.0]
+        assert there[0].indices.tolist() == list(range(ROWS))
+    assert copies.release_done() == 0
+    del there
+    assert sorted(feed.released()) == ([] if backend.apart else [0, 1, 2])
+    assert late.state.lost == 0
+
+
+def test_release_done_never_waits_and_goes_in_order(backend: Backend) -> None:
+    feed, copies = Feed(backend), Copies(backend)
+    feed.send(0)
+    block = copies.start(feed.receive())
+    assert copies.release_done() == 1, "an event that has not passed was waited for"
+    assert feed.released() == []
+    copies.finish()
+    assert copies.release_done() == 0
+    assert feed.released() == [0]
+    assert late.state.waits == 0
+    assert not block.leaves[0].isnan().any()
+
+
+def test_the_double_shows_a_copy_that_nobody_followed(backend: Backend) -> None:
+    source = [torch.ones(3), torch.ones(3, dtype=torch.int64)]
+    copied, event = backend.copy(source)
+    assert copied[0].isnan().all()
+    assert copied[1].tolist() == [113] * 3
+    backend.follow(event, copied)
+    assert [tensor.tolist() for tensor in copied] == [[1.0] * 3, [1] * 3]
+    assert not event.query(), "the host knows later than the device"
+
+
+def test_the_double_shows_a_slot_that_was_given_back_too_early(backend: Backend) -> None:
+    feed = Feed(backend)
+    feed.send(0)
+    source = feed.receive()
+    copied, event = backend.copy(source.leaves)
+    backend.follow(event, copied)
+    del source
+    assert feed.released() == [0]
+    assert late.state.lost == 2
+    assert copied[0].isnan().all()
+
+
+def test_the_ring_is_pinned_while_it_is_open() -> None:
+    backend = backend_of("late:0")
+    feed = Feed(backend)
+    assert len(late.state.pinned) == 1
+    feed.reader.close()
+    assert not late.state.pinned
+    feed.reader.close()
+
+
+# ---- the study's work on the device
+
+
+def scaled(batch):
+    return batch[0] * 2, batch[1]
+
+
+def scaled_in_place(batch):
+    return batch[0].mul_(2), batch[1]
+
+
+def in_place_later(batch):
+    return (batch[0].mul_(2) if batch[0].flatten()[0] > 1 else batch[0] * 2), batch[1]
+
+
+@pytest.mark.parametrize("name", ["cpu:0", "late:1"])
+@pytest.mark.parametrize("on_device", [scaled, scaled_in_place])
+def test_work_on_the_device_never_reaches_the_shared_slot(name: str, on_device) -> None:
+    backend = backend_of(name)
+    feed, copies = Feed(backend), Copies(backend, on_device)
+    for number in (1, 2, 3):
+        feed.send(number, number)
+        block = copies.start(feed.receive())
+        assert block.leaves[0].unique().tolist() == [2.0 * number]
+        assert not block.touched
+        shared = feed.layout.block(block.place, feed.ring.slot(number))
+        assert shared.leaves[0].unique().tolist() == [float(number)]
+
+
+def test_work_in_place_that_begins_later_is_refused() -> None:
+    backend = backend_of("cpu:0")
+    feed, copies = Feed(backend), Copies(backend, in_place_later)
+    feed.send(0, 1)
+    copies.start(feed.receive())
+    feed.send(1, 2)
+    with pytest.raises(StudyError, match="on_device wrote into its input at sample 32 of train"):
+        copies.start(feed.receive())
+
+
+def test_work_on_the_device_that_loses_rows_is_refused(backend: Backend) -> None:
+    feed = Feed(backend)
+    feed.send(0, 1)
+    with pytest.raises(StudyError, match="one row per sample"):
+        Copies(backend, lambda batch: (batch[0][1:], batch[1])).start(feed.receive())
+
+
+# ---- numbers that go back
+
+
+def test_a_late_device_tells_numbers_a_call_later_and_a_cpu_at_once() -> None:
+    losses = [{"a": torch.tensor(1.5)}, {"a": torch.tensor(float("inf")), "b": torch.tensor(2)}, {}]
+    at_once, later = Readings(backend_of("cpu:0")), Readings(backend_of("late:0"))
+    assert [at_once.read(values) for values in losses] == [{"a": 1.5}, {"a": float("inf"), "b": 2.0}, {}]
+    assert [later.read(values) for values in losses] == [{}, {"a": 1.5}, {"a": float("inf"), "b": 2.0}]
+    later.read(losses[0])
+    assert later.rest() == {"a": 1.5}
+    assert later.rest() == {}
+    assert late.state.waits == 0, "a reading must not wait for all of the device's work"
+
+
+# ---- random states
+
+
+def test_random_states_are_the_devices_own_and_lie_on_the_cpu(backend: Backend) -> None:
+    first, second = backend.seeded_state(1), backend.seeded_state(2)
+    drawn = []
+    for state in (first, second, first):
+        backend.set_random_state(state)
+        drawn.append(late.noise((torch.zeros(3), 0))[0].tolist())
+    assert drawn[0] == drawn[2] != drawn[1]
+    assert not torch.equal(backend.random_state(), first)
+    torch.manual_seed(5)
+    before = torch.default_generator.get_state()
+    late.noise((torch.zeros(3), 0))
+    assert torch.equal(before, torch.default_generator.get_state())
+    backend.set_random_state(None)
+    assert backend_of("cpu:0").seeded_state(1) is None
+
+
+def test_a_saved_optimizer_goes_to_its_parameters_and_its_step_stays_on_the_cpu() -> None:
+    """As long as the file was read to the CPU: Adam reads `step` at every step, which would wait for the device."""
+    saved = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.Adam(saved.parameters())
+    saved(torch.zeros(1, 2)).sum().backward()
+    optimizer.step()
+    elsewhere = torch.optim.Adam(torch.nn.Linear(2, 2, device="meta").parameters())
+    elsewhere.load_state_dict(optimizer.state_dict())
+    for state in elsewhere.state.values():
+        assert state["step"].device.type == "cpu"
+        assert state["exp_avg"].device.type == "meta"
+
+
+# ---- memory
+
+
+def test_memory_is_counted_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LATE_BYTES", "1000000")
+    backend = backend_of("late:0")
+    backend.activate()
+    tensor = torch.zeros(1000)
+    view = tensor[10:].view(-1)
+    assert backend.memory_in_use() == 4000
+    backend.reset_peak()
+    doubled = tensor * 2 + 1
+    assert backend.peak_memory() == 12000
+    del doubled, tensor
+    assert backend.memory_in_use() == 4000
+    del view
+    assert backend.memory_in_use() == 0
+    with pytest.raises(torch.OutOfMemoryError) as caught:
+        torch.zeros(10**6)
+    assert out_of_memory(caught.value)
+    assert not poisoned(backend)
+
+
+@pytest.mark.parametrize(
+    ("error", "is_one"),
+    [
+        (MemoryError(), True),
+        (RuntimeError("[enforce fail at alloc_cpu.cpp:1] DefaultCPUAllocator: can't allocate memory"), True),
+        (RuntimeError("CUDA error: out of memory"), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
+        (RuntimeError("CUDA error: device-side assert triggered"), False),
+    ],
+)
+def test_errors_that_say_memory_has_run_out(error: Exception, is_one: bool) -> None:
+    assert out_of_memory(error) is is_one
+
+
+HOLDER = """
+import time, torch
+from argosy.training.devices import backend_of
+backend_of("late:0").activate()
+held = torch.zeros(200_000)
+print("holds", flush=True)
+time.sleep(60)
+"""
+
+
+def test_memory_of_a_killed_process_comes_back_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LATE_BYTES", "1000000")
+    monkeypatch.setenv("LATE_LEDGER", str(tmp_path))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    backend = backend_of("late:0")
+    backend.activate()
+    assert not memory_returned(backend, patience=1), "nobody holds any, so there is nothing to wait for"
+    with subprocess.Popen([sys.executable, "-c", HOLDER], env=environment, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        assert backend.foreign_memory() == 800_000
+        assert not memory_returned(backend, patience=0.1)
+        os.kill(other.pid, signal.SIGKILL)
+        other.wait()
+        with pytest.raises(torch.OutOfMemoryError, match="800000 elsewhere"):
+            torch.zeros(100_000)
+        started = time.monotonic()
+        assert memory_returned(backend, patience=20)
+        assert time.monotonic() - started > 0.2
+    torch.zeros(100_000)
+
+
+# ---- what ends a process
+
+
+def test_a_sticky_error_is_told_from_one_that_a_member_raised(backend: Backend) -> None:
+    assert not poisoned(backend)
+    with pytest.raises(RuntimeError, match="device-side assert"):
+        late.poison()
+    assert poisoned(backend)
+    assert not poisoned(backend_of("cpu:0"))
+
+
+def test_a_device_that_was_used_before_the_fork_is_refused_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kinds, "_initialised", lambda: "cuda")
+    ours, theirs = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            kinds.Accelerator.open("cuda:0")
+        except WorkerError as error:
+            os.write(theirs, str(error).encode())
+        os._exit(0)
+    os.waitpid(pid, 0)
+    os.close(theirs)
+    with os.fdopen(ours) as told:
+        assert f"cuda was initialised in process {os.getpid()} before" in told.read()
+    assert backend_of("late:0").name == "late:0", "the process that has it may use it"
+
+
+def test_nothing_is_initialised_by_looking() -> None:
+    discover(Settings(devices="cpu:1"))
+    assert kinds._initialised() == ("cuda" if torch.cuda.is_initialized() else "")
