@@ -193,7 +193,7 @@ class Solo:
     def _autocast(self) -> contextlib.AbstractContextManager[Any]:
         if self.live.member.precision == "float32":
             return contextlib.nullcontext()  # entered for every batch, and a tenth of what a disabled autocast costs
-        return torch.autocast(self.live.device.type, torch.bfloat16)
+        return torch.autocast(self.live.backend.device.type, torch.bfloat16)
 
 
 def cross_entropy(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
