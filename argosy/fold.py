@@ -192,8 +192,6 @@ class RunState:
         """
         assert self.started is not None
         length, sections = self.started.lengths["train"], self.started.validations_per_epoch
-        fed = {
-            key: samples + self.discarded.get(key, 0) for key, samples in self.fed.items() if key[0] == "train"
-        }
+        fed = {key: samples + self.discarded.get(key, 0) for key, samples in self.fed.items() if key[0] == "train"}
         wanted = sum((s + 1) * length // sections - s * length // sections for _, _, s in fed)
         return sum(fed.values()) / max(wanted, 1)
