@@ -28,6 +28,8 @@ class Measuring:
         self._asked: set[str] = set()
         """Those of the missing that a trainer was told to measure."""
         self._works: dict[str, object] = {}
+        self._profiles: dict[str, Profile] = {}
+        """Of all that are known; empty where somebody became known since."""
 
     def want(self, members: Iterable[Member]) -> None:
         """These are to be known; the costs of some may be, by what was measured of others."""
@@ -50,6 +52,7 @@ class Measuring:
     def hear(self, measured: Measured) -> None:
         """What a trainer found."""
         self.measured[measured.member] = measured
+        self._profiles.clear()
         self.missing.discard(measured.member)
         self._asked.discard(measured.member)
         self._stands_for_others(measured.member)
@@ -57,11 +60,13 @@ class Measuring:
     def crowded(self, member: str, memory_bytes: int) -> None:
         """It ran out of memory beside others: it needs a device for itself."""
         self.measured[member] = replace(self.measured[member], memory_bytes=memory_bytes)
+        self._profiles.clear()
 
     def _stands_for_others(self, name: str) -> None:
         work = self._works.get(name)
         for other in [other for other in self.missing if work is not None and self._works[other] == work]:
             self.measured[other] = replace(self.measured[name], member=other)
+            self._profiles.clear()
             self.missing.discard(other)
 
     @property
@@ -101,9 +106,11 @@ class Measuring:
 
     def profiles(self, names: Iterable[str], study: Study) -> list[Profile]:
         """Of these members, as far as they are known."""
-        known = [name for name in names if name in self.measured]
-        profiles = [self.profile(study.member(name)) for name in known]
-        return even_out(profiles, map(study.member, known), self.measured)
+        if not self._profiles:
+            known = [member for member in study.members if member.name in self.measured]
+            evened = even_out([self.profile(member) for member in known], known, self.measured)
+            self._profiles = {profile.member: profile for profile in evened}
+        return [self._profiles[name] for name in names if name in self._profiles]
 
     def profile(self, member: Member) -> Profile:
         """Of one member, at the rate that runs have seen."""
