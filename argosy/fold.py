@@ -148,7 +148,7 @@ class RunState:
         elif isinstance(event, MemberStarted):
             self.member(event.member).start(event)
         elif isinstance(event, MemberRested):
-            self.member(event.member).status = "resting"
+            self.member(event.member).status, self.member(event.member).reason = "resting", event.reason
         elif isinstance(event, MemberEnded):
             self.member(event.member).status, self.member(event.member).reason = event.status, event.reason
         elif isinstance(event, Assigned):

@@ -91,11 +91,10 @@ class Launching:
 
         `peers` are waiting members that could go on with it; `now` has the leg's members aboard, in `anew` they wait as well.
         """
-        if not live:
+        if not live and not peers:
             return None
-        running = started.keeping(profile.member for profile in live)
-        if self.policy.keeps(now, started, tuple(live)):
-            return running
+        if live and self.policy.keeps(now, started, tuple(live)):
+            return started.keeping(profile.member for profile in live)
         here = {*(profile.member for profile in live), *peers}
         found = [flotilla for flotilla in self.launch(anew).flotillas if set(flotilla.members) <= here]
         aboard = set(leg.members)
