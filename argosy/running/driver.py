@@ -364,7 +364,9 @@ class Driver:
             self._give_up(feeder.node)
         self.force.lost(worker)
         self.voyage.lost(worker)
-        if self.phase is Phase.MEASURING:
+        if self.phase is Phase.OPENING:
+            self.force.free_team(self.force.devices, ())
+        elif self.phase is Phase.MEASURING:
             self.measure()
         elif self.phase is Phase.SAILING:
             self.regroup(gone=worker)
