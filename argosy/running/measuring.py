@@ -25,6 +25,8 @@ class Measuring:
         self.measured: dict[str, Measured] = {}
         self.missing: set[str] = set()
         """Members that nobody knows the costs of."""
+        self._asked: set[str] = set()
+        """Those of the missing that a trainer was told to measure."""
         self._works: dict[str, object] = {}
 
     def want(self, members: Iterable[Member]) -> None:
@@ -39,17 +41,17 @@ class Measuring:
     def forget(self, member: str) -> None:
         """Nobody wants to know it any more."""
         self.missing.discard(member)
+        self._asked.discard(member)
 
-    def again(self, names: Iterable[str]) -> None:
-        """Measure these though they were."""
-        for name in names:
-            self.measured.pop(name, None)
-            self.missing.add(name)
+    def again(self) -> None:
+        """Nobody measures any more who was told to: a trainer was lost, or the stream that they measured on."""
+        self._asked.clear()
 
     def hear(self, measured: Measured) -> None:
         """What a trainer found."""
         self.measured[measured.member] = measured
         self.missing.discard(measured.member)
+        self._asked.discard(measured.member)
         self._stands_for_others(measured.member)
 
     def crowded(self, member: str, memory_bytes: int) -> None:
@@ -64,18 +66,21 @@ class Measuring:
 
     @property
     def representatives(self) -> list[str]:
-        """Of those whose costs are missing, one for each kind of work."""
-        first: dict[object, str] = {}
+        """Of those whose costs are missing and that nobody measures, one for each kind of work."""
+        first = {self._works[name]: name for name in self._asked & self.missing}
         for name in self._works:
             if name in self.missing:
                 first.setdefault(self._works[name], name)
-        return list(first.values())
+        return [name for name in first.values() if name not in self._asked]
 
     def commands(self, devices: Sequence[str], crew: int | None, accumulate: Mapping[str, int]) -> dict[str, Measure]:
         """Who measures whom, each device its share."""
         wanted, shares = self.representatives, {}
+        self._asked |= set(wanted)
         for number, device in enumerate(devices):
             share = tuple(wanted[number :: len(devices)])
+            if not share:
+                continue
             micro = {name: accumulate[name] for name in share}
             thorough = self.node_devices is not None
             shares[device] = Measure(crew=crew, members=share, accumulate=micro, thorough=thorough, groups=self.groups)
@@ -87,7 +92,9 @@ class Measuring:
             return False
         rates = [self.measured[name].samples_per_second for name in names]
         self.groups = largest_measured_group(rates, node_devices=self.node_devices)
-        self.again(names)
+        self.measured.clear()
+        self.missing |= set(names)
+        self.again()
         return True
 
     # ---- what follows from it

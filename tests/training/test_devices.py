@@ -42,7 +42,7 @@ class Feed:
 
     def send(self, slot: int, number: int = 0) -> None:
         """Write a block, whose rows hold its number, and announce it."""
-        place = Place(leg=1, split="train", epoch=0, start=number * ROWS, rows=ROWS, last=False)
+        place = Place(leg=1, split="train", epoch=0, section=0, start=number * ROWS, rows=ROWS, last=False)
         block = self.layout.block(place, self.ring.slot(slot))
         block.indices[:] = np.arange(ROWS)
         block.sound[:] = True
