@@ -48,6 +48,8 @@ class Departures:
         horizon = None if None in ends else max(end for end in ends if end is not None)
         crews = dict.fromkeys(force.devices, self.voyage.crew_count)
         names = [feeder.name for feeder in team]
+        for device in force.devices:
+            force.attach(names, device)
         force.allow(names, Credit(leg=leg.number, until=leg.section + 1, horizon=horizon, crews=crews))
         self.measuring_leg = (team, leg.section, self.voyage.crew_count)
         self.driver.measuring.again()
