@@ -122,7 +122,7 @@ class Trainer:
         elif isinstance(command, Enlist):
             self.enlist(cloudpickle.loads(command.definitions))
         elif isinstance(command, Measure):
-            self.to_measure = command
+            self._want(command)
             if command.crew is not None:
                 self._follow(command.crew)
         elif isinstance(command, Leave):
@@ -181,6 +181,14 @@ class Trainer:
             self._train_on(on_device)
         else:
             self.kept.append((block, self.crew))
+
+    def _want(self, command: Measure) -> None:
+        """Measure these as well as those that are still to be measured on the same block."""
+        earlier = self.to_measure
+        if earlier is not None and earlier.crew == command.crew:
+            accumulate = {**earlier.accumulate, **command.accumulate}
+            command = replace(command, members=(*earlier.members, *command.members), accumulate=accumulate)
+        self.to_measure = command
 
     def _on_device(self, block: Block) -> Block:
         self.backend.activate()
