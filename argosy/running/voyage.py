@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from argosy.commands import Board, Credit, Held, Hold, Leave, Opened, Probed, UseLoaders
+from argosy.commands import Board, Credit, Held, Hold, Leave, Leg, Opened, Probed, UseLoaders
 from argosy.events import MemberRested, PlanMade
 from argosy.planning import Situation
 from argosy.plans import Flotilla
@@ -46,8 +46,8 @@ class Voyage:
         """Of members aboard that leave at the next gate."""
         self.leaving: dict[str, Verdict | None] = {}
         """Members that were told to leave, until they are saved; None: to go on elsewhere."""
-        self.measuring_leg: tuple[list[Feeder], int, int] | None = None
-        """Team, section and crew of the leg that members were measured on, while everybody is still there who feeds and
+        self.measuring_leg: tuple[list[Feeder], Leg, int] | None = None
+        """The leg that members were measured on, its team and crew, while everybody is still there who feeds and
         reads it."""
         self.newcomers: set[str] = set()
         """Members that were added and are not measured yet."""
@@ -123,7 +123,7 @@ class Voyage:
         crews = dict.fromkeys(force.devices, self.crew_count)
         names = [feeder.name for feeder in team]
         force.allow(names, Credit(leg=leg.number, until=leg.section + 1, horizon=horizon, crews=crews))
-        self.measuring_leg = (team, leg.section, self.crew_count)
+        self.measuring_leg = (team, leg, self.crew_count)
         self.measure_rest()
 
     def measure_rest(self) -> None:
@@ -398,20 +398,22 @@ class Voyage:
         team = self._free_team(flotilla.devices)
         if team is None:
             return False
-        # The stream that members were measured on goes on as the first leg where everybody stays on it.
+        stretch = self.roster.leg_for(flotilla.members, self.driver.lengths, number=self.leg_count)
+        # The stream that members were measured on goes on as the first leg where everybody stays on it who need not wait
+        # for an epoch's end to join.
         measured, self.measuring_leg = self.measuring_leg, None
-        everybody = set(flotilla.members) == set(self.roster.waiting) and len(team) == len(self.driver.cluster.nodes)
-        if measured is not None and everybody and not self.sharing.changed:
-            team, section, crew = measured
+        there = set(self.roster.waiting) - self.roster.joining
+        everybody = there <= set(flotilla.members) and len(team) == len(self.driver.cluster.nodes)
+        if measured is not None and everybody and measured[1] == stretch and not self.sharing.changed:
+            team, _, crew = measured
         else:
             if measured is not None:
                 self.force.rest(feeder.name for feeder in measured[0])
             self.leg_count += 1
             self.crew_count += 1
-            stretch = self.roster.leg_for(flotilla.members, self.driver.lengths, number=self.leg_count)
+            stretch, crew = replace(stretch, number=self.leg_count), self.crew_count
             self.force.feed(team, stretch, self.sharing.pipeline)
-            section, crew = stretch.section, self.crew_count
-        leg = Sailing(number=self.leg_count, feeders=tuple(feeder.name for feeder in team), until=section)
+        leg = Sailing(number=stretch.number, feeders=tuple(feeder.name for feeder in team), until=stretch.section)
         self.legs.append(leg)
         self.flotillas[leg.number] = flotilla
         self._expect(leg, flotilla.members)
