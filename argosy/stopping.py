@@ -12,6 +12,8 @@ __all__ = ["History", "MaxEpochs", "MaxSeconds", "Plateau", "Stop", "Target", "b
 
 History = Sequence[Mapping[str, float]]
 """One row per finished section: its metrics, ``seconds`` of training, and ``epochs`` finished (0.25, 0.5, …)."""
+SLACK = 1e-9
+"""Of a number of epochs: five thirds, and one and two thirds, are not the same floating-point number."""
 Mode = Literal["min", "max"]
 
 
@@ -53,7 +55,7 @@ class MaxEpochs(Stop):
 
     def reason(self, history: History) -> str | None:
         """See `Stop.reason`."""
-        return f"{self.epochs:g} epochs" if _epochs(history) >= self.epochs else None
+        return f"{self.epochs:g} epochs" if _epochs(history) >= self.epochs - SLACK else None
 
     @property
     def max_epochs(self) -> float | None:
@@ -62,7 +64,7 @@ class MaxEpochs(Stop):
 
     def certain(self, history: History, sections: int) -> int:
         """All that are left."""
-        return max(math.ceil(round(self.epochs * sections - _epochs(history) * sections, 6)), 1)
+        return max(sections_in(self.epochs - _epochs(history), sections), 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +192,11 @@ def better(value: float, than: float, mode: Mode, by: float = 0.0) -> bool:
     if math.isnan(than):
         return not math.isnan(value)
     return value < than - by if mode == "min" else value > than + by
+
+
+def sections_in(epochs: float, sections: int) -> int:
+    """So many sections are over when so many epochs are, where each has `sections`."""
+    return math.ceil((epochs - SLACK) * sections)
 
 
 def mode_of(metric: str) -> Mode:

@@ -7,12 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from argosy.cluster import Cluster
-from argosy.planning import POLICIES, Policy, Situation
+from argosy.planning import POLICIES, Moving, Policy, Situation
 from argosy.plans import Flotilla, Plan
 from argosy.profiles import Profile
 from argosy.running.legs import Sailing
 
 __all__ = ["Launching"]
+
+FILES = Moving(rebalance_seconds=0.1, bytes_per_second=2e8)
+"""A member moves through a file that is written, summed, flushed, read and loaded, while others of its new device wait."""
 
 
 @dataclass(slots=True)
@@ -51,6 +54,7 @@ class Launching:
             samples_per_epoch=self.samples_per_epoch,
             homes=homes,
             preparation_samples_per_second=self.preparation_rate,
+            moving=FILES,
         )
 
     @property

@@ -126,12 +126,19 @@ class Sailing:
         first = len(self.asked) == len(self.feeders)
         self.until = until if first else max(self.until, until)
         self.asked.discard(feeder)
+        if not self.asked and self.members:
+            # The epoch may have more sections than everybody is sure to want.
+            self.until = min(self.until, self._certain)
         return not self.asked
 
     def reach(self, *, turns: int | None) -> int:
         """How far credit may go: to where somebody may end, and while others wait for their turn no further than `turns`."""
-        certain = min(self.free_until[name] for name in self.members)
+        certain = self._certain
         return certain if turns is None else max(min(certain, turns), self.until)
+
+    @property
+    def _certain(self) -> int:
+        return min(self.free_until[name] for name in self.members)
 
     @property
     def horizon(self) -> int | None:

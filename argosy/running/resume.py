@@ -1,6 +1,5 @@
 """Where members go on: the newest sound checkpoint of each, and where in the stream that is."""
 
-import math
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -9,6 +8,7 @@ from pathlib import Path
 from argosy.commands import Leg
 from argosy.events import Checkpoint
 from argosy.fold import MemberState
+from argosy.stopping import sections_in
 from argosy.stream.order import Selection, split_order
 from argosy.stream.schedule import section_start
 from argosy.study import Study
@@ -105,7 +105,7 @@ def last_section(study: Study, point: Resume) -> int | None:
     bound, per_epoch = study.stop_of(study.member(point.member)).max_epochs, study.validations_per_epoch
     if bound is None:
         return None
-    return point.stream_epoch * per_epoch + math.ceil(bound * per_epoch) - point.epoch * per_epoch
+    return point.stream_epoch * per_epoch + sections_in(bound, per_epoch) - point.epoch * per_epoch
 
 
 def _stream_position(study: Study, point: Resume, length: int) -> int:

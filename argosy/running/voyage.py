@@ -89,6 +89,7 @@ class Voyage:
         self.fates.clear()
         self.leaving.clear()
         self.measuring_leg = None
+        self.driver.measuring.again()
 
     def lost(self, worker: str) -> None:
         """A worker is gone, or its exchange with others broke."""
@@ -124,6 +125,7 @@ class Voyage:
         names = [feeder.name for feeder in team]
         force.allow(names, Credit(leg=leg.number, until=leg.section + 1, horizon=horizon, crews=crews))
         self.measuring_leg = (team, leg, self.crew_count)
+        self.driver.measuring.again()
         self.measure_rest()
 
     def measure_rest(self) -> None:

@@ -1,0 +1,125 @@
+"""Members that come, go, rest and move are what they would be alone, and nobody else notices."""
+
+import random
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import evidence
+import living
+import pytest
+import studies
+
+import argosy
+from argosy.plans import Flotilla, Placement
+from argosy.running import inbox
+from argosy.running.driver import Phase
+from argosy.running.voyage import Voyage
+
+
+SEEDS = 200
+
+
+class Restless:
+    """Members anywhere, and elsewhere whenever somebody asks."""
+
+    def __init__(self, draw: random.Random) -> None:
+        self.draw = draw
+
+    def launch(self, situation: Any) -> tuple[Flotilla, ...]:
+        if not situation.free:
+            return ()
+        least = min(situation.epochs_done.get(profile.member, 0) for profile in situation.waiting)
+        peers = [p for p in situation.waiting if situation.epochs_done.get(p.member, 0) == least]
+        chosen = self.draw.sample(peers, self.draw.randint(1, len(peers)))
+        placed = [Placement.whole(profile, self.draw.choice(situation.free).name) for profile in chosen]
+        return (Flotilla(placements=tuple(placed)),)
+
+    def keeps(self, situation: Any, started: Flotilla, live: Any) -> bool:
+        return self.draw.random() < 0.5
+
+
+class Moody:
+    """Rests members whenever it likes, and calls them again, at the latest when nobody else trains."""
+
+    def __init__(self, draw: random.Random) -> None:
+        self.draw = draw
+
+    def verdict(self, member: str, state: Any, study: Any) -> Any:
+        from argosy.running.verdicts import GO_ON, Fate, Verdict
+
+        if state.member(member).sections and self.draw.random() < 0.2:
+            return Verdict(Fate.REST, "a mood")
+        return GO_ON
+
+    def called(self, resting: Any, state: Any, study: Any) -> list[str]:
+        others = [m.name for m in study.members if m.name not in resting and not living.finished(state.member(m.name))]
+        return sorted(resting) if not others else [name for name in sorted(resting) if self.draw.random() < 0.1]
+
+
+LATE = """
+import argosy, studies
+study = studies.study(90, fleet=[studies.member("late", hidden=8, batch_size=9, stop=argosy.MaxEpochs({epochs}))])
+"""
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_whatever_happens_members_equal_themselves_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    draw = random.Random(seed)
+    sections = draw.choice([1, 1, 3, 4])
+    chaos = living.policy(monkeypatch, Restless(draw))
+    monkeypatch.setattr(inbox, "LOOK_SECONDS", 0.0)
+    faults, orders = draw.choice([0.0, 0.02, 0.1]), ["add", "stop"]
+    run = tmp_path / "run"
+    (tmp_path / "late.py").write_text(LATE.format(epochs=draw.randint(1, 3 * sections) / sections))
+
+    def act(voyage: Voyage) -> None:
+        if voyage.driver.phase is Phase.SAILING and draw.random() < 0.1:
+            voyage.make_room()
+        if voyage.driver.phase is Phase.SAILING and draw.random() < faults:
+            voyage.driver.regroup()
+        if orders and draw.random() < 0.05:
+            command = orders.pop(draw.randrange(len(orders)))
+            inbox.leave(run, {"command": command, "study": str(tmp_path / "late.py"), "member": "odd"})
+
+    living.at_every_round(monkeypatch, act)
+    members = [replace(m, stop=a_rule(draw, sections)) for m in fleet()]
+    study = studies.study(90, val=11, fleet=members, validations_per_epoch=sections)
+    judges = [Moody(draw)] if draw.random() < 0.5 else []
+    living.run(study, run, judges=judges, policy=chaos, devices="cpu:3", block_size=draw.choice([8, 32]))
+    state = living.state_of(run)
+    late = studies.member("late", hidden=8, batch_size=9)
+    everybody = replace(study, members=[*members, *([late] if "late" in state.members else [])])
+    living.equal_alone(everybody, run)
+    print(Counter(type(e).__name__ for e in __import__("argosy.running.journal").running.journal.read_journal(run)), sections, state.preparations, state.answered)
+    for member in members:
+        rows = state.member(member.name).history
+        ended = next(count for count in range(1, 99) if member.stop.reason(rows[:count]) or count == len(rows))
+        assert len(rows) == ended
+        told = member.name == "odd" and not member.stop.reason(rows)
+        assert state.member(member.name).status == ("stopped" if told else "done")
+    assert len(state.answered) == 2 - len(orders)
+
+
+def a_rule(draw: random.Random, sections: int) -> argosy.Stop:
+    """A rule that ends a member after a few sections."""
+    most = argosy.MaxEpochs(draw.randint(1, 3 * sections) / sections)
+    kind = draw.randrange(3)
+    if kind == 0:
+        return most
+    if kind == 1:
+        return most | argosy.Plateau("val_loss", patience=draw.randint(1, 2))
+    return most & argosy.Target("val_accuracy", 0.0) | argosy.Target("val_accuracy", 0.5)
+
+
+def fleet() -> list[argosy.Member]:
+    """Four unlike members: batches that cut blocks differently, a bootstrap, Adam."""
+    return [
+        studies.member("plain", batch_size=12),
+        studies.member("odd", hidden=24, batch_size=17, clip_grad_norm=1.0),
+        studies.member("bootstrap", batch_size=8, subset=[3, 3, 5, *range(40, 80)], drop_last=True),
+        studies.member("adam", batch_size=25, accumulate=3, eval_batch_size=7, optimizer=studies.partial(studies.Adam, lr=0.01)),
+    ]

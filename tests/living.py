@@ -1,0 +1,142 @@
+"""Runs whose members come, go, rest and move: with judges and policies of the tests' own, and what must hold of them all."""
+
+import contextlib
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import evidence
+import pytest
+from reference import reference
+
+import argosy
+from argosy.api import LAUNCHERS
+from argosy.fold import MemberState, RunState
+from argosy.planning import POLICIES, Situation
+from argosy.plans import Flotilla, Placement
+from argosy.profiles import Profile
+from argosy.running.driver import drive
+from argosy.running.journal import Journal, Lock, read_journal
+from argosy.running.launcher import Job
+from argosy.running.verdicts import GO_ON, Fate, Judge, Verdict
+from argosy.running.view import Silent, View
+from argosy.running.voyage import Voyage
+from argosy.settings import Settings
+from argosy.study import Study
+
+__all__ = ["Dealt", "Rests", "at_every_round", "equal_alone", "policy", "run", "state_of"]
+
+
+def run(
+    study: Study,
+    directory: Path,
+    *,
+    launcher: str = "inline",
+    judges: Sequence[Judge] = (),
+    view: View | None = None,
+    **settings: Any,
+) -> argosy.Report:
+    """`argosy.train` with judges beside the stopping rules."""
+    chosen, place = Settings(**settings), LAUNCHERS[launcher]()
+    directory.mkdir(parents=True, exist_ok=True)
+    with (
+        contextlib.closing(place),
+        Lock(directory / "run.lock") as lock,
+        Journal(directory / "journal.jsonl") as journal,
+    ):
+        state, cluster = RunState.of(read_journal(directory)), place.discover(chosen)
+        job = Job(study=study, settings=chosen, directory=directory, lock=lock.descriptor)
+        drive(job, cluster, place.open(job), journal, state, view or Silent(), judges=judges)
+    return argosy.load(directory, study=study)
+
+
+def state_of(directory: Path) -> RunState:
+    """What the journal says."""
+    return RunState.of(read_journal(directory))
+
+
+def equal_alone(study: Study, directory: Path, *names: str) -> None:
+    """Each member is what a plain loop makes of it on its journaled list of stream epochs, at every section's end."""
+    found, members = evidence.results(directory), state_of(directory).members
+    for member in study.members:
+        if names and member.name not in names:
+            continue
+        state = members[member.name]
+        epochs = list(dict.fromkeys(row.stream_epoch for row in state.sections))
+        sections = study.validations_per_epoch
+        weights, losses = reference(member, study.data, epochs, sections=sections, ends=len(state.sections))
+        assert [row.metrics["val_loss"] for row in state.sections] == losses, (member.name, epochs)
+        assert found[member.name]["weights"] == weights, (member.name, epochs)
+
+
+@dataclass(slots=True)
+class Rests:
+    """Rests members after so many sections, each once, and calls them when `back` says so."""
+
+    after: Mapping[str, int]
+    back: Callable[[RunState], bool] = lambda state: True
+
+    def verdict(self, member: str, state: RunState, study: Study) -> Verdict:
+        """See `Judge.verdict`."""
+        del study
+        left = self.after.get(member, 0) - len(state.member(member).sections)
+        if left == 0 and member in self.after:
+            return Verdict(Fate.REST, f"after {self.after[member]}")
+        return Verdict(Fate.GO_ON, certain=left) if left > 0 else GO_ON
+
+    def called(self, resting: Collection[str], state: RunState, study: Study) -> Sequence[str]:
+        """See `Judge.called`."""
+        del study
+        return sorted(resting) if self.back(state) else ()
+
+
+@dataclass(slots=True)
+class Dealt:
+    """A policy of one flotilla whose members are where the test wants them to be when it is asked."""
+
+    places: Callable[[str, int], int]
+    """(member, how often the policy was asked to launch) -> number of its device."""
+    keep: bool = False
+    asked: int = field(default=0)
+
+    def launch(self, situation: Situation) -> tuple[Flotilla, ...]:
+        """See `Policy.launch`."""
+        if len(situation.free) < len(situation.devices):
+            return ()
+        self.asked += 1
+        least = min(situation.epochs_done.get(profile.member, 0) for profile in situation.waiting)
+        peers = [p for p in situation.waiting if situation.epochs_done.get(p.member, 0) == least]
+        placed = [self._whole(profile, situation) for profile in peers]
+        return (Flotilla(placements=tuple(placed)),)
+
+    def _whole(self, profile: Profile, situation: Situation) -> Placement:
+        number = self.places(profile.member, self.asked) % len(situation.devices)
+        return Placement.whole(profile, situation.devices[number].name)
+
+    def keeps(self, situation: Situation, started: Flotilla, live: tuple[Profile, ...]) -> bool:
+        """See `Policy.keeps`."""
+        del situation, started, live
+        return self.keep
+
+
+def policy(monkeypatch: pytest.MonkeyPatch, chosen: Any) -> str:
+    """Register a policy for this test; returns its name."""
+    monkeypatch.setitem(POLICIES, "of-the-test", chosen)
+    return "of-the-test"
+
+
+def at_every_round(monkeypatch: pytest.MonkeyPatch, act: Callable[[Voyage], None]) -> None:
+    """Let something happen behind the driver's back, at the end of each round in which members train."""
+    before = Voyage.go_on
+
+    def go_on(voyage: Voyage) -> None:
+        before(voyage)
+        act(voyage)
+
+    monkeypatch.setattr(Voyage, "go_on", go_on)
+
+
+def finished(state: MemberState) -> bool:
+    """Whether it wants no more."""
+    return state.status in ("done", "failed", "diverged", "stopped")

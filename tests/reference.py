@@ -1,0 +1,94 @@
+"""What a member becomes on a list of stream epochs, by a plain PyTorch loop that knows nothing of argosy but what is published."""
+
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import evidence
+import numpy as np
+import torch
+from torch.nn import functional
+from torch.utils.data import Dataset
+
+import argosy
+from argosy.stream.order import member_seed, permutation, sample_seed
+
+__all__ = ["reference"]
+
+
+def reference(
+    member: argosy.Member, data: argosy.Data, stream_epochs: Iterable[int], *, sections: int = 1, ends: int | None = None
+) -> tuple[str, list[float]]:
+    """The bits of its weights and the validation loss after each section; with `ends` it stops after so many of them."""
+    torch.manual_seed(member_seed(0, member.name))
+    model = member.model()
+    optimizer = member.optimizer(model.parameters())
+    state, losses = torch.get_rng_state(), []
+    for epoch in stream_epochs:
+        steps = _batches(member, data.train, epoch)
+        behind, batch = next(steps, (0, None))
+        for section in range(1, sections + 1):
+            if len(losses) == ends:
+                return evidence.fingerprint(model.state_dict()), losses
+            model.train()
+            torch.set_rng_state(state)
+            # A batch that is not full at the section's end belongs to the next one.
+            while batch is not None and behind <= section * len(data.train) // sections:
+                _step(member, model, optimizer, batch)
+                behind, batch = next(steps, (0, None))
+            state = torch.get_rng_state()
+            model.eval()
+            losses.append(_validate(member, model, data.val, epoch))
+    return evidence.fingerprint(model.state_dict()), losses
+
+
+def _prepare(dataset: Dataset[Any], split: str, epoch: int, index: int) -> Any:
+    """One sample, under the seed that is published for it."""
+    seed = sample_seed(0, split, epoch, index)
+    random.seed(seed)
+    np.random.seed(seed & 0xFFFFFFFF)
+    torch.default_generator.manual_seed(seed)
+    return dataset[index]
+
+
+def _batch(dataset: Any, split: str, epoch: int, indices: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    generators = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    samples = [_prepare(dataset, split, epoch, index) for index in indices]
+    random.setstate(generators[0])
+    np.random.set_state(generators[1])
+    torch.set_rng_state(generators[2])
+    return torch.stack([x for x, _ in samples]), torch.tensor([y for _, y in samples])
+
+
+def _batches(member: argosy.Member, train: Any, epoch: int) -> Iterator[tuple[int, Any]]:
+    """Each with the number of elements of the epoch's order that have gone by when its last sample has come."""
+    order = [(place + 1, index) for place, index in enumerate(permutation(0, epoch, len(train)).tolist())]
+    if member.subset is not None:
+        order = [pair for pair in order for _ in range(list(member.subset).count(pair[1]))]
+    if member.drop_last:
+        order = order[: len(order) - len(order) % member.batch_size]
+    for start in range(0, len(order), member.batch_size):
+        pairs = order[start : start + member.batch_size]
+        yield pairs[-1][0], _batch(train, "train", epoch, [index for _, index in pairs])
+
+
+def _step(member: argosy.Member, model: Any, optimizer: Any, batch: Any) -> None:
+    x, y = batch
+    optimizer.zero_grad()
+    size = -(-len(x) // member.accumulate)
+    for start in range(0, len(x), size):
+        part = slice(start, start + size)
+        loss = functional.cross_entropy(model(x[part]), y[part], reduction="none").mean()
+        (loss * (len(x[part]) / len(x)) if len(x[part]) < len(x) else loss).backward()
+    if member.clip_grad_norm:
+        torch.nn.utils.clip_grad_norm_(model.parameters(), member.clip_grad_norm)
+    optimizer.step()
+
+
+@torch.no_grad()
+def _validate(member: argosy.Member, model: Any, val: Any, epoch: int) -> float:
+    total, size = torch.zeros((), dtype=torch.float64), member.eval_batch_size or member.batch_size
+    for start in range(0, len(val), size):
+        x, y = _batch(val, "val", epoch, range(start, min(start + size, len(val))))
+        total += functional.cross_entropy(model(x), y, reduction="none").double().sum()
+    return float(total) / len(val)
