@@ -7,7 +7,6 @@
 * A hundred members are added to a running study, all by one command and each by its own.
 """
 
-import json
 import random
 import signal
 import tempfile

@@ -8,6 +8,7 @@
   goes through sixteen times as many samples.
 """
 
+import itertools
 import json
 import tempfile
 from collections.abc import Sequence
@@ -137,7 +138,7 @@ def changes(options: Any, folder: Path, figures: dict[str, Any], targets: list[d
             for side in (sorted(sides), sorted(sides, reverse=True))[number % 2]:
                 ships[side] = sides[side](Path(name) / side, **size)
                 found[side] = worked(ships[side])
-            for steady in sum(steady_of(options.steady).values(), []):
+            for steady in itertools.chain.from_iterable(steady_of(options.steady).values()):
                 if weights_of(ships["quiet"].directory, steady) != weights_of(ships["changing"].directory, steady):
                     raise AssertionError(f"{steady} ended with other weights beside members that changed.")
             if number == 0:
@@ -223,7 +224,9 @@ def _check_equal(ships: Sequence[Ship], names: Sequence[str]) -> None:
                 raise AssertionError(f"{name} ended with other weights with {last + 1} validations an epoch.")
             ends = [row.metrics for row in state.member(name).sections if row.section == last]
             if ends != [row.metrics for row in whole.member(name).sections]:
-                raise AssertionError(f"{name} has other figures at an epoch's end with {last + 1} validations an epoch.")
+                raise AssertionError(
+                    f"{name} has other figures at an epoch's end with {last + 1} validations an epoch."
+                )
 
 
 PARTS = {"changes": changes, "kill": kill, "validations": validations}

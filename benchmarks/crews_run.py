@@ -106,9 +106,7 @@ def main() -> None:
     torch.set_num_threads(1)
     script, killer = told["script"], Killer(told["victim"])
     members = [member(name, stop=MaxEpochs(epochs)) for name, epochs in told["members"].items()]
-    asked = study(
-        members, samples=told["samples"], val=told["val"], epochs=told["epochs"], sections=told["sections"]
-    )
+    asked = study(members, samples=told["samples"], val=told["val"], epochs=told["epochs"], sections=told["sections"])
     policy = "balanced"
     if script:
         policy, POLICIES["scripted"] = "scripted", Scripted(script)
@@ -120,7 +118,9 @@ def main() -> None:
         Path(told["directory"]),
         view=gauge,
         judges=[Cues(script)] if told["cues"] else [],
-        at_rest=[MemberRested(member=name, reason="its turn comes later") for name in told["members"] if name not in first],
+        at_rest=[
+            MemberRested(member=name, reason="its turn comes later") for name in told["members"] if name not in first
+        ],
         opened=killer.opened,
     )
     Path(sys.argv[2]).write_text(json.dumps(gauge.figures()))

@@ -53,9 +53,7 @@ class Ship:
 
 def lists_of(state: RunState) -> dict[str, list[int]]:
     """The stream epochs of each member, as journaled; where an epoch has sections, its first counts."""
-    return {
-        name: [row.stream_epoch for row in one.sections if row.section == 0] for name, one in state.members.items()
-    }
+    return {name: [row.stream_epoch for row in one.sections if row.section == 0] for name, one in state.members.items()}
 
 
 def loop(
@@ -87,4 +85,6 @@ def check_weights(directory: Path, expected: Mapping[str, str]) -> None:
         raise AssertionError(f"the audit of {directory} found: {found[:3]}")
     for name, wanted in expected.items():
         if weights_of(directory, name) != wanted:
-            raise AssertionError(f"{name} in {directory} ended with other weights than in a plain loop: figures are void.")
+            raise AssertionError(
+                f"{name} in {directory} ended with other weights than in a plain loop: figures are void."
+            )
