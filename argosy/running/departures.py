@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from argosy.commands import Board, Credit, Probed, UseLoaders
+from argosy.commands import Board, Credit, Leg, Probed, UseLoaders
 from argosy.events import PlanMade
 from argosy.plans import Flotilla
 from argosy.running.identity import write_json
@@ -26,9 +26,9 @@ class Departures:
         self.roster, self.force, self.launching = voyage.roster, voyage.force, voyage.launching
         self.sharing = SharingChoice(self.driver.settings)
         self.leg_count = 0
-        self.measuring_leg: tuple[list[Feeder], int, int] | None = None
-        """Team, section and crew of the leg that members were measured on, while everybody is still there who feeds and
-        reads it."""
+        self.measuring_leg: tuple[list[Feeder], Leg, int] | None = None
+        """The leg that members were measured on, its team and crew, while everybody is still there who feeds and reads
+        it."""
         self.newcomers: set[str] = set()
         """Members that were added and are not measured yet."""
 
@@ -51,7 +51,7 @@ class Departures:
         for device in force.devices:
             force.attach(names, device)
         force.allow(names, Credit(leg=leg.number, until=leg.section + 1, horizon=horizon, crews=crews))
-        self.measuring_leg = (team, leg.section, self.voyage.crew_count)
+        self.measuring_leg = (team, leg, self.voyage.crew_count)
         self.driver.measuring.again()
         self.measure_rest()
 
@@ -128,20 +128,22 @@ class Departures:
         team = self._free_team(flotilla.devices)
         if team is None:
             return False
-        # The stream that members were measured on goes on as the first leg where everybody stays on it.
+        stretch = self.roster.leg_for(flotilla.members, self.driver.lengths, number=self.leg_count)
+        # The stream that members were measured on goes on as the first leg where everybody stays on it who need not wait
+        # for an epoch's end to join.
         measured, self.measuring_leg = self.measuring_leg, None
-        everybody = set(flotilla.members) == set(self.roster.waiting) and len(team) == len(self.driver.cluster.nodes)
-        if measured is not None and everybody and not self.sharing.changed:
-            team, section, crew = measured
+        there = set(self.roster.waiting) - self.roster.joining
+        everybody = there <= set(flotilla.members) and len(team) == len(self.driver.cluster.nodes)
+        if measured is not None and everybody and measured[1] == stretch and not self.sharing.changed:
+            team, _, crew = measured
         else:
             if measured is not None:
                 self.force.rest(feeder.name for feeder in measured[0])
             self.leg_count += 1
             self.voyage.crew_count += 1
-            stretch = self.roster.leg_for(flotilla.members, self.driver.lengths, number=self.leg_count)
-            self.force.feed(team, stretch, self.sharing.pipeline)
-            section, crew = stretch.section, self.voyage.crew_count
-        leg = Sailing(number=self.leg_count, feeders=tuple(feeder.name for feeder in team), until=section)
+            crew = self.voyage.crew_count
+            self.force.feed(team, replace(stretch, number=self.leg_count), self.sharing.pipeline)
+        leg = Sailing(number=self.leg_count, feeders=tuple(feeder.name for feeder in team), until=stretch.section)
         self.voyage.legs.append(leg)
         self.voyage.flotillas[leg.number] = flotilla
         self.voyage.expect(leg, flotilla.members)

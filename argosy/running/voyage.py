@@ -297,6 +297,7 @@ class Voyage:
         if assigned is not None:
             self.driver.record(assigned)
         roster.leave(names)
+        # A trainer that reads from nobody would take this for what was said before its feeder was lost.
         self.force.attach(leg.feeders, device)
         self.force.define(device, map(self.driver.study.member, names))
         starts = tuple(roster.start_member(name, measured[name].notes) for name in names)

@@ -94,7 +94,12 @@ def test_whatever_happens_members_equal_themselves_alone(
     late = studies.member("late", hidden=8, batch_size=9)
     everybody = replace(study, members=[*members, *([late] if "late" in state.members else [])])
     living.equal_alone(everybody, run)
-    print(Counter(type(e).__name__ for e in __import__("argosy.running.journal").running.journal.read_journal(run)), sections, state.preparations, state.answered)
+    print(
+        Counter(type(e).__name__ for e in __import__("argosy.running.journal").running.journal.read_journal(run)),
+        sections,
+        state.preparations,
+        state.answered,
+    )
     for member in members:
         rows = state.member(member.name).history
         ended = next(count for count in range(1, 99) if member.stop.reason(rows[:count]) or count == len(rows))
@@ -121,5 +126,7 @@ def fleet() -> list[argosy.Member]:
         studies.member("plain", batch_size=12),
         studies.member("odd", hidden=24, batch_size=17, clip_grad_norm=1.0),
         studies.member("bootstrap", batch_size=8, subset=[3, 3, 5, *range(40, 80)], drop_last=True),
-        studies.member("adam", batch_size=25, accumulate=3, eval_batch_size=7, optimizer=studies.partial(studies.Adam, lr=0.01)),
+        studies.member(
+            "adam", batch_size=25, accumulate=3, eval_batch_size=7, optimizer=studies.partial(studies.Adam, lr=0.01)
+        ),
     ]
