@@ -408,6 +408,7 @@ class Driver:
         self.phase = Phase.REGROUPING
         self.afloat = self.voyage.afloat()
         busy = {device for device in self.voyage.devices if self.force.knows(device) and device != gone}
+        self.voyage.board_nobody()
         self.regrouping.begin(busy)
         for device in busy:
             self.force.send(device, Pause())
@@ -435,6 +436,8 @@ class Driver:
         if self.orders.was_told_to_stop(name):
             self.end(name, "stopped", "by command")
             return
+        if name in self.roster.waiting:
+            return  # It had not boarded yet, and goes on where it was to.
         verdict = judge(self.judges, name, self.state, self.study)
         if verdict.fate is Fate.END and state.saved_at_its_end:
             self.end(name, "done", verdict.reason)

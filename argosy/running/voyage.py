@@ -90,6 +90,11 @@ class Voyage:
         self.leaving.clear()
         self.measuring_leg = None
 
+    def board_nobody(self) -> None:
+        """Everybody is about to be saved: whoever waits to board has no part in that."""
+        for leg in self.legs:
+            leg.boarding.clear()
+
     def lost(self, worker: str) -> None:
         """A worker is gone, or its exchange with others broke."""
         self.launching.cluster = self.driver.cluster

@@ -122,3 +122,23 @@ def fleet() -> list[argosy.Member]:
         studies.member("bootstrap", batch_size=8, subset=[3, 3, 5, *range(40, 80)], drop_last=True),
         studies.member("adam", batch_size=25, accumulate=3, eval_batch_size=7, optimizer=studies.partial(studies.Adam, lr=0.01)),
     ]
+
+
+def test_a_fault_while_members_move_finds_each_of_them_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    moving = living.policy(monkeypatch, living.Dealt(lambda member, asked: asked + (member == "odd")))
+    seen = []
+
+    def act(voyage: Voyage) -> None:
+        if voyage.driver.phase is Phase.SAILING and any(leg.boarding for leg in voyage.legs):
+            seen.append(voyage.legs[0].until)
+            voyage.driver.regroup()
+        elif voyage.driver.phase is Phase.SAILING and len(seen) < 2:
+            voyage.make_room()
+
+    living.at_every_round(monkeypatch, act)
+    study = studies.study(90, val=11, fleet=fleet(), epochs=4)
+    living.run(study, tmp_path, policy=moving, devices="cpu:2", block_size=32)
+    assert len(seen) == 2
+    living.equal_alone(study, tmp_path)
+    trained = Counter((line["member"], line["epoch"]) for line in evidence.event_lines(tmp_path, "SectionEnded"))
+    assert set(trained.values()) == {1}
