@@ -70,6 +70,8 @@ class Sailing:
     """Feeders that were told to hold and have not answered."""
     holding: bool = False
     """Whether a change waits for the gate, so that there is no further credit."""
+    credit: int = 0
+    """The first section without credit when feeders were told to hold: sooner ones may have been begun."""
     boarding: dict[str, Boarding] = field(default_factory=dict)
     """By device."""
 
@@ -115,7 +117,7 @@ class Sailing:
         """Let a change happen soon; returns the feeders that are to be asked where they stop."""
         if self.holding:
             return []
-        self.holding, self.asked = True, set(self.feeders)
+        self.holding, self.asked, self.credit = True, set(self.feeders), self.until
         return list(self.feeders)
 
     def held(self, feeder: str, until: int) -> bool:
@@ -126,9 +128,9 @@ class Sailing:
         first = len(self.asked) == len(self.feeders)
         self.until = until if first else max(self.until, until)
         self.asked.discard(feeder)
-        if not self.asked and self.members:
+        if not self.asked:
             # The epoch may have more sections than everybody is sure to want.
-            self.until = min(self.until, self._certain)
+            self.until = min(self.until, max(self.credit, self._certain))
         return not self.asked
 
     def reach(self, *, turns: int | None) -> int:
@@ -138,7 +140,7 @@ class Sailing:
 
     @property
     def _certain(self) -> int:
-        return min(self.free_until[name] for name in self.members)
+        return min((self.free_until[name] for name in self.members), default=self.until)
 
     @property
     def horizon(self) -> int | None:
