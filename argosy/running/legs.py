@@ -9,6 +9,8 @@ then say where they stopped, and the gate is behind the last section that one of
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from argosy.commands import Leg
+
 __all__ = ["Boarding", "Change", "Crew", "Sailing", "difference"]
 
 
@@ -60,6 +62,8 @@ class Sailing:
     feeders: tuple[str, ...]
     until: int
     """The first section without credit."""
+    begins: Leg = field(default_factory=Leg.empty)
+    """Where its first section does."""
     crews: dict[str, Crew] = field(default_factory=dict)
     """By device; one without members takes no part."""
     free_until: dict[str, int] = field(default_factory=dict)

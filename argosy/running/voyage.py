@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from argosy.commands import Board, Credit, Held, Hold, Leave, Opened, Probed, UseLoaders
+from argosy.commands import Board, Credit, Held, Hold, Leave, Leg, Opened, Probed, UseLoaders
 from argosy.events import MemberRested, PlanMade
 from argosy.planning import Situation
 from argosy.plans import Flotilla
@@ -20,6 +20,7 @@ from argosy.running.legs import Boarding, Change, Sailing, difference
 from argosy.running.sharing_choice import SharingChoice
 from argosy.running.verdicts import Fate, Verdict, judge
 from argosy.running.workforce import Feeder
+from argosy.stream.schedule import section_start
 
 if TYPE_CHECKING:
     from argosy.running.driver import Driver
@@ -46,8 +47,8 @@ class Voyage:
         """Of members aboard that leave at the next gate."""
         self.leaving: dict[str, Verdict | None] = {}
         """Members that were told to leave, until they are saved; None: to go on elsewhere."""
-        self.measuring_leg: tuple[list[Feeder], int, int] | None = None
-        """Team, section and crew of the leg that members were measured on, while everybody is still there who feeds and
+        self.measuring_leg: tuple[list[Feeder], Leg, int] | None = None
+        """Team, stretch and crew of the leg that members were measured on, while everybody is still there who feeds and
         reads it."""
         self.newcomers: set[str] = set()
         """Members that were added and are not measured yet."""
@@ -128,7 +129,7 @@ class Voyage:
         crews = dict.fromkeys(force.devices, self.crew_count)
         names = [feeder.name for feeder in team]
         force.allow(names, Credit(leg=leg.number, until=leg.section + 1, horizon=horizon, crews=crews))
-        self.measuring_leg = (team, leg.section, self.crew_count)
+        self.measuring_leg = (team, leg, self.crew_count)
         self.measure_rest()
 
     def measure_rest(self) -> None:
@@ -304,7 +305,7 @@ class Voyage:
         per_epoch, place = self.driver.study.validations_per_epoch, leg.until
         if place % per_epoch == 0:
             self.roster.join(self.roster.waiting, place // per_epoch)
-        peers = [name for name in self.roster.waiting if self._can_join(name, place)]
+        peers = [name for name in self.roster.waiting if self._can_join(name, leg)]
         profiles = self.driver.measuring.profiles([*live, *self.roster.waiting], self.driver.study)
         aboard = [profile for profile in profiles if profile.member in set(live)]
         waiting = [profile for profile in profiles if profile.member not in set(live)]
@@ -317,13 +318,14 @@ class Voyage:
         nodes = {self.force.feeders[name].node for name in leg.feeders if name in self.force.feeders}
         return goes_on if all(self.force.node_of[device] in nodes for device in goes_on.devices) else None
 
-    def _can_join(self, name: str, place: int) -> bool:
+    def _can_join(self, name: str, leg: Sailing) -> bool:
         """Whether all that a waiting member wants of the stream is still to come at a gate."""
-        if self.roster.place(name) != place or name in self.leaving:
+        if self.roster.place(name) != leg.until or name in self.leaving:
             return False
-        leg = self.roster.leg_for([name], self.driver.lengths, number=0)
-        per_epoch, length = self.driver.study.validations_per_epoch, self.driver.lengths["train"]
-        return leg.position >= place % per_epoch * length // per_epoch
+        length, per_epoch = self.driver.lengths["train"], self.driver.study.validations_per_epoch
+        begun = leg.until > leg.begins.section
+        position = section_start(leg.until, length, per_epoch) if begun else leg.begins.position
+        return self.roster.leg_for([name], self.driver.lengths, number=0).position >= position
 
     def _situation(
         self, waiting: list[Profile], places: Mapping[str, int], without: Sailing | None = None
@@ -403,7 +405,7 @@ class Voyage:
         measured, self.measuring_leg = self.measuring_leg, None
         everybody = set(flotilla.members) == set(self.roster.waiting) and len(team) == len(self.driver.cluster.nodes)
         if measured is not None and everybody and not self.sharing.changed:
-            team, section, crew = measured
+            team, stretch, crew = measured
         else:
             if measured is not None:
                 self.force.rest(feeder.name for feeder in measured[0])
@@ -411,8 +413,9 @@ class Voyage:
             self.crew_count += 1
             stretch = self.roster.leg_for(flotilla.members, self.driver.lengths, number=self.leg_count)
             self.force.feed(team, stretch, self.sharing.pipeline)
-            section, crew = stretch.section, self.crew_count
-        leg = Sailing(number=self.leg_count, feeders=tuple(feeder.name for feeder in team), until=section)
+            crew = self.crew_count
+        names = tuple(feeder.name for feeder in team)
+        leg = Sailing(number=self.leg_count, feeders=names, until=stretch.section, begins=stretch)
         self.legs.append(leg)
         self.flotillas[leg.number] = flotilla
         self._expect(leg, flotilla.members)
