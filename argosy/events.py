@@ -188,10 +188,11 @@ class Fed(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Discarded(Event):
-    """A feeder threw away what it had prepared ahead: the stream went on elsewhere."""
+    """A feeder threw away what it had prepared ahead: the stream went on elsewhere, or ended."""
 
     split: str
     epoch: int
+    section: int
     samples: int
 
 

@@ -113,8 +113,8 @@ class RunState:
     ended: RunEnded | None = None
     fed: dict[tuple[str, int, int], int] = field(default_factory=dict)
     """Samples prepared for each section of the stream, by split, epoch and section."""
-    discarded: int = 0
-    """Training samples that were prepared ahead and thrown away."""
+    discarded: dict[tuple[str, int, int], int] = field(default_factory=dict)
+    """The same of samples that were prepared ahead and thrown away."""
     holes: dict[tuple[str, int], set[int]] = field(default_factory=dict)
     """Indices of broken samples, by split and stream epoch."""
     used: list[Used] = field(default_factory=list)
@@ -148,7 +148,7 @@ class RunState:
         elif isinstance(event, MemberStarted):
             self.member(event.member).start(event)
         elif isinstance(event, MemberRested):
-            self.member(event.member).status = "resting"
+            self.member(event.member).status, self.member(event.member).reason = "resting", event.reason
         elif isinstance(event, MemberEnded):
             self.member(event.member).status, self.member(event.member).reason = event.status, event.reason
         elif isinstance(event, Assigned):
@@ -172,7 +172,8 @@ class RunState:
             key = (event.split, event.epoch, event.section)
             self.fed[key] = self.fed.get(key, 0) + event.samples
         elif isinstance(event, Discarded):
-            self.discarded += event.samples * (event.split == "train")
+            key = (event.split, event.epoch, event.section)
+            self.discarded[key] = self.discarded.get(key, 0) + event.samples
         elif isinstance(event, Skipped):
             self.holes.setdefault((event.split, event.epoch), set()).add(event.index)
         elif isinstance(event, Used):
@@ -184,12 +185,13 @@ class RunState:
 
     @property
     def preparations(self) -> float:
-        """How often each training sample of a section of the stream was prepared, those thrown away included.
+        """How often each training sample of a section of the stream was prepared, for nothing as well.
 
-        1.0 where everybody shares one stream.
+        1.0 where everybody shares one stream. What was prepared for sections that nobody came to is not in it: gauges have it
+        as ``speculative``.
         """
         assert self.started is not None
         length, sections = self.started.lengths["train"], self.started.validations_per_epoch
-        fed = {key: samples for key, samples in self.fed.items() if key[0] == "train"}
+        fed = {key: samples + self.discarded.get(key, 0) for key, samples in self.fed.items() if key[0] == "train"}
         wanted = sum((s + 1) * length // sections - s * length // sections for _, _, s in fed)
-        return (sum(fed.values()) + self.discarded) / max(wanted, 1)
+        return sum(fed.values()) / max(wanted, 1)

@@ -146,9 +146,9 @@ class Counted(TorchDispatchMode):
             return
         others = self.ledger.others() if self.ledger else 0
         if self.in_use + others + size > _limit():
-            raise torch.OutOfMemoryError(
-                f"late out of memory: tried to allocate {size} bytes, {self.in_use} in use here and {others} elsewhere"
-            )
+            words = f"late out of memory: {size} bytes more than {self.in_use} in use here and {others} elsewhere"
+            print(words, flush=True)  # a worker's log shows it
+            raise torch.OutOfMemoryError(words)
         self._known.add(address)
         weakref.finalize(storage, self._free, address, size).atexit = False
         self._count(size)

@@ -137,10 +137,12 @@ class Driver:
         """Train to the end; returns the run's status. `found` is the ``study.json`` of an earlier driver."""
         self.found = found
         self.roster.begin()
+        self.voyage.call()
         if not self.roster.waiting:
             return "paused" if self.roster.resting else "done"
         self.force.start()
-        self.measuring.want(map(self.study.member, self.roster.waiting))
+        # Members that rest are to be known as well: whoever calls them does so in the middle of the stream.
+        self.measuring.want(map(self.study.member, self.roster.unfinished()))
         while self._goes_on():
             self._round()
         # The last member may have ended just before a pause.

@@ -7,12 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from argosy.cluster import Cluster
-from argosy.planning import POLICIES, Policy, Situation
+from argosy.planning import POLICIES, Moving, Policy, Situation
 from argosy.plans import Flotilla, Plan
 from argosy.profiles import Profile
 from argosy.running.legs import Sailing
 
 __all__ = ["Launching"]
+
+FILES = Moving(rebalance_seconds=0.1, bytes_per_second=2e8)
+"""A member moves through a file that is written, summed, flushed, read and loaded, while others of its new device wait."""
 
 
 @dataclass(slots=True)
@@ -51,6 +54,7 @@ class Launching:
             samples_per_epoch=self.samples_per_epoch,
             homes=homes,
             preparation_samples_per_second=self.preparation_rate,
+            moving=FILES,
         )
 
     @property
@@ -87,11 +91,10 @@ class Launching:
 
         `peers` are waiting members that could go on with it; `now` has the leg's members aboard, in `anew` they wait as well.
         """
-        if not live:
+        if not live and not peers:
             return None
-        running = started.keeping(profile.member for profile in live)
-        if self.policy.keeps(now, started, tuple(live)):
-            return running
+        if live and self.policy.keeps(now, started, tuple(live)):
+            return started.keeping(profile.member for profile in live)
         here = {*(profile.member for profile in live), *peers}
         found = [flotilla for flotilla in self.launch(anew).flotillas if set(flotilla.members) <= here]
         aboard = set(leg.members)

@@ -25,7 +25,11 @@ class Measuring:
         self.measured: dict[str, Measured] = {}
         self.missing: set[str] = set()
         """Members that nobody knows the costs of."""
+        self._asked: set[str] = set()
+        """Those of the missing that a trainer was told to measure."""
         self._works: dict[str, object] = {}
+        self._profiles: dict[str, Profile] = {}
+        """Of all that are known; empty where somebody became known since."""
 
     def want(self, members: Iterable[Member]) -> None:
         """These are to be known; the costs of some may be, by what was measured of others."""
@@ -39,43 +43,49 @@ class Measuring:
     def forget(self, member: str) -> None:
         """Nobody wants to know it any more."""
         self.missing.discard(member)
+        self._asked.discard(member)
 
-    def again(self, names: Iterable[str]) -> None:
-        """Measure these though they were."""
-        for name in names:
-            self.measured.pop(name, None)
-            self.missing.add(name)
+    def again(self) -> None:
+        """Nobody measures any more who was told to: a trainer was lost, or the stream that they measured on."""
+        self._asked.clear()
 
     def hear(self, measured: Measured) -> None:
         """What a trainer found."""
         self.measured[measured.member] = measured
+        self._profiles.clear()
         self.missing.discard(measured.member)
+        self._asked.discard(measured.member)
         self._stands_for_others(measured.member)
 
     def crowded(self, member: str, memory_bytes: int) -> None:
         """It ran out of memory beside others: it needs a device for itself."""
         self.measured[member] = replace(self.measured[member], memory_bytes=memory_bytes)
+        self._profiles.clear()
 
     def _stands_for_others(self, name: str) -> None:
         work = self._works.get(name)
         for other in [other for other in self.missing if work is not None and self._works[other] == work]:
             self.measured[other] = replace(self.measured[name], member=other)
+            self._profiles.clear()
             self.missing.discard(other)
 
     @property
     def representatives(self) -> list[str]:
-        """Of those whose costs are missing, one for each kind of work."""
-        first: dict[object, str] = {}
+        """Of those whose costs are missing and that nobody measures, one for each kind of work."""
+        first = {self._works[name]: name for name in self._asked & self.missing}
         for name in self._works:
             if name in self.missing:
                 first.setdefault(self._works[name], name)
-        return list(first.values())
+        return [name for name in first.values() if name not in self._asked]
 
     def commands(self, devices: Sequence[str], crew: int | None, accumulate: Mapping[str, int]) -> dict[str, Measure]:
         """Who measures whom, each device its share."""
         wanted, shares = self.representatives, {}
+        self._asked |= set(wanted)
         for number, device in enumerate(devices):
             share = tuple(wanted[number :: len(devices)])
+            if not share:
+                continue
             micro = {name: accumulate[name] for name in share}
             thorough = self.node_devices is not None
             shares[device] = Measure(crew=crew, members=share, accumulate=micro, thorough=thorough, groups=self.groups)
@@ -87,16 +97,20 @@ class Measuring:
             return False
         rates = [self.measured[name].samples_per_second for name in names]
         self.groups = largest_measured_group(rates, node_devices=self.node_devices)
-        self.again(names)
+        self.measured.clear()
+        self.missing |= set(names)
+        self.again()
         return True
 
     # ---- what follows from it
 
     def profiles(self, names: Iterable[str], study: Study) -> list[Profile]:
         """Of these members, as far as they are known."""
-        known = [name for name in names if name in self.measured]
-        profiles = [self.profile(study.member(name)) for name in known]
-        return even_out(profiles, map(study.member, known), self.measured)
+        if not self._profiles:
+            known = [member for member in study.members if member.name in self.measured]
+            evened = even_out([self.profile(member) for member in known], known, self.measured)
+            self._profiles = {profile.member: profile for profile in evened}
+        return [self._profiles[name] for name in names if name in self._profiles]
 
     def profile(self, member: Member) -> Profile:
         """Of one member, at the rate that runs have seen."""

@@ -276,12 +276,16 @@ class ProcessWorkers:
     def _bid_farewell(self) -> None:
         """Let workers that live take what was said last, all together for a bounded time, and hang up."""
         deadline = time.monotonic() + FAREWELL_SECONDS
-        for worker in self.workers.values():
-            self._say(worker)
-        for worker in self.workers.values():
-            if worker.peer is not None:
-                worker.peer.drain(deadline - time.monotonic())
-                worker.peer.close()
+        self.receive(0)
+        while any(peer.unsent for peer in self._peers()) and (left := deadline - time.monotonic()) > 0:
+            self.receive(left)
+        for peer in self._peers():
+            self.selector.unregister(peer)
+            peer.close()
+        self.workers.clear()
+
+    def _peers(self) -> list[Peer]:
+        return [worker.peer for worker in self.workers.values() if worker.peer is not None]
 
 
 def activity(pid: int) -> float:

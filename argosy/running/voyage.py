@@ -90,6 +90,7 @@ class Voyage:
         self.fates.clear()
         self.leaving.clear()
         self.measuring_leg = None
+        self.driver.measuring.again()
 
     def board_nobody(self) -> None:
         """Everybody is about to be saved: whoever waits to board has no part in that."""
@@ -130,6 +131,7 @@ class Voyage:
         names = [feeder.name for feeder in team]
         force.allow(names, Credit(leg=leg.number, until=leg.section + 1, horizon=horizon, crews=crews))
         self.measuring_leg = (team, leg, self.crew_count)
+        self.driver.measuring.again()
         self.measure_rest()
 
     def measure_rest(self) -> None:
@@ -239,10 +241,7 @@ class Voyage:
 
     def go_on(self) -> None:
         """Whatever can go on goes on: gates, credit, and new legs for members that wait."""
-        called = {n for j in self.driver.judges for n in j.called(self.roster.resting, self.state, self.driver.study)}
-        for name in called & self.roster.resting:
-            self.roster.call(name)
-            self.make_room()
+        self.call()
         for leg in list(self.legs):
             if leg.at_gate and not leg.boarding:
                 self._gate(leg)
@@ -253,6 +252,13 @@ class Voyage:
             self._launch()
         if not self.legs and self.newcomers and self.driver.measuring.missing & self.newcomers:
             self._measure_newcomers_at_rest()
+
+    def call(self) -> None:
+        """Let those resting members wait for a place whom a judge calls."""
+        called = {n for j in self.driver.judges for n in j.called(self.roster.resting, self.state, self.driver.study)}
+        for name in called & self.roster.resting:
+            self.roster.call(name)
+            self.make_room()
 
     def _measure_newcomers_at_rest(self) -> None:
         names, self.newcomers = self.newcomers, set()

@@ -140,7 +140,7 @@ class _Feeder:
 
     def _leave(self) -> None:
         self._part()
-        for event in (*self.preparation.give_up(), *self.course.begin(self.course.leg)):
+        for event in (*self.preparation.give_up(self.course.per_epoch), *self.course.begin(self.course.leg)):
             self.driver.send(event)
         self.preparation.end()
         times = os.times()
@@ -152,7 +152,7 @@ class _Feeder:
         self._part()
         for filling in self.preparation.filling:
             self.held.pop(filling.slot, None)
-        for event in (*self.preparation.give_up(), *self.course.begin(feed.leg)):
+        for event in (*self.preparation.give_up(self.course.per_epoch), *self.course.begin(feed.leg)):
             self.driver.send(event)
         self.rank, self.turns = 0, repeat(ALONE)
         self.own_slots = float(self.ring.slots)

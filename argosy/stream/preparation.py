@@ -92,14 +92,16 @@ class Preparation:
         """Begin a block that another node prepares."""
         self.filling.append(Filling(self.free.pop(), place, deque(), 1, own=False, hops=hops))
 
-    def give_up(self) -> Iterator[Discarded]:
+    def give_up(self, per_epoch: int) -> Iterator[Discarded]:
         """Nobody wants these blocks any more; their slots come back with the last answer of a task under way."""
         for filling in self.filling:
             if filling.own:
                 prepared = filling.place.rows - sum(len(task.indices) for task in filling.todo)
                 self.gauge.speculative += prepared
                 if prepared:
-                    yield Discarded(split=filling.place.split, epoch=filling.place.epoch, samples=prepared)
+                    place = filling.place
+                    section = place.section % per_epoch
+                    yield Discarded(split=place.split, epoch=place.epoch, section=section, samples=prepared)
             filling.missing = filling.missing - len(filling.todo) if filling.own else 0
             filling.todo.clear()
             if filling.missing:

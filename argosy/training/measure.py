@@ -3,6 +3,7 @@
 import hashlib
 import statistics
 import time
+import weakref
 from typing import Any
 
 import torch
@@ -112,17 +113,33 @@ def state_bytes(live: LiveMember) -> int:
     return _bytes(model) + _bytes(optimizer)
 
 
+class _Held:
+    """A tensor that autograd keeps."""
+
+    __slots__ = ("__weakref__", "tensor")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor: torch.Tensor | None = tensor
+
+
 class _SavedBytes:
-    """Counts what autograd keeps for the backward pass, each storage once."""
+    """Counts what autograd keeps for the backward pass, each storage once.
+
+    At the end it lets go of what is still kept: a graph whose step failed would hold itself for ever, since a tensor that
+    is kept may be the result of the very operation that keeps it.
+    """
 
     def __init__(self) -> None:
         self._storages: dict[int, int] = {}
-        self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, lambda tensor: tensor)
+        self._held: weakref.WeakSet[_Held] = weakref.WeakSet()
+        self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, lambda held: held.tensor)
 
-    def _pack(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _pack(self, tensor: torch.Tensor) -> _Held:
         storage = tensor.untyped_storage()
         self._storages[storage.data_ptr()] = storage.nbytes()
-        return tensor
+        held = _Held(tensor)
+        self._held.add(held)
+        return held
 
     @property
     def total(self) -> int:
@@ -133,6 +150,8 @@ class _SavedBytes:
 
     def __exit__(self, *error: Any) -> None:
         self._hooks.__exit__(*error)
+        for held in self._held:
+            held.tensor = None
 
 
 def _first_batch(block: Block, batch_size: int) -> tuple[Any, int]:

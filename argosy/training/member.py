@@ -20,6 +20,7 @@ from argosy.stream.order import Digest, Indices, Selection, member_seed
 from argosy.stream.schedule import Orders
 from argosy.study import Member
 from argosy.training.checkpoint import plain
+from argosy.training.devices import Backend
 from argosy.training.randomness import Randomness
 from argosy.training.tally import Tally
 
@@ -47,7 +48,8 @@ class LiveMember:
     """One network in training."""
 
     member: Member
-    device: torch.device
+    backend: Backend
+    """Its device."""
     model: nn.Module
     optimizer: torch.optim.Optimizer
     schedule: Any
@@ -66,9 +68,9 @@ class LiveMember:
     private: bool = False
     """It writes into its input, so it gets copies."""
     best: Best | None = None
-    train: Tally = field(default_factory=Tally)
+    train: Tally = field(init=False)
     """Over the epoch at hand."""
-    val: Tally = field(default_factory=Tally)
+    val: Tally = field(init=False)
     """Over the validation of the section at hand."""
     cutter: Cutter | None = None
     val_cutter: Cutter | None = None
@@ -80,6 +82,9 @@ class LiveMember:
     """The weights are those of the best section, and in no file of their own."""
     _best_weights: dict[str, Any] | None = None
     """Those of the best section, in host memory, where the model has gone on and they are in no file."""
+
+    def __post_init__(self) -> None:
+        self.train, self.val = Tally(self.backend), Tally(self.backend)
 
     # ---- the stream
 
@@ -101,7 +106,7 @@ class LiveMember:
 
     def begin_section(self) -> None:
         """Cut the validation samples anew, for the end of the coming section."""
-        self.val = Tally()
+        self.val = Tally(self.backend)
         if self._val_order is not None:
             self.val_cutter = Cutter(
                 selection=self._selections["val"],
@@ -137,8 +142,8 @@ class LiveMember:
 
     @property
     def diverged(self) -> bool:
-        """Whether the training loss is no longer a number. Waits for a device that computes on its own."""
-        return not all(map(math.isfinite, self.train.sums.values()))
+        """Whether the training loss is no longer a number; of a device that computes on its own, when this was asked last."""
+        return not self.train.finite
 
     # ---- a section's end
 
@@ -156,10 +161,10 @@ class LiveMember:
                 self.schedule.step()
         self._judge(metrics[self.objective])
         self.section += 1
-        self.val, self.val_cutter, self.seconds, self.samples = Tally(), None, 0.0, 0
+        self.val, self.val_cutter, self.seconds, self.samples = Tally(self.backend), None, 0.0, 0
         if ends_epoch:
             self.epoch, self.section = self.epoch + 1, 0
-            self.train, self.cutter = Tally(), None
+            self.train, self.cutter = Tally(self.backend), None
         return metrics
 
     def _metrics(self) -> dict[str, float]:
@@ -192,7 +197,7 @@ class LiveMember:
         """What a file of the best section holds; None where there is none, or `best_is_saved` was called for it."""
         if self.best is None or not (self._best_here or self._best_weights is not None):
             return None
-        weights = plain(self.model.state_dict()) if self._best_weights is None else self._best_weights
+        weights = self.model.state_dict() if self._best_weights is None else self._best_weights
         return {"model": weights, "epoch": self.best.epoch, "section": self.best.section, "value": self.best.value}
 
     def best_is_saved(self) -> None:
@@ -205,16 +210,16 @@ class LiveMember:
         """A twin whose steps leave this member as it is."""
         model, optimizer, schedule = copy.deepcopy((self.model, self.optimizer, self.schedule))
         return LiveMember(
-            self.member, self.device, model, optimizer, schedule, self.randomness.copy(), self.objective, self.mode
+            self.member, self.backend, model, optimizer, schedule, self.randomness.copy(), self.objective, self.mode
         )
 
     def state_dict(self, *, carried: bool = False) -> dict[str, Any]:
-        """Everything that decides what the member does next, between two steps, as `checkpoint.plain` values.
+        """Everything that decides what the member does next, between two steps.
 
         With `carried` also what is gathered for the next batch: then the stream goes on behind that, else at `position`.
         """
         gathered = None if self.cutter is None or not carried else self.cutter.carried
-        state = {
+        return {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "schedule": None if self.schedule is None else self.schedule.state_dict(),
@@ -229,8 +234,6 @@ class LiveMember:
             "steps": self.steps,
             "best": None if self.best is None else (self.best.epoch, self.best.section, self.best.value),
         }
-        plain_state: dict[str, Any] = plain(state)
-        return plain_state
 
     def load_state_dict(self, state: dict[str, Any]) -> int:
         """Take up a saved state of the same member, just built; returns its position for `begin_epoch`."""
@@ -245,20 +248,20 @@ class LiveMember:
         self.best = None if state["best"] is None else Best(*state["best"])
         self.best_is_saved()
         gathered = state["carried"]
-        self._carried = None if gathered is None else _carried_of(gathered, self.device)
+        self._carried = None if gathered is None else _carried_of(gathered, self.backend.device)
         position: int = state["position"]
         return position
 
 
-def build(member: Member, device: torch.device, *, study_seed: int, objective: str, mode: Mode) -> LiveMember:
+def build(member: Member, backend: Backend, *, study_seed: int, objective: str, mode: Mode) -> LiveMember:
     """A member at its beginning: its network, optimizer and schedule, built under its own seed."""
     seed = member_seed(study_seed, member.name) if member.seed is None else member.seed
-    randomness = Randomness.seeded(seed, device)
+    randomness = Randomness.seeded(seed, backend)
     with randomness.building():
-        model = member.model().to(device)
+        model = member.model().to(backend.device)
         optimizer = member.optimizer(model.parameters())
         schedule = None if member.schedule is None else member.schedule(optimizer)
-    return LiveMember(member, device, model, optimizer, schedule, randomness, objective, mode)
+    return LiveMember(member, backend, model, optimizer, schedule, randomness, objective, mode)
 
 
 def _carried_state(carried: Carried) -> dict[str, Any]:

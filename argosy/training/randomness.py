@@ -8,13 +8,22 @@ from typing import Any
 import numpy as np
 import torch
 
+from argosy.training.devices import Backend
+
 __all__ = ["Randomness"]
 
 
 class Randomness:
     """Torch's generators always; NumPy's and Python's for members that were seen to use them (they cost 60 us a swap)."""
 
-    def __init__(self, torch_state: torch.Tensor, device_state: torch.Tensor | None, others: tuple[Any, Any]) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        torch_state: torch.Tensor,
+        device_state: torch.Tensor | None,
+        others: tuple[Any, Any],
+    ) -> None:
+        self.backend = backend
         self.torch_state = torch_state
         self.built_state = torch_state
         """Torch's after the member was built; one that draws nothing in its steps always has it, and saves nothing."""
@@ -23,19 +32,20 @@ class Randomness:
         self.uses_others = False
 
     @classmethod
-    def seeded(cls, seed: int, device: torch.device) -> "Randomness":
+    def seeded(cls, seed: int, backend: Backend) -> "Randomness":
         """The state that follows from a seed, for every generator."""
         numpy_state = np.random.RandomState([seed & 0xFFFFFFFF, seed >> 32]).get_state()
         return cls(
+            backend,
             torch.Generator().manual_seed(seed).get_state(),
-            _seeded_device_state(seed, device),
+            backend.seeded_state(seed),
             (numpy_state, random.Random(seed).getstate()),
         )
 
     def copy(self) -> "Randomness":
         """An equal state that moves on its own; it carries all generators."""
         clone = None if self.device_state is None else self.device_state.clone()
-        twin = Randomness(self.torch_state.clone(), clone, self.others)
+        twin = Randomness(self.backend, self.torch_state.clone(), clone, self.others)
         twin.uses_others = True
         return twin
 
@@ -54,7 +64,7 @@ class Randomness:
         """Draw from this state inside; with `keep`, the state afterwards is the one before."""
         torch.default_generator.set_state(self.torch_state)
         if self.device_state is not None:
-            _set_device_state(self.device_state)
+            self.backend.set_random_state(self.device_state)
         if self.uses_others:
             np.random.set_state(self.others[0])
             random.setstate(self.others[1])
@@ -64,7 +74,7 @@ class Randomness:
             if not keep:
                 self.torch_state = torch.default_generator.get_state()
                 if self.device_state is not None:
-                    self.device_state = _device_state()
+                    self.device_state = self.backend.random_state()
                 if self.uses_others:
                     self.others = (np.random.get_state(), random.getstate())
 
@@ -86,24 +96,12 @@ class Randomness:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """From a checkpoint of the same member, built anew."""
+        """From a checkpoint of the same member, built anew; a device whose kind is another goes on as after the building."""
         self.torch_state = self.built_state if state["torch"] is None else state["torch"]
-        self.device_state = state["device"]
+        if self.device_state is not None and state["device"] is not None:
+            self.device_state = state["device"]
         if state["numpy"] is not None:
             self.uses_others = True
             name, keys, *rest = state["numpy"]
             version, words, gauss = state["python"]
             self.others = ((name, keys.numpy().astype(np.uint32), *rest), (version, tuple(words), gauss))
-
-
-def _seeded_device_state(seed: int, device: torch.device) -> torch.Tensor | None:
-    """The state that follows from a seed for the device's own generator, on the CPU; None where it has none."""
-    return torch.Generator(device).manual_seed(seed).get_state() if device.type == "cuda" else None
-
-
-def _device_state() -> torch.Tensor:
-    return torch.cuda.get_rng_state()
-
-
-def _set_device_state(state: torch.Tensor) -> None:
-    torch.cuda.set_rng_state(state)

@@ -1,5 +1,6 @@
 """Sums over what a member has stepped on or was evaluated on: means for its history, and the digest that proves it."""
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -7,6 +8,7 @@ import torch
 
 from argosy.errors import StudyError
 from argosy.stream.order import Digest
+from argosy.training.devices import Backend, Event
 
 __all__ = ["Tally", "per_sample"]
 
@@ -14,14 +16,17 @@ __all__ = ["Tally", "per_sample"]
 class Tally:
     """Per-sample values summed in float64: over each batch by torch, over the batches in the order of the sequence.
 
-    A batch leaves one number on the device for each value; they are read together, when somebody asks.
+    A batch leaves one number on the device for each value. They are read together, and without holding up the device.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
         self.rows = 0
         self.digest = Digest()
         self._sums: dict[str, float] = {}
         self._unread: dict[str, list[torch.Tensor]] = {}
+        self._coming: list[tuple[str, torch.Tensor, Event]] = []
+        """On their way to the host, in the order of the sequence."""
 
     def add(self, rows: int, digest: Digest, values: Mapping[str, torch.Tensor]) -> None:
         """Add a batch: per-sample values ``[rows, …]``, or means over the batch as scalars."""
@@ -33,17 +38,41 @@ class Tally:
     @property
     def sums(self) -> Mapping[str, float]:
         """Sum of each value so far. Waits for a device that computes on its own."""
+        self._fetch()
+        self._read(len(self._coming))
+        return self._sums
+
+    @property
+    def finite(self) -> bool:
+        """Whether all sums are numbers, as far as that is known without waiting for the steps at hand.
+
+        That is up to here on the host, and up to the last time that this was asked on a device that computes on its own.
+        """
+        before = len(self._coming)
+        self._fetch()
+        self._read(len(self._coming) if not self.backend.apart else before)
+        return all(map(math.isfinite, self._sums.values()))
+
+    def _fetch(self) -> None:
+        """Let the device bring what it has summed."""
         for name, totals in self._unread.items():
+            self._coming.append((name, *self.backend.fetch(torch.stack(totals))))
+        self._unread.clear()
+
+    def _read(self, count: int) -> None:
+        """Add up the oldest of what comes."""
+        for name, totals, event in self._coming[:count]:
+            event.synchronize()
             total = self._sums.get(name, 0.0)
-            for of_batch in torch.stack(totals).tolist():
+            for of_batch in totals.tolist():
                 total += of_batch
             self._sums[name] = total
-        self._unread.clear()
-        return self._sums
+        del self._coming[:count]
 
     def means(self, names: Iterable[str]) -> dict[str, float]:
         """Mean of each value over the samples so far; NaN where there are none."""
-        return {name: self.sums[name] / self.rows if self.rows else float("nan") for name in names}
+        sums = self.sums
+        return {name: sums[name] / self.rows if self.rows else math.nan for name in names}
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint within an epoch."""
@@ -51,7 +80,7 @@ class Tally:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """From a checkpoint."""
-        self._sums, self._unread = dict(state["sums"]), {}
+        self._sums = dict(state["sums"])
         self.rows, self.digest = state["rows"], Digest(*state["digest"])
 
 

@@ -341,7 +341,7 @@ class Trainer:
         with self.pulse.busy(f"building member {name!r}", opaque=True):
             return build(
                 self.known[name],
-                self.backend.device,
+                self.backend,
                 study_seed=self.terms.seed,
                 objective=self.terms.objective,
                 mode=self.terms.mode,

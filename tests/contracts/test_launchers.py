@@ -241,7 +241,9 @@ def test_a_broken_sample_can_be_skipped_and_is_counted(tmp_path: Path, launcher:
     data = argosy.Data(train=Broken(60), on_error="skip")
     fleet = [studies.member("even"), studies.member("odd", batch_size=7)]
     argosy.train(studies.study(data=data, fleet=fleet), directory=tmp_path, launcher=launcher)
-    assert {line["samples"] for line in evidence.event_lines(tmp_path, "SectionEnded") if line["member"] == "odd"} == {59}
+    assert {line["samples"] for line in evidence.event_lines(tmp_path, "SectionEnded") if line["member"] == "odd"} == {
+        59
+    }
     assert [(line["epoch"], line["index"]) for line in evidence.event_lines(tmp_path, "Skipped")] == [(0, 17), (1, 17)]
     assert audit(tmp_path) == []
 

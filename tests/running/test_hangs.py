@@ -92,7 +92,7 @@ def watched(life: Callable[[Pulse], None], patience: float = PATIENCE) -> tuple[
 
 
 def fill(source: Any, indices: list[int]) -> None:
-    place = Place(leg=0, split="train", epoch=0, start=0, rows=len(indices), last=True)
+    place = Place(leg=0, split="train", epoch=0, section=0, start=0, rows=len(indices), last=True)
     block = source.layout.block(place, np.zeros(source.layout.block_bytes(len(indices)), np.uint8))
     source.fill(block, 0, np.array(indices, dtype=np.int64))
 
@@ -182,7 +182,7 @@ def test_a_loader_that_hangs_is_named_beside_its_feeder_and_one_that_died_is_not
     sources = open_sources(Data(train=Data17(deadlock)), seed=0, pulse=pulse)
     ring = Ring(slots=1, slot_bytes=sources["train"].layout.block_bytes(4))
     loaders = [start_loader(number, pulse, ring, sources, []) for number in (1, 2)]
-    place = Place(leg=0, split="train", epoch=0, start=0, rows=4, last=True)
+    place = Place(leg=0, split="train", epoch=0, section=0, start=0, rows=4, last=True)
     loaders[1].give(Task(0, place, 0, np.array([3, 4, 17, 5], dtype=np.int64)))
     try:
         found = watch(pulse, os.getpid())

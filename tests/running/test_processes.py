@@ -1,6 +1,7 @@
 """A worker that is gone is told once, in whatever order the fork server, the kernel and the worker itself speak."""
 
 import os
+import re
 import signal
 import socket
 import threading
@@ -9,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import evidence
 import pytest
 import studies
 
@@ -152,3 +154,84 @@ def test_a_server_stopped_before_its_program_began_is_replaced(tmp_path: Path, m
     report = argosy.train(studies.study(epochs=1), directory=tmp_path / "run", devices="cpu:1")
     assert report.status == "done"
     assert began.read_text() == ".."
+
+
+def test_what_is_sent_in_a_round_leaves_with_the_next_one(workers: ProcessWorkers, servers: list[Server]) -> None:
+    """The driver's journal is on disk by then."""
+    peer = call(workers, servers[0].asked[0]["ticket"])
+    assert peer.wait(10) == ["first"]
+    workers.send("cpu:0", "answer")
+    assert peer.wait(0.1) == []
+    assert workers.receive(0) == []
+    assert peer.wait(10) == ["answer"]
+
+
+def test_a_worker_that_does_not_read_holds_up_neither_the_driver_nor_the_others(
+    workers: ProcessWorkers, servers: list[Server]
+) -> None:
+    """More than sockets hold, in both directions, before either side reads."""
+    deaf = call(workers, servers[0].asked[0]["ticket"])
+    workers.start_trainer("cpu:1")
+    other = call(workers, servers[0].asked[1]["ticket"])
+    messages = ["x" * 300 + str(number) for number in range(3000)]
+    for message in messages:
+        workers.send("cpu:0", message)
+        deaf.send(message)
+    workers.send("cpu:1", "here")
+    said = workers.receive(0.1)
+    assert other.wait(10) == ["here"]
+    heard = []
+    while len(heard) < 3001 or len(said) < 3000:
+        heard += deaf.receive()
+        deaf.flush()
+        said += workers.receive(0.0)
+    assert heard == ["first", *messages]
+    assert said == [("cpu:0", message) for message in messages]
+
+
+def test_the_last_words_reach_workers_that_live_and_one_that_does_not_read_holds_up_nobody(
+    workers: ProcessWorkers, servers: list[Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "FAREWELL_SECONDS", 0.5)
+    _deaf = call(workers, servers[0].asked[0]["ticket"])
+    workers.start_trainer("cpu:1")
+    other = call(workers, servers[0].asked[1]["ticket"])
+    workers.send("cpu:0", bytes(10**7))
+    workers.send("cpu:1", bytes(10**6))
+    heard: list[Any] = []
+    thread = threading.Thread(target=lambda: heard.extend(other.wait(10)))
+    thread.start()
+    workers._bid_farewell()
+    thread.join()
+    assert heard == [bytes(10**6)]
+
+
+def test_a_worker_shows_that_it_starts_before_anybody_has_heard_of_it(workers: ProcessWorkers) -> None:
+    pulse = workers.pulse("cpu:0")
+    assert pulse is not None
+    (sign,) = pulse.look()
+    assert (sign.busy, sign.opaque, sign.doing) == (True, True, "starting")
+    assert workers.pulse("cpu:7") is None
+    assert workers.cpu_seconds("cpu:7") == 0.0
+    # The fork server, which is this process here, works for it.
+    before = workers.cpu_seconds("cpu:0")
+    sum(range(5_000_000))
+    assert workers.cpu_seconds("cpu:0") > before
+
+
+def test_a_worker_that_never_calls_is_found_and_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first one is sent to a door that nobody opens."""
+    fork = ForkServer.fork
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind("")
+        listener.listen()
+        dead_ends = iter([listener.getsockname().decode()])
+
+        def mislead(self: ForkServer, arguments: dict[str, Any], *rest: Any) -> None:
+            fork(self, arguments | {"address": next(dead_ends, arguments["address"])}, *rest)
+
+        monkeypatch.setattr(ForkServer, "fork", mislead)
+        report = argosy.train(studies.study(epochs=1), directory=tmp_path / "run", devices="cpu:1", hang_seconds=2)
+    assert report.status == "done"
+    (lost,) = evidence.event_lines(tmp_path / "run", "WorkerLost")
+    assert re.fullmatch(r"no progress for [2-9] s while starting", lost["detail"])

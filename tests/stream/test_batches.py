@@ -4,13 +4,13 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-import torch
+from blocks import blocks
 from hypothesis import given
 from hypothesis import strategies as st
 
 from argosy.stream.batches import Batch, Cutter
-from argosy.stream.blocks import ALIGNMENT, Block, Layout, Place
-from argosy.stream.order import Selection, permutation
+from argosy.stream.blocks import ALIGNMENT, Block
+from argosy.stream.order import Digest, Selection, permutation
 
 LENGTH = 53
 
@@ -20,24 +20,6 @@ def stepped(cutter: Cutter, block: Block) -> Iterator[Batch]:
     for batch in cutter.take(block):
         cutter.commit(batch)
         yield batch
-
-
-def blocks(order: np.ndarray, size: int, *, start: int = 0, holes: tuple[int, ...] = (), width: int = 3) -> list[Block]:
-    """The stream of an epoch in blocks; every row holds its sample's index."""
-    layout = Layout.of((torch.zeros(width), 0))
-    found = []
-    for low in range(start, len(order), size):
-        rows = min(size, len(order) - low)
-        place = Place(leg=0, split="train", epoch=0, start=low, rows=rows, last=low + rows == len(order))
-        memory = np.empty(layout.block_bytes(rows) + ALIGNMENT, np.uint8)
-        block = layout.block(place, memory[-memory.ctypes.data % ALIGNMENT :])
-        indices = order[low : low + rows]
-        block.indices[:] = indices
-        block.sound[:] = ~np.isin(indices, holes)
-        block.leaves[0].copy_(torch.from_numpy(indices)[:, None])
-        block.leaves[1].copy_(torch.from_numpy(indices))
-        found.append(layout.block(place, memory[-memory.ctypes.data % ALIGNMENT :]))
-    return found
 
 
 @given(
@@ -105,3 +87,86 @@ def test_a_gap_in_the_stream_is_never_skipped_over() -> None:
     cutter = Cutter(selection=Selection.of(None, 32), order=order, batch_size=8, drop_last=False)
     with pytest.raises(AssertionError, match="skipped"):
         list(cutter.take(blocks(order, 16, start=16)[0]))
+
+
+def indices(batches: list[Batch]) -> list[list[int]]:
+    return [batch.data[1].tolist() for batch in batches]
+
+
+@given(size=st.integers(1, 60), batch_size=st.integers(1, 60), drop_last=st.booleans(), turns=st.data())
+def test_a_block_that_is_left_goes_on_behind_the_last_committed_batch(size, batch_size, drop_last, turns) -> None:
+    order = permutation(0, 0, LENGTH)
+    whole, left = (
+        Cutter(selection=Selection.of(None, LENGTH), order=order, batch_size=batch_size, drop_last=drop_last)
+        for _ in range(2)
+    )
+    expected = indices([batch for block in blocks(order, size) for batch in stepped(whole, block)])
+    found = []
+    for block in blocks(order, size):
+        through = False
+        while not through:
+            through = True
+            for batch in left.take(block):
+                if turns.draw(st.booleans(), label="committed"):
+                    found.append(batch)
+                    left.commit(batch)
+                if turns.draw(st.booleans(), label="left"):
+                    through = False
+                    break
+                if left.position < batch.stop:
+                    found.append(batch)
+                    left.commit(batch)
+    assert indices(found) == expected
+    assert left.position == whole.position == left.length
+
+
+@given(size=st.integers(1, 60), batch_size=st.integers(1, 60))
+def test_a_batch_may_be_under_way_while_the_next_one_is_cut(size, batch_size) -> None:
+    order = permutation(0, 0, LENGTH)
+    cutter = Cutter(selection=Selection.of(None, LENGTH), order=order, batch_size=batch_size, drop_last=False)
+    found, under_way = [], None
+    for block in blocks(order, size):
+        for batch in cutter.take(block, after=under_way):
+            if under_way is not None:
+                cutter.commit(under_way)
+            under_way = batch
+            found.append(batch)
+    cutter.commit(under_way)
+    assert [index for batch in indices(found) for index in batch] == order.tolist()
+    assert cutter.done
+
+
+@given(
+    size=st.integers(1, 60),
+    batch_size=st.integers(1, 60),
+    moves=st.sets(st.integers(0, 60)),
+    holes=st.sets(st.integers(0, 52)),
+)
+def test_what_is_gathered_moves_with_its_member(size, batch_size, moves, holes) -> None:
+    order, selection = permutation(0, 0, LENGTH), Selection.of([*range(LENGTH), 7, 7], LENGTH)
+    cutter = Cutter(selection=selection, order=order, batch_size=batch_size, drop_last=False)
+    found = []
+    for number, block in enumerate(blocks(order, size, holes=holes)):
+        found += list(stepped(cutter, block))
+        if number in moves:
+            carried = cutter.carried
+            elements = 0 if carried is None else carried.elements
+            assert elements < batch_size
+            copied = carried and carried._replace(leaves=[leaf.clone() for leaf in carried.leaves])
+            cutter = Cutter(
+                selection=selection,
+                order=order,
+                batch_size=batch_size,
+                drop_last=False,
+                position=cutter.position,
+                carried=copied,
+            )
+    seen = [index for index in order.tolist() for _ in range(3 if index == 7 else 1)]
+    assert indices(found) == [
+        [index for index in seen[start : start + batch_size] if index not in holes]
+        for start in range(0, len(seen), batch_size)
+    ]
+    total = Digest()
+    for batch in found:
+        total = total.plus(batch.digest)
+    assert total == selection.digest(order, elements=len(seen), holes=tuple(holes))

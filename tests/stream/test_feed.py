@@ -15,7 +15,7 @@ import pytest
 import studies
 
 import argosy
-from argosy.commands import Exit, Feed, Leg, Open, Opened, Team
+from argosy.commands import Credit, Exit, Feed, Leg, Open, Opened, Team
 from argosy.events import Used
 from argosy.settings import Settings
 from argosy.stream.courier import Meeting
@@ -40,7 +40,7 @@ def live(driver: Peer, number: int) -> None:
     """Life of a feeder; that of the first node is slow."""
     data = argosy.Data(train=Slow(4096) if number == 0 else studies.Vectors(4096))
     settings = Settings(nodes=NODES, block_size=16, loader_workers=0)
-    feed(driver, data, settings, name=f"node{number}/feeder-0", seed=0, key=KEY, pulse=Pulse.private())
+    feed(driver, data, settings, name=f"node{number}/feeder-0", seed=0, per_epoch=1, key=KEY, pulse=Pulse.private())
 
 
 def read(reader: RingReader) -> None:
@@ -88,7 +88,8 @@ def last_word(driver: Peer) -> Used:
 
 
 def test_a_feeder_forgets_its_courier_in_the_middle_of_what_it_says() -> None:
-    endless = Leg(number=1, epoch=0, position=0, until=None)
+    endless = Leg(number=1, section=0, position=0)
+    credit = Credit(leg=1, until=10**6, horizon=None, crews={"trainer": 1})
     meeting = Meeting()
     with feeders() as found:
         for number in range(8):
@@ -101,15 +102,16 @@ def test_a_feeder_forgets_its_courier_in_the_middle_of_what_it_says() -> None:
                     meeting=meeting.address,
                     key=str(number),
                 )
-                driver.send(Feed(leg=endless, readers=("trainer",), team=team))
+                driver.send(Feed(leg=endless, team=team))
+                driver.send(credit)
             time.sleep(0.5)
             # The second node waits for a block. It is stopped, so that it finds the driver's word and that of its courier,
             # which came after it, in one look.
             (_, slow), (process, fast) = found
             os.kill(process.pid, signal.SIGSTOP)
-            fast.send(Feed(leg=Leg.empty(), readers=()))
+            fast.send(Feed(leg=Leg.empty()))
             time.sleep(0.1)
             os.kill(process.pid, signal.SIGCONT)
-            slow.send(Feed(leg=Leg.empty(), readers=()))
+            slow.send(Feed(leg=Leg.empty()))
         for _, driver in found:
             assert last_word(driver).gauge["exchanged_bytes"] > 0

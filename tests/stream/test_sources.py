@@ -17,7 +17,7 @@ from argosy.stream.sources import ArraySource, DatasetSource, open_sources
 
 def fill(source, indices, epoch: int = 0) -> list[torch.Tensor]:
     """The leaves of a block of these samples."""
-    place = Place(leg=0, split="train", epoch=epoch, start=0, rows=len(indices), last=True)
+    place = Place(leg=0, split="train", epoch=epoch, section=epoch, start=0, rows=len(indices), last=True)
     block = source.layout.block(place, np.zeros(source.layout.block_bytes(len(indices)), np.uint8))
     source.fill(block, 0, np.array(indices, dtype=np.int64))
     assert block.indices.tolist() == list(indices)
@@ -83,7 +83,7 @@ def test_a_raising_sample_is_named() -> None:
 
 def test_a_raising_sample_can_be_skipped() -> None:
     here = source(Broken(30), skip_errors=True)
-    place = Place(leg=0, split="train", epoch=0, start=0, rows=3, last=True)
+    place = Place(leg=0, split="train", epoch=0, section=0, start=0, rows=3, last=True)
     block = here.layout.block(place, np.zeros(here.layout.block_bytes(3), np.uint8))
     assert here.fill(block, 0, np.array([16, 17, 18])) == [(17, "OSError: truncated file")]
     assert block.sound.tolist() == [True, False, True]

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from multiprocessing import Pipe
 from pathlib import Path
 
 import late
@@ -19,6 +18,7 @@ from argosy.running.launcher import discover
 from argosy.settings import Settings
 from argosy.stream.blocks import Block, Layout, Place
 from argosy.stream.ring import Ring, RingReader
+from argosy.stream.wire import Peer
 from argosy.training import devices as kinds
 from argosy.training.copies import Copies, Readings
 from argosy.training.devices import Backend, backend_of, memory_returned, out_of_memory, poisoned
@@ -34,32 +34,32 @@ class Feed:
 
     def __init__(self, backend: Backend) -> None:
         self.layout = Layout.of((torch.zeros(WIDTH), 0))
-        self.peer, theirs = Pipe()
+        self.peer, theirs = Peer.pair()
         self.ring = Ring(slots=SLOTS, slot_bytes=self.layout.block_bytes(ROWS))
-        # The pipe holds what the reader takes before it is there.
+        # The socket holds what the reader takes before it is there.
         self.ring.lend(self.peer, {"train": self.layout}, {"train": SLOTS * ROWS})
         self.reader = RingReader(theirs, pin=backend.pin)
+        self.arrived: list[Block] = []
 
     def send(self, slot: int, number: int = 0) -> None:
         """Write a block, whose rows hold its number, and announce it."""
-        place = Place(leg=1, split="train", epoch=0, start=number * ROWS, rows=ROWS, last=False)
+        place = Place(leg=1, split="train", epoch=0, section=0, start=number * ROWS, rows=ROWS, last=False)
         block = self.layout.block(place, self.ring.slot(slot))
         block.indices[:] = np.arange(ROWS)
         block.sound[:] = True
         block.leaves[0].fill_(number)
         block.leaves[1].fill_(number)
-        self.peer.send((slot, place))
+        self.peer.send((slot, place, 0))
 
     def released(self) -> list[int]:
         """Slots that have come back since the last look."""
         gc.collect()
-        slots = []
-        while self.peer.poll():
-            slots += self.peer.recv_bytes()
-        return slots
+        return self.peer.receive()
 
     def receive(self) -> Block:
-        return self.reader.receive()
+        if not self.arrived:
+            self.arrived = [block for block, _ in self.reader.blocks()]
+        return self.arrived.pop(0)
 
 
 @pytest.fixture

@@ -40,6 +40,7 @@ from pathlib import Path
 import torch
 
 import argosy
+from argosy.training.devices import backend_of
 from argosy.training.heap import keep_freed_memory
 from argosy.training.member import build
 from argosy.training.solo import Solo
@@ -55,7 +56,7 @@ def network():
 
 torch.set_num_threads(1)
 member = argosy.Member("one", model=network, optimizer=torch.optim.Adam, batch_size=32)
-solo = Solo(build(member, torch.device("cpu"), study_seed=0, objective="train_loss", mode="min"))
+solo = Solo(build(member, backend_of("cpu:0"), study_seed=0, objective="train_loss", mode="min"))
 batch = (torch.zeros(32, 3, 64, 64), torch.zeros(32, dtype=torch.int64))
 keep_freed_memory()
 sizes = [heap_mib()]

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import studies
 
-from argosy.commands import Journaled, Leg, Measure, Measured, StartMember, Train
-from argosy.events import Saved
+from argosy.commands import Board, Journaled, Leave, Leg, Measure, Measured, Pause, Paused, Report, StartMember
+from argosy.events import MemberRested, Saved, SectionEnded
 from argosy.settings import Settings
 from argosy.stream.blocks import ALIGNMENT, Block
 from argosy.stream.schedule import Orders, places
@@ -21,12 +21,12 @@ from argosy.training.trainer import Trainer
 LENGTH, ROWS = 96, 32
 
 
-def stream(study: Study, number: int) -> Iterator[Block]:
-    """The blocks of a leg of one epoch."""
+def stream(study: Study) -> Iterator[Block]:
+    """The blocks of one epoch."""
     sources = open_sources(study.data, seed=study.seed)
     lengths = {split: source.length for split, source in sources.items()}
     orders = Orders(study.seed, lengths)
-    for place in places(Leg(number=number, epoch=0, position=0, until=1), lengths, ROWS):
+    for place in places(Leg(number=1, section=0, position=0), 0, lengths, 1, ROWS):
         source = sources[place.split]
         memory = np.empty(source.layout.block_bytes(place.rows) + ALIGNMENT, np.uint8)
         memory = memory[-memory.ctypes.data % ALIGNMENT :]
@@ -40,87 +40,172 @@ def said() -> list[Any]:
     return []
 
 
+class Listening:
+    """A driver whose command comes between two steps."""
+
+    def __init__(self) -> None:
+        self.after: int | None = None
+
+    def __call__(self) -> bool:
+        if self.after is None:
+            return False
+        self.after -= 1
+        return self.after < 0
+
+
 @pytest.fixture
-def trainer(tmp_path: Path, said: list[Any]) -> Trainer:
-    """One that has begun to measure on leg 1, of which no block has come."""
-    study = studies.study(LENGTH, fleet=[studies.member("even", batch_size=32), studies.member("odd", batch_size=33)])
-    trainer = Trainer(study, Settings(), tmp_path, name="cpu:0", backend=backend_of("cpu:0"), emit=said.append)
+def driver() -> Listening:
+    return Listening()
+
+
+def make(study: Study, folder: Path, said: list[Any], driver: Listening, **settings: Any) -> Trainer:
+    backend = backend_of("cpu:0")
+    trainer = Trainer(
+        study.terms, Settings(**settings), folder, name="cpu:0", backend=backend, emit=said.append, listen=driver
+    )
     trainer.know({split: source.length for split, source in open_sources(study.data, seed=study.seed).items()})
-    trainer.obey(measure(trainer, 1))
+    trainer.enlist(study.members)
     return trainer
 
 
-def measure(trainer: Trainer, leg: int) -> Measure:
-    return Measure(leg=leg, members=tuple(member.name for member in trainer.study.members), accumulate={})
+@pytest.fixture
+def study() -> Study:
+    return studies.study(LENGTH, fleet=[studies.member("even", batch_size=32), studies.member("odd", batch_size=33)])
 
 
-def train(trainer: Trainer, leg: int) -> Train:
+@pytest.fixture
+def trainer(study: Study, tmp_path: Path, said: list[Any], driver: Listening) -> Trainer:
+    """One that has begun to measure for crew 1, of which no block has come."""
+    trainer = make(study, tmp_path, said, driver)
+    trainer.obey(measure(1))
+    return trainer
+
+
+def measure(crew: int | None) -> Measure:
+    return Measure(crew=crew, members=("even", "odd"), accumulate={"even": 1, "odd": 1})
+
+
+def board(crew: int, *names: str, leave: tuple[str, ...] = ()) -> Board:
     starts = (
-        StartMember(member=member.name, stream_epoch=0, checkpoint=None, best=None, accumulate=1, notes=())
-        for member in trainer.study.members
+        StartMember(member=name, epoch=0, stream_epoch=0, checkpoint=None, accumulate=1, notes=()) for name in names
     )
-    return Train(leg=leg, members=tuple(starts))
+    return Board(crew=crew, start=tuple(starts), leave=leave)
 
 
-def samples_after(trainer: Trainer, blocks: Iterator[Block]) -> set[int]:
+def samples_after(trainer: Trainer, blocks: Iterator[Block], crew: int) -> dict[str, int]:
     """How many samples each member has trained on when the training blocks are through."""
     for block in blocks:
         if block.place.split == "train":
             assert trainer.ready
-            trainer.take(block)
-    return set(trainer.samples.values())
+            trainer.take(block, crew)
+    return {name: aboard.samples for name, aboard in trainer.aboard.items()}
 
 
-def test_a_block_that_comes_before_the_word_to_measure_on_it_is_kept(trainer: Trainer, said: list[Any]) -> None:
-    blocks = stream(trainer.study, 2)
-    trainer.take(next(blocks))
-    assert not said, "it was measured on, though leg 1 was to be measured on"
+def events(said: list[Any], kind: type) -> list[Any]:
+    return [event for message in said if isinstance(message, Report) for event in message.events if type(event) is kind]
+
+
+def test_a_block_that_comes_before_the_word_to_measure_on_it_is_kept(
+    trainer: Trainer, study: Study, said: list[Any]
+) -> None:
+    blocks = stream(study)
+    trainer.take(next(blocks), 2)
+    assert not said, "it was measured on, though crew 1 was to be measured on"
     assert not trainer.ready
-    trainer.obey(measure(trainer, 2))
-    assert all(isinstance(message, Measured) for message in said)
-    assert len(said) == len(trainer.study.members)
+    trainer.obey(measure(2))
+    assert [type(message) for message in said] == [Measured, Measured]
     assert not trainer.ready
-    trainer.obey(train(trainer, 2))
-    assert samples_after(trainer, blocks) == {LENGTH}
+    trainer.obey(board(2, "even", "odd"))
+    assert samples_after(trainer, blocks, 2) == {"even": LENGTH, "odd": LENGTH}
 
 
-def test_a_block_that_comes_before_the_word_to_train_on_it_is_kept(trainer: Trainer) -> None:
-    trainer.obey(Train(leg=1, members=()))
+def test_a_block_that_comes_before_its_crew_is_kept(trainer: Trainer, study: Study) -> None:
+    trainer.obey(board(1))
     assert trainer.ready
-    blocks = stream(trainer.study, 2)
-    trainer.take(next(blocks))
-    trainer.obey(train(trainer, 2))
-    assert samples_after(trainer, blocks) == {LENGTH}
+    blocks = stream(study)
+    trainer.take(next(blocks), 2)
+    trainer.obey(board(2, "even", "odd"))
+    assert samples_after(trainer, blocks, 2) == {"even": LENGTH, "odd": LENGTH}
 
 
-def test_a_journaled_checkpoint_stays_until_a_newer_one_is_journaled(tmp_path: Path, said: list[Any]) -> None:
-    """The driver may have died, or be slow, while trainers go on saving: what it has journaled must be there."""
-    study = studies.study(LENGTH, fleet=[studies.member("even", batch_size=32)])
-    settings = Settings(checkpoint_seconds=1e-9)
-    trainer = Trainer(study, settings, tmp_path, name="cpu:0", backend=backend_of("cpu:0"), emit=said.append)
-    trainer.know({split: source.length for split, source in open_sources(study.data, seed=study.seed).items()})
-    trainer.obey(train(trainer, 1))
-
-    def files() -> list[str]:
-        return sorted(path.name for path in (tmp_path / "members" / "even").glob("e*.pt"))
-
-    blocks = list(stream(study, 1))
-    trainer.take(blocks[0])
-    saved = [message.checkpoint.file for message in said if isinstance(message, Saved)]
-    trainer.obey(Journaled(member="even", file=saved[0]))
-    for block in blocks[1:-1]:
-        trainer.take(block)
-    saved = list(dict.fromkeys(message.checkpoint.file for message in said if isinstance(message, Saved)))
-    assert len(saved) >= 3
-    assert files() == sorted(saved)
-    trainer.obey(Journaled(member="even", file=saved[-1]))
-    assert files() == sorted([saved[0], saved[-1]])
-
-
-def test_blocks_of_an_earlier_leg_are_dropped(trainer: Trainer, said: list[Any]) -> None:
-    trainer.obey(measure(trainer, 2))
-    trainer.take(next(stream(trainer.study, 1)))
+def test_blocks_of_an_earlier_crew_are_dropped(trainer: Trainer, study: Study, said: list[Any]) -> None:
+    trainer.obey(measure(2))
+    trainer.take(next(stream(study)), 1)
     assert trainer.ready
     assert not said
-    trainer.obey(train(trainer, 2))
-    assert samples_after(trainer, stream(trainer.study, 2)) == {LENGTH}
+    trainer.obey(board(2, "even", "odd"))
+    assert samples_after(trainer, stream(study), 2) == {"even": LENGTH, "odd": LENGTH}
+
+
+def test_members_are_measured_beside_those_that_train(trainer: Trainer, study: Study, said: list[Any]) -> None:
+    trainer.obey(board(1, "even"))
+    trainer.obey(Measure(crew=None, members=("odd",), accumulate={"odd": 1}))
+    assert samples_after(trainer, stream(study), 1) == {"even": LENGTH}
+    assert [message.member for message in said if isinstance(message, Measured)] == ["odd"]
+
+
+def test_a_member_that_leaves_between_two_steps_of_a_block_is_saved_there(
+    trainer: Trainer, study: Study, said: list[Any], driver: Listening
+) -> None:
+    trainer.obey(board(1, "even", "odd"))
+    blocks = list(stream(study))
+    trainer.take(blocks[0], 1)
+    driver.after = 0  # the next step is the last before the driver is heard
+    trainer.take(blocks[1], 1)
+    assert trainer.at_hand is not None
+    driver.after = None
+    trainer.obey(Leave(members=("even",)))
+    trainer.go_on()
+    assert trainer.ready
+    (saved,) = events(said, Saved)
+    assert (saved.member, saved.checkpoint.position) == ("even", 64)
+    assert [event.member for event in events(said, MemberRested)] == ["even"]
+    for block in blocks[2:]:
+        trainer.take(block, 1)
+    (ended,) = events(said, SectionEnded)
+    assert (ended.member, ended.samples) == ("odd", LENGTH)
+
+
+def test_a_pause_between_two_steps_leaves_the_rest_of_the_block(
+    trainer: Trainer, study: Study, said: list[Any], driver: Listening
+) -> None:
+    trainer.obey(board(1, "even", "odd"))
+    blocks = list(stream(study))
+    trainer.take(blocks[0], 1)
+    driver.after = 0
+    trainer.take(blocks[1], 1)
+    trainer.obey(Pause())
+    assert isinstance(said[-1], Paused)
+    assert trainer.ready
+    assert {event.member: event.checkpoint.position for event in events(said, Saved)} == {"even": 64, "odd": 0}
+
+
+def test_a_journaled_checkpoint_stays_until_a_newer_one_is_journaled(
+    tmp_path: Path, said: list[Any], driver: Listening
+) -> None:
+    """The driver may have died, or be slow, while trainers go on saving: what it has journaled must be there."""
+    study = studies.study(LENGTH, fleet=[studies.member("even", batch_size=32)])
+    trainer = make(study, tmp_path, said, driver, checkpoint_seconds=1e-9)
+    trainer.obey(board(1, "even"))
+
+    def files() -> set[str]:
+        return {path.name for path in (tmp_path / "members" / "even").glob("e*.pt")}
+
+    def saved() -> list[str]:
+        return [event.checkpoint.file for event in events(said, Saved)]
+
+    def take(block: Block) -> None:
+        trainer.take(block, 1)
+        while trainer.at_hand is not None:
+            trainer.go_on()
+
+    blocks = list(stream(study))
+    take(blocks[0])
+    trainer.obey(Journaled(files={"even": saved()[-1]}))
+    first = saved()[-1]
+    for block in blocks[1:]:
+        take(block)
+    assert len(set(saved())) >= 3
+    assert files() >= {first, *saved()[saved().index(first) :]}
+    trainer.obey(Journaled(files={"even": saved()[-1]}))
+    assert files() == set(saved()[-2:])

@@ -1,0 +1,117 @@
+"""One Argosy run of `conversation.py` in a process of its own: told by one JSON file, it writes another of what it measured."""
+
+import json
+import sys
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from small_study import Gauge, Moment, member, run, study
+
+from argosy.events import Event, MemberRested, MemberStarted
+from argosy.fold import RunState
+from argosy.running.launcher import Workers
+from argosy.running.verdicts import GO_ON, Fate, Verdict
+from argosy.settings import Settings
+from argosy.study import Study
+
+__all__ = ["Turns"]
+
+
+class Turns:
+    """A judge who lets so many members train at a time: each rests after a section, and those that did least go on."""
+
+    def __init__(self, width: int) -> None:
+        self.width = width
+        self._newest = (-1, -1)
+        """The last section of the stream that somebody ended."""
+        self._through: set[str] = set()
+        """Who ended it."""
+
+    def verdict(self, member: str, state: RunState, study: Study) -> Verdict:
+        """See `Judge.verdict`."""
+        trained = state.member(member)
+        if not trained.sections:
+            return GO_ON
+        last = trained.sections[-1]
+        if (last.stream_epoch, last.section) > self._newest:
+            self._newest, self._through = (last.stream_epoch, last.section), set()
+        if trained.status == "training":
+            self._through.add(member)
+        return Verdict(Fate.REST, "others have their turn")
+
+    def called(self, resting: Collection[str], state: RunState, study: Study) -> Sequence[str]:
+        """As many as leave at the coming gate, or are missing."""
+        if not resting:
+            return ()
+        over = sum(one.status in ("done", "stopped", "failed", "diverged") for one in state.members.values())
+        leaving = sum(name not in resting and state.member(name).status == "training" for name in self._through)
+        free = self.width - (len(study.members) - over - len(resting) - leaving)
+        if free <= 0:
+            return ()
+        return sorted(resting, key=lambda name: (state.member(name).epochs, name))[:free]
+
+
+class Addition:
+    """Notes what the driver works from the first command in the run's folder until the last member of it trains."""
+
+    def __init__(self, directory: Path, names: Collection[str]) -> None:
+        self.directory = directory
+        self.missing = set(names)
+        self.workers: Any = None
+        self.begun: Moment | None = None
+        self.ended: Moment | None = None
+        self.processes: list[int] = []
+        """How many workers had been started at the first, and at the second moment."""
+
+    def opened(self, workers: Workers) -> None:
+        """Learn whose processes count."""
+        self.workers = workers
+
+    def look(self) -> None:
+        """Whether there is a command."""
+        if self.begun is None and any(self.directory.glob("commands/*.json")):
+            self.begun = Moment.here()
+            self.processes.append(self.workers.started)
+
+    def hear(self, event: Event) -> None:
+        """Whether they train."""
+        if isinstance(event, MemberStarted) and event.member in self.missing:
+            self.missing.discard(event.member)
+            if not self.missing:
+                self.ended = Moment.here()
+                self.processes.append(self.workers.started)
+
+
+def main() -> None:
+    told = json.loads(Path(sys.argv[1]).read_text())
+    torch.set_num_threads(1)
+    directory, width, added = Path(told["directory"]), told["width"], told["added"]
+    names = told["names"]
+    asked = study(
+        [member(name) for name in names], samples=told["samples"], val=told["val"], epochs=told["epochs"], sections=1
+    )
+    addition = Addition(directory, added)
+    gauge = Gauge(count=len(names) + len(added), act=addition.hear, look=addition.look if added else lambda: None)
+    run(
+        asked,
+        Settings(devices=told["devices"]),
+        directory,
+        view=gauge,
+        judges=[Turns(width)] if width else [],
+        at_rest=[MemberRested(member=name, reason="its turn comes later") for name in names[width:]] if width else [],
+        opened=addition.opened,
+    )
+    found = gauge.figures()
+    if addition.begun and addition.ended:
+        found["added"] = {
+            "driver_seconds": addition.ended.driver_seconds - addition.begun.driver_seconds,
+            "wall_seconds": addition.ended.wall - addition.begun.wall,
+            "restarted": addition.processes[1] - addition.processes[0],
+        }
+    Path(sys.argv[2]).write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,433 @@
+"""All that is claimed of GPUs, checked on one in a single command of under eight minutes.
+
+    python benchmarks/gpu_all.py [--json]
+
+Sections: together == alone, resumed == uninterrupted, a killed trainer is replaced, memory as measured against what torch
+counts, blocks copied from the pinned ring while the device works, the demo's networks against a CPU. It needs nothing beyond
+torch, numpy and Argosy's own requirements; without scikit-learn the demo's networks get digits that are made up. Without a
+GPU, or with ``--devices cpu:2``, everything runs in small. Appends to ``results/<date>_<hardware>.md``.
+"""
+
+import argparse
+import datetime
+import json
+import re
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from importlib.util import find_spec
+from multiprocessing import Pipe
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from measuring import hardware
+from torch import Tensor, nn
+from torch.optim import SGD, Adam
+
+import argosy
+from argosy import api, demo
+from argosy.settings import Settings
+from argosy.stream.blocks import Block, Layout, Place
+from argosy.stream.ring import Ring, RingReader
+from argosy.training.copies import Copies
+from argosy.training.devices import Backend, backend_of
+
+RESULTS = Path(__file__).parent / "results"
+MIB = 2**20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Site:
+    """Where and how much."""
+
+    devices: str
+    folder: Path
+
+    @property
+    def real(self) -> bool:
+        """Whether it is an accelerator, and so everything in full size."""
+        return self.devices.partition(":")[0] in ("cuda", "xpu")
+
+    @property
+    def device(self) -> str:
+        """The first device's name."""
+        kind, _, which = self.devices.partition(":")
+        return f"{kind}:0" if kind == "cpu" else f"{kind}:{which.split(',')[0] or 0}"
+
+    def train(self, study: argosy.Study, run: str, *, devices: str | None = None) -> Path:
+        """Train, or go on; returns the run's folder."""
+        argosy.train(study, directory=self.folder / run, devices=devices or self.devices)
+        return self.folder / run
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """What a section found."""
+
+    holds: bool
+    figures: Mapping[str, Any] = field(default_factory=dict)
+
+
+# ---- studies
+
+
+def digits(count: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Made up: ten patterns, shifted and noisy, as bytes ``[N, 1, 28, 28]``, and their numbers."""
+    patterns = torch.nn.functional.interpolate(
+        torch.rand(10, 1, 7, 7, generator=torch.Generator().manual_seed(0)), size=demo.CROP, mode="bilinear"
+    )
+    draw = torch.Generator().manual_seed(seed)
+    target_B = torch.randint(10, (count,), generator=draw)
+    shift_B = torch.randint(-2, 3, (count,), generator=draw)
+    clean = torch.stack([patterns[t].roll(int(s), -1) for t, s in zip(target_B, shift_B, strict=True)])
+    noisy = clean + 0.15 * torch.randn(clean.shape, generator=draw)
+    return (noisy.clamp(0, 1) * 255).to(torch.uint8), target_B
+
+
+def data(site: Site) -> argosy.Data:
+    """Digits that are made up, normalised on the device."""
+    count = 6400 if site.real else 640
+    return argosy.Data(arrays=digits(count, 1), val_arrays=digits(count // 5, 2), on_device=demo.normalize)
+
+
+def repeatable(build: Callable[[], nn.Module]) -> nn.Module:
+    """The network, in a process whose convolutions add up in one order only."""
+    torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
+    return build()
+
+
+def dropping(hidden: int) -> nn.Module:
+    """One that draws random numbers on the device in every step."""
+    layers = [nn.Linear(demo.CROP**2, hidden), nn.ReLU(), nn.Dropout(0.2), nn.Linear(hidden, 10)]
+    return nn.Sequential(nn.Flatten(), *layers)
+
+
+def dawdle(batch: Any) -> Any:
+    """Leave a moment to be killed in."""
+    time.sleep(0.01)
+    return batch
+
+
+def members(**rest: Any) -> list[argosy.Member]:
+    """Unlike ones: random numbers on the device, convolutions, Adam, batches that cut blocks, a bootstrap."""
+
+    def member(name: str, build: Any, optimizer: Any, batch_size: int, **more: Any) -> argosy.Member:
+        return argosy.Member(
+            name, model=partial(repeatable, build), optimizer=optimizer, batch_size=batch_size, **more, **rest
+        )
+
+    sgd, adam = partial(SGD, lr=0.02, momentum=0.9), partial(Adam, lr=2e-3)
+    return [
+        member("dropping", partial(dropping, hidden=64), sgd, 32),
+        member("resnet", partial(demo.resnet, width=8), adam, 50),
+        member("bootstrap", partial(dropping, hidden=32), adam, 16, subset=[3, 3, *range(40, 400)]),
+    ]
+
+
+def study(site: Site, fleet: Sequence[argosy.Member], epochs: int = 3) -> argosy.Study:
+    """Some members on made-up digits."""
+    return argosy.Study(data=data(site), members=fleet, stop=argosy.MaxEpochs(epochs))
+
+
+# ---- what runs leave
+
+
+def events(run: Path, kind: str) -> list[dict[str, Any]]:
+    """The journal's lines of a kind."""
+    path = run / "journal.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    # The last line may be half written.
+    return [json.loads(line) for line in lines if f'"event": "{kind}"' in line and line.endswith("}")]
+
+
+def differences(one: Path, other: Path, names: Sequence[str]) -> dict[str, float]:
+    """The largest difference of any weight of each member; 0 means bit for bit, metrics of all epochs included."""
+    found = {}
+    for name in names:
+        ours, theirs = (
+            torch.load(run / "members" / name / "last.pt", weights_only=True)["model"] for run in (one, other)
+        )
+        found[name] = max(float((ours[key].double() - theirs[key].double()).abs().max()) for key in ours)
+        rows = [
+            [line["metrics"] for line in events(run, "EpochEnded") if line["member"] == name] for run in (one, other)
+        ]
+        if not found[name] and rows[0] != rows[1]:
+            found[name] = float("nan")
+    return found
+
+
+def equal(found: Mapping[str, float]) -> Outcome:
+    """Holds where nothing differs."""
+    return Outcome(holds=not any(found.values()), figures={"largest difference of a weight": dict(found)})
+
+
+# ---- sections
+
+
+def together(site: Site) -> Path:
+    """The run that others are compared with, made once."""
+    run = site.folder / "together"
+    return run if run.exists() else site.train(study(site, members()), "together")
+
+
+def together_is_alone(site: Site) -> Outcome:
+    """Members side by side, and each of them by itself."""
+    found: dict[str, float] = {}
+    for member in members():
+        alone = site.train(study(site, [member]), f"alone-{member.name}")
+        found |= differences(together(site), alone, [member.name])
+    return equal(found)
+
+
+def resumed_is_uninterrupted(site: Site) -> Outcome:
+    """One epoch, and the same command with more; against `together`."""
+    for epochs in (1, 3):
+        resumed = site.train(study(site, members(), epochs), "resumed")
+    return equal(differences(together(site), resumed, [member.name for member in members()]))
+
+
+def a_killed_trainer_is_replaced(site: Site) -> Outcome:
+    """SIGKILL after the first epoch's end; results as if nothing had been."""
+    run, killed = site.folder / "killed", threading.Event()
+    over = threading.Event()
+
+    def kill() -> None:
+        while not over.wait(0.01):
+            if events(run, "EpochEnded"):
+                for process in psutil.Process().children(recursive=True):
+                    if process.name().startswith("argosy-trainer"):
+                        process.kill()
+                        killed.set()
+                        return
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    site.train(study(site, members(augment=dawdle)), "killed")
+    over.set()
+    killer.join()
+    outcome = equal(differences(together(site), run, [member.name for member in members()]))
+    lost = [line["at"] for line in events(run, "WorkerLost")]
+    again = [line["at"] for line in events(run, "MemberStarted") if lost and line["at"] > lost[0]]
+    seconds = round(again[0] - lost[0], 2) if again else None
+    figures = {**outcome.figures, "trainers lost": len(lost), "seconds until a member went on": seconds}
+    return Outcome(holds=outcome.holds and killed.is_set() and len(lost) == 1, figures=figures)
+
+
+def memory_is_what_torch_counts(site: Site) -> Outcome:
+    """What a profile says of members against the most that torch counts in a loop of their own."""
+    backend = backend_of(site.device)
+    if backend.memory_in_use() is None:
+        return Outcome(holds=True, figures={"memory": f"nobody counts it on {site.device}"})
+    inputs, target = (t.to(backend.device) for t in demo.normalize(digits(512, 3)))
+    fleet = [
+        argosy.Member("wide", model=partial(dropping, hidden=4096), optimizer=Adam, batch_size=512),
+        argosy.Member("resnet", model=partial(demo.resnet, width=32), optimizer=Adam, batch_size=512),
+    ]
+    asked = study(site, fleet, 1)
+    said = {p.member: p.memory_bytes for p in api.profile(asked, settings=Settings(devices=site.device)).profiles}
+    ratios = {}
+    for member in fleet:
+        before = _memory_in_use(backend)
+        model = member.model().to(backend.device)
+        optimizer = member.optimizer(model.parameters())
+        for _ in range(3):
+            backend.reset_peak()
+            optimizer.zero_grad(set_to_none=True)
+            nn.functional.cross_entropy(model(inputs), target).backward()
+            optimizer.step()
+        backend.synchronize()
+        ratios[member.name] = round(said[member.name] / ((backend.peak_memory() or 0) - before), 3)
+        del model, optimizer
+    return Outcome(holds=all(0.9 <= ratio <= 1.3 for ratio in ratios.values()), figures={"said / counted": ratios})
+
+
+def _memory_in_use(backend: Backend) -> int:
+    """After work that lets libraries take their work space."""
+    torch.ones(64, 64, device=backend.device) @ torch.ones(64, 64, device=backend.device)
+    return backend.memory_in_use() or 0
+
+
+def copies_pass_beside_steps(site: Site) -> Outcome:
+    """How much of the copies' time is hidden behind steps, from a ring that is not pinned and from one that is."""
+    backend = backend_of(site.device)
+    if not backend.apart:
+        return Outcome(holds=True, figures={"copies": f"none on {site.device}"})
+    figures = {
+        words: _hidden(backend, pin, small=not site.real)
+        for words, pin in (("unpinned", None), ("pinned", backend.pin))
+    }
+    return Outcome(holds=not site.real or figures["pinned"]["share hidden"] >= 0.7, figures=figures)
+
+
+def _hidden(backend: Backend, pin: Any, *, small: bool) -> dict[str, float]:
+    """Seconds of blocks alone, of about as many seconds of steps alone, and of both."""
+    size, blocks, side = (MIB, 12, 128) if small else (32 * MIB, 60, 4096)
+    weights = torch.randn(side, side, device=backend.device)
+    feeder = _Feeder(size, pin)
+
+    def steps(count: int) -> None:
+        for _ in range(count):
+            torch.mm(weights, weights)
+
+    def through(each: int) -> None:
+        copies = Copies(backend)
+        for _ in range(blocks):
+            copies.start(feeder.block(copies))
+            steps(each)
+        copies.finish()
+
+    def seconds(work: Callable[..., None], *arguments: int) -> float:
+        def once() -> float:
+            backend.synchronize()
+            started = time.perf_counter()
+            work(*arguments)
+            backend.synchronize()
+            return time.perf_counter() - started
+
+        return min(once() for _ in range(1 if small else 4))
+
+    copying = seconds(through, 0)
+    each = 1 if small else max(1, round(copying / blocks / (seconds(steps, 50) / 50)))
+    stepping, both = seconds(steps, each * blocks), seconds(through, each)
+    feeder.close()
+    return {
+        "GiB/s": round(size * blocks / copying / 2**30, 2),
+        "copies s": round(copying, 4),
+        "steps s": round(stepping, 4),
+        "both s": round(both, 4),
+        "share hidden": round((copying + stepping - both) / min(copying, stepping), 3),
+    }
+
+
+class _Feeder:
+    """A feeder of one reader in this process, whose blocks are always ready."""
+
+    def __init__(self, size: int, pin: Any) -> None:
+        self.layout = Layout.of(torch.zeros(1024))
+        self.rows = size // 4096
+        self.ring = Ring(slots=6, slot_bytes=self.layout.block_bytes(self.rows))
+        self.peer, theirs = Pipe()
+        self.ring.lend(self.peer, {"train": self.layout}, {"train": self.rows})
+        self.reader = RingReader(theirs, pin=pin)
+        self.free = list(range(self.ring.slots))
+        for slot in self.free:
+            self.ring.slot(slot)[:] = 0
+
+    def block(self, copies: Copies) -> Block:
+        """The next block, as soon as a slot is free."""
+        while not self.free:
+            copies.release_done()
+            while self.peer.poll():
+                self.free += self.peer.recv_bytes()
+        place = Place(leg=0, split="train", epoch=0, start=0, rows=self.rows, last=False)
+        self.peer.send((self.free.pop(0), place))
+        return self.reader.receive()
+
+    def close(self) -> None:
+        """Hang up."""
+        self.reader.close()
+        self.peer.close()
+
+
+def the_demo_is_as_good_as_on_a_cpu(site: Site) -> Outcome:
+    """Best accuracies of the demo's eight networks."""
+    there = find_spec("sklearn") and find_spec("PIL") and site.real
+    asked = argosy.Study(
+        data=demo.study.data if there else data(site),
+        members=demo.study.members if site.real else demo.study.members[:2],
+        stop=argosy.MaxEpochs(4 if site.real else 1),
+        objective="val_accuracy",
+        mode="max",
+    )
+    best: dict[str, dict[str, float]] = {}
+    for words, devices in (("cpu", "cpu"), ("device", site.devices)):
+        report = argosy.load(site.train(asked, f"demo-{words}", devices=devices), study=asked)
+        best[words] = {row.name: row.metrics["val_accuracy"] for row in report.rows}
+    gaps = {name: round(best["device"][name] - best["cpu"][name], 4) for name in best["cpu"]}
+    worst = min(gaps.values())
+    return Outcome(holds=worst >= -0.05, figures={"data": "digits" if there else "made up", "gaps": gaps, **best})
+
+
+SECTIONS: tuple[Callable[[Site], Outcome], ...] = (
+    together_is_alone,
+    resumed_is_uninterrupted,
+    a_killed_trainer_is_replaced,
+    memory_is_what_torch_counts,
+    copies_pass_beside_steps,
+    the_demo_is_as_good_as_on_a_cpu,
+)
+
+
+# ---- the whole
+
+
+def run(section: Callable[[Site], Outcome], site: Site) -> dict[str, Any]:
+    """One section's words; what it raises is a section that does not hold."""
+    started = time.perf_counter()
+    try:
+        outcome = section(site)
+    except Exception:  # the other sections may still hold
+        outcome = Outcome(holds=False, figures={"error": traceback.format_exc()})
+    what = section.__name__.replace("_", " ")
+    seconds = round(time.perf_counter() - started, 1)
+    print(f"{'holds' if outcome.holds else 'FAILED'}: {what} ({seconds} s) {json.dumps(outcome.figures)}", flush=True)
+    return {"what": what, "holds": outcome.holds, "seconds": seconds, "figures": dict(outcome.figures)}
+
+
+def write(rows: Sequence[Mapping[str, Any]], site: Site, folder: Path) -> Path:
+    """Append a table and the figures to the results of today."""
+    known = hardware()
+    name = (
+        torch.cuda.get_device_name() if site.real and torch.cuda.is_available() else f"{psutil.cpu_count()} cores cpu"
+    )
+    slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    lines = [
+        f"## `benchmarks/gpu_all.py --devices {site.devices}`",
+        "",
+        f"{known}.",
+        "",
+        "| section | holds | seconds |",
+    ]
+    lines += [
+        "|---|---|---|",
+        *(f"| {r['what']} | {'yes' if r['holds'] else 'NO'} | {r['seconds']} |" for r in rows),
+        "",
+    ]
+    lines += [f"* {row['what']}: `{json.dumps(row['figures'])}`" for row in rows]
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{datetime.date.today()}_{slug}.md"
+    with path.open("a") as file:
+        file.write("\n".join([*lines, "", ""]))
+    return path
+
+
+def main() -> int:
+    """Run all sections."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="end with one line, one JSON object")
+    parser.add_argument("--devices", default="cuda" if torch.cuda.is_available() else "cpu:2")
+    parser.add_argument("--only", action="append", help="sections with this word in their names; may be repeated")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="where the table goes")
+    options = parser.parse_args()
+    started = time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="argosy-gpu-") as folder:
+        site = Site(devices=options.devices, folder=Path(folder))
+        wanted = [s for s in SECTIONS if not options.only or any(word in s.__name__ for word in options.only)]
+        rows = [run(section, site) for section in wanted]
+    path = write(rows, site, options.results)
+    print(f"{time.perf_counter() - started:.0f} s; written to {path}")
+    if options.json:
+        print(
+            json.dumps({"benchmark": "gpu_all", "hardware": hardware(), "devices": options.devices, "sections": rows})
+        )
+    return 0 if all(row["holds"] for row in rows) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

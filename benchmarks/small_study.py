@@ -1,0 +1,146 @@
+"""The members of `small_networks.py` as a study, and the one process that runs it: what `argosy.run` does, with judges.
+
+It measures itself: what the driver's process and what all processes together have worked between two moments of the stream.
+"""
+
+import contextlib
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+from small_networks import BATCH, SEED, learning_rate, network, table
+from torch.optim import SGD
+
+import argosy
+from argosy.events import Event, MemberEnded, MemberStarted
+from argosy.fold import RunState
+from argosy.plans import Plan
+from argosy.running.driver import drive
+from argosy.running.journal import Journal, Lock, read_journal
+from argosy.running.launcher import Job, Workers
+from argosy.running.processes import Processes
+from argosy.running.verdicts import Judge
+from argosy.settings import Settings
+
+__all__ = ["Gauge", "Moment", "member", "run", "study"]
+
+
+def member(name: str, **rest: Any) -> argosy.Member:
+    """One network; `rest` are fields of Member."""
+    optimizer = partial(SGD, lr=learning_rate(name), momentum=0.9)
+    return argosy.Member(name, model=network, optimizer=optimizer, batch_size=BATCH, **rest)
+
+
+def study(
+    members: Sequence[argosy.Member], *, samples: int, val: int, epochs: float, sections: int = 1
+) -> argosy.Study:
+    """These members over so many samples."""
+    return argosy.Study(
+        data=argosy.Data(arrays=table(samples, seed=1), val_arrays=table(val, seed=2)),
+        members=members,
+        stop=argosy.MaxEpochs(epochs),
+        seed=SEED,
+        validations_per_epoch=sections,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Moment:
+    """What was worked until then."""
+
+    wall: float
+    """Unix time."""
+    driver_seconds: float
+    """CPU time of this process, whatever its threads do."""
+    cpu_seconds: float
+    """CPU time of this process and all below it."""
+
+    @classmethod
+    def here(cls) -> "Moment":
+        """This one."""
+        process = psutil.Process()
+        cpu = 0.0
+        for one in (process, *process.children(recursive=True)):
+            # It may end at any moment.
+            with contextlib.suppress(psutil.NoSuchProcess):
+                times = one.cpu_times()
+                cpu += times.user + times.system
+        return cls(wall=time.time(), driver_seconds=time.process_time(), cpu_seconds=cpu)
+
+
+@dataclass(kw_only=True, slots=True)
+class Gauge:
+    """A view that notes when the first member began and when all had ended."""
+
+    count: int
+    """Members that are to end."""
+    act: Callable[[Event], None] = lambda event: None
+    """Called with whatever a worker says."""
+    look: Callable[[], None] = lambda: None
+    """Called in every round of the driver."""
+    begun: Moment | None = None
+    started: Moment | None = None
+    ended: Moment | None = None
+    over: set[str] = field(default_factory=set)
+
+    def begin(self, job: Job, state: RunState) -> None:
+        """See `View.begin`."""
+        self.begun = Moment.here()
+
+    def plan(self, plan: Plan) -> None:
+        """See `View.plan`."""
+
+    def hear(self, worker: str, message: Any) -> None:
+        """See `View.hear`."""
+        if isinstance(message, MemberStarted) and self.started is None:
+            self.started = Moment.here()
+        elif isinstance(message, MemberEnded):
+            self.over.add(message.member)
+            if len(self.over) == self.count:
+                self.ended = Moment.here()
+        self.act(message)
+
+    def tick(self) -> None:
+        """See `View.tick`."""
+        self.look()
+
+    def end(self) -> None:
+        """See `View.end`."""
+
+    def figures(self) -> dict[str, Any]:
+        """For another process."""
+        return {name: asdict(moment) for name in ("begun", "started", "ended") if (moment := getattr(self, name))}
+
+
+def run(
+    asked: argosy.Study,
+    settings: Settings,
+    directory: Path,
+    *,
+    view: Gauge,
+    judges: Sequence[Judge] = (),
+    at_rest: Collection[Event] = (),
+    opened: Callable[[Workers], None] = lambda workers: None,
+) -> None:
+    """What `argosy.api.run` does, with judges; `at_rest` is journaled where the run is new, `opened` may look at the workers."""
+    directory.mkdir(parents=True, exist_ok=True)
+    with (
+        contextlib.closing(Processes()) as launcher,
+        Lock(directory / "run.lock") as lock,
+        Journal(directory / "journal.jsonl") as journal,
+    ):
+        found = read_journal(directory)
+        if not found:
+            for event in at_rest:
+                journal.append(event)
+            journal.commit()
+        state = RunState.of(found or at_rest)
+        cluster = launcher.discover(settings)
+        job = Job(study=asked, settings=settings, directory=directory, lock=lock.descriptor)
+        workers = launcher.open(job)
+        opened(workers)
+        drive(job, cluster, workers, journal, state, view, judges=judges)

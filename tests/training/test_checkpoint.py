@@ -1,0 +1,114 @@
+"""Checkpoints of a crew are written together: all of them or none, each once, as plain data."""
+
+from collections import namedtuple
+from pathlib import Path
+from typing import Any
+
+import evidence
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from argosy.errors import CheckpointError, DiskError
+from argosy.training import checkpoint
+from argosy.training.checkpoint import plain
+
+
+def state(number: int) -> dict[str, Any]:
+    return {"model": {"weight": torch.full((3, 2), float(number))}, "epoch": number}
+
+
+def all_files(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 40])
+def test_a_crew_is_saved_together(tmp_path: Path, count: int) -> None:
+    paths = [tmp_path / f"m{number}" / "e0001.pt" for number in range(count)]
+    for path in paths:
+        path.parent.mkdir()
+    sums = checkpoint.save_all([(state(number), path) for number, path in enumerate(paths)])
+    assert sums == [checkpoint.sum_of(path) for path in paths]
+    for number, (path, digest) in enumerate(zip(paths, sums, strict=True)):
+        assert evidence.fingerprint(checkpoint.load(path, digest)) == evidence.fingerprint(state(number))
+    assert len(all_files(tmp_path)) == count
+
+
+def test_where_one_file_cannot_be_written_nothing_changes(tmp_path: Path) -> None:
+    paths = [tmp_path / name / "e0001.pt" for name in ("a", "b", "missing", "c")]
+    for path in paths:
+        if path.parent.name != "missing":
+            path.parent.mkdir()
+    before = checkpoint.save(state(7), paths[0])
+    with pytest.raises(DiskError, match=r"missing/e0001\.pt"):
+        checkpoint.save_all([(state(number), path) for number, path in enumerate(paths)])
+    assert all_files(tmp_path) == {"a/e0001.pt"}
+    assert checkpoint.sum_of(paths[0]) == before
+
+
+class Tied(nn.Module):
+    """Two names for one weight, two for one view, and parameters that are views of one flat memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        flat = torch.randn(20_000)
+        self.first, self.second = nn.Parameter(flat[:10_000].view(100, 100)), nn.Parameter(flat[10_000:])
+        self.again = self.first
+        self.inner = nn.Linear(100, 100, bias=False)
+        self.outer = nn.Linear(100, 100, bias=False)
+        self.outer.weight = self.inner.weight
+
+
+@pytest.mark.parametrize("host", [False, True])
+def test_what_is_one_and_the_same_is_saved_once(tmp_path: Path, host: bool) -> None:
+    model, other = Tied(), Tied()
+    checkpoint.save({"model": plain(model.state_dict(), host=host)}, tmp_path / "tied.pt")
+    assert (tmp_path / "tied.pt").stat().st_size < 30_000 * 4 + 5_000
+    other.load_state_dict(checkpoint.load(tmp_path / "tied.pt")["model"])
+    assert evidence.fingerprint(other.state_dict()) == evidence.fingerprint(model.state_dict())
+    assert other.again is other.first
+
+
+def test_a_view_is_saved_without_what_it_is_a_view_of(tmp_path: Path) -> None:
+    big = torch.randn(100_000)
+    checkpoint.save(plain({"row": big[5:9], "column": big.view(100, 1000)[:, 3]}), tmp_path / "view.pt")
+    assert (tmp_path / "view.pt").stat().st_size < 5_000
+    loaded = checkpoint.load(tmp_path / "view.pt")
+    assert torch.equal(loaded["row"], big[5:9])
+    assert torch.equal(loaded["column"], big.view(100, 1000)[:, 3])
+
+
+def test_copies_for_the_host_do_not_change_with_the_model() -> None:
+    model = Tied()
+    kept = plain(model.state_dict(), host=True)
+    before = evidence.fingerprint(model.state_dict())
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(1)
+    assert evidence.fingerprint(kept) == before != evidence.fingerprint(model.state_dict())
+
+
+def test_plain_values_open_without_code(tmp_path: Path) -> None:
+    point = namedtuple("point", "x y")
+    value = {"a": np.float64(1.5), "b": np.arange(3), "c": point(1, [2.0, None]), 4: {"d", "e"}, "e": (True, "x", b"y")}
+    checkpoint.save(plain(value), tmp_path / "plain.pt")
+    loaded = checkpoint.load(tmp_path / "plain.pt")
+    assert torch.equal(loaded.pop("b"), torch.arange(3))
+    assert loaded == {"a": 1.5, "c": (1, [2.0, None]), 4: {"d", "e"}, "e": (True, "x", b"y")}
+
+
+def test_what_could_not_be_opened_again_is_named() -> None:
+    with pytest.raises(CheckpointError, match=r"state\['optimizer'\]\[1\]\['hook'\] is a builtins\.function"):
+        plain({"optimizer": [1, {"hook": lambda: None}]})
+
+
+def test_links_and_files_that_stay(tmp_path: Path) -> None:
+    for name in ("e0000.pt", "e0001.pt", "e0002.pt", ".e0003.pt.17"):
+        (tmp_path / name).write_bytes(b"")
+    (tmp_path / "log.txt").write_text("")
+    for name in ("e0001.pt", "e0002.pt"):
+        checkpoint.link(tmp_path / name, "last.pt")
+    checkpoint.keep_newest(tmp_path, {"e0001.pt", "e0002.pt"})
+    assert {path.name for path in tmp_path.iterdir()} == {"e0001.pt", "e0002.pt", "last.pt", "log.txt"}
+    assert (tmp_path / "last.pt").resolve().name == "e0002.pt"

@@ -1,0 +1,312 @@
+"""A member is its state: it can be saved between any two steps, and neither sections nor blocks change what it becomes."""
+
+import math
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import evidence
+import numpy as np
+import pytest
+import studies
+import torch
+from blocks import blocks
+from late import devices  # noqa: F401
+from torch import nn
+from torch.optim import SGD
+from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
+
+from argosy.stream.order import Selection
+from argosy.stream.schedule import Orders
+from argosy.study import Member
+from argosy.training import checkpoint
+from argosy.training.devices import backend_of
+from argosy.training.member import Best, LiveMember, build
+from argosy.training.solo import Solo
+
+LENGTHS = {"train": 100, "val": 30}
+ORDERS = Orders(0, LENGTHS)
+INPUTS = torch.randn(100, 12, generator=torch.Generator().manual_seed(0))
+TARGETS = torch.arange(100) % 10
+
+
+def start(member: Member | None = None, *, device: str = "cpu:0", objective: str = "val_loss") -> Solo:
+    mode = "min" if objective.endswith("loss") else "max"
+    member = member or studies.member(schedule=partial(StepLR, step_size=1, gamma=0.5), batch_size=16)
+    return Solo(build(member, backend_of(device), study_seed=0, objective=objective, mode=mode))
+
+
+def train(solo: Solo, epoch: int, start: int, stop: int, *, size: int = 23, **how: Any) -> Iterator[None]:
+    """Step on a stretch of an epoch; one turn per step."""
+    order = ORDERS.epoch("train", epoch)
+    for block in blocks(order, size, arrays=(INPUTS, TARGETS), epoch=epoch, start=start, stop=stop, **how):
+        through = False
+        while not through:
+            through = True
+            with solo.active():
+                for batch in solo.cut(block):
+                    solo.begin(batch)
+                    assert solo.finish() == batch.rows
+                    through = False
+                    break
+            yield
+
+
+def validate(solo: Solo) -> None:
+    order = ORDERS.epoch("val", 0)
+    for block in blocks(order, 11, arrays=(INPUTS[:30], TARGETS[:30]), split="val"):
+        with solo.active(keep=True):
+            for _ in solo.evaluate(block):
+                pass
+
+
+def run(solo: Solo, epochs: int, *, sections: int = 1, size: int = 23, **how: Any) -> list[dict[str, float]]:
+    """Whole epochs; the metrics of every section."""
+    rows = []
+    for _ in range(epochs):
+        epoch = solo.live.epoch
+        solo.live.begin_epoch(ORDERS, epoch)
+        for section in range(sections):
+            if section:
+                solo.live.begin_section()
+            ends = (section * 100 // sections, (section + 1) * 100 // sections)
+            list(train(solo, epoch, *ends, size=size, **how))
+            validate(solo)
+            rows.append(solo.live.end_section(sections))
+    return rows
+
+
+def outcome(live: LiveMember) -> str:
+    """All that decides what it does next."""
+    state = live.state_dict()
+    return evidence.fingerprint({key: state[key] for key in state if key not in ("seconds", "best")})
+
+
+@pytest.mark.parametrize(("sections", "size"), [(1, 7), (1, 100), (4, 23), (16, 5), (100, 1)])
+def test_weights_do_not_depend_on_sections_nor_on_blocks(sections: int, size: int) -> None:
+    one, many = start(), start()
+    whole, rows = run(one, 3), run(many, 3, sections=sections, size=size)
+    assert outcome(many.live) == outcome(one.live)
+    assert rows[sections - 1 :: sections] == whole
+    assert len({row["lr"] for row in rows[:sections]}) == 1
+
+
+def test_training_means_are_over_the_epoch_so_far_and_samples_of_the_section() -> None:
+    solo = start(studies.member(batch_size=40))
+    solo.live.begin_epoch(ORDERS, 0)
+    samples, rows = [], []
+    for low in range(0, 100, 25):
+        list(train(solo, 0, low, low + 25))
+        samples.append(solo.live.samples)
+        rows.append(solo.live.end_section(4))
+        if solo.live.section:
+            solo.live.begin_section()
+    assert samples == [0, 40, 0, 60]
+    assert math.isnan(rows[0]["train_loss"])
+    assert rows[1]["train_loss"] == rows[2]["train_loss"] != rows[3]["train_loss"]
+    assert all(math.isnan(row["val_loss"]) for row in rows), "nothing was validated"
+    assert (solo.live.epoch, solo.live.section, solo.live.position) == (1, 0, 0)
+
+
+def test_a_schedule_that_watches_a_metric_moves_at_every_section() -> None:
+    watching = partial(ReduceLROnPlateau, patience=0, threshold=1e9, threshold_mode="abs")
+    rows = run(start(studies.member(schedule=watching)), 1, sections=4)
+    # The first value is the best; each later one is no better by the threshold.
+    assert [row["lr"] for row in rows] == pytest.approx([0.05, 0.05, 0.005, 0.0005])
+
+
+def resumed(state: dict[str, Any], folder: Path, member: Member | None = None) -> tuple[Solo, int]:
+    """Another trainer's member, from a file."""
+    digest = checkpoint.save(checkpoint.plain(state), folder / "saved.pt")
+    solo = start(member)
+    return solo, solo.live.load_state_dict(checkpoint.load(folder / "saved.pt", digest))
+
+
+def noisy() -> Member:
+    return studies.member("noisy", augment=draw, batch_size=16, subset=[*range(90), 3, 3])
+
+
+def draw(batch: Any) -> Any:
+    x, y = batch
+    return x + 0.1 * float(np.random.rand()) + 0.1 * torch.rand_like(x), y
+
+
+def test_a_save_between_any_two_steps_is_exact(tmp_path: Path) -> None:
+    undisturbed = start(noisy())
+    undisturbed.live.randomness.uses_others = True
+    run(undisturbed, 2)
+    for steps in range(8):
+        solo = start(noisy())
+        solo.live.randomness.uses_others = True
+        run(solo, 1)
+        solo.live.begin_epoch(ORDERS, 1)
+        turns = train(solo, 1, 0, 100)
+        for _ in range(steps):
+            next(turns)
+        state = solo.live.state_dict()
+        solo, position = resumed(state, tmp_path, noisy())
+        solo.live.begin_epoch(ORDERS, 1, position)
+        sequence = Selection.of(noisy().subset, 100).positions(ORDERS.epoch("train", 1))
+        list(train(solo, 1, int(sequence[position]), 100, size=31))
+        validate(solo)
+        solo.live.end_section(1)
+        assert outcome(solo.live) == outcome(undisturbed.live), steps
+
+
+@pytest.mark.parametrize("moves", [1, 2, 3])
+def test_a_member_that_moves_at_a_sections_end_needs_nothing_of_before(tmp_path: Path, moves: int) -> None:
+    undisturbed, solo = start(), start()
+    rows = run(undisturbed, 1, sections=4)
+    solo.live.begin_epoch(ORDERS, 0)
+    found = []
+    for section in range(4):
+        list(train(solo, 0, section * 25, section * 25 + 25))
+        validate(solo)
+        found.append(solo.live.end_section(4))
+        if section + 1 == moves:
+            assert solo.live.position + solo.live.carried == (section + 1) * 25
+            assert solo.live.carried == (section + 1) * 25 % 16
+            solo, position = resumed(solo.live.state_dict(carried=True), tmp_path)
+            solo.live.begin_epoch(ORDERS, 0, position)
+            assert solo.live.carried == (section + 1) * 25 % 16
+        elif solo.live.section:
+            solo.live.begin_section()
+    assert found == rows
+    assert outcome(solo.live) == outcome(undisturbed.live)
+
+
+def test_only_random_states_that_were_drawn_from_are_saved() -> None:
+    calm = start(studies.member(model=partial(nn.Linear, 12, 10)))
+    run(calm, 1)
+    assert set(calm.live.state_dict()["random"].values()) == {None}
+    dropout = start()
+    run(dropout, 1)
+    saved = dropout.live.state_dict()["random"]
+    assert {name for name, state in saved.items() if state is not None} == {"torch"}
+    dropout.live.randomness.uses_others = True
+    saved = dropout.live.state_dict()["random"]
+    assert {name for name, state in saved.items() if state is not None} == {"torch", "numpy", "python"}
+
+
+def test_samples_that_are_broken_leave_holes_and_no_step() -> None:
+    order = ORDERS.epoch("train", 0)
+    solo = start(studies.member(batch_size=10))
+    run(solo, 1, holes=set(order[20:40].tolist()))
+    assert solo.live.steps == 8
+    assert solo.live.epoch == 1
+
+
+def test_after_a_step_no_gradients_are_left() -> None:
+    solo = start()
+    solo.live.begin_epoch(ORDERS, 0)
+    turns = train(solo, 0, 0, 100)
+    next(turns)
+    assert all(parameter.grad is None for parameter in solo.live.model.parameters())
+
+
+class Counting(SGD):
+    """An optimizer with a way of its own to drop gradients."""
+
+    dropped = 0
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.dropped += 1
+        super().zero_grad(set_to_none)
+
+
+def test_an_optimizer_drops_gradients_in_its_own_way() -> None:
+    solo = start(studies.member(optimizer=partial(Counting, lr=0.1), batch_size=50))
+    run(solo, 1)
+    assert solo.live.optimizer.dropped >= 2
+    assert all(parameter.grad is None for parameter in solo.live.model.parameters())
+
+
+def mean_loss(model: nn.Module, batch: Any) -> torch.Tensor:
+    return nn.functional.mse_loss(model(batch[0]), INPUTS[: len(batch[0]), :10])
+
+
+def losses_of_each_output(model: nn.Module, batch: Any) -> torch.Tensor:
+    return nn.functional.mse_loss(model(batch[0]), INPUTS[: len(batch[0]), :10], reduction="none")
+
+
+@pytest.mark.parametrize("step", [mean_loss, losses_of_each_output])
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_gradients_are_those_of_the_mean_loss(step: Any, accumulate: int) -> None:
+    member = studies.member(model=partial(nn.Linear, 12, 10), step=step, metrics={}, accumulate=accumulate)
+    solo = start(member)
+    model = start(member).live.model
+    batch, rows = (INPUTS[:50], TARGETS[:50]), -(-50 // accumulate)
+    for low in range(0, 50, rows):
+        part = tuple(leaf[low : low + rows] for leaf in batch)
+        loss = step(model, part).mean()
+        (loss if accumulate == 1 else loss * (len(part[0]) / 50)).backward()
+    SGD(model.parameters(), lr=0.05, momentum=0.9).step()
+    solo.try_step(batch, 50)
+    assert evidence.fingerprint(solo.live.model.state_dict()) == evidence.fingerprint(model.state_dict())
+
+
+# ---- the best section
+
+
+def test_nan_is_never_better_and_always_beaten() -> None:
+    nan = float("nan")
+    assert Best(0, 0, 2.0).beaten_by(1.0, "min")
+    assert not Best(0, 0, 1.0).beaten_by(1.0, "min")
+    assert Best(0, 0, 1.0).beaten_by(2.0, "max")
+    assert not Best(0, 0, 1.0).beaten_by(nan, "min")
+    assert not Best(0, 0, nan).beaten_by(nan, "max")
+    assert Best(0, 0, nan).beaten_by(-9.0, "max")
+
+
+def second_is_best(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """A metric that follows a script of its own: the calls of a validation are three."""
+    second_is_best.calls += 1
+    return torch.tensor([1.0, 3.0, 2.0, 3.0][(second_is_best.calls - 1) // 3])
+
+
+def test_the_weights_of_the_best_section_are_held_until_they_are_in_a_file(tmp_path: Path) -> None:
+    second_is_best.calls = 0
+    solo = start(
+        studies.member(metrics={"score": second_is_best}, eval_batch_size=11, batch_size=10), objective="val_score"
+    )
+    live = solo.live
+    assert live.best is None
+    assert live.best_state() is None
+    live.begin_epoch(ORDERS, 0)
+    for section, best in enumerate((0, 1, 1, 1)):
+        list(train(solo, 0, section * 25, section * 25 + 25))
+        validate(solo)
+        live.end_section(4)
+        assert live.best is not None
+        assert (live.best.epoch, live.best.section) == (0, best)
+        if section == 1:
+            expected = evidence.fingerprint(live.model.state_dict())
+        if live.section:
+            live.begin_section()
+    state = live.best_state()
+    assert state is not None
+    assert {**state, "model": None} == {"model": None, "epoch": 0, "section": 1, "value": 3.0}
+    assert evidence.fingerprint(state["model"]) == expected != evidence.fingerprint(live.model.state_dict())
+    live.best_is_saved()
+    assert live.best_state() is None
+    later, _ = resumed(live.state_dict(), tmp_path, live.member)
+    assert later.live.best == live.best
+    assert later.live.best_state() is None
+
+
+# ---- devices that compute on their own
+
+
+def test_sums_wait_for_a_device_that_is_late(devices: None) -> None:  # noqa: F811
+    here, there = start(), start(device="late:0")
+    assert run(there, 2, sections=3) == run(here, 2, sections=3)
+
+
+@pytest.mark.parametrize(("device", "asked"), [("cpu:0", 1), ("late:0", 2)])
+def test_a_loss_that_is_no_number_is_found(devices: None, device: str, asked: int) -> None:  # noqa: F811
+    solo = start(studies.member(lr=1e38, batch_size=20, model=partial(nn.Linear, 12, 10)), device=device)
+    solo.live.begin_epoch(ORDERS, 0)
+    for _ in train(solo, 0, 0, 100, size=100):
+        pass
+    assert [solo.live.diverged for _ in range(2)] == [asked == 1, True]
