@@ -308,7 +308,9 @@ class Trainer:
                     events.append(ended)
         if self._overdue() or self._worth_saving():
             events += self._save(list(self.aboard))
-        self.emit(Report(events=tuple(events), section=section))
+        if self.aboard or events:
+            # Nobody waits for an empty crew, and its late word could be taken for that of the next leg's.
+            self.emit(Report(events=tuple(events), section=section))
 
     def _ended(self, name: str, aboard: _Aboard, section: int) -> SectionEnded:
         live, sections = aboard.live, self.terms.validations_per_epoch
