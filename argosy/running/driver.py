@@ -139,6 +139,7 @@ class Driver:
         self.roster.begin()
         self.voyage.call()
         if not self.roster.waiting:
+            self._settle_earlier()
             return "paused" if self.roster.resting else "done"
         self.force.start()
         # Members that rest are to be known as well: whoever calls them does so in the middle of the stream.
@@ -251,6 +252,7 @@ class Driver:
             self.write_study()
             self.record(run_started(self.settings, self.lengths, self.study.validations_per_epoch))
             self.begun = True
+            self._settle_earlier()
             self.phase = Phase.MEASURING
         if self.phase is Phase.MEASURING:
             self.measure()
@@ -440,14 +442,27 @@ class Driver:
             return
         if name in self.roster.waiting:
             return  # It had not boarded yet, and goes on where it was to.
-        verdict = judge(self.judges, name, self.state, self.study)
-        if verdict.fate is Fate.END and state.saved_at_its_end:
-            self.end(name, "done", verdict.reason)
-        elif verdict.fate is Fate.REST and state.saved_at_its_end:
-            self.tell(MemberRested(member=name, reason=verdict.reason))
-            self.roster.rest(name)
-        else:
+        if not self._decided(name):
             self.roster.take_back([name])
+
+    def _settle_earlier(self) -> None:
+        """An earlier driver may have gone between a member's last file and its word on that member."""
+        for name in self.study.names:
+            if self.state.member(name).status in ("training", "paused") and name not in self.roster.resting:
+                self._decided(name)
+
+    def _decided(self, name: str) -> bool:
+        """Let a member end or rest if that is its verdict, and its newest file is that of its last section."""
+        verdict = judge(self.judges, name, self.state, self.study)
+        if verdict.fate is Fate.GO_ON or not self.state.member(name).saved_at_its_end:
+            return False
+        if verdict.fate is Fate.END:
+            self.end(name, "done", verdict.reason)
+        else:
+            self.tell(MemberRested(member=name, reason=verdict.reason))
+            self.roster.leave([name])
+            self.roster.rest(name)
+        return True
 
     # ---- files
 
