@@ -25,6 +25,7 @@ def reference(
     ends: int | None = None,
 ) -> tuple[str, list[float]]:
     """The bits of its weights and the validation loss after each section; with `ends` it stops after so many of them."""
+    torch.set_num_threads(1)
     torch.manual_seed(member_seed(0, member.name))
     model = member.model()
     optimizer = member.optimizer(model.parameters())

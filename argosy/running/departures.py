@@ -143,7 +143,8 @@ class Departures:
             self.voyage.crew_count += 1
             crew = self.voyage.crew_count
             self.force.feed(team, replace(stretch, number=self.leg_count), self.sharing.pipeline)
-        leg = Sailing(number=self.leg_count, feeders=tuple(feeder.name for feeder in team), until=stretch.section)
+        names = tuple(feeder.name for feeder in team)
+        leg = Sailing(number=self.leg_count, feeders=names, until=stretch.section, begins=stretch)
         self.voyage.legs.append(leg)
         self.voyage.flotillas[leg.number] = flotilla
         self.voyage.expect(leg, flotilla.members)

@@ -117,6 +117,7 @@ class Driver:
         self.roster.begin()
         self.voyage.call()
         if not self.roster.waiting:
+            self.faults.settle_earlier()
             return "paused" if self.roster.resting else "done"
         self.force.start()
         # Members that rest are to be known as well: whoever calls them does so in the middle of the stream.
@@ -229,6 +230,7 @@ class Driver:
             self.write_study()
             self.record(run_started(self.settings, self.lengths, self.study.validations_per_epoch))
             self.begun = True
+            self.faults.settle_earlier()
             self.phase = Phase.MEASURING
         if self.phase is Phase.MEASURING:
             self.measure()

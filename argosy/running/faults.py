@@ -112,6 +112,7 @@ class Faults:
         self.driver.phase = Phase.REGROUPING
         self.afloat = self.driver.voyage.afloat()
         busy = {device for device in self.driver.voyage.devices if self.driver.force.knows(device) and device != gone}
+        self.driver.voyage.board_nobody()
         self.regrouping.begin(busy)
         for device in busy:
             self.driver.force.send(device, Pause())
@@ -135,15 +136,29 @@ class Faults:
 
     def _settle(self, name: str) -> None:
         """What becomes of a member that was saved, or lost, where a fault found it."""
-        state = self.driver.state.member(name)
         if self.driver.orders.was_told_to_stop(name):
             self.driver.end(name, "stopped", "by command")
-            return
-        verdict = judge(self.driver.judges, name, self.driver.state, self.driver.study)
-        if verdict.fate is Fate.END and state.saved_at_its_end:
-            self.driver.end(name, "done", verdict.reason)
-        elif verdict.fate is Fate.REST and state.saved_at_its_end:
-            self.driver.tell(MemberRested(member=name, reason=verdict.reason))
-            self.driver.roster.rest(name)
-        else:
+        elif name not in self.driver.roster.waiting and not self._decided(name):
+            # One that waits had not boarded yet, and goes on where it was to.
             self.driver.roster.take_back([name])
+
+    def settle_earlier(self) -> None:
+        """An earlier driver may have gone between a member's last file and its word on that member."""
+        for name in self.driver.study.names:
+            status = self.driver.state.member(name).status
+            if status in ("training", "paused") and name not in self.driver.roster.resting:
+                self._decided(name)
+
+    def _decided(self, name: str) -> bool:
+        """Let a member end or rest if that is its verdict, and its newest file is that of its last section."""
+        driver = self.driver
+        verdict = judge(driver.judges, name, driver.state, driver.study)
+        if verdict.fate is Fate.GO_ON or not driver.state.member(name).saved_at_its_end:
+            return False
+        if verdict.fate is Fate.END:
+            driver.end(name, "done", verdict.reason)
+        else:
+            driver.tell(MemberRested(member=name, reason=verdict.reason))
+            driver.roster.leave([name])
+            driver.roster.rest(name)
+        return True

@@ -17,6 +17,7 @@ from argosy.running.departures import Departures, crews_of
 from argosy.running.launching import Launching
 from argosy.running.legs import Boarding, Change, Sailing, difference
 from argosy.running.verdicts import Fate, Verdict, judge
+from argosy.stream.schedule import section_start
 
 if TYPE_CHECKING:
     from argosy.running.driver import Driver
@@ -80,6 +81,11 @@ class Voyage:
         self.fates.clear()
         self.leaving.clear()
         self.departures.forget_measuring()
+
+    def board_nobody(self) -> None:
+        """Everybody is about to be saved: whoever waits to board has no part in that."""
+        for leg in self.legs:
+            leg.boarding.clear()
 
     def lost(self, worker: str) -> None:
         """A worker is gone, or its exchange with others broke."""
@@ -234,7 +240,7 @@ class Voyage:
         per_epoch, place = self.driver.study.validations_per_epoch, leg.until
         if place % per_epoch == 0:
             self.roster.join(self.roster.waiting, place // per_epoch)
-        peers = [name for name in self.roster.waiting if self._can_join(name, place)]
+        peers = [name for name in self.roster.waiting if self._can_join(name, leg)]
         profiles = self.driver.measuring.profiles([*live, *self.roster.waiting], self.driver.study)
         aboard = [profile for profile in profiles if profile.member in set(live)]
         waiting = [profile for profile in profiles if profile.member not in set(live)]
@@ -247,13 +253,14 @@ class Voyage:
         nodes = {self.force.feeders[name].node for name in leg.feeders if name in self.force.feeders}
         return goes_on if all(self.force.node_of[device] in nodes for device in goes_on.devices) else None
 
-    def _can_join(self, name: str, place: int) -> bool:
+    def _can_join(self, name: str, leg: Sailing) -> bool:
         """Whether all that a waiting member wants of the stream is still to come at a gate."""
-        if self.roster.place(name) != place or name in self.leaving:
+        if self.roster.place(name) != leg.until or name in self.leaving:
             return False
-        leg = self.roster.leg_for([name], self.driver.lengths, number=0)
-        per_epoch, length = self.driver.study.validations_per_epoch, self.driver.lengths["train"]
-        return leg.position >= place % per_epoch * length // per_epoch
+        length, per_epoch = self.driver.lengths["train"], self.driver.study.validations_per_epoch
+        begun = leg.until > leg.begins.section
+        position = section_start(leg.until, length, per_epoch) if begun else leg.begins.position
+        return self.roster.leg_for([name], self.driver.lengths, number=0).position >= position
 
     def situation(self, waiting: list[Profile], places: Mapping[str, int], without: Sailing | None = None) -> Situation:
         per_epoch = self.driver.study.validations_per_epoch

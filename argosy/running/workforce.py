@@ -119,12 +119,6 @@ class Workforce:
             crews = {device: crew for device, crew in credit.crews.items() if self.node_of.get(device) == feeder.node}
             self.workers.send(feeder.name, replace(credit, crews=crews))
 
-    def attach(self, feeders: Iterable[str], device: str) -> None:
-        """Let a trainer read from that one of these feeders which is on its node."""
-        for feeder in [self.feeders[name] for name in feeders if name in self.feeders]:
-            if feeder.node == self.node_of.get(device):
-                self._attach(feeder, [device])
-
     def probe(self, feeders: Sequence[Feeder]) -> None:
         """Let these feeders measure what sharing costs between them."""
         for feeder, team in zip(feeders, self._teams(len(feeders), None, len(feeders)), strict=True):
