@@ -9,6 +9,8 @@ then say where they stopped, and the gate is behind the last section that one of
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from argosy.commands import Leg
+
 __all__ = ["Boarding", "Change", "Crew", "Sailing", "difference"]
 
 
@@ -60,6 +62,8 @@ class Sailing:
     feeders: tuple[str, ...]
     until: int
     """The first section without credit."""
+    begins: Leg = field(default_factory=Leg.empty)
+    """Where its first section does."""
     crews: dict[str, Crew] = field(default_factory=dict)
     """By device; one without members takes no part."""
     free_until: dict[str, int] = field(default_factory=dict)
@@ -70,6 +74,8 @@ class Sailing:
     """Feeders that were told to hold and have not answered."""
     holding: bool = False
     """Whether a change waits for the gate, so that there is no further credit."""
+    credit: int = 0
+    """The first section without credit when feeders were told to hold: sooner ones may have been begun."""
     boarding: dict[str, Boarding] = field(default_factory=dict)
     """By device."""
 
@@ -115,7 +121,7 @@ class Sailing:
         """Let a change happen soon; returns the feeders that are to be asked where they stop."""
         if self.holding:
             return []
-        self.holding, self.asked = True, set(self.feeders)
+        self.holding, self.asked, self.credit = True, set(self.feeders), self.until
         return list(self.feeders)
 
     def held(self, feeder: str, until: int) -> bool:
@@ -126,9 +132,9 @@ class Sailing:
         first = len(self.asked) == len(self.feeders)
         self.until = until if first else max(self.until, until)
         self.asked.discard(feeder)
-        if not self.asked and self.members:
+        if not self.asked:
             # The epoch may have more sections than everybody is sure to want.
-            self.until = min(self.until, self._certain)
+            self.until = min(self.until, max(self.credit, self._certain))
         return not self.asked
 
     def reach(self, *, turns: int | None) -> int:
@@ -138,7 +144,7 @@ class Sailing:
 
     @property
     def _certain(self) -> int:
-        return min(self.free_until[name] for name in self.members)
+        return min((self.free_until[name] for name in self.members), default=self.until)
 
     @property
     def horizon(self) -> int | None:

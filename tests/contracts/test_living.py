@@ -16,9 +16,10 @@ from argosy.plans import Flotilla, Placement
 from argosy.running import inbox
 from argosy.running.driver import Phase
 from argosy.running.voyage import Voyage
+from argosy.stopping import Stop
 
 
-SEEDS = 200
+SEEDS = 24
 
 
 class Restless:
@@ -91,20 +92,18 @@ def test_whatever_happens_members_equal_themselves_alone(
     judges = [Moody(draw)] if draw.random() < 0.5 else []
     living.run(study, run, judges=judges, policy=chaos, devices="cpu:3", block_size=draw.choice([8, 32]))
     state = living.state_of(run)
-    late = studies.member("late", hidden=8, batch_size=9)
-    everybody = replace(study, members=[*members, *([late] if "late" in state.members else [])])
-    living.equal_alone(everybody, run)
-    print(Counter(type(e).__name__ for e in __import__("argosy.running.journal").running.journal.read_journal(run)), sections, state.preparations, state.answered)
+    late = [studies.member("late", hidden=8, batch_size=9)] if "late" in state.members else []
+    done = [name for name, member in state.members.items() if member.status == "done"]
+    living.equal_alone(replace(study, members=[*members, *late]), run, *done)
     for member in members:
         rows = state.member(member.name).history
-        ended = next(count for count in range(1, 99) if member.stop.reason(rows[:count]) or count == len(rows))
-        assert len(rows) == ended
-        told = member.name == "odd" and not member.stop.reason(rows)
-        assert state.member(member.name).status == ("stopped" if told else "done")
+        assert [member.stop.reason(rows[:count]) for count in range(1, len(rows))] == [None] * (len(rows) - 1)
+        assert (member.stop.reason(rows) is not None) == (member.name in done)
+    assert set(state.members) - set(done) <= {"odd"}
     assert len(state.answered) == 2 - len(orders)
 
 
-def a_rule(draw: random.Random, sections: int) -> argosy.Stop:
+def a_rule(draw: random.Random, sections: int) -> Stop:
     """A rule that ends a member after a few sections."""
     most = argosy.MaxEpochs(draw.randint(1, 3 * sections) / sections)
     kind = draw.randrange(3)
@@ -121,5 +120,27 @@ def fleet() -> list[argosy.Member]:
         studies.member("plain", batch_size=12),
         studies.member("odd", hidden=24, batch_size=17, clip_grad_norm=1.0),
         studies.member("bootstrap", batch_size=8, subset=[3, 3, 5, *range(40, 80)], drop_last=True),
-        studies.member("adam", batch_size=25, accumulate=3, eval_batch_size=7, optimizer=studies.partial(studies.Adam, lr=0.01)),
+        studies.member(
+            "adam", batch_size=25, accumulate=3, eval_batch_size=7, optimizer=studies.partial(studies.Adam, lr=0.01)
+        ),
     ]
+
+
+def test_a_fault_while_members_move_finds_each_of_them_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    moving = living.policy(monkeypatch, living.Dealt(lambda member, asked: asked + (member == "odd")))
+    seen = []
+
+    def act(voyage: Voyage) -> None:
+        if voyage.driver.phase is Phase.SAILING and any(leg.boarding for leg in voyage.legs):
+            seen.append(voyage.legs[0].until)
+            voyage.driver.regroup()
+        elif voyage.driver.phase is Phase.SAILING and len(seen) < 2:
+            voyage.make_room()
+
+    living.at_every_round(monkeypatch, act)
+    study = studies.study(90, val=11, fleet=fleet(), epochs=4)
+    living.run(study, tmp_path, policy=moving, devices="cpu:2", block_size=32)
+    assert len(seen) == 2
+    living.equal_alone(study, tmp_path)
+    trained = Counter((line["member"], line["epoch"]) for line in evidence.event_lines(tmp_path, "SectionEnded"))
+    assert set(trained.values()) == {1}
