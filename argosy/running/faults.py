@@ -66,7 +66,10 @@ class Faults:
             self._give_up(feeder.node)
         self.driver.force.lost(worker)
         self.driver.voyage.lost(worker)
-        if self.driver.phase is Phase.MEASURING:
+        if self.driver.phase is Phase.OPENING:
+            # Nobody else would start a feeder again that has not opened the data.
+            self.driver.force.free_team(self.driver.force.devices, ())
+        elif self.driver.phase is Phase.MEASURING:
             self.driver.measure()
         elif self.driver.phase is Phase.SAILING:
             self.regroup(gone=worker)
