@@ -28,6 +28,8 @@ class Turns:
         """The last section of the stream that somebody ended."""
         self._through: set[str] = set()
         """Who ended it."""
+        self._asked: object = None
+        """What the last answer to `called` was given on."""
 
     def verdict(self, member: str, state: RunState, study: Study) -> Verdict:
         """See `Judge.verdict`."""
@@ -43,14 +45,16 @@ class Turns:
 
     def called(self, resting: Collection[str], state: RunState, study: Study) -> Sequence[str]:
         """As many as leave at the coming gate, or are missing."""
-        if not resting:
+        asked = (len(resting), self._newest, len(self._through))
+        if not resting or asked == self._asked:
             return ()
+        self._asked = asked
         over = sum(one.status in ("done", "stopped", "failed", "diverged") for one in state.members.values())
         leaving = sum(name not in resting and state.member(name).status == "training" for name in self._through)
         free = self.width - (len(study.members) - over - len(resting) - leaving)
         if free <= 0:
             return ()
-        return sorted(resting, key=lambda name: (state.member(name).epochs, name))[:free]
+        return sorted(resting, key=lambda name: (len(state.members[name].sections), name))[:free]
 
 
 class Addition:

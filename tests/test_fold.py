@@ -5,7 +5,17 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from argosy.events import Assigned, Checkpoint, Fed, MemberEnded, MemberRested, MemberStarted, RunStarted, Saved, SectionEnded
+from argosy.events import (
+    Assigned,
+    Checkpoint,
+    Fed,
+    MemberEnded,
+    MemberRested,
+    MemberStarted,
+    RunStarted,
+    Saved,
+    SectionEnded,
+)
 from argosy.fold import FILES_KEPT, RunState
 
 SECTIONS = 3

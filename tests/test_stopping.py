@@ -28,7 +28,9 @@ def leaves(sections: int) -> st.SearchStrategy[Stop]:
 def cases(draw: st.DrawFn) -> tuple[Stop, list[dict[str, float]], int]:
     """A rule, what comes of a member, and the sections of an epoch."""
     sections = draw(st.integers(1, 7))
-    rule = draw(st.recursive(leaves(sections), lambda inner: st.builds(Either, inner, inner) | st.builds(Both, inner, inner)))
+    rule = draw(
+        st.recursive(leaves(sections), lambda inner: st.builds(Either, inner, inner) | st.builds(Both, inner, inner))
+    )
     rows = [
         {"val_loss": draw(VALUES), "seconds": 1.0, "epochs": number // sections + (number % sections + 1) / sections}
         for number in range(draw(st.integers(0, 14)))
@@ -37,7 +39,9 @@ def cases(draw: st.DrawFn) -> tuple[Stop, list[dict[str, float]], int]:
 
 
 @given(cases())
-def test_what_is_certain_comes_before_the_rule_can_stop_the_member(case: tuple[Stop, list[dict[str, float]], int]) -> None:
+def test_what_is_certain_comes_before_the_rule_can_stop_the_member(
+    case: tuple[Stop, list[dict[str, float]], int],
+) -> None:
     rule, rows, sections = case
     for seen in range(len(rows) + 1):
         certain = rule.certain(rows[:seen], sections)

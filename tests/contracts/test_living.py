@@ -121,7 +121,9 @@ def fleet() -> list[argosy.Member]:
         studies.member("plain", batch_size=12),
         studies.member("odd", hidden=24, batch_size=17, clip_grad_norm=1.0),
         studies.member("bootstrap", batch_size=8, subset=[3, 3, 5, *range(40, 80)], drop_last=True),
-        studies.member("adam", batch_size=25, accumulate=3, eval_batch_size=7, optimizer=studies.partial(studies.Adam, lr=0.01)),
+        studies.member(
+            "adam", batch_size=25, accumulate=3, eval_batch_size=7, optimizer=studies.partial(studies.Adam, lr=0.01)
+        ),
     ]
 
 

@@ -60,7 +60,9 @@ class World:
     def __init__(self, draw: Random) -> None:
         self.draw = draw
         self.per_epoch = draw.randint(1, 3)
-        self.feeders = {f"f{n}": Course({"train": 6, "val": 2}, per_epoch=self.per_epoch, block_size=4) for n in range(2)}
+        self.feeders = {
+            f"f{n}": Course({"train": 6, "val": 2}, per_epoch=self.per_epoch, block_size=4) for n in range(2)
+        }
         self.node = {"d0": "f0", "d1": "f1", "d2": "f1"}
         self.trainers = {device: Trainer() for device in DEVICES}
         self.orders: dict[str, deque[Credit | Hold]] = {name: deque() for name in self.feeders}

@@ -11,7 +11,9 @@ from argosy.stream.course import Course
 from argosy.stream.schedule import section_start
 
 
-def blocks(leg: Leg, sections: range, lengths: dict[str, int], per_epoch: int, size: int) -> list[tuple[str, int, list[int]]]:
+def blocks(
+    leg: Leg, sections: range, lengths: dict[str, int], per_epoch: int, size: int
+) -> list[tuple[str, int, list[int]]]:
     """(split, section, elements) of each block of these sections, written down anew."""
     found = []
     for section in sections:
@@ -40,7 +42,9 @@ def test_a_course_announces_what_it_may_and_prepares_no_further(seed: int) -> No
         high = section_start(section + 1, lengths["train"], per_epoch) or lengths["train"]
         leg = Leg(number=number, section=section, position=draw.randint(low, high))
         for event in course.begin(leg):
-            fed[event.split, event.epoch, event.section] = fed.get((event.split, event.epoch, event.section), 0) + event.samples
+            fed[event.split, event.epoch, event.section] = (
+                fed.get((event.split, event.epoch, event.section), 0) + event.samples
+            )
         assert course.peek() is None, "nothing is prepared before there is credit"
         until = horizon = section
         ready: list[Place] = []

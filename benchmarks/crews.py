@@ -1,0 +1,256 @@
+"""What it costs the others that members leave, join, rest, come back and move; and that an epoch has several sections.
+
+* A study in which ten things change at every epoch's end, beside a quiet one with equally many members aboard each device in
+  every section, interleaved. Members that nothing happened to must end with the quiet study's weights, and every member with
+  those of a plain loop over the stream epochs that were journaled for it; no sample may be prepared twice.
+* The same with the trainer killed on which a member has just started, before it could be saved.
+* One, four and sixteen validations an epoch: equal weights, equal validation at the epoch's end; and sixteen beside one that
+  goes through sixteen times as many samples.
+"""
+
+import itertools
+import json
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from measuring import arguments, finish, hardware, target
+from small_sides import Ship, check_weights, lists_of, loop, weights_of
+
+RUN = "crews_run.py"
+DEVICES = ("cpu:0", "cpu:1")
+VAL = 128
+CHANGES = 10
+"""At every epoch's end: four moves, two that rest and two that come back, one that leaves and one that joins."""
+ADDED = """
+from small_study import member, study
+from argosy import MaxEpochs
+
+study = study([member(name, stop=MaxEpochs(1)) for name in {names!r}], samples=64, val=64, epochs=1)
+"""
+
+Crews = dict[str, list[str]]
+
+
+def steady_of(count: int) -> dict[str, list[str]]:
+    """Members that nothing happens to, by device."""
+    return {device: [f"steady-{number}-{i}" for i in range(count)] for number, device in enumerate(DEVICES)}
+
+
+def crews_at(epoch: int, steady: int) -> Crews:
+    """Who is aboard in an epoch of the changing study."""
+    turn = epoch % 2
+    movers = [["mover-0", "mover-1"], ["mover-2", "mover-3"]]
+    crews = steady_of(steady)
+    for number, device in enumerate(DEVICES):
+        crews[device] += movers[(number + turn) % 2]
+        crews[device].append(f"turn-{number}-{turn}")
+    crews[DEVICES[0]].append(f"once-{epoch}")
+    return crews
+
+
+def quiet_crews(steady: int) -> Crews:
+    """As many, who stay."""
+    crews = steady_of(steady)
+    for number, device in enumerate(DEVICES):
+        crews[device] += [f"mover-{2 * number}", f"mover-{2 * number + 1}", f"turn-{number}-0"]
+    crews[DEVICES[0]].append("once-0")
+    return crews
+
+
+def told_of(script: Sequence[Crews], *, epochs: int, samples: int, cues: bool, victim: str | None) -> dict[str, Any]:
+    """A study whose members train when the script says so."""
+    aboard = [{name for crew in crews.values() for name in crew} for crews in script]
+    everybody = sorted(set.union(*aboard))
+    added = [name for name in everybody if name.startswith("once-") and name not in aboard[0]]
+    return {
+        "script": script,
+        "members": {
+            name: sum(name in here for here in aboard) if cues else epochs for name in everybody if name not in added
+        },
+        "added": len(added),
+        "samples": samples,
+        "val": VAL,
+        "epochs": epochs,
+        "sections": 1,
+        "devices": f"cpu:{len(DEVICES)}",
+        "checkpoint_seconds": 300.0,
+        "cues": cues,
+        "victim": victim,
+    }
+
+
+def changing(out: Path, *, steady: int, epochs: int, samples: int, victim: str | None = None) -> Ship:
+    """A study that changes at every epoch's end."""
+    script = [crews_at(epoch, steady) for epoch in range(epochs)]
+    commands = out / "run" / "commands"
+    commands.mkdir(parents=True)
+    names = [f"once-{epoch}" for epoch in range(1, epochs)]
+    (out / "added.py").write_text(ADDED.format(names=names))
+    (commands / "0-add.json").write_text(json.dumps({"command": "add", "study": str(out / "added.py")}))
+    return Ship(RUN, told_of(script, epochs=epochs, samples=samples, cues=True, victim=victim), out)
+
+
+def quiet(out: Path, *, steady: int, epochs: int, samples: int) -> Ship:
+    """A study in which nothing changes."""
+    told = told_of([quiet_crews(steady)], epochs=epochs, samples=samples, cues=False, victim=None)
+    return Ship(RUN, told, out)
+
+
+def worked(ship: Ship) -> dict[str, float]:
+    """Seconds from the first start to the end of the last section of a member that nothing happens to; CPU of everybody."""
+    found = ship.end()
+    lines = [json.loads(line) for line in (ship.directory / "journal.jsonl").read_text().splitlines()]
+    steady = [line for line in lines if line["event"] == "SectionEnded" and line["member"].startswith("steady")]
+    started, ended = found["started"], found["ended"]
+    return {
+        "seconds": steady[-1]["at"] - started["wall"],
+        "cpu_seconds": ended["cpu_seconds"] - started["cpu_seconds"],
+        "driver_seconds": ended["driver_seconds"] - started["driver_seconds"],
+    }
+
+
+def check_lists(ship: Ship, out: Path, samples: int, *, epochs: int, as_scripted: bool) -> None:
+    """Raise unless everybody trained on its epochs of the script and is what a plain loop over the journaled ones makes of it."""
+    state = ship.state
+    lists = lists_of(state)
+    check_weights(ship.directory, loop(lists, out / "loop", samples=samples, val=VAL)["weights"])
+    wrong = {name: one for name, one in state.members.items() if one.status != "done"}
+    if wrong:
+        raise AssertionError(f"not every member is done: {wrong}")
+    if as_scripted:
+        for name in [f"once-{epoch}" for epoch in range(epochs)]:
+            if lists[name] != [int(name.removeprefix("once-"))]:
+                raise AssertionError(f"{name} trained on stream epochs {lists[name]}")
+
+
+def changes(options: Any, folder: Path, figures: dict[str, Any], targets: list[dict[str, Any]]) -> None:
+    """Quiet and changing studies, interleaved."""
+    rounds: list[dict[str, Any]] = []
+    count = CHANGES * (options.epochs - 1)
+    size = {"steady": options.steady, "epochs": options.epochs, "samples": options.samples}
+    for number in range(options.rounds):
+        with tempfile.TemporaryDirectory(dir=folder) as name:
+            sides = {"quiet": quiet, "changing": changing}
+            ships, found = {}, {}
+            for side in (sorted(sides), sorted(sides, reverse=True))[number % 2]:
+                ships[side] = sides[side](Path(name) / side, **size)
+                found[side] = worked(ships[side])
+            for steady in itertools.chain.from_iterable(steady_of(options.steady).values()):
+                if weights_of(ships["quiet"].directory, steady) != weights_of(ships["changing"].directory, steady):
+                    raise AssertionError(f"{steady} ended with other weights beside members that changed.")
+            if number == 0:
+                check_lists(ships["changing"], Path(name), options.samples, epochs=options.epochs, as_scripted=True)
+            state = ships["changing"].state
+        delay = {
+            f"{what}_ms": 1000 * (found["changing"][what] - found["quiet"][what]) / count
+            for what in ("seconds", "cpu_seconds", "driver_seconds")
+        }
+        rounds.append({**found, **delay, "preparations": state.preparations, "discarded": state.discarded})
+        print(
+            f"{count} changes: {delay['seconds_ms']:.1f} ms each for the others ({found['quiet']['seconds']:.1f} s quiet, "
+            f"{found['changing']['seconds']:.1f} s changing), {delay['cpu_seconds_ms']:.1f} ms CPU each of all processes, "
+            f"{delay['driver_seconds_ms']:.1f} ms of them the driver's; preparations {state.preparations:.3f}",
+            flush=True,
+        )
+    figures["changes"] = rounds
+    targets.append(target("ms a change for the others", [one["seconds_ms"] for one in rounds], at_most=20.0))
+    targets.append(target("ms CPU a change, of all processes", [one["cpu_seconds_ms"] for one in rounds], at_most=20.0))
+    targets.append(target("preparations of each sample", [one["preparations"] for one in rounds], at_most=1.0))
+
+
+def kill(options: Any, folder: Path, figures: dict[str, Any], targets: list[dict[str, Any]]) -> None:
+    """The trainer is killed on which a member has just joined."""
+    epochs = 4
+    with tempfile.TemporaryDirectory(dir=folder) as name:
+        ship = changing(
+            Path(name), steady=min(options.steady, 4), epochs=epochs, samples=options.samples, victim="once-2"
+        )
+        ship.end()
+        lost = len(ship.state.lost)
+        check_lists(ship, Path(name), options.samples, epochs=epochs, as_scripted=True)
+    figures["kill"] = {"trainers_lost": lost}
+    targets.append(target("trainers killed before a joiner's first save, with equal weights", [lost], at_least=1))
+
+
+def validations(options: Any, folder: Path, figures: dict[str, Any], targets: list[dict[str, Any]]) -> None:
+    """Sections of an epoch."""
+    members = {f"m{number}": 2 for number in range(options.members)}
+    told = {
+        "script": None,
+        "members": members,
+        "added": 0,
+        "samples": options.long_samples,
+        "epochs": 2,
+        "devices": "cpu:1",
+        "checkpoint_seconds": 300.0,
+        "cues": False,
+        "victim": None,
+    }
+    rounds = []
+    for _ in range(options.rounds):
+        with tempfile.TemporaryDirectory(dir=folder) as name:
+            ships, cpu = {}, {}
+            for sections, val in ((16, VAL), (1, 16 * VAL), (4, VAL), (1, VAL)):
+                key = f"{sections} of {val}"
+                ship = ships[key] = Ship(RUN, {**told, "sections": sections, "val": val}, Path(name) / key)
+                found = ship.end()
+                cpu[key] = found["ended"]["cpu_seconds"] - found["started"]["cpu_seconds"]
+            _check_equal([ships[f"{sections} of {VAL}"] for sections in (1, 4, 16)], list(members))
+        rounds.append({**cpu, "cost": cpu[f"16 of {VAL}"] / cpu[f"1 of {16 * VAL}"]})
+        print(
+            ", ".join(f"{key}: {seconds:.1f} s CPU" for key, seconds in cpu.items())
+            + "; equal weights, equal validation at the epochs' ends",
+            flush=True,
+        )
+    figures["validations"] = rounds
+    targets.append(
+        target("CPU of 16 validations / of one of 16 times as many samples", [r["cost"] for r in rounds], at_most=1.03)
+    )
+
+
+def _check_equal(ships: Sequence[Ship], names: Sequence[str]) -> None:
+    """Raise unless all ended with equal weights, and with equal validation at each epoch's end."""
+    first, *others = ships
+    whole = first.state
+    for ship in others:
+        state = ship.state
+        assert state.started is not None
+        last = state.started.validations_per_epoch - 1
+        for name in names:
+            if weights_of(ship.directory, name) != weights_of(first.directory, name):
+                raise AssertionError(f"{name} ended with other weights with {last + 1} validations an epoch.")
+            ends = [row.metrics for row in state.member(name).sections if row.section == last]
+            if ends != [row.metrics for row in whole.member(name).sections]:
+                raise AssertionError(
+                    f"{name} has other figures at an epoch's end with {last + 1} validations an epoch."
+                )
+
+
+PARTS = {"changes": changes, "kill": kill, "validations": validations}
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.set_defaults(rounds=3)
+    parser.add_argument("--steady", type=int, default=10, help="members on each device that nothing happens to")
+    parser.add_argument("--epochs", type=int, default=21, help="ten changes at the end of each but the last")
+    parser.add_argument("--samples", type=int, default=6400)
+    parser.add_argument("--members", type=int, default=10, help="of the studies with sections")
+    parser.add_argument("--long-samples", type=int, default=64_000, help="samples of an epoch with sections")
+    parser.add_argument("--parts", nargs="*", choices=PARTS, default=list(PARTS), help="only these")
+    options = parser.parse_args()
+    print(hardware(), flush=True)
+    torch.set_num_threads(1)
+    figures: dict[str, Any] = {}
+    targets: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory(prefix="argosy-crews-") as name:
+        for part in options.parts:
+            PARTS[part](options, Path(name), figures, targets)
+    finish("crews", figures, targets, as_json=options.json)
+
+
+if __name__ == "__main__":
+    main()

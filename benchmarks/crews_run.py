@@ -1,0 +1,130 @@
+"""One Argosy run of `crews.py` in a process of its own: told by one JSON file, it writes another of what it measured.
+
+What changes is written in a script: who is aboard which device in each epoch of the stream. The policy of this file places
+members as the script says, and its judge rests and calls them; who is not in the script ends by its rule and joins by command.
+"""
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from small_study import Gauge, member, run, study
+
+from argosy.events import Event, MemberRested, MemberStarted
+from argosy.fold import RunState
+from argosy.planning import POLICIES, Situation
+from argosy.plans import Flotilla, Placement
+from argosy.profiles import Profile
+from argosy.running.launcher import Workers
+from argosy.running.verdicts import GO_ON, Fate, Verdict
+from argosy.settings import Settings
+from argosy.stopping import MaxEpochs
+from argosy.study import Study
+
+__all__ = ["Scripted"]
+
+Script = Sequence[Mapping[str, Sequence[str]]]
+"""For each epoch of the stream, who is aboard each device."""
+
+
+class Scripted:
+    """A policy that places members as a script says."""
+
+    def __init__(self, script: Script) -> None:
+        self.script = script
+
+    def launch(self, situation: Situation) -> tuple[Flotilla, ...]:
+        """The script's crews of the epoch that those aboard are at; at the beginning of a run, of the least one."""
+        aboard = [name for name in situation.homes if name in situation.epochs_done]
+        epoch = min(situation.epochs_done[name] for name in aboard or situation.epochs_done)
+        profiles = {p.member: p for p in situation.waiting if situation.epochs_done[p.member] == epoch}
+        placements = [
+            Placement.whole(profiles[name], device)
+            for device, crew in self.script[min(epoch, len(self.script) - 1)].items()
+            for name in crew
+            if name in profiles
+        ]
+        return (Flotilla(placements=tuple(placements)),) if placements else ()
+
+    def keeps(self, situation: Situation, started: Flotilla, live: tuple[Profile, ...]) -> bool:
+        """Never: the script is asked at every gate."""
+        return False
+
+
+class Cues:
+    """A judge who rests and calls members as a script says."""
+
+    def __init__(self, script: Script) -> None:
+        self.aboard = [{name for crew in crews.values() for name in crew} for crews in script]
+        self._newest = -1
+        """The last epoch of the stream that somebody ended."""
+
+    def verdict(self, member: str, state: RunState, study: Study) -> Verdict:
+        """See `Judge.verdict`."""
+        sections = state.member(member).sections
+        if not sections:
+            return GO_ON
+        self._newest = max(self._newest, sections[-1].stream_epoch)
+        following = sections[-1].stream_epoch + 1
+        if following < len(self.aboard) and member not in self.aboard[following]:
+            return Verdict(Fate.REST, "as the script says")
+        return GO_ON
+
+    def called(self, resting: Collection[str], state: RunState, study: Study) -> Sequence[str]:
+        """See `Judge.called`."""
+        following = self._newest + 1
+        if not resting or following >= len(self.aboard):
+            return ()
+        return [name for name in resting if name in self.aboard[following]]
+
+
+class Killer:
+    """Kills the trainer that a member has just started on, once, before it can be saved."""
+
+    def __init__(self, victim: str | None) -> None:
+        self.victim = victim
+        self.workers: Any = None
+
+    def opened(self, workers: Workers) -> None:
+        """Learn whose processes they are."""
+        self.workers = workers
+
+    def hear(self, event: Event) -> None:
+        """Whether it has started."""
+        if isinstance(event, MemberStarted) and event.member == self.victim:
+            self.victim = None
+            os.kill(self.workers.workers[event.device].pid, signal.SIGKILL)
+
+
+def main() -> None:
+    told = json.loads(Path(sys.argv[1]).read_text())
+    torch.set_num_threads(1)
+    script, killer = told["script"], Killer(told["victim"])
+    members = [member(name, stop=MaxEpochs(epochs)) for name, epochs in told["members"].items()]
+    asked = study(members, samples=told["samples"], val=told["val"], epochs=told["epochs"], sections=told["sections"])
+    policy = "balanced"
+    if script:
+        policy, POLICIES["scripted"] = "scripted", Scripted(script)
+    gauge = Gauge(count=len(members) + told["added"], act=killer.hear)
+    first = {name for crew in script[0].values() for name in crew} if told["cues"] else set(told["members"])
+    run(
+        asked,
+        Settings(devices=told["devices"], policy=policy, checkpoint_seconds=told["checkpoint_seconds"]),
+        Path(told["directory"]),
+        view=gauge,
+        judges=[Cues(script)] if told["cues"] else [],
+        at_rest=[
+            MemberRested(member=name, reason="its turn comes later") for name in told["members"] if name not in first
+        ],
+        opened=killer.opened,
+    )
+    Path(sys.argv[2]).write_text(json.dumps(gauge.figures()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,30 @@
+"""The benchmarks of the living fleet run, on a fleet of a few members: their checks of equality count here, not their figures."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+TINY = {
+    "conversation fleets": "--members 6 --turns 8 --width 3 --samples 128 --epochs 2 --signals 0",
+    "conversation loops": "--loops 3 --samples 16 --epochs 2 --rounds 1",
+    "crews changes": "--steady 1 --epochs 3 --samples 128 --rounds 1",
+    "crews kill": "--steady 1 --samples 128",
+    "crews validations": "--members 2 --long-samples 640 --rounds 1",
+}
+
+
+@pytest.mark.parametrize("which", TINY)
+def test_a_benchmark_runs_and_finds_equal_weights(which: str) -> None:
+    script, part = which.split()
+    command = [sys.executable, str(BENCHMARKS / f"{script}.py"), "--parts", part, "--json", *TINY[which].split()]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert result["benchmark"] == script
+    unfulfilled = [one["what"] for one in result["targets"] if not one["holds"]]
+    # On so small a fleet nothing is said of time.
+    assert not [what for what in unfulfilled if "preparations" in what or "killed" in what]
