@@ -382,7 +382,9 @@ def drive(
         finally:
             driver.remember_costs()
             settle_all_links(state.members.values(), job.directory)
-            if driver.begun or driver.orders.pausing:
+            # Where an earlier driver was killed when all was done, this one says so.
+            untold = state.started is not None and status == "done" != (state.ended.status if state.ended else "")
+            if driver.begun or driver.orders.pausing or untold:
                 seconds, cpu_seconds = time.monotonic() - driver.began, tree_cpu_seconds() - before
                 driver.record(RunEnded(status=status, reason=reason, seconds=seconds, cpu_seconds=cpu_seconds))
             journal.commit()

@@ -67,7 +67,7 @@ def test_a_run_goes_on_from_any_section(tmp_path: Path, monkeypatch: pytest.Monk
             continue
         if report.status == "done":
             break
-    assert runs > 5
+    assert 5 < runs < 40
     cut, whole = evidence.results(tmp_path / "cut"), evidence.results(tmp_path / "whole")
     for name, expected in whole.items():
         for part, value in expected.items():
