@@ -66,7 +66,10 @@ class Faults:
             self._give_up(feeder.node)
         self.driver.force.lost(worker)
         self.driver.voyage.lost(worker)
-        if self.driver.phase is Phase.MEASURING:
+        if self.driver.phase is Phase.OPENING:
+            if feeder is not None and any(node.name == feeder.node for node in self.driver.cluster.nodes):
+                self.driver.force.open_feeder(feeder.node)
+        elif self.driver.phase is Phase.MEASURING:
             self.driver.measure()
         elif self.driver.phase is Phase.SAILING:
             self.regroup(gone=worker)

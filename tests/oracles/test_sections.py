@@ -9,7 +9,7 @@ import pytest
 import studies
 
 import argosy
-from argosy.running.driver import Phase
+from argosy.running.phase import Phase
 from argosy.running.voyage import Voyage
 
 
