@@ -13,8 +13,8 @@ import studies
 
 import argosy
 from argosy.cluster import Cluster
-from argosy.plans import Flotilla, Placement
 from argosy.fold import RunState
+from argosy.plans import Flotilla, Placement
 from argosy.running import inbox, inline
 from argosy.running.driver import Driver
 from argosy.running.inline import Inline
@@ -23,7 +23,6 @@ from argosy.running.phase import Phase
 from argosy.running.view import Silent
 from argosy.running.voyage import Voyage
 from argosy.stopping import Stop
-
 
 SEEDS = 4
 
@@ -228,7 +227,9 @@ def test_members_move_and_those_that_do_not_are_left_alone(
     here = {"plain": 0, "bootstrap": 1}
     # The other two change places whenever they are asked; the budgets see to that.
     moving = living.policy(monkeypatch, living.Dealt(lambda member, asked: here.get(member, asked + (member == "odd"))))
-    short = [studies.member(f"short{n}", stop=argosy.MaxEpochs(n / 4)) for n in range(1, 8) if n % 4 == 0 or sections == 4]
+    short = [
+        studies.member(f"short{n}", stop=argosy.MaxEpochs(n / 4)) for n in range(1, 8) if n % 4 == 0 or sections == 4
+    ]
     study = studies.study(90, val=11, fleet=[*fleet(), *short], epochs=3, validations_per_epoch=sections)
     living.run(study, tmp_path, launcher=launcher, policy=moving, devices="cpu:2", block_size=16)
     living.equal_alone(study, tmp_path)
@@ -315,6 +316,10 @@ def test_a_device_is_free_for_the_next_one_as_soon_as_its_member_ends(tmp_path: 
     study = studies.study(90, val=11, fleet=members)
     living.run(study, tmp_path, policy="solo", devices="cpu:2", block_size=16)
     living.equal_alone(study, tmp_path)
-    told = [(line["event"], line["member"]) for kind in ("MemberStarted", "MemberEnded") for line in evidence.event_lines(tmp_path, kind)]
+    told = [
+        (line["event"], line["member"])
+        for kind in ("MemberStarted", "MemberEnded")
+        for line in evidence.event_lines(tmp_path, kind)
+    ]
     assert Counter(told) == Counter((kind, m.name) for kind in ("MemberStarted", "MemberEnded") for m in members)
     assert [line["member"] for line in evidence.event_lines(tmp_path, "MemberEnded")][-1] == "long"

@@ -55,7 +55,10 @@ def augment(folder: Path, batch: Any) -> Any:
 def test_every_hang_of_a_run_is_named_and_passes(tmp_path: Path) -> None:
     hangs = studies.member("hangs", model=partial(network, tmp_path), augment=partial(augment, tmp_path))
     study = studies.study(
-        fleet=[hangs, studies.member()], epochs=1, data=argosy.Data(train=partial(open_data, tmp_path)), objective="train_loss"
+        fleet=[hangs, studies.member()],
+        epochs=1,
+        data=argosy.Data(train=partial(open_data, tmp_path)),
+        objective="train_loss",
     )
     run = tmp_path / "run"
     report = argosy.train(study, directory=run, devices="cpu:1", loader_workers=1, hang_seconds=2, block_size=16)
@@ -89,6 +92,8 @@ def slowly(batch: Any) -> Any:
 def test_nothing_is_killed_for_being_slow(tmp_path: Path) -> None:
     fleet = [studies.member(batch_size=2, augment=slowly, metrics={}, model=partial(studies.Mlp))]
     study = studies.study(fleet=fleet, epochs=1, data=argosy.Data(train=Slow(8)), objective="train_loss")
-    report = argosy.train(study, directory=tmp_path, devices="cpu:1", loader_workers=1, hang_seconds=1.5, block_size=4096)
+    report = argosy.train(
+        study, directory=tmp_path, devices="cpu:1", loader_workers=1, hang_seconds=1.5, block_size=4096
+    )
     assert report.rows[0].status == "done"
     assert evidence.event_lines(tmp_path, "WorkerLost") == []
