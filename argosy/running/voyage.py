@@ -195,6 +195,8 @@ class Voyage:
             self.make_room()
 
     def _extend(self, leg: Sailing) -> None:
+        if self._others_wait and leg.until % self.driver.study.validations_per_epoch == 0:
+            return  # The gate that others wait for.
         until = leg.reach(turns=self.turns(leg))
         if until > leg.until:
             self.allow(leg, until)
@@ -202,7 +204,13 @@ class Voyage:
     def turns(self, leg: Sailing) -> int | None:
         """Where others wait for their turn, it may come at the next epoch's end."""
         per_epoch = self.driver.study.validations_per_epoch
-        return (leg.until // per_epoch + 1) * per_epoch if self.roster.waiting else None
+        return (leg.until // per_epoch + 1) * per_epoch if self._others_wait else None
+
+    @property
+    def _others_wait(self) -> bool:
+        """Whether somebody has no place, or is leaving one for no other."""
+        leaving = (name for name, verdict in self.leaving.items() if verdict is None)
+        return bool(self.roster.waiting) or any(self.leg_of(name) is None for name in leaving)
 
     def allow(self, leg: Sailing, until: int) -> None:
         leg.until = until

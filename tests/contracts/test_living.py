@@ -12,13 +12,17 @@ import pytest
 import studies
 
 import argosy
-from argosy.plans import Flotilla, Placement
+from argosy.cluster import Cluster
 from argosy.fold import RunState
-from argosy.running import inbox
-from argosy.running.driver import Phase
+from argosy.plans import Flotilla, Placement
+from argosy.running import inbox, inline
+from argosy.running.driver import Driver
+from argosy.running.inline import Inline
+from argosy.running.launcher import discover
+from argosy.running.phase import Phase
+from argosy.running.view import Silent
 from argosy.running.voyage import Voyage
 from argosy.stopping import Stop
-
 
 SEEDS = 4
 
@@ -82,7 +86,7 @@ def test_whatever_happens_members_equal_themselves_alone(
         if voyage.driver.phase is Phase.SAILING and draw.random() < 0.1:
             voyage.make_room()
         if voyage.driver.phase is Phase.SAILING and draw.random() < faults:
-            voyage.driver.regroup()
+            voyage.driver.faults.regroup()
         if orders and draw.random() < 0.05:
             command = orders.pop(draw.randrange(len(orders)))
             inbox.leave(run, {"command": command, "study": str(tmp_path / "late.py"), "member": "odd"})
@@ -134,7 +138,7 @@ def test_a_fault_while_members_move_finds_each_of_them_once(tmp_path: Path, monk
     def act(voyage: Voyage) -> None:
         if voyage.driver.phase is Phase.SAILING and any(leg.boarding for leg in voyage.legs):
             seen.append(voyage.legs[0].until)
-            voyage.driver.regroup()
+            voyage.driver.faults.regroup()
         elif voyage.driver.phase is Phase.SAILING and len(seen) < 2:
             voyage.make_room()
 
@@ -223,7 +227,9 @@ def test_members_move_and_those_that_do_not_are_left_alone(
     here = {"plain": 0, "bootstrap": 1}
     # The other two change places whenever they are asked; the budgets see to that.
     moving = living.policy(monkeypatch, living.Dealt(lambda member, asked: here.get(member, asked + (member == "odd"))))
-    short = [studies.member(f"short{n}", stop=argosy.MaxEpochs(n / 4)) for n in range(1, 8) if n % 4 == 0 or sections == 4]
+    short = [
+        studies.member(f"short{n}", stop=argosy.MaxEpochs(n / 4)) for n in range(1, 8) if n % 4 == 0 or sections == 4
+    ]
     study = studies.study(90, val=11, fleet=[*fleet(), *short], epochs=3, validations_per_epoch=sections)
     living.run(study, tmp_path, launcher=launcher, policy=moving, devices="cpu:2", block_size=16)
     living.equal_alone(study, tmp_path)
@@ -233,3 +239,87 @@ def test_members_move_and_those_that_do_not_are_left_alone(
     carried = [line["checkpoint"]["carried"] for line in evidence.event_lines(tmp_path, "Saved")]
     assert any(carried) == (sections == 4)
     assert living.state_of(tmp_path).preparations == 1.0
+
+
+def test_members_that_do_not_fit_take_turns_epoch_by_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    study = studies.study(90, val=11, fleet=fleet(), epochs=3)
+    needs = {p.member: p.memory_bytes for p in argosy.api.profile(study, launcher=Inline()).profiles}
+    room = sum(sorted(needs.values())[-2:])
+
+    def small(settings: Any) -> Cluster:
+        (node,) = discover(settings).nodes
+        return Cluster(nodes=(replace(node, devices=tuple(replace(d, memory_bytes=room) for d in node.devices)),))
+
+    monkeypatch.setattr(inline, "discover", small)
+    living.run(study, tmp_path, devices="cpu:1", block_size=16)
+    living.equal_alone(study, tmp_path)
+    state, most = living.state_of(tmp_path), 0
+    behind = dict.fromkeys(needs, 0)
+    for line in evidence.event_lines(tmp_path, "SectionEnded"):
+        behind[line["member"]] = line["epoch"] + 1
+        most = max(most, max(behind.values()) - min(behind.values()))
+    assert most == 1, "somebody had more than its turn"
+    for name in needs:
+        assert [row.stream_epoch for row in state.member(name).sections] == [0, 1, 2]
+    # Two turns an epoch, and the block that all were measured on.
+    assert 2.0 <= state.preparations <= 2.0 + 16 / 270
+
+
+@pytest.mark.parametrize("where", ["measured", "waits", "rests", "trains"])
+def test_who_is_told_to_stop_stops_wherever_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    monkeypatch.setattr(inbox, "LOOK_SECONDS", 0.0)
+    left: list[str] = []
+
+    def is_there(driver: Driver) -> bool:
+        odd = driver.state.member("odd")
+        return {
+            "measured": driver.phase is Phase.MEASURING,
+            "waits": "odd" in driver.roster.waiting and driver.phase is Phase.SAILING,
+            "rests": "odd" in driver.roster.resting,
+            "trains": odd.status == "training" and odd.epochs == 1,
+        }[where]
+
+    tick = Silent.tick
+    drivers: list[Driver] = []
+    begin = Driver.__init__
+
+    def remember(driver: Driver, *args: Any, **rest: Any) -> None:
+        begin(driver, *args, **rest)
+        drivers.append(driver)
+
+    def look(view: Silent) -> None:
+        tick(view)
+        if not left and is_there(drivers[-1]):
+            left.append(inbox.leave(tmp_path, {"command": "stop", "member": "odd"}))
+        if left and drivers[-1].state.answered:
+            # The answer is true when it is given.
+            assert drivers[-1].state.member("odd").status == "stopped"
+
+    monkeypatch.setattr(Driver, "__init__", remember)
+    monkeypatch.setattr(Silent, "tick", look)
+    rests = living.Rests({"odd": 1} if where == "rests" else {}, back=lambda state: False)
+    order = [fleet()[0], fleet()[2], fleet()[3], fleet()[1]]
+    study = studies.study(90, val=11, fleet=order, epochs=4)
+    policy = "solo" if where == "waits" else "balanced"
+    living.run(study, tmp_path, judges=[rests], policy=policy, devices="cpu:1", block_size=16)
+    state = living.state_of(tmp_path)
+    assert [answered.answer for answered in state.answered] == ["odd is saved and stops"]
+    assert (state.member("odd").status, state.member("odd").reason) == ("stopped", "by command")
+    assert {m.status for name, m in state.members.items() if name != "odd"} == {"done"}
+    assert len(state.member("odd").sections) == {"measured": 0, "waits": 0, "rests": 1, "trains": 1}[where]
+    living.equal_alone(study, tmp_path, "plain", "bootstrap", "adam")
+
+
+def test_a_device_is_free_for_the_next_one_as_soon_as_its_member_ends(tmp_path: Path) -> None:
+    members = [studies.member("long", stop=argosy.MaxEpochs(7))]
+    members += [studies.member(f"short{n}", hidden=8 + n, stop=argosy.MaxEpochs(1)) for n in range(4)]
+    study = studies.study(90, val=11, fleet=members)
+    living.run(study, tmp_path, policy="solo", devices="cpu:2", block_size=16)
+    living.equal_alone(study, tmp_path)
+    told = [
+        (line["event"], line["member"])
+        for kind in ("MemberStarted", "MemberEnded")
+        for line in evidence.event_lines(tmp_path, kind)
+    ]
+    assert Counter(told) == Counter((kind, m.name) for kind in ("MemberStarted", "MemberEnded") for m in members)
+    assert [line["member"] for line in evidence.event_lines(tmp_path, "MemberEnded")][-1] == "long"

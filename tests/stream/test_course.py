@@ -61,9 +61,7 @@ def test_a_course_announces_what_it_may_and_prepares_no_further(seed: int) -> No
             elif what < 0.15:
                 multiple = draw.choice([1, per_epoch])
                 held = course.hold(Hold(leg=number, multiple=multiple)).until
-                begun = told[-1].section + 1 if told else section
-                over = not told or (told[-1].last and told[-1].split == list(lengths)[-1])
-                least = begun if told and not over else (begun if told else section)
+                least = told[-1].section + 1 if told else section
                 assert held == next(n for n in range(least, least + per_epoch + 1) if n % multiple == 0)
                 until = min(until, held)
             elif what < 0.6 and len(ready) < 6:
@@ -87,7 +85,7 @@ def test_a_course_announces_what_it_may_and_prepares_no_further(seed: int) -> No
                 assert ready[0].section >= until
         seen = [(p.split, p.section, list(range(p.start, p.start + p.rows))) for p in [*told, *ready]]
         assert seen == blocks(leg, range(section, section + 99), lengths, per_epoch, size)[: len(seen)]
-        assert all(place.section * 1 // per_epoch == place.epoch and place.leg == number for place in told)
+        assert all(place.section // per_epoch == place.epoch and place.leg == number for place in told)
     for event in course.begin(Leg.empty()):
         key = event.split, event.epoch, event.section
         fed[key] = fed.get(key, 0) + event.samples

@@ -1,0 +1,143 @@
+"""Who waits, who rests, and which stream epochs everybody gets: never one twice, and what is assigned is journaled."""
+
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from tempfile import TemporaryDirectory
+
+import studies
+from hypothesis import given
+from hypothesis import strategies as st
+
+import argosy
+from argosy.events import Checkpoint, MemberStarted, Saved, SectionEnded
+from argosy.fold import RunState
+from argosy.running.launcher import Job
+from argosy.running.roster import Roster
+from argosy.settings import Settings
+
+LENGTHS = {"train": 90, "val": 9}
+NAMES = ["a", "b", "c", "d"]
+
+
+class World:
+    """One stream after another, on which those train whose place it is."""
+
+    def __init__(self, draw: Random, directory: Path) -> None:
+        self.draw, self.directory = draw, directory
+        study = studies.study(90, val=9, fleet=[studies.member(name) for name in NAMES], epochs=99)
+        self.state = RunState()
+        self.roster = Roster(Job(study=study, settings=Settings(), directory=directory, lock=-1), self.state)
+        self.roster.begin()
+        self.aboard: dict[str, int] = {}
+        """By member: its stream epoch."""
+        self.epoch = 0
+
+    def board(self) -> None:
+        """Some of those that wait go on, or begin, with the stream where it is."""
+        roster = self.roster
+        roster.join(roster.waiting, self.epoch)
+        names = [name for name in roster.waiting if roster.place(name) == self.epoch and self.draw.random() < 0.7]
+        assigned = roster.assign(names)
+        if assigned is not None:
+            assert set(assigned.members) <= set(names)
+            self.state.apply(assigned)
+        assert roster.assign(names) is None, "it is journaled"
+        roster.leave(names)
+        for name in names:
+            start = roster.start_member(name, ())
+            assert start.stream_epoch == self.epoch == self.state.member(name).stream_epoch(start.epoch)
+            place = {"epoch": start.epoch, "section": 0, "stream_epoch": self.epoch, "position": 0}
+            self.state.apply(MemberStarted(member=name, device="cpu:0", threads=1, mkldnn=True, **place))
+            assert start.epoch == len(self.state.member(name).sections)
+            self.aboard[name] = self.epoch
+
+    def go_on(self) -> None:
+        """Everybody aboard ends the epoch, and is saved or not."""
+        for name in self.aboard:
+            epoch = len(self.state.member(name).sections)
+            self.state.apply(
+                SectionEnded(
+                    member=name,
+                    device="cpu:0",
+                    epoch=epoch,
+                    section=0,
+                    stream_epoch=self.epoch,
+                    position=90,
+                    metrics={},
+                    epochs=epoch + 1.0,
+                    seconds=0.0,
+                    samples=90,
+                    digest=(0, 0, 0),
+                    val_digest=None,
+                    best=False,
+                )
+            )
+            if self.draw.random() < 0.7:
+                self.save(name)
+        self.epoch += 1
+
+    def save(self, name: str) -> None:
+        """Its newest file says that it stands at an epoch's end."""
+        epoch = len(self.state.member(name).sections)
+        file = self.directory / "members" / name / f"e{epoch}.pt"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+        saved = Checkpoint(file=file.name, sha256="", epoch=epoch, section=0, position=0)
+        self.state.apply(Saved(member=name, checkpoint=saved))
+
+    def leave(self) -> None:
+        """Somebody lets go: saved, to wait or to rest; or lost, and back where its newest file is."""
+        name = self.draw.choice(sorted(self.aboard))
+        del self.aboard[name]
+        what = self.draw.choice(["rest", "wait", "lost"])
+        if what != "lost":
+            self.save(name)
+        if what == "rest":
+            self.roster.rest(name)
+        else:
+            self.roster.take_back([name])
+            # A stream that is behind has to come again for those that were lost.
+            self.epoch = min([self.epoch, *map(self.roster.place, self.roster.waiting)])
+            for other in list(self.aboard):
+                self.save(other)
+                self.roster.take_back([other])
+                del self.aboard[other]
+
+    def call(self) -> None:
+        """Somebody who rests wants to go on."""
+        self.roster.call(self.draw.choice(sorted(self.roster.resting)))
+
+
+@given(st.integers(0, 2**32))
+def test_nobody_sees_a_stream_epoch_twice_and_everybody_is_somewhere(seed: int) -> None:
+    draw = Random(seed)
+    with TemporaryDirectory() as folder:
+        world = World(draw, Path(folder))
+        for _ in range(draw.randint(5, 60)):
+            acts = [world.board]
+            acts += [world.go_on, world.leave] * bool(world.aboard) + [world.call] * bool(world.roster.resting)
+            draw.choice(acts)()
+            roster = world.roster
+            assert sorted([*roster.waiting, *roster.resting, *world.aboard]) == NAMES
+            assert roster.waiting == sorted(roster.waiting)
+            assert roster.joining <= set(roster.waiting)
+            for name in NAMES:
+                seen = [row.stream_epoch for row in world.state.member(name).sections]
+                assert seen == sorted(set(seen))
+                assert seen == [world.state.member(name).stream_epoch(own) for own in range(len(seen))]
+
+
+def test_epochs_left_and_the_last_section_follow_the_rule(tmp_path: Path) -> None:
+    member = studies.member("a", stop=argosy.MaxEpochs(1.5))
+    study = replace(studies.study(90, val=9, fleet=[member]), validations_per_epoch=4)
+    roster = Roster(Job(study=study, settings=Settings(), directory=tmp_path, lock=-1), RunState())
+    roster.begin()
+    assert (roster.waiting, roster.place("a")) == (["a"], 0)
+    assert (roster.epochs_left("a"), roster.last_section("a")) == (2, 6)
+    assert roster.leg_for(["a"], LENGTHS, number=3).section == 0
+    roster.enter(["a"], LENGTHS)
+    roster.join(["a"], 7)
+    assert (roster.place("a"), roster.last_section("a")) == (28, 34)
+    roster.join(["a"], 5)
+    assert roster.place("a") == 28, "no stream epoch that is behind it"
