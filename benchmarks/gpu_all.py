@@ -20,7 +20,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
-from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +34,7 @@ from argosy import api, demo
 from argosy.settings import Settings
 from argosy.stream.blocks import Block, Layout, Place
 from argosy.stream.ring import Ring, RingReader
+from argosy.stream.wire import Peer
 from argosy.training.copies import Copies
 from argosy.training.devices import Backend, backend_of
 
@@ -155,7 +155,7 @@ def differences(one: Path, other: Path, names: Sequence[str]) -> dict[str, float
         )
         found[name] = max(float((ours[key].double() - theirs[key].double()).abs().max()) for key in ours)
         rows = [
-            [line["metrics"] for line in events(run, "EpochEnded") if line["member"] == name] for run in (one, other)
+            [line["metrics"] for line in events(run, "SectionEnded") if line["member"] == name] for run in (one, other)
         ]
         if not found[name] and rows[0] != rows[1]:
             found[name] = float("nan")
@@ -193,13 +193,13 @@ def resumed_is_uninterrupted(site: Site) -> Outcome:
 
 
 def a_killed_trainer_is_replaced(site: Site) -> Outcome:
-    """SIGKILL after the first epoch's end; results as if nothing had been."""
+    """SIGKILL after the first section's end; results as if nothing had been."""
     run, killed = site.folder / "killed", threading.Event()
     over = threading.Event()
 
     def kill() -> None:
         while not over.wait(0.01):
-            if events(run, "EpochEnded"):
+            if events(run, "SectionEnded"):
                 for process in psutil.Process().children(recursive=True):
                     if process.name().startswith("argosy-trainer"):
                         process.kill()
@@ -312,7 +312,7 @@ class _Feeder:
         self.layout = Layout.of(torch.zeros(1024))
         self.rows = size // 4096
         self.ring = Ring(slots=6, slot_bytes=self.layout.block_bytes(self.rows))
-        self.peer, theirs = Pipe()
+        self.peer, theirs = Peer.pair()
         self.ring.lend(self.peer, {"train": self.layout}, {"train": self.rows})
         self.reader = RingReader(theirs, pin=pin)
         self.free = list(range(self.ring.slots))
@@ -323,11 +323,11 @@ class _Feeder:
         """The next block, as soon as a slot is free."""
         while not self.free:
             copies.release_done()
-            while self.peer.poll():
-                self.free += self.peer.recv_bytes()
-        place = Place(leg=0, split="train", epoch=0, start=0, rows=self.rows, last=False)
-        self.peer.send((self.free.pop(0), place))
-        return self.reader.receive()
+            self.free += self.peer.receive()
+        place = Place(leg=0, split="train", epoch=0, section=0, start=0, rows=self.rows, last=False)
+        self.peer.send((self.free.pop(0), place, 0))
+        ((block, _),) = self.reader.blocks()
+        return block
 
     def close(self) -> None:
         """Hang up."""

@@ -16,6 +16,7 @@ from argosy.fold import MemberState, RunState
 from argosy.planning import POLICIES, Situation
 from argosy.plans import Flotilla, Placement
 from argosy.profiles import Profile
+from argosy.running.audit import audit
 from argosy.running.driver import drive
 from argosy.running.journal import Journal, Lock, read_journal
 from argosy.running.launcher import Job
@@ -58,7 +59,8 @@ def state_of(directory: Path) -> RunState:
 
 def equal_alone(study: Study, directory: Path, *names: str) -> None:
     """Each member is what a plain loop makes of it on its journaled list of stream epochs, at every section's end."""
-    found, members = evidence.results(directory), state_of(directory).members
+    assert audit(directory) == []
+    members = state_of(directory).members
     for member in study.members:
         if names and member.name not in names:
             continue
@@ -67,7 +69,7 @@ def equal_alone(study: Study, directory: Path, *names: str) -> None:
         sections = study.validations_per_epoch
         weights, losses = reference(member, study.data, epochs, sections=sections, ends=len(state.sections))
         assert [row.metrics["val_loss"] for row in state.sections] == losses, (member.name, epochs)
-        assert found[member.name]["weights"] == weights, (member.name, epochs)
+        assert evidence.results_of(directory, member.name)["weights"] == weights, (member.name, epochs)
 
 
 @dataclass(slots=True)

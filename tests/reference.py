@@ -17,9 +17,15 @@ __all__ = ["reference"]
 
 
 def reference(
-    member: argosy.Member, data: argosy.Data, stream_epochs: Iterable[int], *, sections: int = 1, ends: int | None = None
+    member: argosy.Member,
+    data: argosy.Data,
+    stream_epochs: Iterable[int],
+    *,
+    sections: int = 1,
+    ends: int | None = None,
 ) -> tuple[str, list[float]]:
     """The bits of its weights and the validation loss after each section; with `ends` it stops after so many of them."""
+    torch.set_num_threads(1)
     torch.manual_seed(member_seed(0, member.name))
     model = member.model()
     optimizer = member.optimizer(model.parameters())

@@ -8,8 +8,6 @@ elsewhere, one question a file: who is aboard where (`legs`), what to ask the po
 
 import time
 from collections.abc import Mapping, Sequence
-from enum import Enum
-from functools import partial
 from typing import Any
 
 from argosy.cluster import Cluster
@@ -22,38 +20,34 @@ from argosy.commands import (
     Opened,
     OutOfMemory,
     Parted,
-    Pause,
     Paused,
     Probed,
     Report,
 )
 from argosy.errors import PlanError, StudyError
 from argosy.events import (
-    Divided,
     Event,
     MemberEnded,
     MemberRested,
     RunEnded,
     Saved,
     SectionEnded,
-    WorkerLost,
 )
 from argosy.fold import RunState
 from argosy.running.costs import Costs
-from argosy.running.hangs import Hangs
+from argosy.running.faults import Faults
 from argosy.running.identity import found_study, summarize, write_study
 from argosy.running.interrupts import interrupts
 from argosy.running.journal import Journal
 from argosy.running.launcher import Job, Workers
 from argosy.running.measuring import Measuring
 from argosy.running.orders import Orders
+from argosy.running.phase import Phase
 from argosy.running.records import Metrics, run_started, tree_cpu_seconds
-from argosy.running.recovery import Regrouping
 from argosy.running.refusals import check_batch_norm, check_batches
 from argosy.running.resume import settle_all_links
 from argosy.running.roster import Roster
-from argosy.running.tolerance import Tolerance
-from argosy.running.verdicts import Fate, Judge, Rules, judge
+from argosy.running.verdicts import Judge, Rules
 from argosy.running.view import Silent, View
 from argosy.running.voyage import Voyage
 from argosy.running.workforce import Feeder, Workforce
@@ -64,16 +58,6 @@ __all__ = ["Driver", "drive", "measure"]
 TICK_SECONDS = 0.2
 FAREWELL_SECONDS = 3.0
 LOOK_SECONDS = 0.5
-
-
-class Phase(Enum):
-    """What a run is at."""
-
-    OPENING = "opening the data"
-    MEASURING = "measuring members"
-    SAILING = "training"
-    REGROUPING = "saving members after a loss"
-    OVER = "ending"
 
 
 class Driver:
@@ -107,13 +91,7 @@ class Driver:
         self.judges: tuple[Judge, ...] = (Rules(), *judges)
         self.voyage = Voyage(self)
         self.orders = Orders(self)
-        self.regrouping = Regrouping()
-        self.afloat: set[str] = set()
-        """Members that trained when a regrouping began."""
-        self.hangs = Hangs(job.settings.hang_seconds)
-        self._hung: dict[str, str] = {}
-        """What workers were doing that were killed for hanging, until they are lost."""
-        self.tolerance = Tolerance(job.directory / "workers")
+        self.faults = Faults(self)
         self.metrics = Metrics(job.directory)
         self.found: Mapping[str, Any] | None = None
         """``study.json`` of an earlier driver."""
@@ -139,6 +117,7 @@ class Driver:
         self.roster.begin()
         self.voyage.call()
         if not self.roster.waiting:
+            self.faults.settle_earlier()
             return "paused" if self.roster.resting else "done"
         self.force.start()
         # Members that rest are to be known as well: whoever calls them does so in the middle of the stream.
@@ -156,14 +135,14 @@ class Driver:
         for worker, files in self._written.items():
             self.force.send(worker, Journaled(files=files))
         self._written.clear()
-        if self.phase is Phase.REGROUPING and self.regrouping.over:
-            self._regrouped()
+        if self.phase is Phase.REGROUPING and self.faults.regrouping.over:
+            self.faults.regrouped()
         if self.phase is Phase.SAILING:
             self.voyage.go_on()
         self.orders.look()
         if time.monotonic() - self._looked > LOOK_SECONDS:
             self._looked = time.monotonic()
-            self._end_hanging()
+            self.faults.look()
         self.journal.commit()
         self.view.tick()
 
@@ -203,15 +182,15 @@ class Driver:
             case Held():
                 self.voyage.held(worker, message)
             case Paused():
-                self.regrouping.let_go(worker)
+                self.faults.regrouping.let_go(worker)
             case OutOfMemory():
-                self._out_of_memory(worker, message)
+                self.faults.out_of_memory(worker, message)
             case Probed():
-                self.voyage.probed(worker, message)
+                self.voyage.departures.probed(worker, message)
             case Parted():
-                self._parted(worker, message)
+                self.faults.parted(worker, message)
             case Lost():
-                self._lost(worker, message.detail)
+                self.faults.lost(worker, message.detail)
             case Failed():
                 raise message.error
             case Event():
@@ -223,7 +202,7 @@ class Driver:
             self.view.hear(worker, event)
             if isinstance(event, SectionEnded):
                 self.record(event)
-                self.tolerance.section_ended()
+                self.faults.tolerance.section_ended()
                 self.metrics.write(self.state.member(event.member))
                 self.voyage.judge(event.member)
             elif isinstance(event, Saved):
@@ -251,6 +230,7 @@ class Driver:
             self.write_study()
             self.record(run_started(self.settings, self.lengths, self.study.validations_per_epoch))
             self.begun = True
+            self.faults.settle_earlier()
             self.phase = Phase.MEASURING
         if self.phase is Phase.MEASURING:
             self.measure()
@@ -272,18 +252,18 @@ class Driver:
         """Let every trainer measure its share of the members that nobody knows, on the first block of a leg of their own."""
         self.phase = Phase.MEASURING
         if self.measuring.missing & set(self.roster.waiting):
-            self.voyage.measure_at_rest()
+            self.voyage.departures.measure_at_rest()
         else:
             self._known()
 
     def _known(self) -> None:
         """Somebody's costs are known, or nobody wants them any more."""
         if self.phase is Phase.SAILING:
-            self.voyage.newcomers_known()
+            self.voyage.departures.newcomers_known()
         if self.phase is not Phase.MEASURING:
             return
         if self.measuring.missing & set(self.roster.waiting):
-            self.voyage.measure_rest()
+            self.voyage.departures.measure_rest()
             return
         check_batch_norm(map(self.study.member, self.roster.waiting), self.lengths, self.measuring.measured)
         if self.only_measure:
@@ -293,12 +273,13 @@ class Driver:
                 self.phase = Phase.OVER
             return
         self.write_study()
-        self._sail()
+        self.sail()
 
-    def _sail(self) -> None:
+    def sail(self) -> None:
+        """Everybody who waits is known: let the policy say who trains where."""
         self.phase = Phase.SAILING
         self.voyage.changed = True
-        self.voyage.welcome()
+        self.voyage.departures.welcome()
 
     # ---- members
 
@@ -308,143 +289,28 @@ class Driver:
         self.record(over)
         if not shown:
             self.view.hear("", over)
-        self.afloat.discard(member)
+        self.faults.afloat.discard(member)
         self.measuring.forget(member)
         self.voyage.ended(member)
         if status == "failed":
             any_section = any(state.sections for state in self.state.members.values())
-            self.tolerance.member_failed(reason, any_section=any_section)
+            self.faults.tolerance.member_failed(reason, any_section=any_section)
         if member in self.roster.waiting:
             # It failed while it was measured, or was told to stop while it waited.
             self.roster.leave([member])
             self._known()
         self.roster.leave([member])
 
-    def _out_of_memory(self, worker: str, message: OutOfMemory) -> None:
-        """Next time the member gets a device for itself; where it had one, smaller micro-batches."""
-        member, measured = self.study.member(message.member), self.measuring.measured.get(message.member)
-        device = self.cluster.device(worker)
-        now = self.roster.accumulate(member.name)
-        crowded = (
-            measured is not None
-            and measured.memory_bytes < device.memory_bytes
-            and len(self.voyage.crew_of(worker)) > 1
-        )
-        if crowded:
-            self.measuring.crowded(member.name, device.memory_bytes)
-        elif self.settings.numerics == "equivalent" and now < member.batch_size:
-            self.record(Divided(member=member.name, accumulate=min(2 * now, member.batch_size)))
-        else:
-            advice = "Lower its batch_size" + (" or allow numerics='equivalent'." if now < member.batch_size else ".")
-            self.end(member.name, "failed", f"out of memory alone on {worker}: {message.detail}. {advice}")
-            return
-        if self.phase is Phase.MEASURING:
-            self.measure()
-        elif self.phase is Phase.SAILING:
-            self.regroup()
-
     def add(self, names: list[str]) -> None:
         """Members were added by a person."""
-        self.voyage.newcomers |= set(names)
+        self.voyage.departures.newcomers |= set(names)
         if self.phase is Phase.SAILING:
-            self.voyage.welcome()
-
-    # ---- faults
+            self.voyage.departures.welcome()
 
     def pause(self) -> None:
         """Save every member where it is, and end."""
         if self.phase is not Phase.REGROUPING:
-            self.regroup()
-
-    def _lost(self, worker: str, detail: str) -> None:
-        self.hangs.forget(worker)
-        self._note_loss(worker, self._hung.pop(worker, detail))
-        feeder = self.force.feeders.get(worker)
-        if feeder is not None and self.tolerance.gives_up(feeder.node) and len(self.cluster.nodes) > 1:
-            self._give_up(feeder.node)
-        self.force.lost(worker)
-        self.voyage.lost(worker)
-        if self.phase is Phase.MEASURING:
-            self.measure()
-        elif self.phase is Phase.SAILING:
-            self.regroup(gone=worker)
-        self.regrouping.let_go(worker)
-
-    def _parted(self, worker: str, parted: Parted) -> None:
-        """Where a feeder is gone, the couriers of all the others break: only the first word counts."""
-        if self.phase is Phase.REGROUPING or not self.force.in_team(worker, parted.team):
-            return
-        self._note_loss(f"{worker}/courier", f"its exchange with the other nodes broke: {parted.detail}")
-        self.voyage.lost(worker)
-        if self.phase is Phase.MEASURING:
-            self.measure()
-        elif self.phase is Phase.SAILING:
-            self.regroup()
-
-    def _give_up(self, node: str) -> None:
-        """Go on without a node whose feeders do not live."""
-        self.cluster = self.cluster.without(node)
-        left = ", ".join(other.name for other in self.cluster.nodes)
-        gone = Lost(detail=f"given up, its feeders do not live; the run goes on with {left}")
-        self.record(WorkerLost(worker=node, detail=gone.detail))
-        self.view.hear(node, gone)
-        for device in self.force.abandon(node):
-            self.regrouping.let_go(device)
-
-    def _note_loss(self, worker: str, detail: str) -> None:
-        self.record(WorkerLost(worker=worker, detail=detail))
-        self.tolerance.worker_lost(worker, detail)
-
-    def _end_hanging(self) -> None:
-        for worker in self.force.everybody:
-            pulse = self.force.workers.pulse(worker)
-            if pulse is not None:
-                seconds = partial(self.force.workers.cpu_seconds, worker)
-                self.hangs.look(time.monotonic(), worker, pulse.look(), seconds)
-        for worker, doing, still in self.hangs.hanging():
-            self._hung[worker] = f"no progress for {still:.0f} s while {doing}"
-            self.force.workers.kill(worker)
-
-    def regroup(self, *, gone: str | None = None) -> None:
-        """Let every trainer save its members and let them go; `_regrouped` goes on from there."""
-        self.phase = Phase.REGROUPING
-        self.afloat = self.voyage.afloat()
-        busy = {device for device in self.voyage.devices if self.force.knows(device) and device != gone}
-        self.regrouping.begin(busy)
-        for device in busy:
-            self.force.send(device, Pause())
-
-    def _regrouped(self) -> None:
-        """Nobody carries a member: end the run, or start again with what is there."""
-        self.regrouping.end()
-        afloat, self.afloat = self.afloat, set()
-        self.voyage.clear()
-        for name in sorted(afloat):
-            self._settle(name)
-        if self.orders.pausing is not None:
-            for name in sorted({*self.roster.waiting} & afloat):
-                self.tell(MemberEnded(member=name, status="paused", reason=self.orders.pausing))
-            self.phase = Phase.OVER
-            return
-        if self.measuring.missing & set(self.roster.waiting):
-            self.measure()
-        else:
-            self._sail()
-
-    def _settle(self, name: str) -> None:
-        """What becomes of a member that was saved, or lost, where a fault found it."""
-        state = self.state.member(name)
-        if self.orders.was_told_to_stop(name):
-            self.end(name, "stopped", "by command")
-            return
-        verdict = judge(self.judges, name, self.state, self.study)
-        if verdict.fate is Fate.END and state.saved_at_its_end:
-            self.end(name, "done", verdict.reason)
-        elif verdict.fate is Fate.REST and state.saved_at_its_end:
-            self.tell(MemberRested(member=name, reason=verdict.reason))
-            self.roster.rest(name)
-        else:
-            self.roster.take_back([name])
+            self.faults.regroup()
 
     # ---- files
 
@@ -516,7 +382,9 @@ def drive(
         finally:
             driver.remember_costs()
             settle_all_links(state.members.values(), job.directory)
-            if driver.begun or driver.orders.pausing:
+            # Where an earlier driver was killed when all was done, this one says so.
+            untold = state.started is not None and status == "done" != (state.ended.status if state.ended else "")
+            if driver.begun or driver.orders.pausing or untold:
                 seconds, cpu_seconds = time.monotonic() - driver.began, tree_cpu_seconds() - before
                 driver.record(RunEnded(status=status, reason=reason, seconds=seconds, cpu_seconds=cpu_seconds))
             journal.commit()

@@ -9,6 +9,8 @@ then say where they stopped, and the gate is behind the last section that one of
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from argosy.commands import Leg
+
 __all__ = ["Boarding", "Change", "Crew", "Sailing", "difference"]
 
 
@@ -45,8 +47,9 @@ def difference(now: Mapping[str, Iterable[str]], wanted: Mapping[str, Iterable[s
     changes = {}
     for device in dict.fromkeys((*now, *wanted)):
         here, there = tuple(now.get(device, ())), tuple(wanted.get(device, ()))
-        leave = tuple(name for name in here if name not in set(there))
-        start = tuple(name for name in there if name not in set(here))
+        stays = set(here) & set(there)
+        leave = tuple(name for name in here if name not in stays)
+        start = tuple(name for name in there if name not in stays)
         if leave or start:
             changes[device] = Change(leave=leave, start=start)
     return changes
@@ -60,6 +63,8 @@ class Sailing:
     feeders: tuple[str, ...]
     until: int
     """The first section without credit."""
+    begins: Leg = field(default_factory=Leg.empty)
+    """Where its first section does."""
     crews: dict[str, Crew] = field(default_factory=dict)
     """By device; one without members takes no part."""
     free_until: dict[str, int] = field(default_factory=dict)
@@ -70,6 +75,8 @@ class Sailing:
     """Feeders that were told to hold and have not answered."""
     holding: bool = False
     """Whether a change waits for the gate, so that there is no further credit."""
+    credit: int = 0
+    """The first section without credit when feeders were told to hold: sooner ones may have been begun."""
     boarding: dict[str, Boarding] = field(default_factory=dict)
     """By device."""
 
@@ -109,13 +116,14 @@ class Sailing:
         """A device has another crew from this gate on."""
         crew = self.crews.setdefault(device, Crew(number=number, members=[], section=self.until))
         crew.number, crew.section = number, self.until
-        crew.members = [*(name for name in crew.members if name not in set(change.leave)), *change.start]
+        leave = set(change.leave)
+        crew.members = [*(name for name in crew.members if name not in leave), *change.start]
 
     def hold(self) -> list[str]:
         """Let a change happen soon; returns the feeders that are to be asked where they stop."""
         if self.holding:
             return []
-        self.holding, self.asked = True, set(self.feeders)
+        self.holding, self.asked, self.credit = True, set(self.feeders), self.until
         return list(self.feeders)
 
     def held(self, feeder: str, until: int) -> bool:
@@ -126,9 +134,9 @@ class Sailing:
         first = len(self.asked) == len(self.feeders)
         self.until = until if first else max(self.until, until)
         self.asked.discard(feeder)
-        if not self.asked and self.members:
+        if not self.asked:
             # The epoch may have more sections than everybody is sure to want.
-            self.until = min(self.until, self._certain)
+            self.until = min(self.until, max(self.credit, self._certain))
         return not self.asked
 
     def reach(self, *, turns: int | None) -> int:
@@ -138,7 +146,7 @@ class Sailing:
 
     @property
     def _certain(self) -> int:
-        return min(self.free_until[name] for name in self.members)
+        return min((self.free_until[name] for name in self.members), default=self.until)
 
     @property
     def horizon(self) -> int | None:

@@ -79,13 +79,11 @@ class Measuring:
         return [name for name in first.values() if name not in self._asked]
 
     def commands(self, devices: Sequence[str], crew: int | None, accumulate: Mapping[str, int]) -> dict[str, Measure]:
-        """Who measures whom, each device its share."""
+        """Who measures whom, each device its share; one without any still has to let go of the block of an earlier crew."""
         wanted, shares = self.representatives, {}
         self._asked |= set(wanted)
         for number, device in enumerate(devices):
             share = tuple(wanted[number :: len(devices)])
-            if not share:
-                continue
             micro = {name: accumulate[name] for name in share}
             thorough = self.node_devices is not None
             shares[device] = Measure(crew=crew, members=share, accumulate=micro, thorough=thorough, groups=self.groups)

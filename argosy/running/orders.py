@@ -73,8 +73,8 @@ class Orders:
 
     def _stop(self, file: str, command: dict[str, Any]) -> str | None:
         driver, name = self.driver, command["member"]
-        aboard, idle = driver.voyage.afloat() | driver.afloat, {*driver.roster.waiting, *driver.roster.resting}
-        idle |= driver.voyage.newcomers
+        aboard, idle = driver.voyage.afloat() | driver.faults.afloat, {*driver.roster.waiting, *driver.roster.resting}
+        idle |= driver.voyage.departures.newcomers
         if name not in aboard | idle:
             there = ", ".join(sorted(aboard | idle)) or "none"
             return f"refused: no member {name!r} is training; those are {there}."
@@ -82,7 +82,7 @@ class Orders:
         leg = driver.voyage.leg_of(name)
         if name in idle and name not in aboard:
             driver.end(name, "stopped", "by command")
-        elif leg is not None and driver.regrouping.under_way is False:
+        elif leg is not None and driver.faults.regrouping.under_way is False:
             device = leg.device_of(name)
             assert device is not None
             driver.force.send(device, Leave(members=(name,)))

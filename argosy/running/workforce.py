@@ -104,18 +104,20 @@ class Workforce:
             feeder.team = team.key if team is not None else ""
             self.workers.send(feeder.name, Feed(leg=leg, team=team))
 
+    def attach(self, feeders: Iterable[str], device: str) -> None:
+        """Let a trainer read from that of these feeders which is on its node."""
+        for feeder in [self.feeders[name] for name in feeders if name in self.feeders]:
+            if self.node_of.get(device) == feeder.node and device not in feeder.readers:
+                assert feeder.opened is not None
+                self._detach(device)
+                feeder.readers.add(device)
+                self.workers.send(device, Attach(address=feeder.opened.address))
+
     def allow(self, feeders: Iterable[str], credit: Credit) -> None:
-        """Give these feeders credit; each has it for the readers of its node, who are told to read from it."""
+        """Give these feeders credit; each has it for the readers of its node."""
         for feeder in [self.feeders[name] for name in feeders if name in self.feeders]:
             crews = {device: crew for device, crew in credit.crews.items() if self.node_of.get(device) == feeder.node}
-            self._attach(feeder, crews)
             self.workers.send(feeder.name, replace(credit, crews=crews))
-
-    def attach(self, feeders: Iterable[str], device: str) -> None:
-        """Let a trainer read from that one of these feeders which is on its node."""
-        for feeder in [self.feeders[name] for name in feeders if name in self.feeders]:
-            if feeder.node == self.node_of.get(device):
-                self._attach(feeder, [device])
 
     def probe(self, feeders: Sequence[Feeder]) -> None:
         """Let these feeders measure what sharing costs between them."""
@@ -135,14 +137,6 @@ class Workforce:
             Team(sharing=sharing, preparing=min(preparing, nodes), rank=rank, nodes=nodes, meeting=address, key=key)
             for rank in range(nodes)
         ]
-
-    def _attach(self, feeder: Feeder, readers: Iterable[str]) -> None:
-        assert feeder.opened is not None
-        for device in readers:
-            if device not in feeder.readers:
-                self._detach(device)
-                feeder.readers.add(device)
-                self.workers.send(device, Attach(address=feeder.opened.address))
 
     def rest(self, feeders: Iterable[str]) -> None:
         """Let feeders prepare nothing; one that is gone needs no telling."""

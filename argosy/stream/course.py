@@ -60,7 +60,9 @@ class Course:
 
     def next(self) -> Place | None:
         """The next block to prepare; None where the horizon ends."""
-        place, self._next = self.peek(), None
+        place = self.peek()
+        if place is not None:
+            self._next = None
         return place
 
     def peek(self) -> Place | None:
@@ -72,7 +74,8 @@ class Course:
                     return None
                 self._preparing += 1
                 self._places = places(self.leg, self._preparing, self.lengths, self.per_epoch, self.block_size)
-        return self._next
+        # It may have come nearer since the section was begun.
+        return None if self.horizon is not None and self._next.section >= self.horizon else self._next
 
     def may_announce(self, place: Place) -> bool:
         """Whether there is credit for a block."""

@@ -1,4 +1,4 @@
-"""What is on its way between host and device: blocks that come, numbers that go back. Neither makes the device wait.
+"""Blocks on their way from the ring to a device, which never waits for them, nor the host.
 
 Contract. A block lies in a slot of the ring, which other trainers and the feeder share, until its copy has passed:
 `Copies` holds the block until then, and nobody else needs to. Whoever takes a block calls `release_done` now and then, at
@@ -7,11 +7,10 @@ after `start` come after the copy by the device's own order, so the host goes on
 """
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from argosy.errors import StudyError
@@ -19,7 +18,7 @@ from argosy.stream.blocks import Block
 from argosy.stream.trees import flatten, unflatten
 from argosy.training.devices import Backend, Event
 
-__all__ = ["Copies", "Readings"]
+__all__ = ["Copies"]
 
 
 @dataclass(slots=True)
@@ -70,33 +69,6 @@ class Copies:
         self._writes.setdefault(split, wrote)
         _check_rows(made, block)
         return block.with_leaves(tuple(made), tree)
-
-
-@dataclass(slots=True)
-class Readings:
-    """Numbers on their way back from one device, each told one call later, so that the device never waits for the host.
-
-    The host waits for those of the call before: it is never more than one block ahead. A CPU tells them at once.
-    """
-
-    backend: Backend
-    _pending: tuple[tuple[str, ...], Tensor, Event] | None = None
-
-    def read(self, values: Mapping[str, Tensor]) -> dict[str, float]:
-        """Start to read these scalars, and tell those of the call before; on a CPU, tell these."""
-        before = self.rest() if self.backend.apart else {}
-        if values:
-            stacked = torch.stack([value.detach().double() for value in values.values()])
-            self._pending = (tuple(values), *self.backend.fetch(stacked))
-        return before if self.backend.apart else self.rest()
-
-    def rest(self) -> dict[str, float]:
-        """Tell what was not told yet: at a section's end."""
-        if self._pending is None:
-            return {}
-        (names, values, event), self._pending = self._pending, None
-        event.synchronize()
-        return dict(zip(names, values.tolist(), strict=True))
 
 
 def _check_rows(leaves: list[Any], block: Block) -> None:

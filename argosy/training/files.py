@@ -4,8 +4,11 @@ Contract. A journaled file is never written again, and stays until a newer one i
 died. The newest two stay, and the files that hold the best weights of each of them. The links move with the driver's word.
 """
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,10 @@ from argosy.events import Checkpoint
 from argosy.training import checkpoint
 from argosy.training.member import LiveMember
 
-__all__ = ["Draft", "Files", "settle_links"]
+__all__ = ["Draft", "Files", "Saving", "settle_links"]
+
+SHARE = 0.02
+"""Part of the time that files of a section's end may take."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,6 +102,44 @@ class Files:
         settle_links(self.folder, self._settled[-1])
         kept = (*self._settled, *self._unsettled)
         checkpoint.keep_newest(self.folder, {name for saved in kept for name in (saved.file, saved.best) if name})
+
+
+class Saving:
+    """When the members of a crew are to be saved, and how they are together.
+
+    So often that a crash repeats at most `checkpoint_seconds`; at the ends of sections more often, as long as files take
+    little of the time.
+    """
+
+    def __init__(self, checkpoint_seconds: float) -> None:
+        self.checkpoint_seconds = checkpoint_seconds
+        self._last = time.monotonic()
+        self._seconds = 0.0
+        """How long files took the last time."""
+
+    @property
+    def overdue(self) -> bool:
+        """Whether a crash would repeat more than it may."""
+        return time.monotonic() - self._last > self.checkpoint_seconds
+
+    @property
+    def due(self) -> bool:
+        """Whether a section's end is worth files."""
+        return self.overdue or time.monotonic() - self._last >= self._seconds / SHARE
+
+    @contextlib.contextmanager
+    def timed(self) -> Iterator[None]:
+        """Inside, members are saved."""
+        started = time.monotonic()
+        yield
+        self._last = time.monotonic()
+        self._seconds = self._last - started
+
+    def write(self, drafts: Mapping[str, tuple[Files, Draft]]) -> Iterator[tuple[str, Callable[[], Checkpoint]]]:
+        """Write all of these together; yields for each member what proves its file and says what is to be journaled."""
+        sums = iter(checkpoint.save_all([item for _, draft in drafts.values() for item in draft.items]))
+        for name, (files, draft) in drafts.items():
+            yield name, partial(files.written, draft, [next(sums) for _ in draft.items])
 
 
 def settle_links(folder: Path, saved: Checkpoint) -> None:

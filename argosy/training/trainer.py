@@ -11,13 +11,12 @@ import math
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import cloudpickle
-import torch
 
 from argosy.commands import (
     Board,
@@ -33,49 +32,30 @@ from argosy.commands import (
     StartMember,
 )
 from argosy.errors import DiskError, MemberError
-from argosy.events import Event, MemberEnded, MemberRested, MemberStarted, Saved, SectionEnded, Used
+from argosy.events import Event, MemberEnded, MemberRested, MemberStarted, Saved, Used
 from argosy.settings import Settings
 from argosy.stream.blocks import Block
 from argosy.stream.gauges import TrainerGauge
 from argosy.stream.pulse import Pulse
 from argosy.stream.schedule import Orders
 from argosy.study import Member, Terms
-from argosy.training import checkpoint
+from argosy.training.aboard import Aboard
 from argosy.training.copies import Copies
 from argosy.training.devices import Backend, memory_returned, out_of_memory, poisoned
-from argosy.training.files import Files
+from argosy.training.files import Files, Saving
 from argosy.training.heap import large_outside
-from argosy.training.measure import NUMPY_RANDOM, PRIVATE, measure
+from argosy.training.measure import measure
 from argosy.training.member import LiveMember, build
-from argosy.training.program import Program
-from argosy.training.solo import Solo
 
 __all__ = ["Poisoned", "Trainer"]
 
 PROGRESS_SECONDS = 0.25
 RETURN_SECONDS = 10.0
 """How long a device's memory may take to come back from a process that was killed."""
-SAVING_SHARE = 0.02
-"""Part of the time that files of a section's end may take."""
 
 
 class Poisoned(Exception):  # noqa: N818
     """The device is of no more use to this process, whoever's step did that: nobody's next one can be trusted."""
-
-
-@dataclass(slots=True)
-class _Aboard:
-    """A member of the crew."""
-
-    program: Program
-    live: LiveMember
-    files: Files
-    next_section: int
-    """Of the stream: the first whose end it has not seen."""
-    stream_epoch: int
-    """That its batches are cut from."""
-    samples: int = 0
-    """Since it came aboard."""
 
 
 class Trainer:
@@ -113,13 +93,12 @@ class Trainer:
         """The block whose steps were left for a command."""
         self.to_measure: Measure | None = None
         self.built: dict[str, LiveMember] = {}
-        self.aboard: dict[str, _Aboard] = {}
+        self.aboard: dict[str, Aboard] = {}
         self.gauge = TrainerGauge()
         self.blocks = 0
         self.last_split = "val" if terms.has_val else "train"
         self._told = 0.0
-        self._saved, self._save_seconds = time.monotonic(), 0.0
-        """When members were saved last, and how long that took."""
+        self.saving = Saving(settings.checkpoint_seconds)
 
     @property
     def ready(self) -> bool:
@@ -143,7 +122,7 @@ class Trainer:
         elif isinstance(command, Enlist):
             self.enlist(cloudpickle.loads(command.definitions))
         elif isinstance(command, Measure):
-            self.to_measure = command
+            self._want(command)
             if command.crew is not None:
                 self._follow(command.crew)
         elif isinstance(command, Leave):
@@ -203,6 +182,14 @@ class Trainer:
         else:
             self.kept.append((block, self.crew))
 
+    def _want(self, command: Measure) -> None:
+        """Measure these as well as those that are still to be measured on the same block."""
+        earlier = self.to_measure
+        if earlier is not None and earlier.crew == command.crew:
+            accumulate = {**earlier.accumulate, **command.accumulate}
+            command = replace(command, members=(*earlier.members, *command.members), accumulate=accumulate)
+        self.to_measure = command
+
     def _on_device(self, block: Block) -> Block:
         self.backend.activate()
         self.copies.release_done()
@@ -234,8 +221,7 @@ class Trainer:
     def _train_on(self, block: Block) -> None:
         started, place = time.perf_counter(), block.place
         before = self.gauge.samples
-        with self.pulse.busy("training"):
-            left = not all(self._advance(name, block) for name in list(self.aboard))
+        left = not all(self._advance(name, block) for name in list(self.aboard))
         if block.touched:
             raise MemberError(self._somebody_wrote())
         elapsed = time.perf_counter() - started
@@ -248,22 +234,20 @@ class Trainer:
             self.gauge.rows += place.rows * (self.gauge.samples > before)
         if not left and place.last and place.split == self.last_split:
             self._end_section(block)
-        elif self._overdue():
+        elif self._must_save():
             self.emit(Report(events=tuple(self._save(list(self.aboard)))))
         self._tell()
 
     def _advance(self, name: str, block: Block) -> bool:
         """Let a member step on a block; False where a command waits, for which the rest of its batches was left."""
-        aboard, place = self.aboard[name], block.place
-        if place.epoch < aboard.stream_epoch or (place.split != "train" and place.section < aboard.next_section):
+        aboard = self.aboard[name]
+        if not aboard.follow(block.place):
             return True
-        return self._guarded(name, partial(self._step, name, aboard, block)) is not False
+        with self.pulse.busy(f"training member {name!r}"):
+            step = self._step if block.place.split == "train" else self._evaluate
+            return self._guarded(name, partial(step, name, aboard, block)) is not False
 
-    def _step(self, name: str, aboard: _Aboard, block: Block) -> bool:
-        if block.place.split != "train":
-            return self._evaluate(aboard.program, block)
-        if block.place.epoch > aboard.stream_epoch:
-            self._begin_epoch(aboard, block.place.epoch)
+    def _step(self, name: str, aboard: Aboard, block: Block) -> bool:
         program, samples, through = aboard.program, 0, True
         with program.active():
             for batch in program.cut(block):
@@ -279,9 +263,9 @@ class Trainer:
             self._end(name, "diverged", f"its training loss is not a number after {aboard.live.steps} steps")
         return through
 
-    def _evaluate(self, program: Program, block: Block) -> bool:
-        with program.active(keep=True):
-            for _ in program.evaluate(block):
+    def _evaluate(self, name: str, aboard: Aboard, block: Block) -> bool:
+        with aboard.program.active(keep=True):
+            for _ in aboard.program.evaluate(block):
                 self.pulse.beat()
                 if self._wanted():
                     return False
@@ -289,51 +273,23 @@ class Trainer:
 
     def _wanted(self) -> bool:
         """Whether something is to be done between two steps."""
-        return self.listen() or self._overdue()
+        return self.listen() or self._must_save()
 
     # ---- sections
-
-    def _begin_epoch(self, aboard: _Aboard, stream_epoch: int) -> None:
-        assert self.orders is not None
-        aboard.stream_epoch = stream_epoch
-        aboard.live.begin_epoch(self.orders, stream_epoch)
 
     def _end_section(self, block: Block) -> None:
         section = block.place.section
         events: list[Event] = []
         for name, aboard in list(self.aboard.items()):
-            if section >= aboard.next_section and block.place.epoch == aboard.stream_epoch:
-                ended = self._guarded(name, partial(self._ended, name, aboard, section))
+            if aboard.ends(block.place):
+                ended = self._guarded(name, partial(aboard.end_section, section, self.name))
                 if ended is not None:
                     events.append(ended)
-        if self._overdue() or self._worth_saving():
+        if self.saving.due:
             events += self._save(list(self.aboard))
-        self.emit(Report(events=tuple(events), section=section))
-
-    def _ended(self, name: str, aboard: _Aboard, section: int) -> SectionEnded:
-        live, sections = aboard.live, self.terms.validations_per_epoch
-        epoch, number, position = live.epoch, live.section, live.position
-        train, val = live.train.digest, live.val.digest if live.val_cutter else None
-        seconds, samples, best = live.seconds, live.samples, live.best
-        metrics = live.end_section(sections)
-        if live.section:
-            live.begin_section()
-        aboard.next_section = section + 1
-        return SectionEnded(
-            member=name,
-            device=self.name,
-            epoch=epoch,
-            section=number,
-            stream_epoch=aboard.stream_epoch,
-            position=position,
-            metrics=metrics,
-            epochs=epoch + (number + 1) / sections,
-            seconds=seconds,
-            samples=samples,
-            digest=train,
-            val_digest=val,
-            best=live.best != best,
-        )
+        if self.aboard or events:
+            # Nobody waits for an empty crew, and its late word could be taken for that of the next leg's.
+            self.emit(Report(events=tuple(events), section=section))
 
     # ---- members
 
@@ -363,31 +319,13 @@ class Trainer:
 
     def _start(self, start: StartMember) -> MemberStarted:
         assert self.orders is not None
-        live, position = self.built.pop(start.member, None) or self._build(start.member), 0
-        live.member = replace(live.member, accumulate=start.accumulate)
-        live.private, live.randomness.uses_others = PRIVATE in start.notes, NUMPY_RANDOM in start.notes
-        files = Files(self._folder(start.member), start.checkpoint)
+        live = self.built.pop(start.member, None) or self._build(start.member)
         for note in start.notes:
             self._log(start.member, note)
-        if start.checkpoint is not None:
-            # The driver has compared its sum. The file's own tensors go again; what is copied from them stays.
-            with large_outside():
-                position = live.load_state_dict(checkpoint.load(files.folder / start.checkpoint.file))
-        live.begin_epoch(self.orders, start.stream_epoch, position)
-        carried = live.carried
-        first = start.stream_epoch * self.terms.validations_per_epoch + live.section
-        self.aboard[start.member] = _Aboard(Solo(live), live, files, first, start.stream_epoch)
-        return MemberStarted(
-            member=start.member,
-            device=self.name,
-            epoch=live.epoch,
-            section=live.section,
-            stream_epoch=start.stream_epoch,
-            position=position + carried,
-            threads=torch.get_num_threads(),
-            mkldnn=bool(torch.backends.mkldnn.enabled),
-            notes=start.notes,
-        )
+        files = Files(self._folder(start.member), start.checkpoint)
+        sections = self.terms.validations_per_epoch
+        self.aboard[start.member] = Aboard.board(live, start, files, self.orders, sections=sections)
+        return self.aboard[start.member].started(start, self.name)
 
     def _leave(self, names: list[str]) -> None:
         """Save members where they are and let them go."""
@@ -444,31 +382,24 @@ class Trainer:
         with (self._folder(name) / "log.txt").open("a") as log:
             log.write(text.rstrip() + "\n")
 
-    def _save(self, names: list[str], *, carried: bool = False) -> list[Event]:
+    def _save(self, names: Iterable[str], *, carried: bool = False) -> list[Event]:
         """Files for these members, flushed to the disk together."""
-        started, drafts = time.perf_counter(), {}
-        for name in names:
-            aboard = self.aboard[name]
-            draft = self._guarded(name, partial(aboard.files.draft, aboard.live, carried=carried))
-            if draft is not None:
-                drafts[name] = draft
-        sums = iter(checkpoint.save_all([item for draft in drafts.values() for item in draft.items]))
-        saved: list[Event] = []
-        for name, draft in drafts.items():
-            aboard = self.aboard[name]
-            written = self._guarded(name, partial(aboard.files.written, draft, [next(sums) for _ in draft.items]))
-            if written is not None:
-                saved.append(Saved(member=name, checkpoint=written))
-        self._saved, self._save_seconds = time.monotonic(), time.perf_counter() - started
-        return saved
+        with self.pulse.busy("saving members", opaque=True), self.saving.timed():
+            drafts = {}
+            for name in names:
+                aboard = self.aboard[name]
+                draft = self._guarded(name, partial(aboard.files.draft, aboard.live, carried=carried))
+                if draft is not None:
+                    drafts[name] = (aboard.files, draft)
+            return [
+                Saved(member=name, checkpoint=saved)
+                for name, save in self.saving.write(drafts)
+                if (saved := self._guarded(name, save)) is not None
+            ]
 
-    def _overdue(self) -> bool:
+    def _must_save(self) -> bool:
         """Whether a crash would repeat more than it may."""
-        return bool(self.aboard) and time.monotonic() - self._saved > self.settings.checkpoint_seconds
-
-    def _worth_saving(self) -> bool:
-        """Whether files cost little of the time since the last ones."""
-        return time.monotonic() - self._saved >= self._save_seconds / SAVING_SHARE
+        return bool(self.aboard) and self.saving.overdue
 
     # ---- words
 

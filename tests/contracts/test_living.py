@@ -13,12 +13,14 @@ import studies
 
 import argosy
 from argosy.plans import Flotilla, Placement
+from argosy.fold import RunState
 from argosy.running import inbox
 from argosy.running.driver import Phase
 from argosy.running.voyage import Voyage
+from argosy.stopping import Stop
 
 
-SEEDS = 200
+SEEDS = 4
 
 
 class Restless:
@@ -91,20 +93,18 @@ def test_whatever_happens_members_equal_themselves_alone(
     judges = [Moody(draw)] if draw.random() < 0.5 else []
     living.run(study, run, judges=judges, policy=chaos, devices="cpu:3", block_size=draw.choice([8, 32]))
     state = living.state_of(run)
-    late = studies.member("late", hidden=8, batch_size=9)
-    everybody = replace(study, members=[*members, *([late] if "late" in state.members else [])])
-    living.equal_alone(everybody, run)
-    print(Counter(type(e).__name__ for e in __import__("argosy.running.journal").running.journal.read_journal(run)), sections, state.preparations, state.answered)
+    late = [studies.member("late", hidden=8, batch_size=9)] if "late" in state.members else []
+    done = [name for name, member in state.members.items() if member.status == "done"]
+    living.equal_alone(replace(study, members=[*members, *late]), run, *done)
     for member in members:
         rows = state.member(member.name).history
-        ended = next(count for count in range(1, 99) if member.stop.reason(rows[:count]) or count == len(rows))
-        assert len(rows) == ended
-        told = member.name == "odd" and not member.stop.reason(rows)
-        assert state.member(member.name).status == ("stopped" if told else "done")
+        assert [member.stop.reason(rows[:count]) for count in range(1, len(rows))] == [None] * (len(rows) - 1)
+        assert (member.stop.reason(rows) is not None) == (member.name in done)
+    assert set(state.members) - set(done) <= {"odd"}
     assert len(state.answered) == 2 - len(orders)
 
 
-def a_rule(draw: random.Random, sections: int) -> argosy.Stop:
+def a_rule(draw: random.Random, sections: int) -> Stop:
     """A rule that ends a member after a few sections."""
     most = argosy.MaxEpochs(draw.randint(1, 3 * sections) / sections)
     kind = draw.randrange(3)
@@ -121,5 +121,115 @@ def fleet() -> list[argosy.Member]:
         studies.member("plain", batch_size=12),
         studies.member("odd", hidden=24, batch_size=17, clip_grad_norm=1.0),
         studies.member("bootstrap", batch_size=8, subset=[3, 3, 5, *range(40, 80)], drop_last=True),
-        studies.member("adam", batch_size=25, accumulate=3, eval_batch_size=7, optimizer=studies.partial(studies.Adam, lr=0.01)),
+        studies.member(
+            "adam", batch_size=25, accumulate=3, eval_batch_size=7, optimizer=studies.partial(studies.Adam, lr=0.01)
+        ),
     ]
+
+
+def test_a_fault_while_members_move_finds_each_of_them_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    moving = living.policy(monkeypatch, living.Dealt(lambda member, asked: asked + (member == "odd")))
+    seen = []
+
+    def act(voyage: Voyage) -> None:
+        if voyage.driver.phase is Phase.SAILING and any(leg.boarding for leg in voyage.legs):
+            seen.append(voyage.legs[0].until)
+            voyage.driver.regroup()
+        elif voyage.driver.phase is Phase.SAILING and len(seen) < 2:
+            voyage.make_room()
+
+    living.at_every_round(monkeypatch, act)
+    study = studies.study(90, val=11, fleet=fleet(), epochs=4)
+    living.run(study, tmp_path, policy=moving, devices="cpu:2", block_size=32)
+    assert len(seen) == 2
+    living.equal_alone(study, tmp_path)
+    trained = Counter((line["member"], line["epoch"]) for line in evidence.event_lines(tmp_path, "SectionEnded"))
+    assert set(trained.values()) == {1}
+
+
+def quiet(tmp_path: Path, *names: str) -> list[str]:
+    """Who was started once, and saved by nobody's order but its own end's."""
+    counted = Counter(line["member"] for line in evidence.event_lines(tmp_path, "MemberStarted"))
+    return [name for name in names if counted[name] == 1]
+
+
+@pytest.mark.parametrize("launcher", ["inline", "processes"])
+@pytest.mark.parametrize("sections", [1, 4])
+def test_a_member_that_rests_comes_back_exactly(tmp_path: Path, launcher: str, sections: int) -> None:
+    study = studies.study(90, val=11, fleet=fleet(), epochs=6, validations_per_epoch=sections)
+
+    def later(state: RunState) -> bool:
+        return state.member("plain").epochs >= 3
+
+    # Epochs end in the first, in the second case the middle of one.
+    rests = living.Rests({"odd": 1 if sections == 1 else 3}, back=later)
+    report = living.run(study, tmp_path, launcher=launcher, judges=[rests], devices="cpu:2", block_size=16)
+    assert {row.status for row in report.rows} == {"done"}
+    living.equal_alone(study, tmp_path)
+    assert [line["reason"] for line in evidence.event_lines(tmp_path, "MemberRested") if line["reason"]]
+    state = living.state_of(tmp_path)
+    if sections == 1:
+        epochs = [row.stream_epoch for row in state.member("odd").sections]
+        assert epochs[0] == 0
+        assert epochs[1] >= 3, "it came back while the others went on, and joined them"
+        assert quiet(tmp_path, "plain", "bootstrap", "adam") == ["plain", "bootstrap", "adam"]
+        assert state.preparations == 1.0
+    else:
+        assert len(state.member("odd").sections) == 24
+
+
+@pytest.mark.parametrize("launcher", ["inline", "processes"])
+def test_a_member_that_is_added_joins_the_stream_and_nobody_notices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launcher: str
+) -> None:
+    monkeypatch.setattr(inbox, "LOOK_SECONDS", 0.0)
+    (tmp_path / "late.py").write_text(LATE.format(epochs=2))
+    run, left, killed = tmp_path / "run", [], []
+
+    def add(voyage: Voyage) -> None:
+        state = voyage.state.members
+        if not left and any(member.sections for member in state.values()):
+            left.append(inbox.leave(run, {"command": "add", "study": str(tmp_path / "late.py")}))
+        late = state.get("late")
+        if launcher == "processes" and late and late.status == "training" and not killed:
+            assert not late.saved
+            killed.append(late.device)
+            voyage.force.workers.kill(late.device)
+
+    living.at_every_round(monkeypatch, add)
+    members = [replace(m, augment=studies.dawdle) for m in fleet()]
+    study = studies.study(90, val=11, fleet=members, epochs=5)
+    still = living.policy(monkeypatch, living.Dealt(lambda member, asked: len(member)))
+    living.run(study, run, launcher=launcher, policy=still, devices="cpu:2", block_size=16)
+    late = studies.member("late", hidden=8, batch_size=9)
+    living.equal_alone(replace(study, members=[*members, late]), run)
+    state = living.state_of(run)
+    assert min(row.stream_epoch for row in state.member("late").sections) > 0
+    assert len(state.member("late").sections) == 2
+    assert [answered.answer for answered in state.answered] == ["added late"]
+    if launcher == "inline":
+        assert quiet(run, *state.members) == list(state.members), "nobody was started twice"
+        assert state.preparations == 1.0
+    else:
+        assert killed
+        assert state.lost
+
+
+@pytest.mark.parametrize("launcher", ["inline", "processes"])
+@pytest.mark.parametrize("sections", [1, 4])
+def test_members_move_and_those_that_do_not_are_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launcher: str, sections: int
+) -> None:
+    here = {"plain": 0, "bootstrap": 1}
+    # The other two change places whenever they are asked; the budgets see to that.
+    moving = living.policy(monkeypatch, living.Dealt(lambda member, asked: here.get(member, asked + (member == "odd"))))
+    short = [studies.member(f"short{n}", stop=argosy.MaxEpochs(n / 4)) for n in range(1, 8) if n % 4 == 0 or sections == 4]
+    study = studies.study(90, val=11, fleet=[*fleet(), *short], epochs=3, validations_per_epoch=sections)
+    living.run(study, tmp_path, launcher=launcher, policy=moving, devices="cpu:2", block_size=16)
+    living.equal_alone(study, tmp_path)
+    counted = Counter(line["member"] for line in evidence.event_lines(tmp_path, "MemberStarted"))
+    assert counted["odd"] == counted["adam"] == 1 + len({m.stop for m in short})
+    assert quiet(tmp_path, "plain", "bootstrap") == ["plain", "bootstrap"]
+    carried = [line["checkpoint"]["carried"] for line in evidence.event_lines(tmp_path, "Saved")]
+    assert any(carried) == (sections == 4)
+    assert living.state_of(tmp_path).preparations == 1.0

@@ -141,7 +141,7 @@ class Segfaulting(nn.Module):
 
 def test_a_member_that_always_kills_its_trainer_ends_the_run_with_a_message(tmp_path: Path) -> None:
     study = studies.study(fleet=[studies.member(model=Segfaulting)])
-    with pytest.raises(argosy.ArgosyError, match=r"'cpu:0' is lost .*loss without one finished epoch"):
+    with pytest.raises(argosy.ArgosyError, match=r"'cpu:0' is lost .*loss without one finished section"):
         argosy.train(study, directory=tmp_path, devices="cpu:1")
 
 

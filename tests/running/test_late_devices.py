@@ -1,5 +1,6 @@
 """Runs on devices that are none: what a GPU does to a study must not show in its results. See `late`."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,3 +51,39 @@ def test_a_member_that_runs_out_of_memory_gets_smaller_steps(tmp_path: Path, mon
     assert (tmp_path / "workers" / "late-0.log").read_text().count("late out of memory") == 1, (
         "a failed step kept memory"
     )
+
+
+def noisy() -> list[argosy.Member]:
+    return [studies.member(f"noisy-{batch}", batch_size=batch, augment=late.noise) for batch in (16, 33)]
+
+
+def test_random_states_of_a_device_belong_to_the_member(tmp_path: Path) -> None:
+    """Together as alone, interrupted as in one piece."""
+    several = studies.study(fleet=[*noisy(), studies.member("plain")], epochs=3)
+    argosy.train(several, directory=tmp_path / "together", devices="late:0", launcher="inline")
+    for epochs in (1, 3):
+        one = studies.study(fleet=noisy()[1:], epochs=epochs)
+        argosy.train(one, directory=tmp_path / "alone", devices="late:3", launcher="processes")
+    together, alone = (evidence.results_of(tmp_path / place, "noisy-33") for place in ("together", "alone"))
+    assert together == alone
+
+
+def poisoned_once(batch: Any, flag: Path) -> Any:
+    """As an index out of bounds in a kernel."""
+    if flag.exists() and flag.read_text() == "now":
+        flag.unlink()
+        late.poison()
+    if flag.exists():
+        flag.write_text("now" if len(flag.read_text()) > 12 else flag.read_text() + ".")
+    return batch
+
+
+def test_a_poisoned_device_ends_its_process_and_no_member(tmp_path: Path) -> None:
+    flag = tmp_path / "flag"
+    flag.touch()
+    fleet = [studies.member("breaks", augment=partial(poisoned_once, flag=flag)), studies.member("sound")]
+    for run in ("broken", "whole"):
+        argosy.train(studies.study(fleet=fleet), directory=tmp_path / run, devices="late:0", time_limit=100)
+        assert not flag.exists()
+    assert len(evidence.event_lines(tmp_path / "broken", "WorkerLost")) == 1
+    assert evidence.results(tmp_path / "broken") == evidence.results(tmp_path / "whole")

@@ -20,7 +20,7 @@ from argosy.stream.blocks import Block, Layout, Place
 from argosy.stream.ring import Ring, RingReader
 from argosy.stream.wire import Peer
 from argosy.training import devices as kinds
-from argosy.training.copies import Copies, Readings
+from argosy.training.copies import Copies
 from argosy.training.devices import Backend, backend_of, memory_returned, out_of_memory, poisoned
 
 pytestmark = pytest.mark.usefixtures("devices")
@@ -216,15 +216,16 @@ def test_work_on_the_device_that_loses_rows_is_refused(backend: Backend) -> None
 # ---- numbers that go back
 
 
-def test_a_late_device_tells_numbers_a_call_later_and_a_cpu_at_once() -> None:
-    losses = [{"a": torch.tensor(1.5)}, {"a": torch.tensor(float("inf")), "b": torch.tensor(2)}, {}]
-    at_once, later = Readings(backend_of("cpu:0")), Readings(backend_of("late:0"))
-    assert [at_once.read(values) for values in losses] == [{"a": 1.5}, {"a": float("inf"), "b": 2.0}, {}]
-    assert [later.read(values) for values in losses] == [{}, {"a": 1.5}, {"a": float("inf"), "b": 2.0}]
-    later.read(losses[0])
-    assert later.rest() == {"a": 1.5}
-    assert later.rest() == {}
-    assert late.state.waits == 0, "a reading must not wait for all of the device's work"
+@pytest.mark.parametrize("name", ["cpu:0", "late:0"])
+def test_numbers_are_on_the_host_when_their_event_has_passed(name: str) -> None:
+    backend = backend_of(name)
+    losses = torch.tensor([1.5, 2.5], dtype=torch.float64)
+    host, event = backend.fetch(losses)
+    assert host.isnan().all() == backend.apart, "the double shows a number that was read too early"
+    losses.zero_()
+    event.synchronize()
+    assert host.tolist() == [1.5, 2.5]
+    assert late.state.waits == 0
 
 
 # ---- random states

@@ -1,0 +1,191 @@
+"""What begins: members are measured, newcomers are welcomed, and legs start on devices that are free."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from argosy.commands import Board, Credit, Leg, Probed, UseLoaders
+from argosy.events import PlanMade
+from argosy.plans import Flotilla
+from argosy.running.identity import write_json
+from argosy.running.legs import Change, Sailing
+from argosy.running.sharing_choice import SharingChoice
+from argosy.running.workforce import Feeder
+
+if TYPE_CHECKING:
+    from argosy.running.voyage import Voyage
+
+__all__ = ["Departures", "crews_of"]
+
+
+class Departures:
+    """Of one run."""
+
+    def __init__(self, voyage: "Voyage") -> None:
+        self.voyage, self.driver = voyage, voyage.driver
+        self.roster, self.force, self.launching = voyage.roster, voyage.force, voyage.launching
+        self.sharing = SharingChoice(self.driver.settings)
+        self.leg_count = 0
+        self.measuring_leg: tuple[list[Feeder], Leg, int] | None = None
+        """The leg that members were measured on, its team and crew, while everybody is still there who feeds and reads
+        it."""
+        self.newcomers: set[str] = set()
+        """Members that were added and are not measured yet."""
+
+    # ---- measuring
+
+    def measure_at_rest(self) -> None:
+        """Feed a leg to all trainers, on whose first block they measure."""
+        roster, force = self.roster, self.force
+        team = force.free_team(force.devices, ())
+        if team is None:
+            return
+        self.leg_count += 1
+        self.voyage.crew_count += 1
+        leg = roster.leg_for(roster.waiting, self.driver.lengths, number=self.leg_count)
+        force.feed(team, leg, self.sharing.pipeline)
+        ends = [roster.last_section(name) for name in roster.waiting]
+        horizon = None if None in ends else max(end for end in ends if end is not None)
+        crews = dict.fromkeys(force.devices, self.voyage.crew_count)
+        names = [feeder.name for feeder in team]
+        for device in force.devices:
+            force.attach(names, device)
+        force.allow(names, Credit(leg=leg.number, until=leg.section + 1, horizon=horizon, crews=crews))
+        self.measuring_leg = (team, leg, self.voyage.crew_count)
+        self.driver.measuring.again()
+        self.measure_rest()
+
+    def measure_rest(self) -> None:
+        """Hand out the members that are still unknown; where one failed, another one like it takes its place."""
+        if self.measuring_leg is None:
+            return
+        self._measure(self.force.devices, self.measuring_leg[2])
+
+    def _measure(self, devices: Iterable[str], crew: int | None) -> None:
+        measuring, study = self.driver.measuring, self.driver.study
+        accumulate = {member.name: self.roster.accumulate(member.name) for member in study.members}
+        for device, command in measuring.commands(tuple(devices), crew, accumulate).items():
+            self.force.define(device, map(study.member, command.members))
+            self.force.send(device, command)
+
+    # ---- newcomers
+
+    def welcome(self) -> None:
+        """Members were added: they are measured beside those that train, where nobody like them is known."""
+        if not self.newcomers:
+            return
+        measuring = self.driver.measuring
+        measuring.want(map(self.driver.study.member, self.newcomers))
+        if measuring.missing & self.newcomers and self.voyage.legs:
+            self._measure([min(self.voyage.devices, key=lambda device: len(self.voyage.crew_of(device)))], None)
+        self.newcomers_known()
+
+    def newcomers_known(self) -> None:
+        """Those whose costs are known wait from here on."""
+        known = [name for name in self.newcomers if name in self.driver.measuring.measured]
+        self.newcomers -= set(known)
+        if known:
+            self.roster.enter(known, self.driver.lengths)
+            self.driver.write_study()
+            self.voyage.make_room()
+
+    def forget_measuring(self) -> None:
+        """The stream that members were measured on, or somebody who read it, is gone."""
+        self.measuring_leg = None
+        self.driver.measuring.again()
+
+    def measure_newcomers_at_rest(self) -> None:
+        """Nobody trains beside whom they could be measured."""
+        if self.voyage.legs or not self.driver.measuring.missing & self.newcomers:
+            return
+        names, self.newcomers = self.newcomers, set()
+        self.roster.enter(names, self.driver.lengths)
+        self.driver.measure()
+
+    # ---- new legs
+
+    def launch(self) -> None:
+        """Ask the policy what to start on the devices that are free."""
+        if self.driver.orders.pausing is not None or not self.roster.waiting:
+            return
+        measuring = self.driver.measuring
+        situation = self.voyage.situation(measuring.profiles(self.roster.waiting, self.driver.study), {})
+        plan = replace(self.launching.launch(situation), notes=measuring.notes)
+        if plan.flotillas and not self.sharing.told and not self._choose_sharing(plan.flotillas[0]):
+            return
+        started = [flotilla for flotilla in plan.flotillas if self._start_leg(flotilla)]
+        self._release_idle()
+        if started:
+            self.driver.record(PlanMade(plan=plan.to_json()))
+            write_json(self.driver.directory / "plan.json", plan.to_json())
+            self.driver.view.plan(plan)
+
+    def _free_team(self, devices: Iterable[str]) -> list[Feeder] | None:
+        return self.force.free_team(devices, (feeder for leg in self.voyage.legs for feeder in leg.feeders))
+
+    def _start_leg(self, flotilla: Flotilla) -> bool:
+        """Whether it is under way; where a node has no feeder for it yet, the policy is asked again when there is one."""
+        team = self._free_team(flotilla.devices)
+        if team is None:
+            return False
+        stretch = self.roster.leg_for(flotilla.members, self.driver.lengths, number=self.leg_count)
+        # The stream that members were measured on goes on as the first leg where everybody stays on it who need not wait
+        # for an epoch's end to join.
+        measured, self.measuring_leg = self.measuring_leg, None
+        there = set(self.roster.waiting) - self.roster.joining
+        everybody = there <= set(flotilla.members) and len(team) == len(self.driver.cluster.nodes)
+        if measured is not None and everybody and measured[1] == stretch and not self.sharing.changed:
+            team, _, crew = measured
+        else:
+            if measured is not None:
+                self.force.rest(feeder.name for feeder in measured[0])
+            self.leg_count += 1
+            self.voyage.crew_count += 1
+            crew = self.voyage.crew_count
+            self.force.feed(team, replace(stretch, number=self.leg_count), self.sharing.pipeline)
+        names = tuple(feeder.name for feeder in team)
+        leg = Sailing(number=self.leg_count, feeders=names, until=stretch.section, begins=stretch)
+        self.voyage.legs.append(leg)
+        self.voyage.flotillas[leg.number] = flotilla
+        self.voyage.expect(leg, flotilla.members)
+        for device, members in crews_of(flotilla).items():
+            leg.change(device, crew, Change(start=tuple(members)))
+            self.voyage.board(leg, device, start=members)
+        self.voyage.allow(leg, leg.reach(turns=self.voyage.turns(leg)))
+        return True
+
+    def _release_idle(self) -> None:
+        """Let trainers that carry nobody let go of the block that they measured on."""
+        busy = set(self.voyage.devices)
+        for device in self.force.devices:
+            if device not in busy:
+                self.voyage.crew_count += 1
+                self.force.send(device, Board(crew=self.voyage.crew_count))
+
+    def _choose_sharing(self, flotilla: Flotilla) -> bool:
+        """Settle how nodes share the stream; False while that is measured, after which the policy is asked again."""
+        sharing, cluster = self.sharing, self.driver.cluster
+        if sharing.chosen is None and len(cluster.nodes) > 1 and not sharing.measured:
+            team = self._free_team(self.force.devices)
+            if team is not None and not sharing.waiting_for:
+                sharing.ask([feeder.name for feeder in team])
+                self.force.probe(team)
+            return False
+        self.driver.tell(
+            chosen := sharing.choose(cluster, flotilla, preparation_seconds=self.launching.preparation_seconds)
+        )
+        if self.driver.settings.loader_workers is None:
+            for feeder in self.force.feeders:
+                self.force.send(feeder, UseLoaders(count=chosen.loader_workers))
+        return True
+
+    def probed(self, worker: str, probed: Probed) -> None:
+        """A feeder has measured what sharing costs."""
+        self.sharing.hear(worker, probed)
+        if self.sharing.measured:
+            self.voyage.changed = True
+
+
+def crews_of(flotilla: Flotilla) -> dict[str, list[str]]:
+    """The members of each device, in the order of their steps."""
+    return {device: [placement.member for placement in flotilla.pack(device)] for device in flotilla.devices}

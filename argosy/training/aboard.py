@@ -1,0 +1,104 @@
+"""A member of a crew: its program, its files, and where in the stream it is."""
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from argosy.commands import StartMember
+from argosy.events import MemberStarted, SectionEnded
+from argosy.stream.blocks import Place
+from argosy.stream.schedule import Orders
+from argosy.training import checkpoint
+from argosy.training.files import Files
+from argosy.training.heap import large_outside
+from argosy.training.measure import NUMPY_RANDOM, PRIVATE
+from argosy.training.member import LiveMember
+from argosy.training.program import Program
+from argosy.training.solo import Solo
+
+__all__ = ["Aboard"]
+
+
+@dataclass(slots=True)
+class Aboard:
+    """Its epochs are those of the blocks that it is given: the driver alone counts them."""
+
+    program: Program
+    live: LiveMember
+    files: Files
+    orders: Orders
+    sections: int
+    """Of an epoch."""
+    stream_epoch: int
+    """That its batches are cut from."""
+    next_section: int
+    """Of the stream: the first whose end it has not seen."""
+    samples: int = 0
+    """Since it came aboard."""
+
+    @classmethod
+    def board(cls, live: LiveMember, start: StartMember, files: Files, orders: Orders, *, sections: int) -> "Aboard":
+        """A member that was just built, where it goes on."""
+        live.member = replace(live.member, accumulate=start.accumulate)
+        live.private, live.randomness.uses_others = PRIVATE in start.notes, NUMPY_RANDOM in start.notes
+        position = 0
+        if start.checkpoint is not None:
+            # The driver has compared its sum. The file's own tensors go again; what is copied from them stays.
+            with large_outside():
+                position = live.load_state_dict(checkpoint.load(files.folder / start.checkpoint.file))
+        live.begin_epoch(orders, start.stream_epoch, position)
+        first = start.stream_epoch * sections + live.section
+        return cls(Solo(live), live, files, orders, sections, start.stream_epoch, first)
+
+    def started(self, start: StartMember, device: str) -> MemberStarted:
+        """What is journaled of that."""
+        return MemberStarted(
+            member=start.member,
+            device=device,
+            epoch=self.live.epoch,
+            section=self.live.section,
+            stream_epoch=self.stream_epoch,
+            position=self.live.position + self.live.carried,
+            threads=torch.get_num_threads(),
+            mkldnn=bool(torch.backends.mkldnn.enabled),
+            notes=start.notes,
+        )
+
+    def follow(self, place: Place) -> bool:
+        """Go with the stream into another epoch; False for a block that this member has behind it."""
+        if place.epoch < self.stream_epoch or (place.split != "train" and place.section < self.next_section):
+            return False
+        if place.split == "train" and place.epoch > self.stream_epoch:
+            self.stream_epoch = place.epoch
+            self.live.begin_epoch(self.orders, place.epoch)
+        return True
+
+    def ends(self, place: Place) -> bool:
+        """Whether the section that a block ends is one of this member's."""
+        return place.section >= self.next_section and place.epoch == self.stream_epoch
+
+    def end_section(self, section: int, device: str) -> SectionEnded:
+        """What it has to say at the end of a section of the stream; it is ready for the next."""
+        live = self.live
+        epoch, number, position = live.epoch, live.section, live.position
+        train, val = live.train.digest, live.val.digest if live.val_cutter else None
+        seconds, samples, best = live.seconds, live.samples, live.best
+        metrics = live.end_section(self.sections)
+        if live.section:
+            live.begin_section()
+        self.next_section = section + 1
+        return SectionEnded(
+            member=live.member.name,
+            device=device,
+            epoch=epoch,
+            section=number,
+            stream_epoch=self.stream_epoch,
+            position=position,
+            metrics=metrics,
+            epochs=epoch + (number + 1) / self.sections,
+            seconds=seconds,
+            samples=samples,
+            digest=train,
+            val_digest=val,
+            best=live.best != best,
+        )

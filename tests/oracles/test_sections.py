@@ -1,0 +1,84 @@
+"""Sections change what is seen of a member, never what it becomes; and wherever a run is cut off, it goes on the same."""
+
+from pathlib import Path
+from typing import Any
+
+import evidence
+import living
+import pytest
+import studies
+
+import argosy
+from argosy.running.driver import Phase
+from argosy.running.voyage import Voyage
+
+
+def train(directory: Path, sections: int, launcher: str = "inline", **settings: Any) -> dict[str, Any]:
+    """Four unlike members for two epochs of so many sections."""
+    study = studies.study(130, val=9, validations_per_epoch=sections)
+    report = argosy.train(study, directory=directory, launcher=launcher, block_size=32, devices="cpu:2", **settings)
+    assert report.preparations == 1.0
+    living.equal_alone(study, directory)
+    return evidence.results(directory)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The members in epochs of one section."""
+    return train(tmp_path_factory.mktemp("whole"), 1)
+
+
+@pytest.mark.parametrize(("sections", "launcher"), [(4, "inline"), (16, "inline"), (4, "processes")])
+def test_weights_do_not_depend_on_sections(tmp_path: Path, whole: dict[str, Any], sections: int, launcher: str) -> None:
+    found = train(tmp_path, sections, launcher)
+    for name, one in whole.items():
+        many = found[name]
+        assert len(many["epochs"]) == 2 * sections
+        for part in ("weights", "optimizer", "random", "decision"):
+            assert many[part] == one[part], (name, part)
+        # The last section of an epoch says what the epoch says.
+        assert many["epochs"][sections - 1 :: sections] == one["epochs"], name
+
+
+class Cut(Exception):  # noqa: N818
+    """The driver is gone."""
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_run_goes_on_from_any_section(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed: bool) -> None:
+    study = studies.study(130, val=9, validations_per_epoch=3)
+    argosy.train(study, directory=tmp_path / "whole", launcher="inline", block_size=16, devices="cpu:2")
+    seen = [0]
+
+    def cut_off(voyage: Voyage) -> None:
+        sections = sum(len(member.sections) for member in voyage.state.members.values())
+        if voyage.driver.phase is Phase.SAILING and sections > seen[0]:
+            seen[0] = sections
+            if killed:
+                raise Cut
+            voyage.driver.orders.want_pause("cut off")
+
+    living.at_every_round(monkeypatch, cut_off)
+    runs = 0
+    for runs in range(1, 99):
+        try:
+            report = argosy.train(study, directory=tmp_path / "cut", launcher="inline", block_size=16, devices="cpu:2")
+        except Cut:
+            continue
+        if report.status == "done":
+            break
+    assert 5 < runs < 40
+    cut, whole = evidence.results(tmp_path / "cut"), evidence.results(tmp_path / "whole")
+    for name, expected in whole.items():
+        for part, value in expected.items():
+            assert cut[name][part] == value, (name, part)
+
+
+@pytest.mark.parametrize("launcher", ["inline", "processes"])
+def test_a_quarter_of_an_epoch_is_a_budget(tmp_path: Path, launcher: str) -> None:
+    fleet = [studies.member("quarter", stop=argosy.MaxEpochs(0.25)), studies.member("more", stop=argosy.MaxEpochs(1.5))]
+    study = studies.study(130, val=9, fleet=fleet, validations_per_epoch=4)
+    report = argosy.train(study, directory=tmp_path, launcher=launcher, block_size=16, devices="cpu:1")
+    assert {row.name: row.epochs for row in report.rows} == {"quarter": 0.25, "more": 1.5}
+    assert report.preparations == 1.0
+    living.equal_alone(study, tmp_path)

@@ -1,0 +1,211 @@
+"""Legs, feeders and crews in every order of their messages: nobody goes too far, and crews change where nobody steps."""
+
+from collections import deque
+from dataclasses import dataclass, field
+from random import Random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from argosy.commands import Credit, Hold, Leg
+from argosy.running.legs import Change, Sailing, difference
+from argosy.stream.blocks import Place
+from argosy.stream.course import Course
+
+NAMES = st.lists(st.sampled_from("abcdefgh"), unique=True, max_size=6)
+DEVICES = ("d0", "d1", "d2")
+
+
+@st.composite
+def assignments(draw: st.DrawFn) -> dict[str, list[str]]:
+    """Members on devices, each once."""
+    crews: dict[str, list[str]] = {device: [] for device in draw(st.sets(st.sampled_from(DEVICES)))}
+    for name in draw(NAMES) if crews else []:
+        crews[draw(st.sampled_from(sorted(crews)))].append(name)
+    return crews
+
+
+@given(assignments(), assignments())
+def test_a_difference_leads_to_what_is_wanted_and_names_nobody_else(
+    now: dict[str, list[str]], wanted: dict[str, list[str]]
+) -> None:
+    changes, leg = difference(now, wanted), Sailing(number=0, feeders=(), until=0)
+    for device, members in now.items():
+        leg.change(device, 0, Change(start=tuple(members)))
+    for device, change in changes.items():
+        assert change.leave or change.start
+        assert set(change.leave) == set(now.get(device, ())) - set(wanted.get(device, ()))
+        assert set(change.start) == set(wanted.get(device, ())) - set(now.get(device, ()))
+        leg.change(device, 1, change)
+    assert {device: set(leg.crews[device].members) for device in leg.devices} == {
+        device: set(members) for device, members in wanted.items() if members
+    }
+    assert {device for device, crew in leg.crews.items() if crew.number == 1} == set(changes)
+
+
+@dataclass
+class Trainer:
+    """What a trainer sees of its blocks."""
+
+    crew: int = -1
+    members: dict[str, int] = field(default_factory=dict)
+    """Aboard, and the section that each of them is in."""
+    blocks: deque[tuple[Place, int]] = field(default_factory=deque)
+    said: deque[tuple[int, list[str]]] = field(default_factory=deque)
+
+
+class World:
+    """One leg, its feeders and trainers, with every message on its way for as long as chance wants."""
+
+    def __init__(self, draw: Random) -> None:
+        self.draw = draw
+        self.per_epoch = draw.randint(1, 3)
+        self.feeders = {
+            f"f{n}": Course({"train": 6, "val": 2}, per_epoch=self.per_epoch, block_size=4) for n in range(2)
+        }
+        self.node = {"d0": "f0", "d1": "f1", "d2": "f1"}
+        self.trainers = {device: Trainer() for device in DEVICES}
+        self.orders: dict[str, deque[Credit | Hold]] = {name: deque() for name in self.feeders}
+        self.answers: dict[str, deque[int]] = {name: deque() for name in self.feeders}
+        first = draw.randrange(3) * self.per_epoch
+        self.leg = Sailing(number=7, feeders=tuple(self.feeders), until=first)
+        self.ends: dict[str, int] = {}
+        """By member: the section before which it is to end, whatever happens."""
+        self.crew, self.gates = 0, 0
+        for course in self.feeders.values():
+            course.begin(Leg(number=7, section=first, position=0))
+        for number in range(draw.randint(1, 4)):
+            self._join(f"m{number}", draw.choice(DEVICES))
+        self._allow(self.leg.reach(turns=None))
+
+    # ---- the driver
+
+    def _join(self, name: str, device: str) -> None:
+        self.crew += 1
+        until = self.leg.until
+        self.ends[name] = until + self.draw.randint(1, 9)
+        self.leg.free_until[name] = until + self.draw.randint(1, self.ends[name] - until)
+        self.leg.change(device, self.crew, Change(start=(name,)))
+        self._board(device, {**self.trainers[device].members, name: until})
+
+    def _board(self, device: str, members: dict[str, int]) -> None:
+        self.trainers[device].crew, self.trainers[device].members = self.leg.crews[device].number, members
+
+    def _allow(self, until: int) -> None:
+        self.leg.until = until
+        for name, orders in self.orders.items():
+            crews = {device: crew for device, crew in self.leg.numbers().items() if self.node[device] == name}
+            orders.append(Credit(leg=7, until=until, horizon=None, crews=crews))
+
+    def hold(self) -> None:
+        for name in self.leg.hold():
+            self.orders[name].append(Hold(leg=7, multiple=self.draw.choice([1, self.per_epoch])))
+
+    def hear(self, device: str) -> None:
+        section, names = self.trainers[device].said.popleft()
+        for name in [name for name in names if name in self.leg.free_until]:
+            left = self.ends[name] - section - 1
+            assert left >= 0
+            self.leg.free_until[name] = section + 1 + (self.draw.randint(1, left) if left else 0)
+        if device in self.leg.crews:
+            self.leg.reported(device, section)
+
+    def hear_held(self, feeder: str) -> None:
+        if self.leg.held(feeder, self.answers[feeder].popleft()):
+            self._allow(self.leg.until)
+
+    def fail(self) -> None:
+        """A member ends where it is."""
+        name = self.draw.choice(self.leg.members)
+        device = self.leg.device_of(name)
+        assert device is not None
+        del self.trainers[device].members[name]
+        assert self.leg.remove(name)
+        assert not self.leg.remove(name)
+
+    def go_on(self) -> None:
+        leg = self.leg
+        if not leg.at_gate:
+            if not leg.holding and leg.reach(turns=None) > leg.until:
+                self._allow(leg.reach(turns=None))
+            return
+        self.gates += 1
+        for device in leg.devices:
+            trainer = self.trainers[device]
+            assert all(place.section < leg.until for place, _ in trainer.blocks), "somebody has not seen all"
+            assert set(trainer.members.values()) == {leg.until}
+        leg.holding = False
+        for name in [name for name in leg.members if self.ends[name] == leg.until]:
+            device = leg.device_of(name)
+            assert device is not None
+            leg.remove(name)
+            self.crew += 1
+            leg.change(device, self.crew, Change())
+            self._board(device, {n: s for n, s in self.trainers[device].members.items() if n != name})
+        if self.draw.random() < 0.4:
+            self._join(f"n{self.gates}", self.draw.choice(DEVICES))
+        if leg.members:
+            self._allow(leg.reach(turns=None))
+
+    # ---- the others
+
+    def obey(self, feeder: str) -> None:
+        order = self.orders[feeder].popleft()
+        if isinstance(order, Credit):
+            self.feeders[feeder].allow(order)
+        else:
+            self.answers[feeder].append(self.feeders[feeder].hold(order).until)
+
+    def announce(self, feeder: str) -> None:
+        course = self.feeders[feeder]
+        place = course.next()
+        assert place is not None
+        for device, crew in course.crews.items():
+            self.trainers[device].blocks.append((place, crew))
+        course.announced(place, place.rows)
+
+    def step(self, device: str) -> None:
+        trainer = self.trainers[device]
+        place, crew = trainer.blocks.popleft()
+        assert crew <= trainer.crew, "a block came before its crew was there"
+        if crew < trainer.crew:
+            assert all(place.section < section for section in trainer.members.values()), "a block was missed"
+            return
+        # Where nobody was aboard for a while, a feeder may be behind: sections before its own a member passes by.
+        here = [name for name, section in trainer.members.items() if section <= place.section]
+        assert all(trainer.members[name] == place.section < self.ends[name] for name in here), "a member goes too far"
+        if place.last and place.split == "val" and trainer.members:
+            trainer.members |= dict.fromkeys(here, place.section + 1)
+            trainer.said.append((place.section, here))
+
+    def may(self) -> list[tuple[object, ...]]:
+        """Whatever could happen next."""
+        happen: list[tuple[object, ...]] = [(self.obey, name) for name, orders in self.orders.items() if orders]
+        happen += [(self.hear_held, name) for name, answers in self.answers.items() if answers]
+        for name, course in self.feeders.items():
+            place = course.peek() if course.crews else None
+            if place is not None and course.may_announce(place):
+                happen.append((self.announce, name))
+        happen += [(self.step, device) for device, trainer in self.trainers.items() if trainer.blocks]
+        happen += [(self.hear, device) for device, trainer in self.trainers.items() if trainer.said]
+        return happen
+
+
+@given(st.integers(0, 2**32))
+def test_whatever_order_messages_come_in_nobody_goes_too_far_and_all_get_there(seed: int) -> None:
+    draw = Random(seed)
+    world = World(draw)
+    for _ in range(300):
+        if not world.leg.members:
+            return
+        if draw.random() < 0.05:
+            world.hold()
+        if draw.random() < 0.02:
+            world.fail()
+            continue
+        happen = world.may()
+        act, *who = draw.choice(happen) if happen else (world.go_on,)
+        act(*who)  # type: ignore[operator]
+        if world.leg.members and draw.random() < 0.5:
+            world.go_on()
+    assert world.gates > 0

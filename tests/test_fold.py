@@ -1,0 +1,130 @@
+"""The fold of a journal against a model that keeps everything: the last record wins."""
+
+from random import Random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from argosy.events import (
+    Assigned,
+    Checkpoint,
+    Fed,
+    MemberEnded,
+    MemberRested,
+    MemberStarted,
+    RunStarted,
+    Saved,
+    SectionEnded,
+)
+from argosy.fold import FILES_KEPT, RunState
+
+SECTIONS = 3
+
+
+def ended(epoch: int, section: int, *, best: bool, mark: float) -> SectionEnded:
+    """The end of a section that can be told from another of the same number."""
+    return SectionEnded(
+        member="m",
+        device="cpu:0",
+        epoch=epoch,
+        section=section,
+        stream_epoch=epoch,
+        position=0,
+        metrics={"val_loss": mark},
+        epochs=epoch + (section + 1) / SECTIONS,
+        seconds=mark,
+        samples=1,
+        digest=(0, 0, 0),
+        val_digest=None,
+        best=best,
+    )
+
+
+def started(epoch: int, section: int, position: int) -> MemberStarted:
+    """The member goes on from here."""
+    place = {"epoch": epoch, "section": section, "position": position, "stream_epoch": epoch}
+    return MemberStarted(member="m", device="cpu:1", threads=1, mkldnn=True, **place)
+
+
+def saved(epoch: int, section: int, position: int) -> Saved:
+    """A file."""
+    file = f"e{epoch}.{section}-{position}.pt"
+    return Saved(
+        member="m", checkpoint=Checkpoint(file=file, sha256="", epoch=epoch, section=section, position=position)
+    )
+
+
+@given(st.integers(0, 2**32))
+def test_sections_that_are_trained_again_replace_the_first_time(seed: int) -> None:
+    draw, state = Random(seed), RunState()
+    model: dict[tuple[int, int], SectionEnded] = {}
+    files: list[Checkpoint] = []
+    here = (0, 0, 0)
+    for number in range(draw.randint(1, 40)):
+        epoch, section, position = here
+        what = draw.random()
+        if what < 0.5:
+            row = ended(epoch, section, best=draw.random() < 0.4, mark=float(number))
+            state.apply(row)
+            model = {key: old for key, old in model.items() if key < (epoch, section)} | {(epoch, section): row}
+            here = (epoch + 1, 0, 0) if section + 1 == SECTIONS else (epoch, section + 1, position + 10)
+        elif what < 0.75:
+            event = saved(*here)
+            state.apply(event)
+            files.append(event.checkpoint)
+        elif what < 0.9:
+            # Back to some file that is known, or to the beginning where none is.
+            known = state.member("m").saved
+            back = draw.choice(known) if known else None
+            here = (back.epoch, back.section, back.position) if back else (0, 0, 0)
+            state.apply(started(*here))
+            model = {key: row for key, row in model.items() if key < here[:2]}
+            files = [file for file in files if (file.epoch, file.position) <= (here[0], here[2])]
+        else:
+            status = draw.choice([("paused", "x"), ("resting", "y")])
+            rests = MemberRested(member="m", reason=status[1])
+            state.apply(rests if status[0] == "resting" else MemberEnded(member="m", status="paused", reason="x"))
+            assert (state.member("m").status, state.member("m").reason) == status
+        member = state.member("m")
+        rows = [model[key] for key in sorted(model)]
+        assert member.sections == rows
+        assert [(row["val_loss"], row["seconds"], row["epochs"]) for row in member.history] == [
+            (row.metrics["val_loss"], row.seconds, row.epochs) for row in rows
+        ]
+        assert member.best == next((row for row in reversed(rows) if row.best), None)
+        assert member.epochs == (rows[-1].epochs if rows else 0.0)
+        newest = files[-1] if files else None
+        assert member.saved == files[-FILES_KEPT:][-len(member.saved) or 99 :]
+        assert member.saved_at_its_end == bool(
+            rows and newest and (newest.epoch, newest.section) > (rows[-1].epoch, rows[-1].section)
+        )
+
+
+@given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 9)), max_size=12))
+def test_a_member_follows_what_it_was_assigned_last(assigned: list[tuple[int, int]]) -> None:
+    state, model = RunState(), dict[int, int]()
+    for epoch, ahead in assigned:
+        stream_epoch = epoch + ahead
+        follows = state.member("m").follows(epoch, stream_epoch)
+        state.apply(Assigned(members={"m": (epoch, stream_epoch)}))
+        wanted = {own: at for own, at in model.items() if own < epoch}
+        wanted |= {own: stream_epoch + own - epoch for own in range(epoch, 20)}
+        # Who follows it needs no word, and a word changes nothing then.
+        assert not follows or wanted == model
+        model = wanted
+        assert {own: at for own in range(20) if (at := state.member("m").stream_epoch(own)) is not None} == model
+        assert state.member("m").follows(epoch, stream_epoch)
+        assert state.member("m").assigned == sorted(state.member("m").assigned)
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 2), st.integers(0, 50)), min_size=1))
+def test_preparations_count_what_was_fed_against_the_sections_that_were(fed: list[tuple[int, int, int]]) -> None:
+    state = RunState()
+    state.apply(
+        RunStarted(host="", pid=1, versions={}, settings={}, lengths={"train": 100, "val": 7}, validations_per_epoch=3)
+    )
+    for epoch, section, samples in fed:
+        state.apply(Fed(leg=0, split="train", epoch=epoch, section=section, samples=samples))
+        state.apply(Fed(leg=0, split="val", epoch=epoch, section=section, samples=7))
+    wanted = sum({0: 33, 1: 33, 2: 34}[section] for _, section in {(epoch, section) for epoch, section, _ in fed})
+    assert state.preparations == sum(samples for _, _, samples in fed) / wanted
