@@ -193,7 +193,7 @@ def addition(work: Work, folder: Path, count: int, *, commands: int) -> dict[str
         raise RuntimeError("the study had ended before the members were added: give it more epochs.")
     figures = {
         "driver_ms": 1000 * found["added"]["driver_seconds"] / count,
-        "seconds": found["added"]["wall_seconds"],
+        "seconds": found["added"]["seconds"],
         "restarted": float(found["added"]["restarted"] + lost),
         "preparations": state.preparations,
     }

@@ -2,12 +2,13 @@
 
 import json
 import sys
+import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from small_study import Gauge, Moment, member, run, study
+from small_study import Gauge, member, run, study
 
 from argosy.events import Event, MemberRested, MemberStarted
 from argosy.fold import RunState
@@ -58,34 +59,39 @@ class Turns:
 
 
 class Addition:
-    """Notes what the driver works from the first command in the run's folder until the last member of it trains."""
+    """Notes what the driver works from before it can see the first command until the last member that was added trains."""
 
     def __init__(self, directory: Path, names: Collection[str]) -> None:
         self.directory = directory
         self.missing = set(names)
         self.workers: Any = None
-        self.begun: Moment | None = None
-        self.ended: Moment | None = None
-        self.processes: list[int] = []
-        """How many workers had been started at the first, and at the second moment."""
+        self.begun = self.ended = (0.0, 0.0, 0)
+        """Unix time, CPU seconds of this process, workers that were started."""
+        self._told = False
 
     def opened(self, workers: Workers) -> None:
         """Learn whose processes count."""
         self.workers = workers
 
     def look(self) -> None:
-        """Whether there is a command."""
-        if self.begun is None and any(self.directory.glob("commands/*.json")):
-            self.begun = Moment.here()
-            self.processes.append(self.workers.started)
+        """Whether there is a command. The round that ends here may have answered it: what counts is the end of the one before."""
+        self._told = self._told or any(self.directory.glob("commands/*.json"))
+        if not self._told:
+            self.begun = self._here()
 
     def hear(self, event: Event) -> None:
         """Whether they train."""
         if isinstance(event, MemberStarted) and event.member in self.missing:
             self.missing.discard(event.member)
-            if not self.missing:
-                self.ended = Moment.here()
-                self.processes.append(self.workers.started)
+            self.ended = self._here()
+
+    def figures(self) -> dict[str, float]:
+        """Between the two moments."""
+        seconds, driver_seconds, restarted = (b - a for a, b in zip(self.begun, self.ended, strict=True))
+        return {"seconds": seconds, "driver_seconds": driver_seconds, "restarted": restarted}
+
+    def _here(self) -> tuple[float, float, int]:
+        return time.time(), time.process_time(), self.workers.started
 
 
 def main() -> None:
@@ -108,12 +114,8 @@ def main() -> None:
         opened=addition.opened,
     )
     found = gauge.figures()
-    if addition.begun and addition.ended:
-        found["added"] = {
-            "driver_seconds": addition.ended.driver_seconds - addition.begun.driver_seconds,
-            "wall_seconds": addition.ended.wall - addition.begun.wall,
-            "restarted": addition.processes[1] - addition.processes[0],
-        }
+    if added and not addition.missing:
+        found["added"] = addition.figures()
     Path(sys.argv[2]).write_text(json.dumps(found))
 
 

@@ -148,7 +148,7 @@ def changes(options: Any, folder: Path, figures: dict[str, Any], targets: list[d
             f"{what}_ms": 1000 * (found["changing"][what] - found["quiet"][what]) / count
             for what in ("seconds", "cpu_seconds", "driver_seconds")
         }
-        rounds.append({**found, **delay, "preparations": state.preparations, "discarded": state.discarded})
+        rounds.append({**found, **delay, "preparations": state.preparations})
         print(
             f"{count} changes: {delay['seconds_ms']:.1f} ms each for the others ({found['quiet']['seconds']:.1f} s quiet, "
             f"{found['changing']['seconds']:.1f} s changing), {delay['cpu_seconds_ms']:.1f} ms CPU each of all processes, "
