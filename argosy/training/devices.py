@@ -8,12 +8,9 @@ a class of theirs into `KINDS`; ``ARGOSY_DEVICES`` names such a module to all pr
 import importlib
 import os
 import time
-import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -21,7 +18,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from argosy.errors import PlanError, WorkerError
+from argosy.errors import PlanError
+from argosy.training.cuda import Unpin, pin
+from argosy.training.forks import refuse_after_fork
 from argosy.training.heap import give_back_memory
 
 __all__ = [
@@ -44,8 +43,6 @@ LOOK_SECONDS = 0.05
 """Between two looks at memory that is to come back."""
 NO_MEMORY = ("DefaultCPUAllocator", "CUDA error: out of memory", "_STATUS_ALLOC_FAILED")
 """What stands in errors about memory that have no type of their own: ordinary memory, CUDA's own arrays, its libraries."""
-
-Unpin = Callable[[], None]
 
 
 class Event(Protocol):
@@ -243,7 +240,7 @@ class Accelerator(Backend):
     @classmethod
     def open(cls, name: str) -> "Accelerator":
         """See `Backend.open`."""
-        _refuse_after_fork(name)
+        refuse_after_fork(name)
         device = torch.device(name)
         module = torch.get_device_module(device)
         module.set_device(device)
@@ -279,7 +276,7 @@ class Accelerator(Backend):
 
     def pin(self, memory: npt.NDArray[np.uint8]) -> Unpin:
         """See `Backend.pin`; elsewhere than with CUDA and ROCm copies go through the driver's own memory."""
-        return _pin_for_cuda(memory, self.device) if self.device.type == "cuda" else _nothing
+        return pin(memory, self.device) if self.device.type == "cuda" else _nothing
 
     def random_state(self) -> Tensor:
         """See `Backend.random_state`."""
@@ -374,66 +371,6 @@ def memory_returned(backend: Backend, *, patience: float) -> bool:
             return True
         time.sleep(LOOK_SECONDS)
     return False
-
-
-# ---- forks
-
-_before_fork: dict[str, Any] = {"pid": 0, "found": ""}
-"""The process of the newest fork that this process comes from or has made, and what it had initialised then."""
-
-
-def _look_before_fork() -> None:
-    _before_fork.update(pid=os.getpid(), found=_initialised())
-
-
-def _initialised() -> str:
-    """Which accelerator this process has in use; nothing where none is.
-
-    A driver that was only asked how many devices there are is in use already, of which torch knows nothing.
-    """
-    for kind in ("cuda", "xpu"):
-        if torch.get_device_module(kind).is_initialized():
-            return kind
-    for descriptor in Path("/proc/self/fd").iterdir():
-        with suppress(OSError):
-            if str(descriptor.readlink()) == "/dev/nvidia-uvm":
-                return "cuda"
-    return ""
-
-
-def _refuse_after_fork(name: str) -> None:
-    if _before_fork["found"] and _before_fork["pid"] != os.getpid():
-        raise WorkerError(
-            f"{name} cannot be used: {_before_fork['found']} was initialised in process {_before_fork['pid']} before "
-            "this one was forked from it, and drivers do not survive that. Something that is imported with torch uses the "
-            "device while it is imported; let it do so on first use."
-        )
-
-
-os.register_at_fork(before=_look_before_fork)
-
-# ---- CUDA's alone
-
-
-def _pin_for_cuda(memory: npt.NDArray[np.uint8], device: torch.device) -> Unpin:
-    runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-    address = memory.ctypes.data
-    failed = int(runtime.cudaHostRegister(address, memory.nbytes, 0))
-    if not failed:
-        return lambda: _unpin_for_cuda(runtime, address)
-    with suppress(RuntimeError):
-        # The runtime tells its last error once more, to the next who asks.
-        torch.zeros(1, device=device)
-    warnings.warn(
-        f"{memory.nbytes} bytes of shared memory could not be pinned (CUDA error {failed}): copies to {device} wait for "
-        "the host. Allow more locked memory (ulimit -l).",
-        stacklevel=2,
-    )
-    return _nothing
-
-
-def _unpin_for_cuda(runtime: Any, address: int) -> None:
-    runtime.cudaHostUnregister(address)
 
 
 def _nothing() -> None:

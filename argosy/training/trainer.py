@@ -11,7 +11,7 @@ import math
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -44,8 +44,8 @@ from argosy.training.copies import Copies
 from argosy.training.devices import Backend, memory_returned, out_of_memory, poisoned
 from argosy.training.files import Files, Saving
 from argosy.training.heap import large_outside
-from argosy.training.measure import measure
 from argosy.training.member import LiveMember, build
+from argosy.training.trials import Trials
 
 __all__ = ["Poisoned", "Trainer"]
 
@@ -91,8 +91,7 @@ class Trainer:
         """Blocks of a later crew, until the driver says who that is, or that were measured on."""
         self.at_hand: Block | None = None
         """The block whose steps were left for a command."""
-        self.to_measure: Measure | None = None
-        self.built: dict[str, LiveMember] = {}
+        self.trials = Trials(self._build, self._guarded, emit, backend, self.pulse)
         self.aboard: dict[str, Aboard] = {}
         self.gauge = TrainerGauge()
         self.blocks = 0
@@ -115,6 +114,10 @@ class Trainer:
         """Learn what these members are."""
         self.known |= {member.name: member for member in members}
 
+    def _build(self, name: str) -> LiveMember:
+        terms = self.terms
+        return build(self.known[name], self.backend, study_seed=terms.seed, objective=terms.objective, mode=terms.mode)
+
     def obey(self, command: Any) -> None:
         """Do what the driver says; then go on with the block at hand."""
         if isinstance(command, Board):
@@ -122,7 +125,7 @@ class Trainer:
         elif isinstance(command, Enlist):
             self.enlist(cloudpickle.loads(command.definitions))
         elif isinstance(command, Measure):
-            self._want(command)
+            self.trials.want(command)
             if command.crew is not None:
                 self._follow(command.crew)
         elif isinstance(command, Leave):
@@ -133,8 +136,8 @@ class Trainer:
                     self.aboard[name].files.journaled(file)
         elif isinstance(command, Pause):
             self._leave(list(self.aboard))
-            self.kept, self.at_hand, self.to_measure = [], None, None
-            self.built.clear()
+            self.kept, self.at_hand = [], None
+            self.trials.forget()
             self.emit(Paused())
 
     def used(self, cpu_seconds: float) -> Used:
@@ -168,55 +171,23 @@ class Trainer:
                 self._use(block)
 
     def _use(self, block: Block) -> None:
-        command = self.to_measure
+        command = self.trials.wanted
         if command is None or block.place.split != "train":
             self._train_on(self._on_device(block))
             return
-        self.to_measure = None
         # It is there while the members' kernels are made.
         with large_outside():
             on_device = self._on_device(block)
-        self._measure(command, on_device)
+        self.trials.measure(on_device)
         if command.crew is None:
             self._train_on(on_device)
         else:
             self.kept.append((block, self.crew))
 
-    def _want(self, command: Measure) -> None:
-        """Measure these as well as those that are still to be measured on the same block."""
-        earlier = self.to_measure
-        if earlier is not None and earlier.crew == command.crew:
-            accumulate = {**earlier.accumulate, **command.accumulate}
-            command = replace(command, members=(*earlier.members, *command.members), accumulate=accumulate)
-        self.to_measure = command
-
     def _on_device(self, block: Block) -> Block:
         self.backend.activate()
         self.copies.release_done()
         return self.copies.start(block)
-
-    def _measure(self, command: Measure, block: Block) -> None:
-        # All are built before the first is measured: weights would lie scattered over the memory that steps take and give
-        # back, and a gap between two of them serves only tensors that fit into it.
-        for name in command.members:
-            live = self._guarded(name, partial(self._build, name), again=True)
-            if live is not None:
-                live.member = replace(live.member, accumulate=command.accumulate.get(name, live.member.accumulate))
-                self.built[name] = live
-        for name in command.members:
-            if name in self.built:
-                steps = partial(
-                    measure,
-                    self.built[name],
-                    block,
-                    self.backend,
-                    thorough=command.thorough,
-                    groups=command.groups,
-                )
-                with self.pulse.busy(f"measuring member {name!r}", opaque=True):
-                    measured = self._guarded(name, steps, again=True)
-                if measured is not None:
-                    self.emit(measured)
 
     def _train_on(self, block: Block) -> None:
         started, place = time.perf_counter(), block.place
@@ -293,16 +264,6 @@ class Trainer:
 
     # ---- members
 
-    def _build(self, name: str) -> LiveMember:
-        with self.pulse.busy(f"building member {name!r}", opaque=True):
-            return build(
-                self.known[name],
-                self.backend,
-                study_seed=self.terms.seed,
-                objective=self.terms.objective,
-                mode=self.terms.mode,
-            )
-
     def _board(self, command: Board) -> None:
         self._leave([name for name in command.leave if name in self.aboard])
         started: list[Event] = []
@@ -310,16 +271,14 @@ class Trainer:
             boarded = self._guarded(start.member, partial(self._start, start), again=True)
             if boarded is not None:
                 started.append(boarded)
-        self.built.clear()
-        if self.to_measure is not None and self.to_measure.crew is not None:
-            self.to_measure = None
+        self.trials.forget(crew_of_its_own=True)
         if started:
             self.emit(Report(events=tuple(started)))
         self._follow(command.crew)
 
     def _start(self, start: StartMember) -> MemberStarted:
         assert self.orders is not None
-        live = self.built.pop(start.member, None) or self._build(start.member)
+        live = self.trials.take(start.member)
         for note in start.notes:
             self._log(start.member, note)
         files = Files(self._folder(start.member), start.checkpoint)
@@ -362,7 +321,7 @@ class Trainer:
                 ) from error
             if again and out_of_memory(error) and memory_returned(self.backend, patience=RETURN_SECONDS):
                 return self._guarded(name, action)
-            self.built.pop(name, None)
+            self.trials.built.pop(name, None)
             if out_of_memory(error):
                 self._let_go(name)
                 self.emit(OutOfMemory(member=name, detail=str(error)))

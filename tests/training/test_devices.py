@@ -20,6 +20,7 @@ from argosy.stream.blocks import Block, Layout, Place
 from argosy.stream.ring import Ring, RingReader
 from argosy.stream.wire import Peer
 from argosy.training import devices as kinds
+from argosy.training import forks
 from argosy.training.copies import Copies
 from argosy.training.devices import Backend, backend_of, memory_returned, out_of_memory, poisoned
 
@@ -341,7 +342,7 @@ def test_a_sticky_error_is_told_from_one_that_a_member_raised(backend: Backend) 
 
 
 def test_a_device_that_was_used_before_the_fork_is_refused_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kinds, "_initialised", lambda: "cuda")
+    monkeypatch.setattr(forks, "_initialised", lambda: "cuda")
     ours, theirs = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -359,4 +360,4 @@ def test_a_device_that_was_used_before_the_fork_is_refused_after_it(monkeypatch:
 
 def test_nothing_is_initialised_by_looking() -> None:
     discover(Settings(devices="cpu:1"))
-    assert kinds._initialised() == ("cuda" if torch.cuda.is_initialized() else "")
+    assert forks._initialised() == ("cuda" if torch.cuda.is_initialized() else "")

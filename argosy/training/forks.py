@@ -1,0 +1,47 @@
+"""Accelerators and forks: drivers do not survive a fork, so whoever is forked from a process that uses one is refused."""
+
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from argosy.errors import WorkerError
+
+__all__ = ["refuse_after_fork"]
+
+_before_fork: dict[str, Any] = {"pid": 0, "found": ""}
+"""The process of the newest fork that this process comes from or has made, and what it had initialised then."""
+
+
+def _look_before_fork() -> None:
+    _before_fork.update(pid=os.getpid(), found=_initialised())
+
+
+def _initialised() -> str:
+    """Which accelerator this process has in use; nothing where none is.
+
+    A driver that was only asked how many devices there are is in use already, of which torch knows nothing.
+    """
+    for kind in ("cuda", "xpu"):
+        if torch.get_device_module(kind).is_initialized():
+            return kind
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):
+            if str(descriptor.readlink()) == "/dev/nvidia-uvm":
+                return "cuda"
+    return ""
+
+
+def refuse_after_fork(name: str) -> None:
+    """Raise WorkerError in a process that was forked from one in which an accelerator was in use."""
+    if _before_fork["found"] and _before_fork["pid"] != os.getpid():
+        raise WorkerError(
+            f"{name} cannot be used: {_before_fork['found']} was initialised in process {_before_fork['pid']} before "
+            "this one was forked from it, and drivers do not survive that. Something that is imported with torch uses the "
+            "device while it is imported; let it do so on first use."
+        )
+
+
+os.register_at_fork(before=_look_before_fork)
