@@ -38,9 +38,9 @@ class Settings:
     block_size: int | None = None
     """Samples per block; by default about 4 MiB, from 64 to 4096 samples."""
     checkpoint_seconds: float = 300.0
-    """Longest training time within an epoch between two checkpoints of a member."""
+    """Longest training time between two files of a member: what a crash repeats at most."""
     hang_seconds: float = 120.0
-    """Time without any progress after which a worker counts as lost."""
+    """Time without any progress after which a worker counts as lost; slow steps and samples are progress."""
     threads: int = 1
     """CPU threads of each CPU device; they belong to a member's result."""
 

@@ -67,8 +67,8 @@ class Faults:
         self.driver.force.lost(worker)
         self.driver.voyage.lost(worker)
         if self.driver.phase is Phase.OPENING:
-            if feeder is not None and any(node.name == feeder.node for node in self.driver.cluster.nodes):
-                self.driver.force.open_feeder(feeder.node)
+            # Nobody else would start a feeder again that has not opened the data.
+            self.driver.force.free_team(self.driver.force.devices, ())
         elif self.driver.phase is Phase.MEASURING:
             self.driver.measure()
         elif self.driver.phase is Phase.SAILING:

@@ -15,6 +15,7 @@ from argosy.study import Member, Study
 __all__ = ["check_identity", "found_study", "spell", "summarize", "write_json", "write_study"]
 
 IDENTITY = ("seed", "lengths", "fingerprint", "validations_per_epoch")
+LINES_DEEP = 3
 MEMBER_IDENTITY = ("batch_size", "drop_last", "hyperparameters", "parameter_shapes", "subset", "val_subset")
 
 
@@ -77,8 +78,17 @@ def write_study(directory: Path, summary: dict[str, Any], found: Mapping[str, An
 def write_json(path: Path, value: Any) -> None:
     """Replace a small file in one step."""
     temporary = path.with_name(f".{path.name}")
-    temporary.write_text(json.dumps(value, indent=2) + "\n")
+    temporary.write_text(_spelled(value) + "\n")
     temporary.rename(path)
+
+
+def _spelled(value: Any, depth: int = 0) -> str:
+    """JSON with a line for each key of the outer dictionaries: a subset of a million indices is one line."""
+    if not isinstance(value, dict) or not value or depth == LINES_DEEP:
+        return json.dumps(value)
+    margin = "  " * depth
+    lines = (f"{margin}  {json.dumps(key)}: {_spelled(item, depth + 1)}" for key, item in value.items())
+    return "{\n" + ",\n".join(lines) + f"\n{margin}}}"
 
 
 def _describe(member: Member, measured: Measured | None) -> dict[str, Any]:

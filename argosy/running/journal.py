@@ -93,6 +93,10 @@ def read_journal(directory: Path) -> list[Event]:
             value: dict[str, Any] = json.loads(line)
         except ValueError as error:
             raise RunError(f"{path}, line {number} is not JSON: {error}. The journal was changed by hand.") from error
+        if value["event"] == "EpochEnded":
+            raise RunError(
+                f"{directory} was written by an earlier argosy, which had no sections; choose another directory."
+            )
         event = from_line(value)
         if event is not None:
             events.append(event)

@@ -47,8 +47,9 @@ def difference(now: Mapping[str, Iterable[str]], wanted: Mapping[str, Iterable[s
     changes = {}
     for device in dict.fromkeys((*now, *wanted)):
         here, there = tuple(now.get(device, ())), tuple(wanted.get(device, ()))
-        leave = tuple(name for name in here if name not in set(there))
-        start = tuple(name for name in there if name not in set(here))
+        stays = set(here) & set(there)
+        leave = tuple(name for name in here if name not in stays)
+        start = tuple(name for name in there if name not in stays)
         if leave or start:
             changes[device] = Change(leave=leave, start=start)
     return changes
@@ -115,7 +116,8 @@ class Sailing:
         """A device has another crew from this gate on."""
         crew = self.crews.setdefault(device, Crew(number=number, members=[], section=self.until))
         crew.number, crew.section = number, self.until
-        crew.members = [*(name for name in crew.members if name not in set(change.leave)), *change.start]
+        leave = set(change.leave)
+        crew.members = [*(name for name in crew.members if name not in leave), *change.start]
 
     def hold(self) -> list[str]:
         """Let a change happen soon; returns the feeders that are to be asked where they stop."""

@@ -113,12 +113,14 @@ class ProcessWorkers:
         return self
 
     def __exit__(self, *error: Any) -> None:
-        self._bid_farewell()
-        self.selector.close()
-        self.door.close()
-        self.server.close()
-        for descriptor in self.blobs.values():
-            os.close(descriptor)
+        try:
+            self._bid_farewell()
+        finally:
+            self.selector.close()
+            self.door.close()
+            self.server.close()
+            for descriptor in self.blobs.values():
+                os.close(descriptor)
 
     def start_feeder(self, name: str) -> None:
         """See `Workers.start_feeder`."""

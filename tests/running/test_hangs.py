@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -81,8 +82,13 @@ def watched(life: Callable[[Pulse], None], patience: float = PATIENCE) -> tuple[
     pulse, descriptor = Pulse.create()
     child = os.fork()
     if child == 0:
-        life(Pulse.open(descriptor))
-        os._exit(0)
+        # Whatever it raises, it must not go on as a second pytest.
+        try:
+            life(Pulse.open(descriptor))
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(1)
     try:
         return watch(pulse, child, patience)
     finally:

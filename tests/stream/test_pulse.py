@@ -50,16 +50,20 @@ def test_a_blocked_child_and_its_loaders_are_seen_through_the_descriptor() -> No
     ready, waits = os.pipe()
     child = os.fork()
     if child == 0:
-        mine = Pulse.open(descriptor)
-        mine.rest()
-        for number in (1, 2):
-            mine.slot(number).start("preparing sample {number} of val")
-        mine.slot(2)
-        mine.start("hanging")
-        os.write(waits, b".")
-        lock = threading.Lock()
-        lock.acquire()
-        lock.acquire()
+        # Whatever it raises, it must not go on as a second pytest.
+        try:
+            mine = Pulse.open(descriptor)
+            mine.rest()
+            for number in (1, 2):
+                mine.slot(number).start("preparing sample {number} of val")
+            mine.slot(2)
+            mine.start("hanging")
+            os.write(waits, b".")
+            lock = threading.Lock()
+            lock.acquire()
+            lock.acquire()
+        finally:
+            os._exit(1)
     os.read(ready, 1)
     own, first, second = pulse.look()
     os.kill(child, 9)
