@@ -317,6 +317,10 @@ class Voyage:
         self.force.define(device, map(self.driver.study.member, names))
         starts = tuple(roster.start_member(name, measured[name].notes) for name in names)
         self.force.send(device, Board(crew=leg.crews[device].number, leave=leave, start=starts))
+        told = tuple(filter(self.driver.orders.was_told_to_stop, names))
+        if told:
+            # Before they were aboard: their trainer did not know them then.
+            self.force.send(device, Leave(members=told))
 
 
 def _most(horizon: int | None, until: int) -> int | None:
