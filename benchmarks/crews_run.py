@@ -57,30 +57,29 @@ class Scripted:
 
 
 class Cues:
-    """A judge who rests and calls members as a script says."""
+    """A judge who rests and calls members as a script says: whoever is not aboard in the epoch that comes next rests."""
 
     def __init__(self, script: Script) -> None:
         self.aboard = [{name for crew in crews.values() for name in crew} for crews in script]
-        self._newest = -1
-        """The last epoch of the stream that somebody ended."""
+        self._coming = 0
+        """The epoch of the stream behind the last one that somebody ended."""
 
     def verdict(self, member: str, state: RunState, study: Study) -> Verdict:
         """See `Judge.verdict`."""
         sections = state.member(member).sections
-        if not sections:
-            return GO_ON
-        self._newest = max(self._newest, sections[-1].stream_epoch)
-        following = sections[-1].stream_epoch + 1
-        if following < len(self.aboard) and member not in self.aboard[following]:
-            return Verdict(Fate.REST, "as the script says")
-        return GO_ON
+        if sections:
+            self._coming = max(self._coming, sections[-1].stream_epoch + 1)
+        return GO_ON if self._is_due(member, state) else Verdict(Fate.REST, "as the script says")
 
     def called(self, resting: Collection[str], state: RunState, study: Study) -> Sequence[str]:
         """See `Judge.called`."""
-        following = self._newest + 1
-        if not resting or following >= len(self.aboard):
-            return ()
-        return [name for name in resting if name in self.aboard[following]]
+        return [name for name in resting if self._is_due(name, state)]
+
+    def _is_due(self, member: str, state: RunState) -> bool:
+        """Whether one of its epochs is there; after a fault, whether one is to be trained again."""
+        sections = state.member(member).sections
+        own = range(sections[-1].stream_epoch + 1 if sections else 0, min(self._coming + 1, len(self.aboard)))
+        return any(member in self.aboard[epoch] for epoch in own)
 
 
 class Killer:

@@ -9,11 +9,8 @@ import pytest
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 TINY = {
-    "conversation fleets": "--members 6 --turns 8 --width 3 --samples 128 --epochs 2 --signals 0",
     "conversation loops": "--loops 3 --samples 16 --epochs 2 --rounds 1",
-    "crews changes": "--steady 1 --epochs 3 --samples 128 --rounds 1",
     "crews kill": "--steady 1 --samples 128",
-    "crews validations": "--members 2 --long-samples 640 --rounds 1",
 }
 
 
@@ -27,4 +24,4 @@ def test_a_benchmark_runs_and_finds_equal_weights(which: str) -> None:
     assert result["benchmark"] == script
     unfulfilled = [one["what"] for one in result["targets"] if not one["holds"]]
     # On so small a fleet nothing is said of time.
-    assert not [what for what in unfulfilled if "preparations" in what or "killed" in what]
+    assert not [what for what in unfulfilled if "killed" in what]
