@@ -143,6 +143,7 @@ class Driver:
         if time.monotonic() - self._looked > LOOK_SECONDS:
             self._looked = time.monotonic()
             self.faults.look()
+            self.metrics.write()
         self.journal.commit()
         self.view.tick()
 
@@ -203,7 +204,7 @@ class Driver:
             if isinstance(event, SectionEnded):
                 self.record(event)
                 self.faults.tolerance.section_ended()
-                self.metrics.write(self.state.member(event.member))
+                self.metrics.note(self.state.member(event.member))
                 self.voyage.judge(event.member)
             elif isinstance(event, Saved):
                 self.record(event)
@@ -322,14 +323,6 @@ class Driver:
         )
         write_study(self.directory, summary, self.found)
 
-    def remember_costs(self) -> None:
-        """Keep the rates that this run has seen for the plans of later ones."""
-        for name, measured in self.measuring.measured.items():
-            sections = self.state.member(name).sections
-            if sections and name in self.study.names:
-                member = self.study.member(name)
-                self.measuring.observed.remember(self.measuring.profile(member), member, measured, sections[-1])
-
 
 def measure(
     job: Job, cluster: Cluster, workers: Workers, journal: Journal, *, node_devices: int | None = None
@@ -380,7 +373,8 @@ def drive(
             status, reason = "failed", str(error)
             raise
         finally:
-            driver.remember_costs()
+            driver.measuring.remember(state, driver.study)
+            driver.metrics.write()
             settle_all_links(state.members.values(), job.directory)
             # Where an earlier driver was killed when all was done, this one says so.
             untold = state.started is not None and status == "done" != (state.ended.status if state.ended else "")

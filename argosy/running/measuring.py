@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from argosy.commands import Measure, Measured
+from argosy.fold import RunState
 from argosy.profiles import Profile, largest_measured_group
 from argosy.running.costs import Observed, even_out, profile_of
 from argosy.study import Member, Study
@@ -105,10 +106,28 @@ class Measuring:
     def profiles(self, names: Iterable[str], study: Study) -> list[Profile]:
         """Of these members, as far as they are known."""
         if not self._profiles:
-            known = [member for member in study.members if member.name in self.measured]
-            evened = even_out([self.profile(member) for member in known], known, self.measured)
-            self._profiles = {profile.member: profile for profile in evened}
+            first = self.firsts(study)
+            evened = even_out([self.profile(member) for member in first.values()], first.values(), self.measured)
+            of_work = dict(zip(first, evened, strict=True))
+            self._profiles = {
+                name: replace(of_work[self._works[name]], member=name) for name in self.measured if name in study.names
+            }
         return [self._profiles[name] for name in names if name in self._profiles]
+
+    def firsts(self, study: Study) -> dict[object, Member]:
+        """Of all members that are known, the first of each kind of work: what is true of it is true of the others."""
+        found: dict[object, Member] = {}
+        for member in study.members:
+            if member.name in self.measured:
+                found.setdefault(self._works[member.name], member)
+        return found
+
+    def remember(self, state: RunState, study: Study) -> None:
+        """Keep the rates that this run has seen for the plans of later ones."""
+        for member in self.firsts(study).values():
+            sections = state.member(member.name).sections
+            if sections:
+                self.observed.remember(self.profile(member), member, self.measured[member.name], sections[-1])
 
     def profile(self, member: Member) -> Profile:
         """Of one member, at the rate that runs have seen."""

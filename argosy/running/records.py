@@ -37,26 +37,33 @@ def run_started(settings: Settings, lengths: Mapping[str, int], validations_per_
 
 
 class Metrics:
-    """A file ``metrics.csv`` for each member, one row a section."""
+    """A file ``metrics.csv`` for each member, one row a section; written a few times a second at most."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
+        self._noted: dict[str, MemberState] = {}
+        """Members with sections that are not in their files."""
         self._written: dict[str, int] = {}
-        """Rows of each member that this driver has written, and nobody has taken back."""
+        """Rows of each member that are in its file, and that nobody has taken back."""
 
-    def write(self, state: MemberState) -> None:
-        """Append the newest section; what differs from the file, as after a fault, is written anew."""
-        path = self.directory / "members" / state.name / "metrics.csv"
-        count = len(state.sections)
-        rows = state.sections[-1:]
-        if self._written.get(state.name) != count - 1 or count == 1:
-            rows = state.sections
-            path.write_text(",".join(["epoch", *rows[0].metrics, "seconds"]) + "\n")
-        with path.open("a") as file:
-            for row in rows:
+    def note(self, state: MemberState) -> None:
+        """A section has ended; what was written beyond it, before a fault, no longer holds."""
+        self._noted[state.name] = state
+        if self._written.get(state.name, 0) >= len(state.sections):
+            self._written.pop(state.name, None)
+
+    def write(self) -> None:
+        """Append what was noted; what an earlier driver or a fault has left is written anew."""
+        for name, state in self._noted.items():
+            written = self._written.get(name, 0)
+            lines = [] if written else [",".join(["epoch", *state.sections[0].metrics, "seconds"])]
+            for row in state.sections[written:]:
                 number = row.epoch if row.epochs == row.epoch + 1 else row.epochs
-                file.write(",".join(str(v) for v in (number, *row.metrics.values(), row.seconds)) + "\n")
-        self._written[state.name] = count
+                lines.append(",".join(map(str, (number, *row.metrics.values(), row.seconds))))
+            with (self.directory / "members" / name / "metrics.csv").open("a" if written else "w") as file:
+                file.write("".join(f"{line}\n" for line in lines))
+            self._written[name] = len(state.sections)
+        self._noted.clear()
 
 
 def tree_cpu_seconds() -> float:

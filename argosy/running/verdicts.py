@@ -44,7 +44,10 @@ class Judge(Protocol):
         """On a member where its history ends; asked after each of its sections, and before its first."""
 
     def called(self, resting: Collection[str], state: RunState, study: Study) -> Sequence[str]:
-        """Those of the resting members that are to train again; asked whenever a section has ended."""
+        """Those of the resting members that are to train again; asked in every round of the driver, so it must be quick.
+
+        A member that was called, and was lost before it ended a section, is judged by its old history and may rest again.
+        """
 
 
 class Rules:

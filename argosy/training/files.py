@@ -145,5 +145,5 @@ class Saving:
 def settle_links(folder: Path, saved: Checkpoint) -> None:
     """Let ``last.pt`` and ``best.pt`` point to a checkpoint and to the best weights until then."""
     for name, file in (("last.pt", saved.file), ("best.pt", saved.best)):
-        if file is not None and (folder / file).exists():
+        if file is not None and (folder / file).exists() and (folder / name).resolve() != (folder / file).resolve():
             checkpoint.link(folder / file, name)
