@@ -109,7 +109,10 @@ class Departures:
         if self.driver.orders.pausing is not None or not self.roster.waiting:
             return
         measuring = self.driver.measuring
-        situation = self.voyage.situation(measuring.profiles(self.roster.waiting, self.driver.study), {})
+        # Whoever can join those that train is not sent off alone, before their next gate has shown whether it can.
+        later = self.roster.joining if any(leg.holding for leg in self.voyage.legs) else set()
+        names = [name for name in self.roster.waiting if name not in later]
+        situation = self.voyage.situation(measuring.profiles(names, self.driver.study), {})
         plan = replace(self.launching.launch(situation), notes=measuring.notes)
         if plan.flotillas and not self.sharing.told and not self._choose_sharing(plan.flotillas[0]):
             return
@@ -129,12 +132,10 @@ class Departures:
         if team is None:
             return False
         stretch = self.roster.leg_for(flotilla.members, self.driver.lengths, number=self.leg_count)
-        # The stream that members were measured on goes on as the first leg where everybody stays on it who need not wait
-        # for an epoch's end to join.
+        # The stream that members were measured on goes on as the first leg that begins there.
         measured, self.measuring_leg = self.measuring_leg, None
-        there = set(self.roster.waiting) - self.roster.joining
-        everybody = there <= set(flotilla.members) and len(team) == len(self.driver.cluster.nodes)
-        if measured is not None and everybody and measured[1] == stretch and not self.sharing.changed:
+        everywhere = len(team) == len(self.driver.cluster.nodes)
+        if measured is not None and everywhere and measured[1] == stretch and not self.sharing.changed:
             team, _, crew = measured
         else:
             if measured is not None:

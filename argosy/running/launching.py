@@ -78,23 +78,13 @@ class Launching:
         plan.check(situation.waiting, situation.free)
         return plan
 
-    def goes_on(
-        self,
-        leg: Sailing,
-        started: Flotilla,
-        live: Sequence[Profile],
-        peers: Sequence[str],
-        now: Situation,
-        anew: Situation,
-    ) -> Flotilla | None:
-        """The flotilla that goes on with a leg, from the gate where it stands; None where its members must make room.
+    def goes_on(self, leg: Sailing, live: Sequence[Profile], peers: Sequence[str], anew: Situation) -> Flotilla | None:
+        """The flotilla that goes on with a leg whose members the policy does not keep as they are; None where they make room.
 
-        `peers` are waiting members that could go on with it; `now` has the leg's members aboard, in `anew` they wait as well.
+        `peers` are waiting members that could go on with it; in `anew` all of them wait.
         """
         if not live and not peers:
             return None
-        if live and self.policy.keeps(now, started, tuple(live)):
-            return started.keeping(profile.member for profile in live)
         here = {*(profile.member for profile in live), *peers}
         found = [flotilla for flotilla in self.launch(anew).flotillas if set(flotilla.members) <= here]
         aboard = set(leg.members)

@@ -79,6 +79,8 @@ class Sailing:
     """The first section without credit when feeders were told to hold: sooner ones may have been begun."""
     boarding: dict[str, Boarding] = field(default_factory=dict)
     """By device."""
+    makes_room: bool = True
+    """Whether its members may have to make room for others where it stands next: then nothing is prepared beyond that."""
 
     @property
     def members(self) -> list[str]:

@@ -43,9 +43,10 @@ class Roster:
 
     def begin(self) -> None:
         """Find who is to train, and from where on; members that an earlier driver added are here again."""
+        added: list[str] = []
         for answered in self.state.answered:
             if answered.command["command"] == "add" and answered.answer.startswith("added"):
-                self.extend(Path(answered.command["study"]))
+                added += self.extend(Path(answered.command["study"]))
         self._number()
         self.resting = {
             name for name, state in self.state.members.items() if state.status == "resting" and state.reason
@@ -53,6 +54,9 @@ class Roster:
         self.waiting = [name for name in self.unfinished() if name not in self.resting]
         states = [self.state.member(name) for name in self.unfinished()]
         self._points.update(resume_points(states, self.job.directory))
+        self.joining = {name for name in added if name in self._points and not self.state.member(name).assigned}
+        begun = self._begun()
+        self._points.update({name: Resume(member=name, stream_epoch=begun) for name in self.joining})
 
     def unfinished(self) -> list[str]:
         """Members that have epochs before them."""

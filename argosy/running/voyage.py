@@ -214,8 +214,7 @@ class Voyage:
 
     def allow(self, leg: Sailing, until: int) -> None:
         leg.until = until
-        turns = self.turns(leg)
-        horizon = leg.horizon if turns is None else min(turns, leg.horizon or turns)
+        horizon = until if self._others_wait and leg.makes_room else leg.horizon
         credit = Credit(leg=leg.number, until=until, horizon=_most(horizon, until), crews=leg.numbers())
         self.force.allow(leg.feeders, credit)
 
@@ -242,6 +241,8 @@ class Voyage:
             self.changed = True
             return
         self.allow(leg, leg.reach(turns=self.turns(leg)))
+        # Who found no place here may find one on devices that are free.
+        self.changed |= joins and bool(self.roster.waiting)
 
     def _ask(self, leg: Sailing, live: list[str]) -> Flotilla | None:
         """The flotilla that goes on with a leg at its gate, if any."""
@@ -253,9 +254,12 @@ class Voyage:
         aboard = [profile for profile in profiles if profile.member in set(live)]
         waiting = [profile for profile in profiles if profile.member not in set(live)]
         places = dict.fromkeys(live, place // per_epoch)
-        now = self.situation(waiting, places)
-        anew = self.situation(profiles, places, without=leg)
-        goes_on = self.launching.goes_on(leg, self.flotillas[leg.number], aboard, peers, now, anew)
+        started = self.flotillas[leg.number]
+        keeps = bool(live) and self.launching.policy.keeps(self.situation(waiting, places), started, tuple(aboard))
+        leg.makes_room = not keeps
+        if keeps:
+            return started.keeping(live)
+        goes_on = self.launching.goes_on(leg, aboard, peers, self.situation(profiles, places, without=leg))
         if goes_on is None:
             return None
         nodes = {self.force.feeders[name].node for name in leg.feeders if name in self.force.feeders}
