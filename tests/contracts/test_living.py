@@ -80,7 +80,7 @@ def test_whatever_happens_members_equal_themselves_alone(
     monkeypatch.setattr(inbox, "LOOK_SECONDS", 0.0)
     faults, orders = draw.choice([0.0, 0.02, 0.1]), ["add", "stop"]
     run = tmp_path / "run"
-    (tmp_path / "late.py").write_text(LATE.format(epochs=draw.randint(1, 3 * sections) / sections))
+    (tmp_path / "newcomers.py").write_text(LATE.format(epochs=draw.randint(1, 3 * sections) / sections))
 
     def act(voyage: Voyage) -> None:
         if voyage.driver.phase is Phase.SAILING and draw.random() < 0.1:
@@ -89,7 +89,7 @@ def test_whatever_happens_members_equal_themselves_alone(
             voyage.driver.faults.regroup()
         if orders and draw.random() < 0.05:
             command = orders.pop(draw.randrange(len(orders)))
-            inbox.leave(run, {"command": command, "study": str(tmp_path / "late.py"), "member": "odd"})
+            inbox.leave(run, {"command": command, "study": str(tmp_path / "newcomers.py"), "member": "odd"})
 
     living.at_every_round(monkeypatch, act)
     members = [replace(m, stop=a_rule(draw, sections)) for m in fleet()]
@@ -188,13 +188,13 @@ def test_a_member_that_is_added_joins_the_stream_and_nobody_notices(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launcher: str
 ) -> None:
     monkeypatch.setattr(inbox, "LOOK_SECONDS", 0.0)
-    (tmp_path / "late.py").write_text(LATE.format(epochs=2))
+    (tmp_path / "newcomers.py").write_text(LATE.format(epochs=2))
     run, left, killed = tmp_path / "run", [], []
 
     def add(voyage: Voyage) -> None:
         state = voyage.state.members
         if not left and any(member.sections for member in state.values()):
-            left.append(inbox.leave(run, {"command": "add", "study": str(tmp_path / "late.py")}))
+            left.append(inbox.leave(run, {"command": "add", "study": str(tmp_path / "newcomers.py")}))
         late = state.get("late")
         if launcher == "processes" and late and late.status == "training" and not killed:
             assert not late.saved
@@ -328,7 +328,7 @@ def test_a_device_is_free_for_the_next_one_as_soon_as_its_member_ends(tmp_path: 
 
 def test_who_is_told_to_stop_while_it_waits_to_board_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inbox, "LOOK_SECONDS", 0.0)
-    (tmp_path / "late.py").write_text(LATE.format(epochs=2))
+    (tmp_path / "newcomers.py").write_text(LATE.format(epochs=2))
     run, left = tmp_path / "run", list[str]()
     # When the member that was added comes aboard, another one has to come to its device first.
     moving = living.policy(
@@ -338,7 +338,7 @@ def test_who_is_told_to_stop_while_it_waits_to_board_stops(tmp_path: Path, monke
     def act(voyage: Voyage) -> None:
         boarding = [name for leg in voyage.legs for waiting in leg.boarding.values() for name in waiting.start]
         if not left:
-            left.append(inbox.leave(run, {"command": "add", "study": str(tmp_path / "late.py")}))
+            left.append(inbox.leave(run, {"command": "add", "study": str(tmp_path / "newcomers.py")}))
         elif "late" in boarding and len(left) == 1:
             left.append(inbox.leave(run, {"command": "stop", "member": "late"}))
 

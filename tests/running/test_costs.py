@@ -6,7 +6,7 @@ import pytest
 import studies
 
 from argosy.commands import Measured
-from argosy.events import Checkpoint, SectionEnded
+from argosy.events import SectionEnded
 from argosy.running.costs import Observed, even_out, profile_of
 
 MEASURED = Measured(
@@ -25,13 +25,16 @@ ENDED = SectionEnded(
     member="mlp",
     device="cpu:0",
     epoch=0,
+    section=0,
     stream_epoch=0,
+    position=100,
     metrics={},
+    epochs=1.0,
     seconds=2.0,
     samples=100,
     digest=(0, 0, 0),
     val_digest=None,
-    checkpoint=Checkpoint(file="", sha256="", epoch=1, position=0),
+    best=True,
 )
 
 
