@@ -18,7 +18,7 @@ from argosy.training.member import LiveMember
 
 __all__ = ["Draft", "Files", "Saving", "settle_links"]
 
-SHARE = 0.02
+SHARE = 0.01
 """Part of the time that files of a section's end may take."""
 
 
