@@ -11,6 +11,7 @@ from argosy.running.identity import write_json
 from argosy.running.legs import Change, Sailing
 from argosy.running.sharing_choice import SharingChoice
 from argosy.running.workforce import Feeder
+from argosy.stream.schedule import section_start
 
 if TYPE_CHECKING:
     from argosy.running.voyage import Voyage
@@ -42,7 +43,7 @@ class Departures:
             return
         self.leg_count += 1
         self.voyage.crew_count += 1
-        leg = roster.leg_for(roster.waiting, self.driver.lengths, number=self.leg_count)
+        leg = self._with_training_samples(roster.leg_for(roster.waiting, self.driver.lengths, number=self.leg_count))
         force.feed(team, leg, self.sharing.pipeline)
         ends = [roster.last_section(name) for name in roster.waiting]
         horizon = None if None in ends else max(end for end in ends if end is not None)
@@ -54,6 +55,13 @@ class Departures:
         self.measuring_leg = (team, leg, self.voyage.crew_count)
         self.driver.measuring.again()
         self.measure_rest()
+
+    def _with_training_samples(self, leg: Leg) -> Leg:
+        """The leg itself, or the whole of its first section where members want nothing of that but its validation."""
+        length, per_epoch = self.driver.lengths["train"], self.driver.study.validations_per_epoch
+        if leg.position < (section_start(leg.section + 1, length, per_epoch) or length):
+            return leg
+        return replace(leg, position=section_start(leg.section, length, per_epoch))
 
     def measure_rest(self) -> None:
         """Hand out the members that are still unknown; where one failed, another one like it takes its place."""

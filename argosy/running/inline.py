@@ -93,6 +93,8 @@ class InlineWorkers:
         """See `Workers.receive`; one block goes to every trainer that reads it."""
         while self.unsent:
             self._obey(*self.unsent.popleft())
+        for trainer in self.trainers.values():
+            trainer.go_on()
         for name, feeder in self.feeders.items():
             if not self.said and all(self.trainers[reader].ready for reader in feeder.course.crews):
                 self.said += [(name, message) for message in feeder.feed(self.trainers)]

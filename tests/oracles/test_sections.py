@@ -11,6 +11,9 @@ import studies
 import argosy
 from argosy.running.phase import Phase
 from argosy.running.voyage import Voyage
+from argosy.stream.blocks import Block
+from argosy.training.aboard import Aboard
+from argosy.training.trainer import Trainer
 
 
 def train(directory: Path, sections: int, launcher: str = "inline", **settings: Any) -> dict[str, Any]:
@@ -83,3 +86,26 @@ def test_a_quarter_of_an_epoch_is_a_budget(tmp_path: Path, launcher: str) -> Non
     assert {row.name: row.epochs for row in report.rows} == {"quarter": 0.25, "more": 1.5}
     assert report.preparations == 1.0
     living.equal_alone(study, tmp_path)
+
+
+def test_a_run_that_was_cut_off_between_an_epochs_last_step_and_its_validation_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing of the epoch is left to measure members on."""
+    study = studies.study(96, fleet=[studies.member(batch_size=32)], epochs=2)
+    living.run(study, tmp_path / "whole", launcher="inline", devices="cpu:1")
+    stopped = []
+
+    def stop_before_validation(trainer: Trainer, name: str, aboard: Aboard, block: Block) -> bool:
+        if not stopped:
+            stopped.append(name)
+            raise KeyboardInterrupt
+        return evaluate(trainer, name, aboard, block)
+
+    evaluate = Trainer._evaluate
+    monkeypatch.setattr(Trainer, "_evaluate", stop_before_validation)
+    with pytest.raises(KeyboardInterrupt):
+        living.run(study, tmp_path / "cut", launcher="inline", devices="cpu:1", checkpoint_seconds=1e-9, block_size=32)
+    assert evidence.event_lines(tmp_path / "cut", "Saved")[-1]["checkpoint"]["position"] == 96
+    living.run(study, tmp_path / "cut", launcher="inline", devices="cpu:1")
+    assert evidence.results(tmp_path / "cut") == evidence.results(tmp_path / "whole")
