@@ -45,7 +45,7 @@ from argosy.running.orders import Orders
 from argosy.running.phase import Phase
 from argosy.running.records import Metrics, run_started, tree_cpu_seconds
 from argosy.running.refusals import check_batch_norm, check_batches
-from argosy.running.resume import settle_all_links
+from argosy.running.resume import settle_files
 from argosy.running.roster import Roster
 from argosy.running.verdicts import Judge, Rules
 from argosy.running.view import Silent, View
@@ -375,7 +375,7 @@ def drive(
         finally:
             driver.measuring.remember(state, driver.study)
             driver.metrics.write()
-            settle_all_links(state.members.values(), job.directory)
+            settle_files(state.members.values(), job.directory)
             # Where an earlier driver was killed when all was done, this one says so.
             untold = state.started is not None and status == "done" != (state.ended.status if state.ended else "")
             if driver.begun or driver.orders.pausing or untold:

@@ -15,7 +15,7 @@ from argosy.study import Study
 from argosy.training import checkpoint
 from argosy.training.files import settle_links
 
-__all__ = ["Resume", "last_section", "leg_for", "resume_point", "resume_points", "settle_all_links"]
+__all__ = ["Resume", "last_section", "leg_for", "resume_point", "resume_points", "settle_files"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,13 +81,17 @@ def _point(state: MemberState, saved: Checkpoint | None, notes: Iterable[str]) -
     )
 
 
-def settle_all_links(states: Iterable[MemberState], directory: Path) -> None:
-    """Let the links point to what the journal says: a trainer may have died before it moved them."""
+def settle_files(states: Iterable[MemberState], directory: Path) -> None:
+    """Let the links point to what the journal says, and older files go: a trainer may have ended before it could do so."""
     for state in states:
         folder = directory / "members" / state.name
-        newest = next((saved for saved in reversed(state.saved) if (folder / saved.file).exists()), None)
-        if newest is not None:
-            settle_links(folder, newest)
+        there = [saved for saved in state.saved if (folder / saved.file).exists()]
+        if there:
+            settle_links(folder, there[-1])
+        kept = {name for saved in there[-2:] for name in (saved.file, saved.best)}
+        for saved in there[:-2]:
+            if saved.file not in kept:
+                (folder / saved.file).unlink()
 
 
 def leg_for(study: Study, points: Iterable[Resume], lengths: Mapping[str, int], *, number: int) -> Leg:
