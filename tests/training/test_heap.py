@@ -70,7 +70,8 @@ print(*sizes)
 def test_a_step_takes_its_pages_once_and_again_after_they_were_given_back() -> None:
     told = subprocess.run([sys.executable, "-c", SCRIPT], check=True, capture_output=True, text=True).stdout
     first, again, given_back = map(int, told.split())
-    pages = 3 * 4 * 2**20 // 4096
+    # Whole ones: the page in which an array begins may be there already, for whatever lies before it.
+    pages = 3 * (4 * 2**20 // 4096 - 1)
     assert first >= pages
     # The mean of a hundred steps: the second or the third may still place an array where none was.
     assert again < pages / 100
