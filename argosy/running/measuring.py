@@ -61,6 +61,8 @@ class Measuring:
     def crowded(self, member: str, memory_bytes: int) -> None:
         """It ran out of memory beside others: it needs a device for itself."""
         self.measured[member] = replace(self.measured[member], memory_bytes=memory_bytes)
+        # Others that do the same work did not run out of it, and no longer stand for this one.
+        self._works[member] = (self._works[member], member)
         self._profiles.clear()
 
     def _stands_for_others(self, name: str) -> None:

@@ -8,6 +8,7 @@ import studies
 from argosy.commands import Measured
 from argosy.events import SectionEnded
 from argosy.running.costs import Observed, even_out, profile_of
+from argosy.running.measuring import Measuring
 
 MEASURED = Measured(
     member="mlp",
@@ -75,3 +76,17 @@ def test_members_that_do_the_same_work_get_the_best_profile_among_them() -> None
     }
     evened = even_out([profile(measured[name]) for name in rates], members, measured)
     assert [(p.member, p.rate(1)) for p in evened] == [("a", 160.0), ("b", 160.0), ("c", 40.0)]
+
+
+@pytest.mark.parametrize("crowded", ["a", "b"])
+def test_a_member_that_ran_out_of_memory_beside_others_needs_it_alone_though_others_do_the_same_work(
+    crowded: str,
+) -> None:
+    study = studies.study(fleet=[studies.member("a", lr=0.1), studies.member("b", lr=0.2)])
+    measuring = Measuring(device_kind="cpu")
+    measuring.want(study.members)
+    measuring.hear(replace(MEASURED, member="a"))
+    assert {profile.memory_bytes for profile in measuring.profiles("ab", study)} == {10}
+    measuring.crowded(crowded, 1000)
+    found = {profile.member: profile.memory_bytes for profile in measuring.profiles("ab", study)}
+    assert found == {"a": 10, "b": 10} | {crowded: 1000}
