@@ -118,7 +118,9 @@ def _live(live: Callable[[], None], parent: int, out: int, err: int, keep: list[
         os.dup2(nothing, 0)
         os.close(nothing)
         # The runner's own write to files that were closed above.
-        sys.stdin, sys.stdout, sys.stderr = (open(number, mode, closefd=False) for number, mode in enumerate("rww"))
+        sys.stdin, sys.stdout, sys.stderr = (
+            os.fdopen(number, mode, closefd=False) for number, mode in enumerate("rww")
+        )
         warnings.resetwarnings()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM):
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
