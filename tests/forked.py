@@ -4,6 +4,8 @@ They run the code of the real ones from their first line on; what differs is wha
 is stopped, the heap's environment, what a fresh interpreter imports) take the real ones with the mark ``fresh``.
 """
 
+import faulthandler
+import gc
 import json
 import os
 import signal
@@ -110,6 +112,8 @@ def _live(live: Callable[[], None], parent: int, out: int, err: int, keep: list[
     code = 1
     try:
         die_with_parent(parent)
+        faulthandler.disable()
+        gc.freeze()  # what the test's process holds is not to end here as well
         os.dup2(out, 1)
         os.dup2(err, 2)
         for low, high in zip(keep, [*keep[1:], os.sysconf("SC_OPEN_MAX")], strict=True):
