@@ -1,9 +1,12 @@
 """What a study refuses when it is made: one sentence each, before anything starts."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import living
 import numpy as np
 import pytest
 import studies
@@ -197,3 +200,61 @@ def test_positional_arguments_are_hyperparameters_by_the_names_of_their_paramete
         "optimizer.2": 0.5,
         "schedule.0": 3,
     }
+
+
+class FortyVectors(studies.Vectors):
+    """A dataset whose class is a factory."""
+
+    def __init__(self) -> None:
+        super().__init__(40)
+
+
+def constant(output: torch.Tensor, target: torch.Tensor, value: float) -> torch.Tensor:
+    """A metric that knows its value."""
+    return torch.full((len(target),), value)
+
+
+def test_budgets_end_with_a_section_and_nan_is_neither_best_nor_a_target(tmp_path: Path) -> None:
+    def member(name: str, score: float, stop: argosy.MaxSteps, **fields: Any) -> argosy.Member:
+        return studies.member(name, metrics={"score": partial(constant, value=score)}, stop=stop, **fields)
+
+    study = argosy.Study(
+        data=argosy.Data(train=FortyVectors, val=lambda: studies.Vectors(8)),
+        members=[
+            member("nan", float("nan"), argosy.Target("val_score", 2.0, "min") | argosy.MaxEpochs(1)),
+            member("steps", 0.7, argosy.MaxSteps(7), batch_size=8),
+            member("samples", 0.5, argosy.MaxSamples(37), batch_size=9, drop_last=True),
+        ],
+        objective="val_score",
+        mode="min",
+        validations_per_epoch=2,
+    )
+    report = argosy.train(study, directory=tmp_path, launcher="inline", devices="cpu:1", block_size=16)
+    assert [(row.name, row.epochs, row.reason) for row in report.rows] == [
+        ("samples", 1.5, "37 samples"),
+        ("steps", 1.5, "7 steps"),
+        ("nan", 1, "1 epochs"),
+    ]
+    histories = {name: state.history for name, state in living.state_of(tmp_path).members.items()}
+    assert [(row["steps"], row["samples"]) for row in histories["steps"]] == [(2, 16), (5, 40), (7, 56)]
+    assert [(row["steps"], row["samples"]) for row in histories["samples"]] == [(2, 18), (4, 36), (6, 54)]
+    living.equal_alone(replace(study, data=argosy.Data(train=FortyVectors(), val=studies.Vectors(8))), tmp_path)
+
+
+def test_a_subset_that_its_split_cannot_have_is_refused_before_training(tmp_path: Path) -> None:
+    for fields, message in {
+        "beyond": ({"subset": [3, 40]}, "its train subset has indices 3 to 40; the split has 40 samples."),
+        "mask": (
+            {"subset": torch.arange(40) % 2},
+            "its train subset has the value 0 or 1 for each of the 40 samples, as a",
+        ),
+        "batch": (
+            {"subset": range(9), "drop_last": True},
+            "batch_size 20 is larger than its 9 training samples. Lower it.",
+        ),
+    }.values():
+        study = studies.study(40, val=8, fleet=[studies.member("a", **fields)])
+        with pytest.raises(StudyError) as error:
+            argosy.train(study, directory=tmp_path, launcher="inline", devices="cpu:1")
+        assert f"member 'a': {message}" in str(error.value)
+        assert not (tmp_path / "study.json").exists()
