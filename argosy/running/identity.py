@@ -20,16 +20,14 @@ LATE = ("lengths", "fingerprint", "parameter_shapes")
 """What only open data and built networks tell."""
 IDENTITY = ("seed", "objective", "mode", "validations_per_epoch", "lengths", "fingerprint")
 MEMBER_FIELDS = (
-    *(
-        "batch_size",
-        "eval_batch_size",
-        "drop_last",
-        "schedule_per",
-        "precision",
-        "clip_grad_norm",
-        "accumulate",
-        "seed",
-    ),
+    "batch_size",
+    "eval_batch_size",
+    "drop_last",
+    "schedule_per",
+    "precision",
+    "clip_grad_norm",
+    "accumulate",
+    "seed",
 )
 MEMBER_IDENTITY = (*MEMBER_FIELDS, "parameter_shapes", "subset", "val_subset")
 FUNCTIONS = ("model", "optimizer", "loss", "schedule", "augment", "step")
@@ -43,16 +41,16 @@ MOST_SHOWN = 120
 class Identity:
     """Of one run: what an earlier driver wrote of its study, and what this one writes.
 
-    Whatever decides a member's weights or figures must be as it was there. What is meant to change may differ: rules, limits,
-    devices, added members, and the code of members that failed. What an earlier version did not write is not compared.
+    Whatever decides the weights or figures of members that have begun must be as it was there. What is meant to change may differ:
+    rules, limits, devices, added members, and the code of members that failed. What an earlier version did not write is not compared.
     """
 
     def __init__(self, directory: Path, members: Mapping[str, MemberState]) -> None:
         self.directory = directory
+        self._begun = {name for name, state in members.items() if state.sections or state.saved}
+        """What others were to be, nobody is bound to."""
         self._failed = {name for name, state in members.items() if state.status == "failed"}
         """Their code may have been mended."""
-        self._without_files = {name for name in self._failed if not members[name].saved}
-        """Nothing of them is there that others could go on from."""
         self._code = Code()
         self._readings: dict[str, dict[str, Reading]] = {}
         """By member, "" for the study: read once, as code that runs may change what it refers to."""
@@ -72,9 +70,8 @@ class Identity:
         here, earlier = self._summary(study, **known), self.found["members"] if self.found else {}
         self._check(here)
         for name, described in here["members"].items():
-            described["parameter_shapes"] = described["parameter_shapes"] or earlier.get(name, {}).get(
-                "parameter_shapes"
-            )
+            known_shapes = earlier.get(name, {}).get("parameter_shapes")
+            described["parameter_shapes"] = described["parameter_shapes"] or known_shapes
         write_json(self.directory / "study.json", here)
 
     def _check(self, here: Mapping[str, Any]) -> None:
@@ -108,17 +105,18 @@ class Identity:
         yield from (f"Data.{change}" for change in self._other_code("", found, here, ("on_device",)))
         of_members: dict[str, list[str]] = {}
         for name, there in found["members"].items():
-            for change in self._of_member(name, there, here["members"].get(name)):
-                of_members.setdefault(change, []).append(name)
+            if name in self._begun:
+                for change in self._of_member(name, there, here["members"].get(name)):
+                    of_members.setdefault(change, []).append(name)
         yield from (_named(names) + change for change, names in of_members.items())
 
     def _of_member(self, name: str, there: Mapping[str, Any], here: Mapping[str, Any] | None) -> Iterator[str]:
         if here is None:
             yield ": there, and not here"
-        elif name not in self._without_files:
-            fields = [*FUNCTIONS, *(key for key in {**there, **here} if key.startswith("metrics."))]
-            yield from (f", {change}" for change in _other_values(there, here, MEMBER_IDENTITY))
-            yield from (f", {change}" for change in self._other_code(name, there, here, fields))
+            return
+        fields = [*FUNCTIONS, *(key for key in {**there, **here} if key.startswith("metrics."))]
+        yield from (f", {change}" for change in _other_values(there, here, MEMBER_IDENTITY))
+        yield from (f", {change}" for change in self._other_code(name, there, here, fields))
 
     def _other_code(
         self, owner: str, there: Mapping[str, Any], here: Mapping[str, Any], fields: Iterable[str]

@@ -1,6 +1,8 @@
 """A run directory belongs to one study: whatever decides a member's result and was changed is found, and said."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -202,20 +204,31 @@ OF_STUDY = {
 }
 
 
+def interrupting(batch: Any) -> Any:
+    """An augmentation that presses Ctrl-C once, where the environment wants it."""
+    if os.environ.pop("INTERRUPT", None):
+        signal.raise_signal(signal.SIGINT)
+    return batch
+
+
 @pytest.mark.parametrize("paused", [False, True])
-def test_a_field_that_decides_a_result_is_found_and_said(tmp_path: Path, paused: bool) -> None:
+def test_a_field_that_decides_a_result_is_found_and_said(
+    tmp_path: Path, paused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def asked(change: dict[str, Any] | None = None, **fields: Any) -> argosy.Study:
-        fleet = [studies.member("one", **(change or {})), studies.member("two")]
+        fleet = [studies.member("one", **(change or {})), studies.member("two", augment=interrupting)]
         return studies.study(60, val=9, **{"fleet": fleet, "epochs": 1, **fields})
 
-    limit = {"time_limit": 0.0} if paused else {}
-    assert train(asked(), tmp_path, **limit).status == ("paused" if paused else "done")
+    if paused:
+        monkeypatch.setenv("INTERRUPT", "1")
+    assert train(asked(), tmp_path).status == ("paused" if paused else "done")
     for field, (value, message) in FIELDS.items():
         assert f"member 'one', {message}" in refused(asked({field: value}), tmp_path), field
     for field, (value, message) in OF_STUDY.items():
         assert message in refused(asked(**{field: value}), tmp_path), field
     # What may change: rules, devices, and members that are added.
-    more = [studies.member("new"), studies.member("one", stop=argosy.MaxSteps(3)), studies.member("two")]
+    new = studies.member("new")
+    more = [new, studies.member("one", stop=argosy.MaxSteps(3)), studies.member("two", augment=interrupting)]
     assert train(asked(fleet=more), tmp_path).status == "done"
 
 
