@@ -174,7 +174,7 @@ def load(directory: str | Path, *, study: Study | None = None) -> Report:
         summary = json.loads(path.read_text())
     elif study is not None:
         # It ended before the data was open.
-        summary = summarize(study, lengths={}, fingerprint="", measured={})
+        summary = summarize(study)
     else:
         raise RunError(f"{directory} holds no study.json: its run ended before the data was open.")
 

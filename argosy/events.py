@@ -141,12 +141,14 @@ class SectionEnded(Event):
     seconds: float
     """Time in the member's own steps and validation of this section."""
     samples: int
-    """Of this section."""
+    """Of this section, those that were stepped on."""
     digest: tuple[int, int, int]
     """Count, Σ mix64(index), Σ mix64(position·C ⊕ index) of what it stepped on in the epoch so far."""
     val_digest: tuple[int, int, int] | None
     best: bool
     """Whether its objective is the best so far."""
+    steps: int = 0
+    """Of its optimizer since its beginning; 0 in journals of versions that did not write it."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -42,7 +42,7 @@ class MemberState:
     sections: list[SectionEnded] = field(default_factory=list)
     """Finished ones, in order."""
     history: list[dict[str, float]] = field(default_factory=list)
-    """One row for each of them: its metrics, seconds, and epochs finished with it."""
+    """One row for each of them, as `argosy.stopping.History` has it."""
     best: SectionEnded | None = None
     """The section with the best objective; the earliest of equals."""
     saved: list[Checkpoint] = field(default_factory=list)
@@ -74,7 +74,9 @@ class MemberState:
         """A section that is trained again after a fault replaces the first time, and all that came after."""
         self.forget_from(ended.epoch, ended.section)
         self.sections.append(ended)
-        self.history.append({**ended.metrics, "seconds": ended.seconds, "epochs": ended.epochs})
+        samples = ended.samples + (self.history[-1]["samples"] if self.history else 0)
+        so_far = {"epochs": ended.epochs, "steps": ended.steps, "samples": samples}
+        self.history.append({**ended.metrics, "seconds": ended.seconds, **so_far})
         if ended.best:
             self.best = ended
 

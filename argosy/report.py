@@ -1,5 +1,6 @@
 """What came out: the fold of a run's events, as values a person or a program can ask."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -147,7 +148,13 @@ class Report:
                 )
             )
         sign = 1.0 if mode == "min" else -1.0
-        rows.sort(key=lambda row: (not row.metrics, sign * row.metrics.get(objective, 0.0)))
+
+        def rank(row: MemberResult) -> tuple[bool, bool, float]:
+            value = row.metrics.get(objective, math.nan)
+            # NaN comes last: nothing compares with it.
+            return not row.metrics, math.isnan(value), sign * value
+
+        rows.sort(key=rank)
         gauges = [used.gauge for used in state.used if "waiting_seconds" in used.gauge]
         waiting, busy = (sum(gauge[key] for gauge in gauges) for key in ("waiting_seconds", "busy_seconds"))
         return cls(

@@ -9,7 +9,7 @@ import argosy
 
 PACKAGE = Path(argosy.__file__).parent
 TIERS = [
-    {"errors"},
+    {"errors", "requirements"},
     {"stopping", "cluster", "events", "diagnosis"},
     {"study", "settings", "profiles", "commands", "plans"},
     {"fold"},
@@ -96,7 +96,9 @@ def test_public_names() -> None:
         "ArgosyError",
         "Data",
         "MaxEpochs",
+        "MaxSamples",
         "MaxSeconds",
+        "MaxSteps",
         "Member",
         "Plateau",
         "Report",

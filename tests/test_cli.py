@@ -271,17 +271,21 @@ def test_the_folder_above_a_run_names_the_run(folder: Path) -> None:
 
 def test_another_study_is_refused_and_nothing_is_lost(folder: Path) -> None:
     argosy(folder, "run", "study.py", "--dir", "run", "--json")
-    before = (folder / "run" / "journal.jsonl").read_bytes()
-    for change, message in {
-        ("lr=0.1", "lr=0.2"): "optimizer.lr",
-        ("manual_seed(0)", "manual_seed(1)"): "fingerprint",
-        ("hidden=8", "hidden=9"): "model.hidden",
-        ("MaxEpochs(2)", "MaxEpochs(3), seed=4"): "seed: 0 there, 4 here",
-    }.items():
-        (folder / "study.py").write_text(STUDY.replace(*change).replace("MaxEpochs(2)", "MaxEpochs(3)"))
+    before = {
+        path: path.read_bytes() for path in (folder / "run").rglob("*") if path.suffix in (".json", ".jsonl", ".pt")
+    }
+    for change, epochs, message in (
+        # The run is finished; what it was made for is compared all the same, though its data need not be opened.
+        (("lr=0.1", "lr=0.2"), 2, "members 'a', 'b', optimizer.lr: 0.1 there, 0.2 here"),
+        (("ReLU()", "Tanh()"), 2, "members 'a', 'b', model: Net.__init__ changed since the run began"),
+        (("manual_seed(0)", "manual_seed(1)"), 3, "fingerprint: "),
+    ):
+        (folder / "study.py").write_text(STUDY.replace(*change).replace("MaxEpochs(2)", f"MaxEpochs({epochs})"))
         found = argosy(folder, "run", "study.py", "--dir", "run", "--json", code=2)
-        assert message.split(":")[0] in found.stderr, change
-        assert (folder / "run" / "journal.jsonl").read_bytes() == before
+        said = " ".join(found.stderr.split())
+        assert said.startswith(f"RunError: run holds the run of another study: {message}"), said
+        assert said.endswith("Choose another directory, or undo the change.")
+        assert {path: path.read_bytes() for path in before} == before
 
 
 def test_a_member_that_fails_gives_exit_code_1_and_its_log(folder: Path) -> None:

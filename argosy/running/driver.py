@@ -36,7 +36,7 @@ from argosy.events import (
 from argosy.fold import RunState
 from argosy.running.costs import Costs
 from argosy.running.faults import Faults
-from argosy.running.identity import found_study, summarize, write_study
+from argosy.running.identity import Identity
 from argosy.running.interrupts import interrupts
 from argosy.running.journal import Journal
 from argosy.running.launcher import Job, Workers
@@ -93,8 +93,7 @@ class Driver:
         self.orders = Orders(self)
         self.faults = Faults(self)
         self.metrics = Metrics(job.directory)
-        self.found: Mapping[str, Any] | None = None
-        """``study.json`` of an earlier driver."""
+        self.identity = Identity(job.directory, state.members)
         self.begun = False
         """Whether the directory was found to be this study's, or empty."""
         self.lengths: Mapping[str, int] = {}
@@ -111,10 +110,11 @@ class Driver:
 
     # ---- life
 
-    def run(self, found: Mapping[str, Any] | None) -> str:
-        """Train to the end; returns the run's status. `found` is the ``study.json`` of an earlier driver."""
-        self.found = found
+    def run(self) -> str:
+        """Train to the end; returns the run's status."""
         self.roster.begin()
+        # Before anything is said of what is there: it may be another study's.
+        self.identity.check(self.study)
         self.voyage.call()
         if not self.roster.waiting:
             self.faults.settle_earlier()
@@ -318,10 +318,8 @@ class Driver:
     def write_study(self) -> None:
         """``study.json``; raises RunError where the directory holds another study's run."""
         assert self.data is not None
-        summary = summarize(
-            self.study, lengths=self.lengths, fingerprint=self.data.fingerprint, measured=self.measuring.measured
-        )
-        write_study(self.directory, summary, self.found)
+        fingerprint, measured = self.data.fingerprint, self.measuring.measured
+        self.identity.write(self.study, lengths=self.lengths, fingerprint=fingerprint, measured=measured)
 
 
 def measure(
@@ -331,7 +329,7 @@ def measure(
     driver = Driver(job, cluster, workers, journal, RunState(), Silent(), node_devices=node_devices, only_measure=True)
     with workers:
         try:
-            driver.run(None)
+            driver.run()
         finally:
             driver.stop_workers()
     roster, measuring = driver.roster, driver.measuring
@@ -358,14 +356,14 @@ def drive(
 ) -> None:
     """Train a study to its end, and journal it; `state` is the fold of what the journal holds already."""
     driver = Driver(job, cluster, workers, journal, state, view, judges=judges)
-    found, before = found_study(job.directory), tree_cpu_seconds()
+    before = tree_cpu_seconds()
     with interrupts(driver.orders.want_pause):
         status, reason = "failed", ""
         try:
             with workers:
                 view.begin(job, state)
                 try:
-                    status = driver.run(found)
+                    status = driver.run()
                 finally:
                     driver.stop_workers()
             reason = driver.orders.pausing if status == "paused" and driver.orders.pausing else ""

@@ -2,9 +2,11 @@
 
 from collections.abc import Iterable, Mapping
 
+import numpy as np
+
 from argosy.commands import Measured
 from argosy.errors import PlanError, StudyError
-from argosy.stream.order import Selection
+from argosy.stream.order import Indices, Selection
 from argosy.study import Member
 
 __all__ = ["check_batch_norm", "check_batches"]
@@ -14,18 +16,25 @@ def check_batches(members: Iterable[Member], lengths: Mapping[str, int]) -> None
     """Raise StudyError for a subset beyond its split, or a batch larger than what it is cut from."""
     for member in members:
         for split, subset in (("train", member.subset), ("val", member.val_subset)):
-            length = lengths.get(split, 0)
-            if subset is not None and not 0 <= min(subset) <= max(subset) < length:
-                raise StudyError(
-                    f"member {member.name!r}: its {split} subset has indices {min(subset)} to {max(subset)}; the split "
-                    f"has {length} samples."
-                )
+            if subset is not None:
+                _check_subset(f"member {member.name!r}: its {split} subset", np.asarray(subset), lengths.get(split, 0))
         samples = Selection.of(member.subset, lengths["train"]).length
         if member.batch_size > samples:
             raise StudyError(
                 f"member {member.name!r}: batch_size {member.batch_size} is larger than its {samples} training samples. "
                 "Lower it."
             )
+
+
+def _check_subset(what: str, subset: Indices, length: int) -> None:
+    least, most = int(subset.min()), int(subset.max())
+    if not 0 <= least <= most < length:
+        raise StudyError(f"{what} has indices {least} to {most}; the split has {length} samples.")
+    if most <= 1 and len(subset) == length > 2:
+        raise StudyError(
+            f"{what} has the value 0 or 1 for each of the {length} samples, as a mask has it, and indices are wanted: give "
+            "mask.nonzero()[0] of an array, mask.nonzero().flatten() of a tensor."
+        )
 
 
 def check_batch_norm(members: Iterable[Member], lengths: Mapping[str, int], measured: Mapping[str, Measured]) -> None:

@@ -186,7 +186,7 @@ def open_sources(data: Data, *, seed: int, pulse: Pulse | None = None) -> dict[s
     sources: dict[str, Source] = {}
     splits = {"train": (data.train, data.arrays), "val": (data.val, data.val_arrays)}
     for name, (dataset, arrays) in splits.items():
-        if dataset is not None and not hasattr(dataset, "__getitem__"):
+        if isinstance(dataset, type) or (dataset is not None and not hasattr(dataset, "__getitem__")):
             with pulse.busy(f"opening the data ({name})", opaque=True):
                 dataset = dataset()
         # Exactly TensorDataset: a subclass may prepare its samples.
