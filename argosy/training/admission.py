@@ -13,14 +13,17 @@ from torch.nn.parameter import is_lazy
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from argosy.errors import StudyError
+from argosy.stream.trees import flatten
 from argosy.study import Member
 
 __all__ = [
+    "check_gradients",
     "check_labels",
     "check_network",
     "check_optimizer",
     "check_own",
     "check_schedule",
+    "check_state",
     "registering",
     "wants_classes",
 ]
@@ -106,6 +109,31 @@ def check_schedule(member: Member, optimizer: torch.optim.Optimizer, schedule: A
         raise StudyError(
             f"member {member.name!r}: ReduceLROnPlateau watches the objective, which is there at the end of a section and not "
             "at a step. Leave out schedule_per='step'."
+        )
+
+
+def check_gradients(member: Member, model: nn.Module, error: RuntimeError) -> None:
+    """Raise StudyError for what a step's error means that torch tells in words of its own."""
+    if "does not require grad" in str(error):
+        raise StudyError(
+            f"member {member.name!r}: no gradient flows from its loss to a parameter. Compute the loss of the network's "
+            "output, in torch, and leave some parameter unfrozen."
+        )
+    if member.clip_grad_norm is not None and any(p.grad is not None and p.grad.is_sparse for p in model.parameters()):
+        raise StudyError(
+            f"member {member.name!r}: clip_grad_norm is {member.clip_grad_norm}, and torch clips no sparse gradients, as "
+            "Embedding(sparse=True) has them. Leave out one of them."
+        )
+
+
+def check_state(member: Member, optimizer: torch.optim.Optimizer) -> None:
+    """Raise StudyError for a state that no checkpoint could hold; it is there after a step."""
+    if any(
+        isinstance(leaf, torch.Tensor) and leaf.layout != torch.strided for leaf in flatten(optimizer.state_dict())[0]
+    ):
+        raise StudyError(
+            f"member {member.name!r}: {type(optimizer).__name__} keeps sparse tensors in its state, which a checkpoint "
+            "cannot hold. Use SparseAdam, leave out momentum, or let the embedding have dense gradients."
         )
 
 

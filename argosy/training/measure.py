@@ -13,7 +13,7 @@ from argosy.commands import Measured
 from argosy.profiles import PROFILE_BATCHES, TIMED_BATCHES
 from argosy.stream.blocks import Block
 from argosy.stream.trees import flatten, unflatten
-from argosy.training.admission import wants_classes
+from argosy.training.admission import check_state, wants_classes
 from argosy.training.devices import Backend
 from argosy.training.heap import large_outside
 from argosy.training.member import LiveMember
@@ -61,6 +61,7 @@ def measure(
     shard_seconds = [
         _step_seconds(trial, share, _timed_step(trial, share, backend), backend, thorough=thorough) for share in shares
     ]
+    check_state(live.member, trial.live.optimizer)
     trial.live.move_schedule(1.0)
     notes = []
     if wrote or batch.written:

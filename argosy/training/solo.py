@@ -15,7 +15,7 @@ from argosy.stream.batches import Batch
 from argosy.stream.blocks import Block
 from argosy.stream.order import Digest
 from argosy.stream.trees import map_leaves
-from argosy.training.admission import check_labels
+from argosy.training.admission import check_gradients, check_labels
 from argosy.training.heap import large_outside
 from argosy.training.member import LiveMember
 from argosy.training.tally import per_sample
@@ -115,9 +115,13 @@ class Solo:
     def try_step(self, data: Any, rows: int) -> None:
         """One step on samples that belong to no stream, to measure it."""
         self._drop_gradients()
-        self.begin(Batch(data, rows, Digest()))
-        self._batch = self._losses = None
-        self._step()
+        try:
+            self.begin(Batch(data, rows, Digest()))
+            self._batch = self._losses = None
+            self._step()
+        except RuntimeError as error:
+            check_gradients(self.live.member, self.live.model, error)
+            raise
 
     def release(self) -> None:
         """See `Program.release`."""

@@ -39,7 +39,7 @@ from argosy.stream.gauges import TrainerGauge
 from argosy.stream.pulse import Pulse
 from argosy.stream.schedule import Orders
 from argosy.study import Member, Terms
-from argosy.traces import trace_of
+from argosy.traces import know_sources, trace_of
 from argosy.training.aboard import Aboard
 from argosy.training.copies import Copies
 from argosy.training.devices import Backend, memory_returned, out_of_memory, poisoned
@@ -127,6 +127,7 @@ class Trainer:
         if isinstance(command, Board):
             self._board(command)
         elif isinstance(command, Enlist):
+            know_sources(command.sources)
             self.enlist(cloudpickle.loads(command.definitions))
         elif isinstance(command, Measure):
             self.trials.want(command)

@@ -1,18 +1,20 @@
 """What is wrong with a member shows before anything is trained, in one sentence, and ends nobody else."""
 
-from collections.abc import Callable
+import copy
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import evidence
+import pytest
 import studies
 import torch
 from torch import Tensor, nn
-from torch.optim import LBFGS, SGD
+from torch.optim import LBFGS, SGD, Adam, SparseAdam
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau, StepLR
 
 import argosy
+from argosy.errors import PlanError
 
 OLDER = studies.Mlp()
 OTHER = SGD(OLDER.parameters(), lr=0.1)
@@ -39,10 +41,6 @@ def refused(tmp_path: Path, **wrong: argosy.Member) -> dict[str, str]:
         log = (tmp_path / "members" / name / "log.txt").read_text()
         assert log.strip().endswith(report.member(name).reason.strip().splitlines()[-1])
     return {name: report.member(name).reason for name in wrong}
-
-
-def changed(**fields: Callable[..., Any]) -> dict[str, argosy.Member]:
-    return {name: member(name) for name, member in fields.items()}
 
 
 def never(*_: Any) -> Any:
@@ -101,6 +99,11 @@ def test_what_would_raise_only_later_is_refused(tmp_path: Path) -> None:
         loss=member("loss", loss=lambda output, target: 1.0),
         losses=member("losses", loss=lambda output, target: output.mean(0)),
         step=member("step", step=lambda model, batch: {"loss": 1}, metrics={}),
+        frozen=member("frozen", model=partial(frozen, 12, 10)),
+        constant=member("constant", step=lambda model, batch: torch.zeros(()), metrics={}),
+        sparse=member("sparse", model=Embedded),
+        clipped=member("clipped", model=Embedded, optimizer=SparseAdam, clip_grad_norm=1.0),
+        dense=member("dense", model=Embedded, optimizer=Adam),
     )
     assert "ValueError: never works" in reasons["metric"]
     assert "metric 'nothing' gave no number and no tensor of real numbers for a batch of 20" in reasons["nothing"]
@@ -114,6 +117,68 @@ def test_what_would_raise_only_later_is_refused(tmp_path: Path) -> None:
     assert "its loss gave float; it must give a tensor of losses" in reasons["loss"]
     assert "the loss gave a tensor of shape (10,) for a batch of 20" in reasons["losses"]
     assert "its step gave dict; it must give a tensor of losses" in reasons["step"]
+    assert "no gradient flows from its loss to a parameter" in reasons["frozen"]
+    assert "no gradient flows from its loss to a parameter" in reasons["constant"]
+    assert "SGD keeps sparse tensors in its state, which a checkpoint cannot hold" in reasons["sparse"]
+    assert "clip_grad_norm is 1.0, and torch clips no sparse gradients" in reasons["clipped"]
+    assert "Adam does not support sparse gradients, please consider SparseAdam instead" in reasons["dense"]
+
+
+def frozen(*sizes: int) -> nn.Module:
+    return nn.Linear(*sizes).requires_grad_(False)
+
+
+class Embedded(nn.Module):
+    """Its gradients are sparse."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(50, 10, sparse=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.table((x[:, 0] * 49).long())
+
+
+class Rotated(nn.Module):
+    """Its parameters are complex."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(12, 10, dtype=torch.complex64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x.to(torch.complex64)).abs()
+
+
+def mean_loss(model: nn.Module, batch: Any) -> Tensor:
+    return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+
+def test_what_is_unusual_trains_and_goes_on_where_it_was(tmp_path: Path) -> None:
+    linear = partial(nn.Linear, 12, 10)
+    fleet = [
+        studies.member("sparse", model=Embedded, optimizer=partial(SparseAdam, lr=0.1), accumulate=3),
+        studies.member("complex", model=Rotated, clip_grad_norm=1.0),
+        studies.member("copied", model=partial(copy.deepcopy, OLDER)),
+        studies.member("half", model=linear, precision="bfloat16", metrics={}, step=mean_loss),
+        studies.member("large", model=linear, eval_batch_size=1000, loss=nn.CrossEntropyLoss(ignore_index=9)),
+        studies.member("plateau", model=linear, schedule=ReduceLROnPlateau),
+    ]
+    for run, epochs in (("whole", (2,)), ("parts", (1, 2))):
+        for end in epochs:
+            study = studies.study(fleet=fleet, epochs=end)
+            report = argosy.train(study, directory=tmp_path / run, launcher="inline")
+            assert {row.status for row in report.rows} == {"done"}, [row.reason for row in report.rows]
+    for member in fleet:
+        whole, parts = (evidence.results_of(tmp_path / run, member.name) for run in ("whole", "parts"))
+        assert whole == parts, member.name
+
+
+def test_micro_batches_of_one_are_refused_with_batch_norm(tmp_path: Path) -> None:
+    study = studies.study(170, fleet=[studies.member(batch_size=22, accumulate=7)])
+    with pytest.raises(PlanError, match="of 7 micro-batches of a batch of 16 one would hold 1 sample"):
+        argosy.train(study, directory=tmp_path, launcher="inline")
+    assert not list((tmp_path / "members").glob("*/*.pt"))
 
 
 class Raising:
