@@ -14,6 +14,7 @@ from argosy.profiles import PROFILE_BATCHES, TIMED_BATCHES
 from argosy.stream.blocks import Block
 from argosy.stream.trees import flatten, unflatten
 from argosy.training.admission import check_state, wants_classes
+from argosy.training.copies import same_bits
 from argosy.training.devices import Backend
 from argosy.training.heap import large_outside
 from argosy.training.member import LiveMember
@@ -208,15 +209,11 @@ class _Shown:
     @property
     def written(self) -> bool:
         """Whether somebody wrote into it, also past torch's eyes: through `.data`, or NumPy."""
-        changed = (not torch.equal(_bits(a), _bits(b)) for a, b in zip(self._leaves, self._rows(), strict=True))
-        return [leaf._version for leaf in self._leaves] != self._versions or any(changed)
+        versions = [leaf._version for leaf in self._leaves]
+        return versions != self._versions or not same_bits(self._leaves, self._rows())
 
     def _rows(self) -> list[torch.Tensor]:
         return [leaf.index_select(0, self._numbers.to(leaf.device)) for leaf in self._block.leaves]
-
-
-def _bits(leaf: torch.Tensor) -> torch.Tensor:
-    return leaf.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
 def _bytes(tensors: Any) -> int:
