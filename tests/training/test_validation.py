@@ -183,3 +183,37 @@ def test_what_a_metric_draws_is_its_members_own(tmp_path: Path) -> None:
         argosy.train(studies.study(fleet=fleet), directory=tmp_path / name, launcher="inline")
     together, alone = (evidence.results_of(tmp_path / name, "second") for name in ("both", "alone"))
     assert together == alone
+
+
+class Killed(BaseException):
+    """Ends a run where it stands."""
+
+
+CALLS = [0]
+"""Of the metric below, until it is killed."""
+
+
+def kills(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    CALLS[0] -= 1
+    if CALLS[0] == 0:
+        raise Killed
+    return right(output, target)
+
+
+def killed(directory: Path, at: int) -> dict[str, Any]:
+    """What becomes of a member with a validation of seven batches in each half of its two epochs."""
+    CALLS[0] = at
+    metrics = {"kills": kills, "f1": macro_f1, "state": MacroF1()}
+    fleet = [studies.member(metrics=metrics, eval_batch_size=6), studies.member("beside")]
+    study = studies.study(fleet=fleet, validations_per_epoch=2)
+    argosy.train(study, directory=directory, launcher="inline", block_size=16, checkpoint_seconds=1e-9)
+    return evidence.results(directory)
+
+
+def test_a_validation_that_was_interrupted_begins_anew(tmp_path: Path) -> None:
+    """Members were saved between all of its batches."""
+    whole = killed(tmp_path / "whole", at=-1)
+    for at in (12, 20, 25):
+        with pytest.raises(Killed):
+            killed(tmp_path / f"{at}", at=at)
+        assert killed(tmp_path / f"{at}", at=-1) == whole
