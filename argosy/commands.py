@@ -186,6 +186,8 @@ class Enlist:
 
     definitions: bytes
     """Pickled: a tuple of Member."""
+    sources: Mapping[str, str]
+    """Of what is pickled by value, for tracebacks: texts by file."""
 
 
 @dataclass(frozen=True, kw_only=True)

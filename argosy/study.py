@@ -36,8 +36,14 @@ FORMS = {
     "augment": "a function: batch -> batch",
     "step": "a function: (model, batch) -> loss",
 }
-Metric = Callable[[Any, Any], Any]
-"""(output, target) -> one value per sample ``[B]``, or the mean over the batch as a scalar."""
+Metric = Any
+"""One of three, and its value depends on no batch size:
+
+* (output, target) -> one value per sample ``[B]``: averaged over the samples;
+* (outputs, targets) -> a number: of the whole set, once, with everything gathered on the host; it shows on a first batch;
+* an object with ``update(outputs, targets)`` and ``compute()``, as torchmetrics has them, or what makes one when it is called
+  without arguments (a class, a partial): each validation has one of its own, on the member's device.
+"""
 
 
 def accuracy(output: Any, target: Any) -> Any:

@@ -10,6 +10,7 @@ import argosy
 PACKAGE = Path(argosy.__file__).parent
 TIERS = [
     {"errors", "requirements"},
+    {"traces"},
     {"stopping", "cluster", "events", "diagnosis"},
     {"study", "settings", "profiles", "commands", "plans"},
     {"fold"},
@@ -25,7 +26,7 @@ TIERS = [
     {"cli"},
     {"__main__"},
 ]
-NOUNS = set().union(*TIERS[:5]) | {"planning"}
+NOUNS = set().union(*TIERS[:6]) | {"planning"}
 TORCH_FREE = NOUNS | {"cli", ""}
 OPTIONAL = {"pandas", "plotly", "highspy", "optuna", "ray", "lightning", "sklearn", "PIL", "transformers"}
 

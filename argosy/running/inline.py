@@ -105,7 +105,9 @@ class InlineWorkers:
         if worker in self.feeders:
             self.said += [(worker, answer) for answer in self.feeders[worker].obey(command)]
         elif isinstance(command, Attach):
-            self.trainers[worker].know(self.feeders[command.address].course.lengths)
+            feeder = self.feeders[command.address]
+            layouts = {split: source.layout for split, source in feeder.sources.items()}
+            self.trainers[worker].know(feeder.course.lengths, layouts)
         elif isinstance(command, Exit):
             self.said.append((worker, self.trainers.pop(worker).used(cpu_seconds=0.0)))
             self.said.append((worker, Lost(detail="it was told to exit")))

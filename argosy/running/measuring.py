@@ -150,9 +150,10 @@ class Measuring:
 
 def _work(member: Member) -> object:
     """What decides the work of a member's steps, as far as two members can be told to do the same."""
-    factories = (member.model, member.loss, member.step, member.augment, member.optimizer)
+    factories = (member.model, member.loss, member.step, member.augment, member.optimizer, member.schedule)
     sizes = (member.batch_size, member.accumulate, member.precision, member.clip_grad_norm is None)
-    return (*map(_alike, factories), *sizes)
+    # Metrics cost little; but who is measured tries them.
+    return (*map(_alike, (*factories, *member.metrics.values())), *sizes)
 
 
 def _alike(factory: Any) -> object:

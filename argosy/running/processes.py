@@ -26,6 +26,7 @@ from argosy.settings import Settings
 from argosy.stream.pulse import Pulse
 from argosy.stream.wire import Door, Peer
 from argosy.study import Member
+from argosy.traces import sources
 
 __all__ = ["Processes", "activity"]
 
@@ -144,7 +145,7 @@ class ProcessWorkers:
 
     def enlist(self, worker: str, members: tuple[Member, ...]) -> None:
         """See `Workers.enlist`."""
-        self.send(worker, Enlist(definitions=dump(members)))
+        self.send(worker, Enlist(definitions=dump(members), sources=sources()))
 
     def pulse(self, worker: str) -> Pulse | None:
         """See `Workers.pulse`."""

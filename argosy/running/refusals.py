@@ -38,11 +38,25 @@ def _check_subset(what: str, subset: Indices, length: int) -> None:
 
 
 def check_batch_norm(members: Iterable[Member], lengths: Mapping[str, int], measured: Mapping[str, Measured]) -> None:
-    """Raise PlanError for a network with BatchNorm whose last batch would hold one sample."""
+    """Raise PlanError for a network with BatchNorm whose last batch, or a micro-batch, would hold one sample."""
     for member in members:
         rest = Selection.of(member.subset, lengths["train"]).length % member.batch_size
-        if measured[member.name].batch_norm and rest == 1 and not member.drop_last:
+        last = 0 if member.drop_last else rest
+        if measured[member.name].batch_norm and last == 1:
             raise PlanError(
                 f"member {member.name!r} has BatchNorm, and its last batch of each epoch would hold 1 sample, which "
                 "BatchNorm cannot train on. Set drop_last=True or another batch_size."
             )
+        for rows in (member.batch_size, last):
+            if measured[member.name].batch_norm and member.accumulate > 1 and _least_part(rows, member.accumulate) == 1:
+                raise PlanError(
+                    f"member {member.name!r} has BatchNorm, and of {member.accumulate} micro-batches of a batch of {rows} one "
+                    "would hold 1 sample, which BatchNorm cannot train on. Choose another accumulate or batch_size, or leave "
+                    "the last batch out with drop_last=True."
+                )
+
+
+def _least_part(rows: int, parts: int) -> int:
+    """Samples of the smallest of so many micro-batches."""
+    size = max(-(-rows // parts), 1)
+    return rows % size or size

@@ -24,6 +24,7 @@ from argosy.stream.pulse import Pulse
 from argosy.stream.ring import RingReader
 from argosy.stream.wire import Peer, dial
 from argosy.study import Terms
+from argosy.traces import trace_of
 from argosy.training.devices import Backend, backend_of
 from argosy.training.heap import keep_freed_memory
 from argosy.training.trainer import Poisoned, Trainer
@@ -67,7 +68,7 @@ def work(arguments: dict[str, Any], descriptors: list[int]) -> int:
         return 1
     except Exception as error:  # process boundary: the driver learns what happened
         trace = traceback.format_exc()
-        known = error if isinstance(error, ArgosyError) else WorkerError(f"{name}: {error!r}")
+        known = error if isinstance(error, ArgosyError) else WorkerError(f"{name}: {trace_of(error).strip()}")
         driver.send(Failed(error=known, traceback=trace))
         return 1
     finally:
@@ -156,7 +157,7 @@ class _Blocks:
         self.arrived.clear()
         with self.pulse.busy("calling its feeder", opaque=True), contextlib.suppress(WorkerError, EOFError, OSError):
             self.reader = RingReader(dial(address, self.key, self.name), pin=self.backend.pin)
-            self.trainer.know(self.reader.lengths)
+            self.trainer.know(self.reader.lengths, self.reader.layouts)
             self.receive()
 
     def receive(self) -> None:

@@ -34,11 +34,12 @@ from argosy.commands import (
 from argosy.errors import DiskError, MemberError
 from argosy.events import Event, MemberEnded, MemberRested, MemberStarted, Saved, Used
 from argosy.settings import Settings
-from argosy.stream.blocks import Block
+from argosy.stream.blocks import Block, Layout
 from argosy.stream.gauges import TrainerGauge
 from argosy.stream.pulse import Pulse
 from argosy.stream.schedule import Orders
 from argosy.study import Member, Terms
+from argosy.traces import know_sources, trace_of
 from argosy.training.aboard import Aboard
 from argosy.training.copies import Copies
 from argosy.training.devices import Backend, memory_returned, out_of_memory, poisoned
@@ -85,6 +86,8 @@ class Trainer:
         self.pulse = pulse or Pulse.private()
         self.known: dict[str, Member] = {}
         self.orders: Orders | None = None
+        self.alike = False
+        """Whether samples of training and of validation look alike."""
         self.crew = -1
         """Number of the crew that the driver spoke of last."""
         self.kept: list[tuple[Block, int]] = []
@@ -106,9 +109,10 @@ class Trainer:
 
     # ---- commands
 
-    def know(self, lengths: Mapping[str, int]) -> None:
-        """Learn how many samples each split has."""
+    def know(self, lengths: Mapping[str, int], layouts: Mapping[str, Layout]) -> None:
+        """Learn how many samples each split has, and what they look like."""
         self.orders = Orders(self.terms.seed, lengths)
+        self.alike = layouts["train"] == layouts.get("val")
 
     def enlist(self, members: Iterable[Member]) -> None:
         """Learn what these members are."""
@@ -123,6 +127,7 @@ class Trainer:
         if isinstance(command, Board):
             self._board(command)
         elif isinstance(command, Enlist):
+            know_sources(command.sources)
             self.enlist(cloudpickle.loads(command.definitions))
         elif isinstance(command, Measure):
             self.trials.want(command)
@@ -178,7 +183,7 @@ class Trainer:
         # It is there while the members' kernels are made.
         with large_outside():
             on_device = self._on_device(block)
-        self.trials.measure(on_device)
+        self.trials.measure(on_device, validates=self.alike)
         if command.crew is None:
             self._train_on(on_device)
         else:
@@ -326,9 +331,8 @@ class Trainer:
                 self._let_go(name)
                 self.emit(OutOfMemory(member=name, detail=str(error)))
                 return None
-            trace = "".join(traceback.format_exception(error))
-            self._log(name, trace)
-            self._end(name, "failed", trace)
+            self._log(name, "".join(traceback.format_exception(error)))
+            self._end(name, "failed", trace_of(error))
             return None
 
     # ---- files

@@ -3,8 +3,10 @@
 import os
 import resource
 import signal
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import evidence
 import pytest
@@ -181,6 +183,67 @@ def test_out_of_memory_takes_smaller_micro_batches(tmp_path: Path, launcher: str
     report = argosy.train(studies.study(160, fleet=fleet), directory=tmp_path, launcher=launcher, devices="cpu:2")
     assert {row.status for row in report.rows} == {"done"}
     assert audit(tmp_path) == []
+
+
+class Killed(BaseException):
+    """Ends a run where it stands."""
+
+
+@dataclass
+class Scene:
+    """What happens to a member: its device has less memory from some step on, and its process is killed at another."""
+
+    rows: int = 99
+    shrinks_at: int = 0
+    killed_at: int = 0
+    steps: int = 0
+
+
+SCENES: list[Scene] = []
+"""The last one is played."""
+
+
+def act(batch: Any) -> Any:
+    """An augmentation, which is called once a step."""
+    scene = SCENES[-1]
+    scene.steps += 1
+    if scene.steps == scene.killed_at:
+        raise Killed
+    if scene.steps == scene.shrinks_at:
+        scene.rows = 12
+    return batch
+
+
+class Staged(nn.Module):
+    """On the device of the scene."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = studies.Mlp()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training and len(x) > SCENES[-1].rows:
+            raise torch.OutOfMemoryError(f"{len(x)} rows on a device for {SCENES[-1].rows}")
+        return self.inner(x)
+
+
+def staged(directory: Path, scene: Scene) -> dict[str, Any]:
+    """What becomes of a member whose steps were divided in its second epoch, and how often they were."""
+    SCENES.append(scene)
+    fleet = [studies.member(batch_size=40, model=Staged, augment=act)]
+    argosy.train(studies.study(160, fleet=fleet, epochs=4), directory=directory, launcher="inline")
+    divided = [line["accumulate"] for line in evidence.event_lines(directory, "Divided")]
+    return {"divided": divided, **evidence.results_of(directory, "mlp")}
+
+
+@pytest.mark.parametrize("killed_at", [18, 20, 23])
+def test_divided_steps_are_those_of_a_run_that_goes_on(tmp_path: Path, killed_at: int) -> None:
+    """Though its device has room again: what was decided while it ran is in the journal, and decides."""
+    whole = staged(tmp_path / "whole", Scene(shrinks_at=14))
+    assert whole["divided"] == [2, 4]
+    with pytest.raises(Killed):
+        staged(tmp_path / "parts", Scene(shrinks_at=14, killed_at=killed_at))
+    assert staged(tmp_path / "parts", Scene()) == whole
 
 
 class Wide(nn.Module):
