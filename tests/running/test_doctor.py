@@ -106,8 +106,8 @@ def test_gpus(name: str) -> None:
 
 
 FAILING = {
-    "old torch": doctor.judge_versions({"python": "3.12.1", "torch": "2.5.1+cu124", "numpy": "2.0.0"}),
-    "no numpy": doctor.judge_versions({"python": "3.12.1", "torch": "2.6.0", "numpy": None}),
+    "old torch": doctor.judge_versions({"python": "3.12.1", "torch": "2.9.1+cu124", "numpy": "2.0.0"}),
+    "no numpy": doctor.judge_versions({"python": "3.12.1", "torch": "2.10.0", "numpy": None}),
     "half a core": doctor.judge_cores(64, 64, 0.5),
     "little memory": doctor.judge_memory(64 * GIB, GIB, devices=2),
     "low hard limit": doctor.judge_files((16, 16), workers=4),
