@@ -125,6 +125,7 @@ def profile(
         directory = Path(folder)
         with (
             contextlib.closing(launcher),
+            refusals_told(directory),
             Lock(directory / "run.lock") as lock,
             Journal(directory / "journal.jsonl") as journal,
         ):

@@ -1,5 +1,6 @@
 """The doctor's judgements, and faults that are caused for real: it must say them, and what mends them."""
 
+import errno
 import json
 import os
 import resource
@@ -62,6 +63,18 @@ def test_a_folder_without_room(tmp_path: Path) -> None:
     check = checks_of(command(tmp_path, "--json", "--dir", "/proc/runs"))["disk"]
     assert not check["ok"]
     assert "--dir" in check["mend"]
+
+
+def test_a_disk_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    assert doctor._look_at_locks(tmp_path / "runs" / "x").ok
+    monkeypatch.setattr(doctor.fcntl, "flock", refuse)
+    check = doctor._look_at_locks(tmp_path / "runs" / "x")
+    assert not check.ok
+    assert "No locks available" in check.found
+    assert "mount this one with locks" in check.mend
 
 
 def test_torch_that_cannot_be_imported(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import evidence
 import pytest
 import studies
+from disks import fill_up
 from family import COMMAND, Run, study_file
 
 import argosy
@@ -66,6 +67,15 @@ def test_a_disk_that_cannot_be_written_is_named(read_only: Path) -> None:
         argosy.train(studies.study(), directory=read_only, launcher="inline")
     with pytest.raises(RunError, match=r"Read-only file system.*Choose another one"):
         argosy.train(studies.study(), directory=read_only / "below", launcher="inline")
+
+
+def test_a_disk_that_is_full_at_the_start_is_named(small_disk: Path) -> None:
+    filling = fill_up(small_disk)
+    with pytest.raises(DiskError, match=r"No space left on device.*Free disk space; the same command goes on\."):
+        argosy.train(studies.study(fleet=[studies.member()]), directory=small_disk / "run", launcher="inline")
+    filling.unlink()
+    report = argosy.train(studies.study(fleet=[studies.member()]), directory=small_disk / "run", launcher="inline")
+    assert report.status == "done"
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP, errno.EIO])
