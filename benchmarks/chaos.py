@@ -24,7 +24,7 @@ from measuring import hardware
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 import evidence
-from chaos_edges import Surroundings, campaign_run, told_badly
+from chaos_edges import campaign_run, told_badly
 from family import ONE_NODE, TWO_NODES, Run, repeats_at_most_one_interval
 
 from argosy.running.audit import audit
@@ -127,8 +127,7 @@ def edges(folder: Path, seeds: Sequence[int]) -> Iterator[tuple[str, list[str], 
     """The campaign at the edges, each run with surroundings of its own."""
     expected = faultless(folder / "faultless", ONE_NODE)
     for seed in seeds:
-        around = Surroundings(folder / f"edge-{seed}", length=LENGTH, epochs=EPOCHS)
-        happened = campaign_run(around, seed)
+        happened, around = campaign_run(folder / f"edge-{seed}", seed, length=LENGTH, epochs=EPOCHS)
         yield f"edge {seed}", happened, [*check(around.directory, around.runs, expected), *told_badly(around)]
 
 

@@ -19,16 +19,18 @@ from family import Run
 from argosy.errors import RunError
 from argosy.running.inbox import leave
 
-__all__ = ["Surroundings", "campaign_run", "told_badly"]
+__all__ = ["campaign_run", "told_badly"]
 
 SCRIPT = """
 import sys
 from argosy.cli import main
 
-sys.argv[1:] = ["run", "{study}", "--dir", sys.argv[1], "--devices", "cpu:2", "--loader-workers", "2", "--block-size", "32",
+sys.argv[1:] = ["run", "{study}", "--dir", sys.argv[1], *"{settings}".split(), "--block-size", "32",
                 "--checkpoint-seconds", "0.05", "--numerics", "exact", "--hang-seconds", "60"]
 main()
 """
+ONE_NODE = "--devices cpu:2 --loader-workers 2"
+TWO_NODES = "--devices cpu:1 --loader-workers 1 --nodes 2 --sharing all-shared"
 STUDY = """
 import studies
 
@@ -47,14 +49,18 @@ MOST_SECONDS = 3.0
 """The latest moment for a fault, behind the one before."""
 MOST_RUNS = 8
 """So many times the same command may be needed."""
-ROLES = ("trainer", "feeder", "loader", "server", "driver")
+ROLES = {
+    ONE_NODE: ("trainer", "feeder", "loader", "server", "driver"),
+    TWO_NODES: ("trainer", "feeder", "loader", "server", "driver", "courier"),
+}
+"""Processes of a run, by its settings."""
 
 
 class Surroundings:
     """What a run depends on beside its directory, all in reach of the faults."""
 
-    def __init__(self, folder: Path, *, length: int, epochs: int) -> None:
-        self.directory = folder / "run"
+    def __init__(self, folder: Path, settings: str, *, length: int, epochs: int) -> None:
+        self.directory, self.settings = folder / "run", settings
         self.study, self.home, self.clock = folder / "study.py", folder / "home", folder / "clock"
         self.home.mkdir(parents=True)
         self.study.write_text(STUDY.format(length=length, epochs=epochs))
@@ -73,20 +79,22 @@ class Surroundings:
             "XDG_CACHE_HOME": "",
         }
         script = SCRIPT.replace("{study}", str(self.study))
-        self.runs.append(Run(self.directory, script, environment=environment, stdout=self.reader.stdin))
+        run = Run(self.directory, script, settings=self.settings, environment=environment, stdout=self.reader.stdin)
+        self.runs.append(run)
 
     @property
     def run(self) -> Run:
         """The one at work."""
         return self.runs[-1]
 
-    def victims(self, role: str) -> Sequence[psutil.Process]:
-        """Processes of a role, as soon as there are some; none where the run ended before."""
+    def victim(self, dice: random.Random) -> tuple[str, Sequence[psutil.Process]]:
+        """A role, and one process of it as soon as there are some; none where the run ended before."""
+        role = dice.choice(ROLES[self.settings])
         while self.run.process.poll() is None:
             if found := self.run.role(role):
-                return found
+                return role, found[:1]
             time.sleep(0.02)
-        return ()
+        return role, ()
 
     def end(self) -> None:
         """Let the reader of the last command go."""
@@ -119,8 +127,8 @@ def set_clock(around: Surroundings, dice: random.Random) -> str:
 
 def exhaust(around: Surroundings, dice: random.Random) -> str:
     """No file more for a process, and for those that it starts meanwhile."""
-    role = dice.choice(ROLES)
-    for victim in around.victims(role)[:1]:
+    role, victims = around.victim(dice)
+    for victim in victims:
         with contextlib.suppress(psutil.Error):
             before = victim.rlimit(psutil.RLIMIT_NOFILE)
             victim.rlimit(psutil.RLIMIT_NOFILE, (dice.choice((1, victim.num_fds())), before[1]))
@@ -142,8 +150,9 @@ def add_nonsense(around: Surroundings, dice: random.Random) -> str:
 
 def stop_for_a_while(around: Surroundings, dice: random.Random) -> str:
     """A process does nothing for a minute, or for some seconds."""
-    role, seconds = dice.choice(ROLES), 60.0 if dice.random() < 0.1 else dice.uniform(0.2, 8.0)
-    for victim in around.victims(role)[:1]:
+    seconds = 60.0 if dice.random() < 0.1 else dice.uniform(0.2, 8.0)
+    role, victims = around.victim(dice)
+    for victim in victims:
         around.run.signal(victim, signal.SIGSTOP)
         time.sleep(seconds)
         around.run.signal(victim, signal.SIGCONT)
@@ -152,8 +161,8 @@ def stop_for_a_while(around: Surroundings, dice: random.Random) -> str:
 
 def stop_for_ever(around: Surroundings, dice: random.Random) -> str:
     """A process does nothing any more; a person kills the driver then."""
-    role = dice.choice(ROLES)
-    for victim in around.victims(role)[:1]:
+    role, victims = around.victim(dice)
+    for victim in victims:
         around.run.signal(victim, signal.SIGSTOP)
         if role == "driver":
             time.sleep(2.0)
@@ -181,9 +190,11 @@ def befall(around: Surroundings, dice: random.Random) -> str | None:
     return fault(around, dice) if around.run.process.poll() is None else None
 
 
-def campaign_run(around: Surroundings, seed: int) -> list[str]:
-    """A run with up to four faults, and the same command until it is done; returns the faults that happened."""
+def campaign_run(folder: Path, seed: int, *, length: int, epochs: int) -> tuple[list[str], Surroundings]:
+    """A run with up to four faults, and the same command until it is done; returns the faults that happened, and where."""
     dice, faults = random.Random(seed), []
+    settings = dice.choice((ONE_NODE, ONE_NODE, ONE_NODE, TWO_NODES))
+    around = Surroundings(folder, settings, length=length, epochs=epochs)
     around.start()
     for _ in range(dice.randint(1, 4)):
         fault = befall(around, dice)
@@ -197,7 +208,7 @@ def campaign_run(around: Surroundings, seed: int) -> list[str]:
             raise AssertionError(f"seed {seed}, {faults}: {around.run.errors[-3000:]}")
         around.start()
     around.end()
-    return faults
+    return faults, around
 
 
 def told_badly(around: Surroundings) -> list[str]:
