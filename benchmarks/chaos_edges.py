@@ -131,7 +131,7 @@ def exhaust(around: Surroundings, dice: random.Random) -> str:
     for victim in victims:
         with contextlib.suppress(psutil.Error):
             before = victim.rlimit(psutil.RLIMIT_NOFILE)
-            victim.rlimit(psutil.RLIMIT_NOFILE, (dice.choice((1, victim.num_fds())), before[1]))
+            victim.rlimit(psutil.RLIMIT_NOFILE, (victim.num_fds() // dice.randint(1, 2), before[1]))
             time.sleep(dice.uniform(0.1, 2.0))
             victim.rlimit(psutil.RLIMIT_NOFILE, before)
     return f"{role}: descriptors"
