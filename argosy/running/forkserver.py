@@ -16,6 +16,7 @@ import socket
 import subprocess
 import sys
 import threading
+import traceback
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -195,8 +196,10 @@ def _fork(request: dict[str, Any], descriptors: list[int], work: Any, channel: P
         code = _become(request, descriptors, work)
     except OSError as error:
         print(f"argosy: {request['arguments']['name']} cannot start: {error}", file=sys.stderr)
+    except BaseException:  # process boundary: nothing of a worker may return into the server's loop
+        traceback.print_exc()
     finally:
-        os._exit(code)  # nothing of a worker may return into the server's loop
+        os._exit(code)
 
 
 def _become(request: dict[str, Any], descriptors: list[int], work: Any) -> int:
