@@ -21,13 +21,14 @@ from argosy.running.costs import Costs
 from argosy.running.driver import drive, measure
 from argosy.running.identity import summarize
 from argosy.running.inline import Inline
-from argosy.running.journal import Journal, Lock, read_journal, refusals_of_the_disk
+from argosy.running.journal import Journal, Lock, own_directory, read_journal
 from argosy.running.launcher import Job, Launcher
 from argosy.running.limits import only_cores, usable_cores
 from argosy.running.processes import Processes
 from argosy.running.view import Silent, View
 from argosy.settings import Settings, Sharing
 from argosy.study import Study
+from argosy.system import refusals_told
 from argosy.training import checkpoint
 
 __all__ = ["LAUNCHERS", "forecast_cluster", "load", "plan", "profile", "run", "train"]
@@ -83,10 +84,10 @@ def train(
 
 def run(study: Study, settings: Settings, directory: Path, *, launcher: Launcher, view: View) -> Report:
     """`train` with its settings as a value."""
-    directory.mkdir(parents=True, exist_ok=True)
+    own_directory(directory)
     with (
         contextlib.closing(launcher),
-        refusals_of_the_disk(directory),
+        refusals_told(directory),
         only_cores(settings.cores),
         Lock(directory / "run.lock") as lock,
         Journal(directory / "journal.jsonl") as journal,
@@ -124,6 +125,7 @@ def profile(
         directory = Path(folder)
         with (
             contextlib.closing(launcher),
+            refusals_told(directory),
             Lock(directory / "run.lock") as lock,
             Journal(directory / "journal.jsonl") as journal,
         ):

@@ -2,9 +2,14 @@
 
 import contextlib
 import json
+import os
 import signal
+import subprocess
+import sys
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import IO
 
 import forked
 import psutil
@@ -18,6 +23,25 @@ argosy.train(study, directory=sys.argv[1], {settings}, block_size=32, checkpoint
 """
 ONE_NODE = 'devices="cpu:2", loader_workers=2'
 TWO_NODES = 'devices="cpu:1", nodes=2, loader_workers=1, sharing="{sharing}"'
+
+COMMAND = """
+import sys
+from argosy.cli import main
+
+sys.argv[1:] = ["run", "{settings}", "--dir", sys.argv[1], "--devices", "cpu:1", "--loader-workers", "1"]
+main()
+"""
+"""``argosy run`` of the study file that the settings name."""
+
+
+def study_file(folder: Path, epochs: int) -> str:
+    """A study of one slow member."""
+    path = folder / "study.py"
+    path.write_text(
+        "import studies\n"
+        f"study = studies.study(fleet=[studies.member(augment=studies.dawdle, batch_size=4)], epochs={epochs})\n"
+    )
+    return str(path)
 
 
 class Run:
@@ -33,12 +57,20 @@ class Run:
         epochs: int = 3,
         hang_seconds: float = 60,
         sigint: str = "default_int_handler",
+        environment: Mapping[str, str] | None = None,
+        stdout: IO[bytes] | None = None,
+        before: Callable[[], None] | None = None,
     ) -> None:
         self.directory = directory
         text = script.format(settings=settings, length=length, epochs=epochs, hang_seconds=hang_seconds, sigint=sigint)
         self.log = directory.with_name(f"{directory.name}.stderr")
         with self.log.open("a") as log:
-            self.process = forked.script(text, str(directory), err=log.fileno())
+            if environment is None and stdout is None and before is None:
+                self.process = forked.script(text, str(directory), err=log.fileno())
+            else:
+                command = [sys.executable, "-c", text, str(directory)]
+                known = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **(environment or {})}
+                self.process = subprocess.Popen(command, env=known, stdout=stdout, stderr=log, preexec_fn=before)
         self.seen: dict[int, psutil.Process] = {}
 
     def lines(self) -> list[dict]:

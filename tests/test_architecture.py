@@ -1,16 +1,18 @@
 """The tree is the architecture: imports go one way, nouns need no torch, optional packages live in one file each."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import argosy
+from argosy.running.doctor import WANTED_VERSIONS
 
 PACKAGE = Path(argosy.__file__).parent
 TIERS = [
     {"errors", "requirements"},
-    {"traces"},
+    {"system", "traces"},
     {"stopping", "cluster", "events", "diagnosis"},
     {"study", "settings", "profiles", "commands", "plans"},
     {"fold"},
@@ -79,6 +81,16 @@ def test_nouns_do_not_import_torch() -> None:
     for path, part, module, top in imports():
         if part in TORCH_FREE and top:
             assert module.split(".")[0] != "torch", path
+
+
+def test_files_are_opened_as_plain_data_by_a_torch_that_keeps_to_it() -> None:
+    for folder in (PACKAGE, PACKAGE.parent / "benchmarks", PACKAGE.parent / "examples"):
+        for path in folder.rglob("*.py"):
+            for call in re.findall(r"torch\.load\((.*)", path.read_text()):
+                assert "weights_only=True" in call, path
+    needed = re.search(r'"torch>=([\d.]+)"', (PACKAGE.parent / "pyproject.toml").read_text())
+    assert needed is not None
+    assert needed[1] == WANTED_VERSIONS["torch"] == "2.10"
 
 
 def test_importing_argosy_and_help_are_instant() -> None:

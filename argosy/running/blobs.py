@@ -12,6 +12,7 @@ from typing import Any
 import cloudpickle
 
 from argosy.errors import StudyError
+from argosy.stream.memory import memory_file
 from argosy.study import Member
 
 __all__ = ["ADVICE", "dump", "from_descriptor", "to_descriptor"]
@@ -45,7 +46,7 @@ def dump(members: Iterable[Member]) -> bytes:
 
 def to_descriptor(value: Any, what: str) -> int:
     """A value in an anonymous memory file; raises StudyError where it cannot be sent to another process."""
-    descriptor = os.memfd_create("argosy-blob")
+    descriptor = memory_file("argosy-blob")
     try:
         with os.fdopen(os.dup(descriptor), "wb") as file:
             _Pickler(file).dump(value)

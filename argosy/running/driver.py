@@ -85,7 +85,7 @@ class Driver:
         self.began = time.monotonic()
         self.phase = Phase.OPENING
         self.roster = Roster(job, state)
-        self.force = Workforce(workers, cluster)
+        self.force = Workforce(workers, cluster, job.directory)
         self.measuring = Measuring(device_kind=cluster.devices[0].kind, node_devices=node_devices)
         self.only_measure = only_measure
         self.judges: tuple[Judge, ...] = (Rules(), *judges)

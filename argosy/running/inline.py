@@ -1,5 +1,6 @@
 """Every worker in this process, one after another: for debuggers, notebooks' breakpoints and tests."""
 
+import time
 from collections import deque
 from collections.abc import Iterator
 from typing import Any
@@ -53,6 +54,8 @@ class InlineWorkers:
         self.feeders: dict[str, _InlineFeeder] = {}
         self.trainers: dict[str, Trainer] = {}
         self.threads = torch.get_num_threads()
+        self.until = 0.0
+        """When the driver is to be asked again, in the middle of a block where it takes long."""
 
     def start_feeder(self, name: str) -> None:
         """See `Workers.start_feeder`."""
@@ -67,6 +70,7 @@ class InlineWorkers:
             name=name,
             backend=backend_of(name),
             emit=lambda message: self.said.append((name, message)),
+            listen=lambda: time.monotonic() > self.until,
         )
 
     def send(self, worker: str, command: Any) -> None:
@@ -91,6 +95,7 @@ class InlineWorkers:
 
     def receive(self, timeout: float) -> list[tuple[str, Any]]:
         """See `Workers.receive`; one block goes to every trainer that reads it."""
+        self.until = time.monotonic() + timeout
         while self.unsent:
             self._obey(*self.unsent.popleft())
         for trainer in self.trainers.values():

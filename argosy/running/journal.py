@@ -7,25 +7,21 @@ import json
 import os
 import socket
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import psutil
 
-from argosy.errors import DiskError, RunError
+from argosy.errors import RunError
 from argosy.events import Event, from_line, to_line
+from argosy.system import disk_refused
 
-__all__ = ["Journal", "Lock", "read_journal", "refusals_of_the_disk"]
+__all__ = ["Journal", "Lock", "own_directory", "read_journal"]
 
 
 PATIENCE_SECONDS = 10.0
 """The longest that processes of a killed driver take to follow it."""
-
-
-REFUSALS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
 
 
 class Journal:
@@ -65,19 +61,27 @@ class Journal:
             os.fdatasync(self._descriptor)
         except OSError as error:
             os.ftruncate(self._descriptor, before)
-            raise DiskError(f"cannot write {self.path}: {error}. Free disk space; the same command goes on.") from error
+            raise disk_refused(error, f"cannot write {self.path}") from error
         self._lines.clear()
 
 
-@contextmanager
-def refusals_of_the_disk(directory: Path) -> Iterator[None]:
-    """Turn the operating system's refusal to write into a DiskError; other errors pass."""
+def own_directory(directory: Path) -> None:
+    """Make a run's directory, for its user alone; raises RunError where that cannot be, or where it is another user's.
+
+    Code that a run's files name is run: whoever may write there decides what that is.
+    """
     try:
-        yield
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        if error.errno not in REFUSALS:
-            raise
-        raise DiskError(f"cannot write in {directory}: {error}. Free disk space; the same command goes on.") from error
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+            raise disk_refused(error, f"cannot make {directory}") from error
+        raise RunError(f"{directory} cannot be the directory of a run: {error}. Choose another one.") from error
+    owner = directory.stat().st_uid
+    if owner != os.geteuid():
+        raise RunError(
+            f"{directory} belongs to user {owner}, who could let the run execute any code; this is user {os.geteuid()}. "
+            "Choose another directory, or run it as that user."
+        )
 
 
 def read_journal(directory: Path) -> list[Event]:
@@ -107,7 +111,7 @@ class Lock:
     """One driver per run directory.
 
     Workers inherit the descriptor, so the kernel holds the lock until the last process of a run has gone, whoever
-    was killed first; a driver that comes after a killed one waits for that.
+    was killed first; a driver that comes after a killed one waits for that. The programs that they start do not.
     """
 
     def __init__(self, path: Path) -> None:
@@ -115,27 +119,32 @@ class Lock:
         self.descriptor = -1
 
     def __enter__(self) -> "Lock":
-        self.descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while not self._taken():
-            if time.monotonic() > deadline - PATIENCE_SECONDS / 2:
-                self._end_stopped_orphans()
-            pid, host, begun = [*self.path.read_text().split(), "?", "?", "?"][:3]
-            if _lives(pid, host, begun) or time.monotonic() > deadline:
-                os.close(self.descriptor)
-                raise RunError(
-                    f"{self.path.parent} is in use by process {pid} on {host}; wait for it or choose another directory."
-                )
-            time.sleep(0.05)
-        os.ftruncate(self.descriptor, 0)
-        signature = f"{os.getpid()} {socket.gethostname()} {psutil.Process().create_time()}"
-        os.pwrite(self.descriptor, signature.encode(), 0)
+        self.descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            self._wait()
+            os.ftruncate(self.descriptor, 0)
+            os.pwrite(self.descriptor, f"{os.getpid()} {socket.gethostname()} {_begun(os.getpid())}".encode(), 0)
+        except BaseException:
+            os.close(self.descriptor)
+            raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         os.close(self.descriptor)
+
+    def _wait(self) -> None:
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not self._taken():
+            if time.monotonic() > deadline - PATIENCE_SECONDS / 2:
+                self._end_stopped_orphans()
+            pid, host, begun = [*self.path.read_text().split(), "?", "?", "?"][:3]
+            if _lives(pid, host, begun) or time.monotonic() > deadline:
+                raise RunError(
+                    f"{self.path.parent} is in use by process {pid} on {host}; wait for it or choose another directory."
+                )
+            time.sleep(0.05)
 
     def _end_stopped_orphans(self) -> None:
         """A process that was stopped before the kernel knew its tie outlives a killed driver, and would for ever."""
@@ -149,8 +158,13 @@ class Lock:
     def _taken(self) -> bool:
         try:
             fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             return False
+        except OSError as error:
+            raise RunError(
+                f"{self.path.parent} is on a file system where no lock can be taken ({error}), so nothing would keep two "
+                "runs from writing there at once. Choose a directory on another disk, or mount this one with locks."
+            ) from error
         return True
 
 
@@ -158,8 +172,15 @@ def _lives(pid: str, host: str, begun: str) -> bool:
     """Whether the driver that wrote this into the lock is still there; on another host nobody can tell, so it is."""
     if host != socket.gethostname():
         return pid != "?"  # a driver that has the lock and has not signed it yet will do so in a moment
+    return begun == _begun(int(pid))
+
+
+def _begun(pid: int) -> str:
+    """When a process began; empty for none. Numbers of processes are used again: this tells a driver from a stranger.
+
+    In ticks since the machine was started, which no setting of its clock changes.
+    """
     try:
-        # Numbers of processes are used again: the time of its start tells the driver from a stranger.
-        return str(psutil.Process(int(pid)).create_time()) == begun
-    except psutil.NoSuchProcess:
-        return False
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except (FileNotFoundError, ProcessLookupError):
+        return ""

@@ -15,7 +15,6 @@ import torch
 from argosy.commands import Attach, Board, Exit, Failed, Measure
 from argosy.errors import ArgosyError, WorkerError
 from argosy.running.blobs import from_descriptor
-from argosy.running.journal import refusals_of_the_disk
 from argosy.settings import Settings
 from argosy.stream.blocks import Block
 from argosy.stream.death import name_process
@@ -24,6 +23,7 @@ from argosy.stream.pulse import Pulse
 from argosy.stream.ring import RingReader
 from argosy.stream.wire import Peer, dial
 from argosy.study import Terms
+from argosy.system import means_refused, refusals_told
 from argosy.traces import trace_of
 from argosy.training.devices import Backend, backend_of
 from argosy.training.heap import keep_freed_memory
@@ -58,7 +58,7 @@ def work(arguments: dict[str, Any], descriptors: list[int]) -> int:
             terms, settings, directory = given
             torch.set_num_threads(settings.threads)
             keep_freed_memory()
-            with refusals_of_the_disk(directory):
+            with refusals_told(directory):
                 _train(driver, terms, settings, directory, name=name, key=key, pulse=pulse)
     except EOFError:
         return 0  # the driver is gone
@@ -68,7 +68,8 @@ def work(arguments: dict[str, Any], descriptors: list[int]) -> int:
         return 1
     except Exception as error:  # process boundary: the driver learns what happened
         trace = traceback.format_exc()
-        known = error if isinstance(error, ArgosyError) else WorkerError(f"{name}: {trace_of(error).strip()}")
+        told = error if isinstance(error, ArgosyError) else means_refused(error, name)
+        known = told or WorkerError(f"{name}: {trace_of(error).strip()}")
         driver.send(Failed(error=known, traceback=trace))
         return 1
     finally:
@@ -155,7 +156,7 @@ class _Blocks:
         """Read another feeder's ring; nothing where it is gone, of which the driver will hear and start again."""
         self._close()
         self.arrived.clear()
-        with self.pulse.busy("calling its feeder", opaque=True), contextlib.suppress(WorkerError, EOFError, OSError):
+        with self.pulse.busy("calling its feeder", opaque=True), contextlib.suppress(WorkerError, EOFError):
             self.reader = RingReader(dial(address, self.key, self.name), pin=self.backend.pin)
             self.trainer.know(self.reader.lengths, self.reader.layouts)
             self.receive()

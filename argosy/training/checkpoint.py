@@ -16,7 +16,8 @@ from typing import Any, BinaryIO, cast
 import numpy as np
 import torch
 
-from argosy.errors import CheckpointError, DiskError
+from argosy.errors import CheckpointError
+from argosy.system import disk_refused, means_refused
 
 __all__ = ["keep_newest", "link", "load", "plain", "save", "save_all", "sum_of"]
 
@@ -37,7 +38,8 @@ def save(state: Mapping[str, Any], path: Path) -> str:
 def save_all(items: Sequence[tuple[Mapping[str, Any], Path]]) -> list[str]:
     """Write plain states, each to its path, and return the SHA-256 of each file.
 
-    Raises DiskError where the disk refuses: then nothing half-written stays, and what was there before is untouched.
+    Raises DiskError where the disk refuses, WorkerError where this process may open no more files: then nothing
+    half-written stays, and what was there before is untouched.
 
     All are written to temporary names, flushed to the disk, renamed; the folders are flushed as well. Every flush of a
     single file makes the file system commit its log. So where many small ones are written, the whole file system is
@@ -60,10 +62,10 @@ def save_all(items: Sequence[tuple[Mapping[str, Any], Path]]) -> list[str]:
         for temporary in temporaries:
             with contextlib.suppress(OSError):
                 temporary.unlink(missing_ok=True)
-        raise DiskError(
-            f"cannot write {at}: {error}. The checkpoint before it is untouched; free disk space and run the same "
-            "command again."
-        ) from error
+        # Torch's writer trips over a file that was refused, and says nothing of why.
+        cause = error.__context__ if isinstance(error.__context__, OSError) else error
+        what = f"cannot write {at}, and the checkpoint before it is untouched"
+        raise means_refused(cause, what) or disk_refused(cause, what) from error
     return sums
 
 

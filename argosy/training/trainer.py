@@ -7,6 +7,7 @@ of a later crew is kept until the driver has said who that is. A member's epochs
 driver alone counts them.
 """
 
+import errno
 import math
 import time
 import traceback
@@ -39,6 +40,7 @@ from argosy.stream.gauges import TrainerGauge
 from argosy.stream.pulse import Pulse
 from argosy.stream.schedule import Orders
 from argosy.study import Member, Terms
+from argosy.system import means_refused
 from argosy.traces import know_sources, trace_of
 from argosy.training.aboard import Aboard
 from argosy.training.copies import Copies
@@ -320,6 +322,8 @@ class Trainer:
         except DiskError:
             raise
         except Exception as error:  # boundary between a member's code and ours
+            if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+                raise means_refused(error, self.name) or error from error  # all members have these files together
             if poisoned(self.backend):
                 raise Poisoned(
                     f"{self.name} is of no more use to this process since {name!r} raised {error!r}"

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import get_context
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +19,6 @@ import argosy
 from argosy.commands import Credit, Exit, Feed, Leg, Open, Opened, Team
 from argosy.events import Used
 from argosy.settings import Settings
-from argosy.stream.courier import Meeting
 from argosy.stream.feed import feed
 from argosy.stream.pulse import Pulse
 from argosy.stream.ring import RingReader
@@ -87,10 +87,9 @@ def last_word(driver: Peer) -> Used:
     pytest.fail("the feeder says nothing")
 
 
-def test_a_feeder_forgets_its_courier_in_the_middle_of_what_it_says() -> None:
+def test_a_feeder_forgets_its_courier_in_the_middle_of_what_it_says(tmp_path: Path) -> None:
     endless = Leg(number=1, section=0, position=0)
     credit = Credit(leg=1, until=10**6, horizon=None, crews={"trainer": 1})
-    meeting = Meeting()
     with feeders() as found:
         for number in range(8):
             for rank, (_, driver) in enumerate(found):
@@ -99,8 +98,8 @@ def test_a_feeder_forgets_its_courier_in_the_middle_of_what_it_says() -> None:
                     preparing=NODES,
                     rank=rank,
                     nodes=NODES,
-                    meeting=meeting.address,
                     key=str(number),
+                    meeting=str(tmp_path / str(number)),
                 )
                 driver.send(Feed(leg=endless, team=team))
                 driver.send(credit)
