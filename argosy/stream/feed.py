@@ -28,6 +28,7 @@ from argosy.stream.ring import Ring
 from argosy.stream.schedule import Orders, choose_block_size
 from argosy.stream.sharing import PIPELINES, Turn
 from argosy.stream.sources import Source, open_sources
+from argosy.stream.spares import open_beside_spares
 from argosy.stream.wire import Door, Peer
 from argosy.study import Data
 
@@ -133,7 +134,7 @@ class _Feeder:
                 self._part()
                 self._start_courier(command)
             elif isinstance(command, UseLoaders):
-                self.preparation.wanted_loaders = min(self.preparation.wanted_loaders, command.count)
+                self.preparation.wanted_loaders = min(self.preparation.wanted_loaders, max(command.count, 1))
                 self.preparation.dismiss()
             elif isinstance(command, Exit):
                 self._leave()
@@ -334,7 +335,7 @@ class _Feeder:
 
 def feed(
     driver: Peer,
-    data: Data,
+    data: Callable[[], Data],
     settings: Settings,
     *,
     name: str,
@@ -343,27 +344,32 @@ def feed(
     key: bytes,
     pulse: Pulse,
 ) -> None:
-    """Life of a feeder: open the data when told so, then feed legs, of so many sections an epoch, until told to exit."""
+    """Life of a feeder: open the data when told so, then feed legs, of so many sections an epoch, until told to exit.
+
+    ``data`` unpacks them, anew each time.
+    """
     (command,) = driver.wait()
     assert isinstance(command, Open)
-    door = Door(key)
+    cores = max(len(os.sched_getaffinity(0)) // settings.nodes, 1)
+    count = settings.loader_workers if settings.loader_workers is not None else cores
     with pulse.busy("opening the data", opaque=True):
-        sources = open_sources(data, seed=seed, pulse=pulse)
-        fingerprint = sources["train"].fingerprint()
+        if count:
+            sources = open_beside_spares(data, seed=seed, pulse=pulse, hang_up=driver.close)
+        else:
+            sources = open_sources(data(), seed=seed, pulse=pulse)
+    door = Door(key)
     block_size = settings.block_size or choose_block_size(sources["train"].layout)
     slots = SLOTS + SLOTS_PER_NODE * settings.nodes
     ring = Ring(slots=slots, slot_bytes=max(s.layout.block_bytes(block_size) for s in sources.values()))
-    cores = max(len(os.sched_getaffinity(0)) // settings.nodes, 1)
-    count = settings.loader_workers if settings.loader_workers is not None else cores
     parallel = any(source.parallel for source in sources.values())
     lengths = {name: source.length for name, source in sources.items()}
     driver.send(
         Opened(
             address=door.address,
             lengths=lengths,
-            fingerprint=fingerprint,
+            fingerprint=sources["train"].facts.fingerprint,
             block_size=block_size,
-            seconds_per_sample=sources["train"].seconds_per_sample,
+            seconds_per_sample=sources["train"].facts.seconds_per_sample,
         )
     )
     _Feeder(

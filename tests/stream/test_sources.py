@@ -11,7 +11,6 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 from argosy import Data
 from argosy.errors import StudyError
 from argosy.stream.blocks import Place
-from argosy.stream.pulse import Pulse
 from argosy.stream.sources import ArraySource, DatasetSource, open_sources
 
 
@@ -24,8 +23,8 @@ def fill(source, indices, epoch: int = 0) -> list[torch.Tensor]:
     return [leaf.clone() for leaf in block.leaves]
 
 
-def source(dataset, **rest) -> DatasetSource:
-    return DatasetSource(dataset, "train", seed=0, skip_errors=rest.pop("skip_errors", False), pulse=Pulse.private())
+def source(dataset, *, skip_errors: bool = False) -> DatasetSource:
+    return open_sources(Data(train=dataset, on_error="skip" if skip_errors else "raise"), seed=0)["train"]
 
 
 def test_a_sample_does_not_depend_on_who_came_before() -> None:
@@ -112,7 +111,7 @@ def test_getitems_is_used_where_it_is_deterministic() -> None:
     assert fill(here, [3, 1])[0].tolist() == [3.0, 1.0]
     assert dataset.lists == 2
     # A Subset has __getitems__ too, and would draw many samples under one seed.
-    assert not source(Subset(studies.Vectors(30), range(20))).gathers
+    assert not source(Subset(studies.Vectors(30), range(20))).facts.gathers
 
 
 def test_arrays_and_tensor_datasets_take_the_fast_path() -> None:
@@ -135,5 +134,5 @@ def test_unequal_lengths_are_refused() -> None:
 
 
 def test_what_the_stream_cannot_carry_is_named() -> None:
-    with pytest.raises(StudyError, match=r"builtins\.str.*Convert it"):
+    with pytest.raises(StudyError, match=r"^Data.train: sample 0 holds 'text' of type str; .* Convert it"):
         source(["text", "more"])
