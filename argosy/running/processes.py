@@ -250,7 +250,8 @@ class ProcessWorkers:
 
     def _lost(self, worker: _Worker, detail: str) -> None:
         del self.workers[worker.name]
-        self.said.append((worker.name, Lost(detail=detail)))
+        last = worker.pulse.look()[0]
+        self.said.append((worker.name, Lost(detail=f"{detail} while {last.doing}" if last.busy else detail)))
 
     def _replace_server(self) -> None:
         """The fork server is gone, and by the kernel's tie every worker with it."""

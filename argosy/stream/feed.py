@@ -27,8 +27,8 @@ from argosy.stream.pulse import Pulse
 from argosy.stream.ring import Ring
 from argosy.stream.schedule import Orders, choose_block_size
 from argosy.stream.sharing import PIPELINES, Turn
-from argosy.stream.sources import Source, open_sources
-from argosy.stream.spares import open_beside_spares
+from argosy.stream.sources import Source
+from argosy.stream.spares import open_for
 from argosy.stream.wire import Door, Peer
 from argosy.study import Data
 
@@ -329,10 +329,9 @@ class _Feeder:
         """Account for the time since the last look, in which they were like this."""
         elapsed, gauge = time.monotonic() - self._since, self.gauge
         self._since += elapsed
-        if not self.course.crews:
-            return
-        gauge.note(queues, elapsed, flowing=self.flowing)
-        if self._since - self._told > TELL_SECONDS:
+        if self.course.crews:
+            gauge.note(queues, elapsed, flowing=self.flowing)
+        if self.course.crews and self._since - self._told > TELL_SECONDS:
             self._told, gauge.loaders = self._since, len(self.preparation.loaders)
             self.driver.send(Flowing(gauge=gauge.to_json()))
 
@@ -354,19 +353,13 @@ def feed(
     key: bytes,
     pulse: Pulse,
 ) -> None:
-    """Life of a feeder: open the data when told so, then feed legs, of so many sections an epoch, until told to exit.
-
-    ``data`` unpacks them, anew each time.
-    """
+    """Life of a feeder: open the data when told so, then feed legs, of so many sections an epoch, until told to exit."""
     (command,) = driver.wait()
     assert isinstance(command, Open)
     cores = max(len(os.sched_getaffinity(0)) // settings.nodes, 1)
     count = settings.loader_workers if settings.loader_workers is not None else cores
     with pulse.busy("opening the data", opaque=True):
-        if count:
-            sources = open_beside_spares(data, seed=seed, pulse=pulse, hang_up=driver.close)
-        else:
-            sources = open_sources(data(), seed=seed, pulse=pulse)
+        sources = open_for(count, data, seed=seed, pulse=pulse, hang_up=driver.close)
     door = Door(key)
     block_size = settings.block_size or choose_block_size(sources["train"].layout)
     slots = SLOTS + SLOTS_PER_NODE * settings.nodes

@@ -2,13 +2,13 @@
 
 A fork shares open files (one place in each, which all who read move), sockets and connections, and lacks threads. So a
 feeder forks a *spare*, a copy of itself that waits, before it lets the data be opened, and another one before it prepares
-the first samples. Where nothing of the kind is left open, the spares go, and workers inherit what was opened and loaded: once for
-all of them. Where samples opened something, the second spare goes on in the feeder's place: workers inherit what was
-loaded, and each opens the rest with its own first sample. Where the opening did, the first one goes on, which has nothing: each worker
-opens the data for itself, and compares it.
+the first samples. Where nothing of the kind is left open, the spares go, and workers inherit what was opened and loaded:
+once for all of them. Where samples left something open, the second spare goes on in the feeder's place: workers inherit
+what was loaded, and each opens the rest with its own first sample. Where the opening did, the first one goes on, which
+has nothing: each worker opens the data for itself, and compares what it finds.
 
-Contract. A spare is tied to its feeder by the kernel, and told once: to go, or to go on. The feeder in whose place it goes on
-hangs up on everybody, waits for the spare's end, and ends; to the rest of the run the two are one process.
+Contract. A spare is tied to its feeder by the kernel, and told once: to go, or to go on. The feeder in whose place it goes
+on hangs up on everybody, waits for the spare's end, and ends; to the rest of the run the two are one process.
 """
 
 import contextlib
@@ -31,10 +31,19 @@ import cloudpickle
 from argosy.stream.death import die_with_parent, name_process
 from argosy.stream.probing import Facts
 from argosy.stream.pulse import Pulse
-from argosy.stream.sources import ArraySource, DatasetSource, Source, open_split, open_splits, probed, reopened
+from argosy.stream.sources import (
+    ArraySource,
+    DatasetSource,
+    Source,
+    open_sources,
+    open_split,
+    open_splits,
+    probed,
+    reopened,
+)
 from argosy.study import Data
 
-__all__ = ["held", "open_beside_spares"]
+__all__ = ["held", "open_for"]
 
 MEMORY_DEVICES = 1
 """Major number of /dev/null, /dev/zero, /dev/urandom and their like."""
@@ -51,13 +60,15 @@ class _Word:
     skip_errors: bool
 
 
-def open_beside_spares(
-    data: Callable[[], Data], *, seed: int, pulse: Pulse, hang_up: Callable[[], None]
+def open_for(
+    loaders: int, data: Callable[[], Data], *, seed: int, pulse: Pulse, hang_up: Callable[[], None]
 ) -> dict[str, Source]:
-    """The splits of a study's data, by name, in a process that may fork loader workers; a spare may return from here.
+    """The splits of a study's data, by name, in a process that is to fork so many loader workers; it may be a spare.
 
-    ``hang_up`` closes the connections whose end others take for the caller's.
+    ``data`` unpacks them, anew each time. ``hang_up`` closes the connections whose end others take for the caller's.
     """
+    if not loaders:
+        return open_sources(data(), seed=seed, pulse=pulse)
     before = held()
     empty, word = _Spare.fork()
     if word is not None:
@@ -71,6 +82,9 @@ def open_beside_spares(
         facts = {name: source.facts if source.parallel else None for name, source in found.items()}
         return found, _Word(facts=facts, skip_errors=skip)
 
+    if all(isinstance(split, ArraySource) for split in splits.values()):
+        empty.dismiss()  # no loader workers
+        return splits
     if _left_open(before):
         empty.go_on(learn()[1], hang_up)
     loaded, word = _Spare.fork()
