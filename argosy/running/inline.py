@@ -177,9 +177,9 @@ class _InlineFeeder:
         return Opened(
             address=self.name,
             lengths=lengths,
-            fingerprint=self.sources["train"].fingerprint(),
+            fingerprint=self.sources["train"].facts.fingerprint,
             block_size=block_size,
-            seconds_per_sample=self.sources["train"].seconds_per_sample,
+            seconds_per_sample=self.sources["train"].facts.seconds_per_sample,
         )
 
     def _prepare(self, place: Place) -> tuple[Block, list[Skipped]]:

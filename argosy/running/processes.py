@@ -11,7 +11,7 @@ import os
 import selectors
 import signal
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -19,7 +19,7 @@ import psutil
 
 from argosy.cluster import Cluster
 from argosy.commands import Enlist, Lost
-from argosy.running.blobs import dump, to_descriptor
+from argosy.running.blobs import data_to_descriptor, dump, to_descriptor
 from argosy.running.forkserver import STOPPED_SECONDS, ForkServer
 from argosy.running.launcher import Job, discover
 from argosy.running.limits import restrict
@@ -194,7 +194,8 @@ class ProcessWorkers:
         arguments |= {"address": self.door.address, "key": self.key.hex()}
         log = self.job.directory / "workers" / f"{name.replace(':', '-').replace('/', '-')}.log"
         # A server that has just died is replaced when its end-of-file is read; until then requests go nowhere.
-        self.server.fork(arguments, [self.blobs[role], descriptor, self.job.lock], log)
+        descriptors = [self.blobs[role], descriptor, self.job.lock]
+        self.server.fork(arguments, descriptors + ([self.blobs["data"]] if role == "feeder" else []), log)
         os.close(descriptor)
 
     def _say(self, worker: _Worker) -> None:
@@ -264,7 +265,8 @@ class ProcessWorkers:
 
     def _lost(self, worker: _Worker, detail: str) -> None:
         del self.workers[worker.name]
-        self.said.append((worker.name, Lost(detail=detail)))
+        last = worker.pulse.look()[0]
+        self.said.append((worker.name, Lost(detail=f"{detail} while {last.doing}" if last.busy else detail)))
 
     def _replace_server(self) -> None:
         """The fork server is gone, and by the kernel's tie every worker with it."""
@@ -344,10 +346,10 @@ def _how_it_ended(status: int) -> str:
 
 
 def _blobs_of(job: Job) -> dict[str, int]:
-    """One blob per role: a trainer has no use for the data, and hears of members later; a feeder has none for members."""
+    """One blob per role, and the data: a trainer has no use for them, and a feeder has none for members."""
     study = job.study
-    feeder = (study.data, job.settings, study.seed, study.validations_per_epoch)
     return {
-        "feeder": to_descriptor(feeder, "Data"),
+        "data": data_to_descriptor(replace(study.data, on_device=None)),
+        "feeder": to_descriptor((job.settings, study.seed, study.validations_per_epoch), "what a feeder is told"),
         "trainer": to_descriptor((study.terms, job.settings, job.directory.resolve()), "Data.on_device"),
     }

@@ -7,6 +7,7 @@ import sys
 import time
 import traceback
 from collections import deque
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,10 @@ LAST_WORD_SECONDS = 5.0
 
 
 def work(arguments: dict[str, Any], descriptors: list[int]) -> int:
-    """Run as the worker that the arguments name, on its blob and with its pulse; returns the exit code."""
+    """Run as the worker that the arguments name; returns the exit code.
+
+    The descriptors: of its blob, its pulse and the run's lock; of a feeder, that of the data as well.
+    """
     name, key = arguments["name"], bytes.fromhex(arguments["key"])
     name_process(arguments["role"])
     blob, pulse = descriptors[0], Pulse.open(descriptors[1])
@@ -52,7 +56,8 @@ def work(arguments: dict[str, Any], descriptors: list[int]) -> int:
         pulse.rest()
         if arguments["role"] == "feeder":
             torch.set_num_threads(1)
-            data, settings, seed, per_epoch = given
+            settings, seed, per_epoch = given
+            data = partial(from_descriptor, descriptors[3])
             feed(driver, data, settings, name=name, seed=seed, per_epoch=per_epoch, key=key, pulse=pulse)
         else:
             terms, settings, directory = given

@@ -204,12 +204,13 @@ class Trainer:
             raise MemberError(self._somebody_wrote())
         elapsed = time.perf_counter() - started
         self.gauge.busy_seconds += elapsed
-        if self.gauge.samples > before:
-            self.gauge.training_seconds += elapsed
+        # A block that nobody here has a use for says nothing of the pace.
+        used = self.gauge.samples > before or place.split != "train"
+        self.gauge.training_seconds += elapsed * used
         if left:
             self.at_hand = block
         else:
-            self.gauge.rows += place.rows * (self.gauge.samples > before)
+            self.gauge.rows += place.rows * used
         if not left and place.last and place.split == self.last_split:
             self._end_section(block)
         elif self._must_save():

@@ -62,7 +62,7 @@ def test_cpu_seconds_are_those_of_all_processes(tmp_path: Path) -> None:
 
 
 def test_the_report_names_the_bottleneck(tmp_path: Path) -> None:
-    report = run(tmp_path, devices="cpu:1")
+    report = run(tmp_path, devices="cpu:1", block_size=32)
     assert report.diagnosis is not None
     assert report.diagnosis.stage == "preparation"
     # 4 ms each, and what else a sample costs.

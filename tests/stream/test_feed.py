@@ -40,7 +40,16 @@ def live(driver: Peer, number: int) -> None:
     """Life of a feeder; that of the first node is slow."""
     data = argosy.Data(train=Slow(4096) if number == 0 else studies.Vectors(4096))
     settings = Settings(nodes=NODES, block_size=16, loader_workers=0)
-    feed(driver, data, settings, name=f"node{number}/feeder-0", seed=0, per_epoch=1, key=KEY, pulse=Pulse.private())
+    feed(
+        driver,
+        lambda: data,
+        settings,
+        name=f"node{number}/feeder-0",
+        seed=0,
+        per_epoch=1,
+        key=KEY,
+        pulse=Pulse.private(),
+    )
 
 
 def read(reader: RingReader) -> None:
