@@ -163,7 +163,7 @@ def report_table(report: Report) -> Group:
         table.add_row(row.name, row.status, f"{row.epochs:g}", *values, f"{row.seconds:.1f}")
     text = (
         f"{report.status} after {report.seconds:.1f} s. Each training sample was prepared {report.preparations:.1f} times "
-        f"per epoch (one script per member: {len(report.rows):.1f}). Trainers waited for data "
+        f"per epoch (one script per member: {report.preparations_alone:.1f}). Trainers waited for data "
         f"{report.waiting_share:.0%} of their time."
     )
     if report.sharing is not None and report.sharing.reason != "one node":
