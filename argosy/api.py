@@ -53,6 +53,7 @@ def train(
     checkpoint_seconds: float = 300.0,
     hang_seconds: float = 120.0,
     threads: int = 1,
+    retry_failed: bool = False,
     view: View | None = None,
 ) -> Report:
     """Train every member of a study on one shared stream; the same call on the same directory resumes.
@@ -75,6 +76,7 @@ def train(
         checkpoint_seconds=checkpoint_seconds,
         hang_seconds=hang_seconds,
         threads=threads,
+        retry_failed=retry_failed,
     )
     place = LAUNCHERS[launcher]() if isinstance(launcher, str) else launcher
     return run(study, settings, Path(directory), launcher=place, view=view or Silent())

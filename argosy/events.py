@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 __all__ = [
+    "REFUSED",
     "Answered",
     "Assigned",
     "Checkpoint",
@@ -28,6 +29,9 @@ __all__ = [
     "from_line",
     "to_line",
 ]
+
+REFUSED = "refused: "
+"""How an answer begins that nothing was done for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,7 +238,7 @@ class Answered(Event):
     @property
     def refused(self) -> bool:
         """Whether nothing was done."""
-        return self.answer.startswith("refused")
+        return self.answer.startswith(REFUSED)
 
 
 @dataclass(frozen=True, kw_only=True)

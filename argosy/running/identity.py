@@ -81,7 +81,7 @@ def found_study(directory: Path) -> dict[str, Any] | None:
     )
 
 
-def of_those_begun(found: dict[str, Any], state: RunState) -> dict[str, Any]:
+def of_those_begun(found: Mapping[str, Any], state: RunState) -> dict[str, Any]:
     """What was found, of members alone that have come to something: what others were to be, nobody is bound to."""
     begun = {name for name, member in state.members.items() if member.sections or member.saved}
     return {**found, "members": {name: there for name, there in found["members"].items() if name in begun}}
