@@ -275,7 +275,9 @@ def main() -> None:
     try:
         app()
     except ArgosyError as error:
-        Console(stderr=True).print(f"{type(error).__name__}: {error}", style="red", highlight=False, markup=False)
+        # Not wrapped where no terminal is: a path is to be copied as it is.
+        said = f"{type(error).__name__}: {error}"
+        Console(stderr=True).print(said, style="red", highlight=False, markup=False, soft_wrap=True)
         sys.exit(error.exit_code)
 
 

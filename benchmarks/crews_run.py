@@ -22,8 +22,8 @@ from argosy.plans import Flotilla, Placement
 from argosy.profiles import Profile
 from argosy.running import additions
 from argosy.running.launcher import Workers
+from argosy.running.rehearsal import Rehearsed
 from argosy.running.studyfile import StudyCopy
-from argosy.running.trial import Tried
 from argosy.running.verdicts import GO_ON, Fate, Verdict
 from argosy.settings import Settings
 from argosy.stopping import MaxEpochs
@@ -111,19 +111,19 @@ class Trusted:
 
     @classmethod
     def start(cls, copies: Mapping[str, StudyCopy]) -> "Trusted":
-        """See `Trial.start`."""
+        """See `Rehearsal.start`."""
         return cls(copies.keys())
 
-    def results(self) -> dict[str, Tried]:
-        """See `Trial.results`."""
-        return {file: Tried() for file in self.files}
+    def results(self) -> dict[str, Rehearsed]:
+        """See `Rehearsal.results`."""
+        return {file: Rehearsed() for file in self.files}
 
     def close(self) -> None:
-        """See `Trial.close`."""
+        """See `Rehearsal.close`."""
 
 
 def main() -> None:
-    additions.Trial = Trusted
+    additions.Rehearsal = Trusted
     told = json.loads(Path(sys.argv[1]).read_text())
     torch.set_num_threads(1)
     script, killer = told["script"], Killer(told["victim"])

@@ -21,8 +21,8 @@ from argosy.running.audit import audit
 from argosy.running.driver import drive
 from argosy.running.journal import Journal, Lock, read_journal
 from argosy.running.launcher import Job
+from argosy.running.rehearsal import Rehearsed
 from argosy.running.studyfile import StudyCopy
-from argosy.running.trial import Tried
 from argosy.running.verdicts import GO_ON, Fate, Judge, Verdict
 from argosy.running.view import Silent, View
 from argosy.running.voyage import Voyage
@@ -139,21 +139,21 @@ class _Trusted:
 
     @classmethod
     def start(cls, copies: Mapping[str, StudyCopy]) -> "_Trusted":
-        """See `Trial.start`."""
+        """See `Rehearsal.start`."""
         return cls(copies.keys())
 
-    def results(self) -> dict[str, Tried]:
-        """See `Trial.results`."""
-        return {file: Tried() for file in self.files}
+    def results(self) -> dict[str, Rehearsed]:
+        """See `Rehearsal.results`."""
+        return {file: Rehearsed() for file in self.files}
 
     def close(self) -> None:
-        """See `Trial.close`."""
+        """See `Rehearsal.close`."""
 
 
 def trusting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look for commands in every round, and try no file that is added before it is read."""
     monkeypatch.setattr(inbox, "LOOK_SECONDS", 0.0)
-    monkeypatch.setattr(additions, "Trial", _Trusted)
+    monkeypatch.setattr(additions, "Rehearsal", _Trusted)
 
 
 def at_every_round(monkeypatch: pytest.MonkeyPatch, act: Callable[[Voyage], None]) -> None:

@@ -1,4 +1,4 @@
-"""Members that people add to a run: their file is tried, then read, they are measured, and only then are they here.
+"""Members that people add to a run: their file is rehearsed, then read, they are measured, and only then are they here.
 
 An addition is whole or nothing, and answered once: with the names of its members when they wait for devices like everybody
 else, or with the reason why none of them do. Until then no resume knows of it.
@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from argosy.errors import ArgosyError, PlanError, StudyError
 from argosy.events import REFUSED
 from argosy.running.refusals import check_batch_norm, check_batches
+from argosy.running.rehearsal import Rehearsal, Rehearsed
 from argosy.running.studyfile import StudyCopy
-from argosy.running.trial import Trial, Tried
 
 if TYPE_CHECKING:
     from argosy.running.driver import Driver
@@ -30,9 +30,10 @@ class Additions:
         self.driver = driver
         self._commands: dict[str, Mapping[str, Any]] = {}
         """All that are not answered."""
-        self._untried: dict[str, StudyCopy] = {}
-        self._trial: Trial | None = None
-        self._tried: dict[str, Tried] = {}
+        self._copies: dict[str, StudyCopy] = {}
+        """Those that are not read yet."""
+        self._rehearsal: Rehearsal | None = None
+        self._rehearsed: dict[str, Rehearsed] = {}
         self._measured: dict[str, tuple[str, ...]] = {}
         """Members whose costs are not all known yet."""
 
@@ -48,28 +49,39 @@ class Additions:
 
     def ask(self, file: str, command: Mapping[str, Any]) -> None:
         """Take up a command; raises RunError for one that names no copy."""
-        self._untried[file] = StudyCopy.of(command, self.driver.orders.inbox.folder)
+        self._copies[file] = StudyCopy.of(command, self.driver.orders.inbox.folder)
         self._commands[file] = command
 
     def look(self) -> None:
         """Go on with what was asked, as far as that goes without waiting."""
-        if self._trial is None and self._untried:
-            self._trial = Trial.start(self._untried)
-        results = self._trial.results() if self._trial is not None else None
+        if self._rehearsal is None:
+            self._rehearse({file: copy for file, copy in self._copies.items() if file not in self._rehearsed})
+        results = self._rehearsal.results() if self._rehearsal is not None else None
         if results is not None:
-            self._trial = None
-            self._tried |= results
+            self._rehearsal = None
+            self._rehearsed |= results
         if self.driver.begun:
-            for file in list(self._tried):
-                self._take_up(file, self._tried.pop(file))
+            for file in list(self._rehearsed):
+                self._take_up(file, self._rehearsed.pop(file))
 
-    def _take_up(self, file: str, tried: Tried) -> None:
-        """A file was tried: its members are to be measured."""
-        driver, copy = self.driver, self._untried.pop(file)
+    def _rehearse(self, copies: Mapping[str, StudyCopy]) -> None:
+        if not copies:
+            return
         try:
-            if tried.problem:
-                raise StudyError(tried.problem)
-            _check_modules(copy.folder, tried.modules)
+            self._rehearsal = Rehearsal.start(copies)
+        except OSError as error:
+            refused = Rehearsed(
+                problem=f"no process can be started to read it ({error}); add it again when there is room."
+            )
+            self._rehearsed |= dict.fromkeys(copies, refused)
+
+    def _take_up(self, file: str, rehearsed: Rehearsed) -> None:
+        """Nothing speaks against a file, or something does: its members are to be measured, or not."""
+        driver, copy = self.driver, self._copies.pop(file)
+        try:
+            if rehearsed.problem:
+                raise StudyError(rehearsed.problem)
+            _check_modules(copy.folder, rehearsed.modules)
             members = driver.roster.newcomers(copy.load())
             if not members:
                 raise StudyError("all members of the study are here already, or being added.")
@@ -111,8 +123,8 @@ class Additions:
 
     def close(self) -> None:
         """The run ends; what is not answered is heard by the next driver."""
-        if self._trial is not None:
-            self._trial.close()
+        if self._rehearsal is not None:
+            self._rehearsal.close()
 
     def _dismiss(self, file: str, why: str) -> None:
         driver, names = self.driver, self._measured.pop(file)

@@ -182,14 +182,14 @@ class Driver:
                 self._reported(worker, message)
             case Opened():
                 self._opened(worker, message)
-            case Measured():
+            case Measured() if message.member in self.study.names:
                 self.measuring.hear(message)
                 self._known()
             case Held():
                 self.voyage.held(worker, message)
             case Paused():
                 self.faults.regrouping.let_go(worker)
-            case OutOfMemory():
+            case OutOfMemory() if message.member in self.study.names:
                 self.faults.out_of_memory(worker, message)
             case Probed():
                 self.voyage.departures.probed(worker, message)
@@ -293,6 +293,8 @@ class Driver:
 
     def end(self, member: str, status: str, reason: str, *, shown: bool = False) -> None:
         """A member leaves the run, or does not come to be in it."""
+        if member not in self.study.names:
+            return  # it was not added, as another one of its file had failed before
         if self.additions.failed(member, reason):
             self._known()
             return

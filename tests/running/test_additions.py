@@ -14,10 +14,10 @@ from family import Run
 
 import argosy
 from argosy.errors import RunError
-from argosy.running import inbox, trial
+from argosy.running import inbox, rehearsal
 from argosy.running.audit import audit
+from argosy.running.rehearsal import Rehearsal, Rehearsed
 from argosy.running.studyfile import StudyCopy
-from argosy.running.trial import Trial, Tried
 from argosy.running.view import Silent
 from argosy.running.voyage import Voyage
 
@@ -47,18 +47,18 @@ FILES = {
 }
 
 
-def tried(copies: dict[str, StudyCopy]) -> dict[str, Tried]:
+def rehearsed(copies: dict[str, StudyCopy]) -> dict[str, Rehearsed]:
     """What processes found that read these, one after another."""
-    found: dict[str, Tried] = {}
+    found: dict[str, Rehearsed] = {}
     while left := {name: copy for name, copy in copies.items() if name not in found}:
-        process = Trial.start(left)
+        process = Rehearsal.start(left)
         while (results := process.results()) is None:
             subprocess.run(["sleep", "0.1"], check=True)
         found |= results
     return found
 
 
-def test_files_are_tried_where_they_can_do_no_harm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_are_read_first_where_they_can_do_no_harm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "beside_it.py").write_text("")
     copies, folder = {}, tmp_path / "commands"
     folder.mkdir()
@@ -66,15 +66,15 @@ def test_files_are_tried_where_they_can_do_no_harm(tmp_path: Path, monkeypatch: 
         (tmp_path / f"{name}.py").write_text(text)
         copies[name] = StudyCopy.take(tmp_path / f"{name}.py", folder / f"{number}-{name}.py")
         (tmp_path / f"{name}.py").unlink()
-    found = tried(copies)
+    found = rehearsed(copies)
     for name, (_, problem) in FILES.items():
         assert problem in found[name].problem, name
         assert bool(problem) == bool(found[name].problem), found[name].problem
     assert found["beside"].modules == {"beside_it": str(tmp_path / "beside_it.py")}
-    monkeypatch.setattr(trial, "LIMIT_SECONDS", 0.5)
+    monkeypatch.setattr(rehearsal, "LIMIT_SECONDS", 0.5)
     (tmp_path / "ever.py").write_text("while True: pass\n")
     copy = StudyCopy.take(tmp_path / "ever.py", folder / "ever.py")
-    assert "(nothing came of it in 0.5 s)" in tried({"ever": copy})["ever"].problem
+    assert "(nothing came of it in 0.5 s)" in rehearsed({"ever": copy})["ever"].problem
 
 
 LATE = HEAD + "study = studies.study(90, fleet=[{fleet}], epochs=2)\n"
@@ -87,6 +87,10 @@ REFUSED = {
     ),
     "metric": ("studies.member('metric', metrics={})", "does not report the objective 'val_accuracy'"),
     "here": ("studies.member('one')", "all members of the study are here already, or being added."),
+    "twice": (
+        "*[studies.member(name, model=studies.partial(studies.Mlp, width=3)) for name in ('bad', 'worse')]",
+        "failed while it was measured: TypeError: ",
+    ),
     "half": (
         "studies.member('good'), studies.member('half', hidden=9, batch_size=89)",
         "its last batch of each epoch would hold 1 sample",
@@ -148,6 +152,7 @@ def test_what_cannot_join_is_refused_in_the_answer_and_what_can_is_read_from_its
         "two": "done",
         "late": "done",
     }
+    assert not [line for line in evidence.event_lines(run, "MemberEnded") if line["status"] == "failed"]
     assert set(json.loads((run / "study.json").read_text())["members"]) == {"one", "two", "late"}
     living.equal_alone(studies.study(90, val=11, fleet=[*fleet, late]), run, "one", "two", "late")
     # The same command knows them from what was handed in; the copy is what its sum says, or nothing.
@@ -167,7 +172,7 @@ def test_a_module_of_another_folder_is_not_taken_for_ones_own(tmp_path: Path, mo
     (tmp_path / "studies.py").write_text("from argosy import *\n")
     (tmp_path / "mine.py").write_text("")
     both = {"mine": str(tmp_path / "mine.py"), "studies": str(tmp_path / "studies.py")}
-    monkeypatch.setattr(living, "Tried", lambda: Tried(modules=both))
+    monkeypatch.setattr(living, "Rehearsed", lambda: Rehearsed(modules=both))
     living.trusting(monkeypatch)
     (tmp_path / "newcomers.py").write_text(LATE.format(fleet="studies.member('late')"))
     run, left = tmp_path / "run", list[str]()
@@ -183,6 +188,23 @@ def test_a_module_of_another_folder_is_not_taken_for_ones_own(tmp_path: Path, mo
         f"refused: its module 'studies' is {tmp_path / 'studies.py'}; the run has another one of that name, "
         f"{studies.__file__}. Rename it."
     )
+
+
+def test_where_no_process_can_be_started_an_addition_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(copies: Any) -> Rehearsal:
+        raise OSError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(Rehearsal, "start", refuse)
+    monkeypatch.setattr(inbox, "LOOK_SECONDS", 0.0)
+    (tmp_path / "newcomers.py").write_text("")
+    (tmp_path / "run").mkdir()
+    inbox.leave(tmp_path / "run", {"command": "add", "study": str(tmp_path / "newcomers.py")})
+    study = studies.study(90, fleet=[studies.member()], epochs=1)
+    assert argosy.train(study, directory=tmp_path / "run", launcher="inline").status == "done"
+    (answer,) = answers_of(tmp_path / "run").values()
+    assert answer.startswith("refused: no process can be started to read it ([Errno 11]")
 
 
 def argosy_command(*words: str) -> tuple[int, str, str]:

@@ -1,4 +1,4 @@
-"""Study files that people add, tried in a process that is thrown away: they may do what they like there.
+"""Study files that people add, first read in a process that is thrown away: they may do what they like there.
 
 Contract. One process reads files one after another and says of each what it found; it is tied to the driver by the kernel.
 The driver looks now and then, waits for nothing, and ends it where a file takes longer than `LIMIT_SECONDS`.
@@ -23,18 +23,18 @@ from argosy.running.blobs import dump
 from argosy.running.studyfile import StudyCopy
 from argosy.stream.death import die_with_parent
 
-__all__ = ["Trial", "Tried", "main"]
+__all__ = ["Rehearsal", "Rehearsed", "main"]
 
 LIMIT_SECONDS = 120.0
 """How long a file may take."""
 PROGRAM = (
     "import sys, json; given = json.load(sys.stdin); sys.path[:] = given['path']; "
-    "from argosy.running.trial import main; main(given)"
+    "from argosy.running.rehearsal import main; main(given)"
 )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Tried:
+class Rehearsed:
     """What reading a file has shown."""
 
     problem: str = ""
@@ -43,7 +43,7 @@ class Tried:
     """Files of modules that it imports from its own folder, by name."""
 
 
-class Trial:
+class Rehearsal:
     """The driver's end."""
 
     def __init__(self, process: subprocess.Popen[bytes], said: IO[bytes], files: tuple[str, ...]) -> None:
@@ -54,7 +54,7 @@ class Trial:
         self._since = time.monotonic()
 
     @classmethod
-    def start(cls, copies: Mapping[str, StudyCopy]) -> "Trial":
+    def start(cls, copies: Mapping[str, StudyCopy]) -> "Rehearsal":
         """Let a process read these, by the name of the command that brought each."""
         files = [
             {"path": str(copy.path), "folder": str(copy.folder), "sha256": copy.sha256} for copy in copies.values()
@@ -72,7 +72,7 @@ class Trial:
             )
         return cls(process, said, tuple(copies))
 
-    def results(self) -> dict[str, Tried] | None:
+    def results(self) -> dict[str, Rehearsed] | None:
         """What was found, when the process has ended: of all files, or of all up to one that ended it. None until then."""
         over = self._process.poll() is not None
         # The process has the same place in the file, where it writes.
@@ -84,11 +84,11 @@ class Trial:
         if not over and not late:
             return None
         self.close()
-        found = [Tried(**json.loads(line)) for line in lines]
+        found = [Rehearsed(**json.loads(line)) for line in lines]
         if len(found) < len(self._files):
             how = f"exit status {self._process.returncode}" if over else f"nothing came of it in {LIMIT_SECONDS:g} s"
             problem = f"the study file did not come to its end while it was read ({how}); it must, and leave a variable `study`."
-            found.append(Tried(problem=problem))
+            found.append(Rehearsed(problem=problem))
         return dict(zip(self._files, found, strict=False))
 
     def close(self) -> None:
@@ -106,22 +106,22 @@ def main(given: Mapping[str, Any]) -> None:
     words = os.dup(1)
     os.dup2(2, 1)
     for file in given["files"]:
-        tried = _read(StudyCopy(path=Path(file["path"]), folder=Path(file["folder"]), sha256=file["sha256"]))
-        os.write(words, json.dumps(asdict(tried)).encode() + b"\n")
+        found = _read(StudyCopy(path=Path(file["path"]), folder=Path(file["folder"]), sha256=file["sha256"]))
+        os.write(words, json.dumps(asdict(found)).encode() + b"\n")
 
 
-def _read(copy: StudyCopy) -> Tried:
+def _read(copy: StudyCopy) -> Rehearsed:
     sys.path.insert(0, str(copy.folder))
     try:
         study = copy.load()
         cloudpickle.loads(dump(replace(member, stop=study.stop_of(member)) for member in study.members))
     except ArgosyError as error:
-        return Tried(problem=str(error))
+        return Rehearsed(problem=str(error))
     except Exception as error:  # whatever people's objects raise when they come out of a pickle
-        return Tried(problem=f"its members cannot be sent to another process: {error!r}.")
+        return Rehearsed(problem=f"its members cannot be sent to another process: {error!r}.")
     finally:
         sys.path.remove(str(copy.folder))
-    return Tried(modules=_imported_from(copy.folder))
+    return Rehearsed(modules=_imported_from(copy.folder))
 
 
 def _imported_from(folder: Path) -> dict[str, str]:
