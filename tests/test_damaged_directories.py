@@ -13,6 +13,7 @@ import argosy
 from argosy.cli import main
 from argosy.errors import RunError
 from argosy.running.audit import audit
+from argosy.running.inbox import tell
 from argosy.running.journal import Lock
 
 
@@ -147,6 +148,11 @@ def test_a_run_with_a_driver_is_running_and_one_without_its_end_was_interrupted(
     lines = (run / "journal.jsonl").read_text().splitlines()
     (run / "journal.jsonl").write_text("\n".join(line for line in lines if '"RunEnded"' not in line) + "\n")
     assert argosy.load(run).status == "interrupted"
+    with pytest.raises(
+        RunError, match="has no driver: it was interrupted; start it again before you tell it something"
+    ):
+        tell(run, {"command": "stop", "member": "one"})
+    assert not (run / "commands").exists()
     with Lock(run / "run.lock"):
         assert argosy.load(run).status == "running"
         (run / "study.json").unlink()

@@ -21,7 +21,7 @@ import cloudpickle
 from argosy.errors import ArgosyError
 from argosy.running.blobs import dump
 from argosy.running.studyfile import StudyCopy
-from argosy.stream.death import die_with_parent
+from argosy.stream.death import die_with_parent, name_process
 
 __all__ = ["Rehearsal", "Rehearsed", "main"]
 
@@ -102,6 +102,7 @@ class Rehearsal:
 def main(given: Mapping[str, Any]) -> None:
     """Life of the process."""
     die_with_parent(given["driver"])
+    name_process("rehearse")
     # What files print goes where nobody looks.
     words = os.dup(1)
     os.dup2(2, 1)

@@ -173,11 +173,13 @@ def report_table(report: Report) -> Group:
     for row in report.rows:
         values = [f"{row.metrics[name]:.4g}" if name in row.metrics else "" for name in metrics]
         table.add_row(row.name, row.status, f"{row.epochs:g}", *values, f"{row.seconds:.1f}")
+    took = "" if report.status == "running" else f" after {report.seconds:.1f} s"
     text = (
-        f"{report.status} after {report.seconds:.1f} s. Each training sample was prepared {report.preparations:.1f} times "
-        f"per epoch (one script per member: {report.preparations_alone:.1f}). Trainers waited for data "
-        f"{report.waiting_share:.0%} of their time."
+        f"{report.status}{took}. Each training sample was prepared {report.preparations:.1f} times "
+        f"per epoch (one script per member: {report.preparations_alone:.1f})."
     )
+    if report.gauges:
+        text += f" Trainers waited for data {report.waiting_share:.0%} of their time."
     if report.sharing is not None and report.sharing.reason != "one node":
         text += f"\nNodes shared the stream: {report.sharing.sharing} ({report.sharing.reason})."
     if report.diagnosis is not None:

@@ -89,6 +89,18 @@ def test_files_of_people_in_a_members_folder_stay(tmp_path: Path) -> None:
     assert audit(tmp_path) == []
 
 
+def elsewhere() -> studies.Mlp:
+    """A network whose factory leaves the folder."""
+    os.chdir("/")
+    return studies.Mlp()
+
+
+def test_a_study_may_change_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert train(Path("runs/x"), fleet=[studies.member(model=elsewhere)]).status == "done"
+    assert (tmp_path / "runs" / "x" / "members" / "mlp" / "last.pt").exists()
+
+
 def test_the_end_of_a_run_is_journaled_whatever_the_tidying_meets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
