@@ -188,6 +188,8 @@ class Enlist:
     """Pickled: a tuple of Member."""
     sources: Mapping[str, str]
     """Of what is pickled by value, for tracebacks: texts by file."""
+    path: tuple[str, ...]
+    """Where modules are found that they name."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,8 @@ MEMBER_FIELDS = (
 )
 MEMBER_IDENTITY = (*MEMBER_FIELDS, "parameter_shapes", "subset", "val_subset")
 FUNCTIONS = ("model", "optimizer", "loss", "schedule", "augment", "step")
+KEYS = {"seed", "objective", "mode", "validations_per_epoch", "lengths", "fingerprint", "members"}
+"""Of ``study.json``, whose lack shows that it is none."""
 LINES_DEEP = 3
 MOST_NAMED = 3
 """Members, or things that have changed, that are named in a line."""
@@ -167,16 +170,36 @@ def summarize(
 
 
 def found_study(directory: Path) -> dict[str, Any] | None:
-    """``study.json`` of an earlier driver."""
+    """``study.json`` of an earlier driver; raises RunError where it is damaged."""
     path = directory / "study.json"
-    return json.loads(path.read_text()) if path.exists() else None
+    if not path.exists():
+        return None
+    try:
+        found = json.loads(path.read_text())
+        if found.keys() >= KEYS:
+            return dict(found)
+        problem = f"it lacks {', '.join(sorted(KEYS - found.keys()))}"
+    except (ValueError, AttributeError) as error:
+        problem = str(error)
+    raise RunError(
+        f"{path} is damaged: {problem}. Put back a copy of it, or delete it and give the run's command with the same study, "
+        "which writes it again."
+    )
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Replace a small file in one step."""
+    """Replace a small file in one step: after a crash there is the old one or this one, and on the disk."""
     temporary = path.with_name(f".{path.name}")
-    temporary.write_text(_spelled(value) + "\n")
+    with temporary.open("w") as file:
+        file.write(_spelled(value) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
     temporary.rename(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 def _spelled(value: Any, depth: int = 0) -> str:

@@ -3,9 +3,11 @@
 import contextlib
 import errno
 import fcntl
+import functools
 import json
 import os
 import socket
+import sys
 import time
 from pathlib import Path
 from types import TracebackType
@@ -17,7 +19,7 @@ from argosy.errors import RunError
 from argosy.events import Event, from_line, to_line
 from argosy.system import disk_refused
 
-__all__ = ["Journal", "Lock", "own_directory", "read_journal"]
+__all__ = ["Journal", "Lock", "at_work", "own_directory", "read_journal"]
 
 
 PATIENCE_SECONDS = 10.0
@@ -85,26 +87,65 @@ def own_directory(directory: Path) -> None:
 
 
 def read_journal(directory: Path) -> list[Event]:
-    """All events of a run, in order; a torn last line is left out."""
+    """All events of a run, in order; a torn last line is left out. Raises RunError for what is no journal."""
     path = directory / "journal.jsonl"
     if not path.exists():
         below = ", ".join(str(journal.parent) for journal in sorted(directory.glob("*/journal.jsonl")))
         advice = f"runs below it: {below}." if below else "give the directory of `argosy run --dir`."
         raise RunError(f"{directory} holds no run (no journal.jsonl there); {advice}")
-    events = []
-    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
-        try:
-            value: dict[str, Any] = json.loads(line)
-        except ValueError as error:
-            raise RunError(f"{path}, line {number} is not JSON: {error}. The journal was changed by hand.") from error
+    try:
+        lines = path.read_bytes().split(b"\n")[:-1]
+    except OSError as error:
+        raise RunError(
+            f"cannot read {path}: {error.strerror}. Give the directory of a run that you may read."
+        ) from error
+    strange: set[str] = set()
+    events = [_event(path, number, line, strange) for number, line in enumerate(lines, start=1)]
+    if strange:
+        _say_once(
+            f"{path} was written by a later argosy; what this one does not know is left out: {', '.join(sorted(strange))}."
+        )
+    return [event for event in events if event is not None]
+
+
+def _event(path: Path, number: int, line: bytes, strange: set[str]) -> Event | None:
+    try:
+        value: dict[str, Any] = json.loads(line)
         if value["event"] == "EpochEnded":
             raise RunError(
-                f"{directory} was written by an earlier argosy, which had no sections; choose another directory."
+                f"{path.parent} was written by an earlier argosy, which had no sections; choose another directory."
             )
-        event = from_line(value)
-        if event is not None:
-            events.append(event)
-    return events
+        return from_line(value, strange)
+    except (ValueError, TypeError, KeyError) as error:
+        raise RunError(
+            f"{path}, line {number} is no event: {error}. The journal was damaged or changed by hand: put back a copy of it, "
+            "or choose another directory; the members' files are as they were."
+        ) from error
+
+
+@functools.cache
+def _say_once(sentence: str) -> None:
+    """To the person, and not again when the same journal is read again."""
+    print(sentence, file=sys.stderr)
+
+
+def at_work(directory: Path) -> bool:
+    """Whether a driver has this run at hand; on another host nobody can tell, so whoever holds the lock is one."""
+    path = directory / "run.lock"
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        # Processes of a driver that was killed hold it a little longer than it lives.
+        return _lives(*_signature(path))
+    except OSError:
+        return False  # where there are no locks, there are no runs
+    finally:
+        os.close(descriptor)
+    return False
 
 
 class Lock:
@@ -139,7 +180,7 @@ class Lock:
         while not self._taken():
             if time.monotonic() > deadline - PATIENCE_SECONDS / 2:
                 self._end_stopped_orphans()
-            pid, host, begun = [*self.path.read_text().split(), "?", "?", "?"][:3]
+            pid, host, begun = _signature(self.path)
             if _lives(pid, host, begun) or time.monotonic() > deadline:
                 raise RunError(
                     f"{self.path.parent} is in use by process {pid} on {host}; wait for it or choose another directory."
@@ -166,6 +207,12 @@ class Lock:
                 "runs from writing there at once. Choose a directory on another disk, or mount this one with locks."
             ) from error
         return True
+
+
+def _signature(path: Path) -> tuple[str, str, str]:
+    """Process, host and time of birth of the driver that has the lock, or had it last."""
+    pid, host, begun = [*path.read_text().split(), "?", "?", "?"][:3]
+    return pid, host, begun
 
 
 def _lives(pid: str, host: str, begun: str) -> bool:

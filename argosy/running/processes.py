@@ -10,6 +10,7 @@ import contextlib
 import os
 import selectors
 import signal
+import sys
 import time
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -152,7 +153,7 @@ class ProcessWorkers:
 
     def enlist(self, worker: str, members: tuple[Member, ...]) -> None:
         """See `Workers.enlist`."""
-        self.send(worker, Enlist(definitions=dump(members), sources=sources()))
+        self.send(worker, Enlist(definitions=dump(members), path=tuple(sys.path), sources=sources()))
 
     def pulse(self, worker: str) -> Pulse | None:
         """See `Workers.pulse`."""
