@@ -47,7 +47,7 @@ def check_batch_norm(members: Iterable[Member], lengths: Mapping[str, int], meas
                 f"member {member.name!r} has BatchNorm, and its last batch of each epoch would hold 1 sample, which "
                 "BatchNorm cannot train on. Set drop_last=True or another batch_size."
             )
-        for rows in (member.batch_size, last):
+        for rows in filter(None, (member.batch_size, last)):
             if measured[member.name].batch_norm and member.accumulate > 1 and _least_part(rows, member.accumulate) == 1:
                 raise PlanError(
                     f"member {member.name!r} has BatchNorm, and of {member.accumulate} micro-batches of a batch of {rows} one "
@@ -58,5 +58,5 @@ def check_batch_norm(members: Iterable[Member], lengths: Mapping[str, int], meas
 
 def _least_part(rows: int, parts: int) -> int:
     """Samples of the smallest of so many micro-batches."""
-    size = max(-(-rows // parts), 1)
+    size = -(-rows // parts)
     return rows % size or size
