@@ -358,9 +358,15 @@ def feed(
     assert isinstance(command, Open)
     cores = max(len(os.sched_getaffinity(0)) // settings.nodes, 1)
     count = settings.loader_workers if settings.loader_workers is not None else cores
-    with pulse.busy("opening the data", opaque=True):
-        sources = open_for(count, data, seed=seed, pulse=pulse, hang_up=driver.close)
+    # Its name is one of the host that this process was started on, wherever a dataset takes it.
     door = Door(key)
+
+    def hang_up() -> None:
+        driver.close()
+        door.close()
+
+    with pulse.busy("opening the data", opaque=True):
+        sources = open_for(count, data, seed=seed, pulse=pulse, hang_up=hang_up)
     block_size = settings.block_size or choose_block_size(sources["train"].layout)
     slots = SLOTS + SLOTS_PER_NODE * settings.nodes
     ring = Ring(slots=slots, slot_bytes=max(s.layout.block_bytes(block_size) for s in sources.values()))

@@ -83,8 +83,8 @@ def confirm(facts: Facts, dataset: Any, split: str, sample: Callable[[int], Any]
     if length != facts.length or fingerprint_of([leaves(0), leaves(length - 1)]) != facts.fingerprint:
         raise StudyError(
             f"Data.{split}: the {type(dataset).__name__} is another one whenever it is opened (here of {length} samples, "
-            f"before of {facts.length}), and each loader worker opens its own, because it holds open files. Let it give the "
-            "same samples in the same order: sort what it lists, and seed what it draws."
+            f"before of {facts.length}), and each loader worker opens its own, because it leaves files or connections open. Let "
+            "it give the same samples in the same order: sort what it lists, and seed what it draws."
         )
 
 

@@ -71,6 +71,14 @@ def test_the_report_names_the_bottleneck(tmp_path: Path) -> None:
     assert len(report.gauges["feeder-0"]["to_prepare"]["history"]) >= 1
 
 
+def test_preparation_that_is_faster_than_training_is_not_accused(tmp_path: Path) -> None:
+    # An epoch is one block, so no queue ever fills; a step takes 20 ms.
+    fleet = [studies.member(augment=studies.dawdle, batch_size=10)]
+    report = argosy.train(studies.study(200, fleet=fleet, epochs=4, val=0), directory=tmp_path, devices="cpu:1")
+    assert report.diagnosis is not None
+    assert report.diagnosis.stage == "training"
+
+
 def test_a_slow_node_is_named(tmp_path: Path) -> None:
     fleet = [studies.member("a", batch_size=16), studies.member("b", batch_size=16)]
     study = studies.study(data=argosy.Data(train=Uneven(320)), fleet=fleet, objective="train_loss")
