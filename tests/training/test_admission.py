@@ -15,6 +15,7 @@ from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau, StepLR
 
 import argosy
 from argosy.errors import PlanError
+from argosy.stream.order import permutation
 
 OLDER = studies.Mlp()
 OTHER = SGD(OLDER.parameters(), lr=0.1)
@@ -172,6 +173,15 @@ def test_what_is_unusual_trains_and_goes_on_where_it_was(tmp_path: Path) -> None
     for member in fleet:
         whole, parts = (evidence.results_of(tmp_path / run, member.name) for run in ("whole", "parts"))
         assert whole == parts, member.name
+
+
+def test_a_label_that_comes_late_is_named(tmp_path: Path) -> None:
+    inputs, labels = torch.randn(100, 12), torch.arange(100) % 10
+    labels[int(permutation(0, 0, 100)[-1])] = -1
+    study = studies.study(data=argosy.Data(arrays=(inputs, labels)), fleet=[studies.member(metrics={})])
+    report = argosy.train(study, directory=tmp_path, launcher="inline", block_size=16)
+    assert report.rows[0].status == "failed"
+    assert "StudyError: member 'mlp': a target is label -1, and its network has 10 outputs" in report.rows[0].reason
 
 
 def test_micro_batches_of_one_are_refused_with_batch_norm(tmp_path: Path) -> None:
