@@ -19,7 +19,7 @@ from family import Run
 from argosy.errors import RunError
 from argosy.running.inbox import leave
 
-__all__ = ["campaign_run", "told_badly"]
+__all__ = ["campaign_run", "unkind"]
 
 SCRIPT = """
 import sys
@@ -211,7 +211,12 @@ def campaign_run(folder: Path, seed: int, *, length: int, epochs: int) -> tuple[
     return faults, around
 
 
-def told_badly(around: Surroundings) -> list[str]:
-    """What people were shown that is no sentence for them."""
-    errors = around.run.errors
-    return [f"a traceback: {errors[errors.index('Traceback') :][-2000:]}"] if "Traceback" in errors else []
+def unkind(around: Surroundings, faults: Sequence[str]) -> list[str]:
+    """What was wrong on the way: a run that ended for what it should go on through, or said so in no sentence for people."""
+    found, errors = [], around.run.errors
+    ends = len(around.runs) - 1 - faults.count("driver: stopped for ever")
+    if ends and not any(fault.endswith("descriptors") for fault in faults):
+        found.append(f"the run ended {ends} times of itself: {errors[-500:]}")
+    if "Traceback" in errors:
+        found.append(f"a traceback: {errors[errors.index('Traceback') :][-2000:]}")
+    return found
