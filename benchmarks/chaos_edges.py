@@ -4,6 +4,7 @@ A run goes on through each of them, or ends with one sentence and goes on with t
 """
 
 import contextlib
+import os
 import random
 import shutil
 import signal
@@ -71,16 +72,19 @@ class Surroundings:
         """The command, its output read by another program."""
         self.end()
         self.reader = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
-        path = [str(Path(__file__).with_name("chaos_clock")), *sys.path]
-        environment = {
-            "PYTHONPATH": ":".join(path),
+        script = SCRIPT.replace("{study}", str(self.study))
+        self.runs.append(Run(self.directory, script, settings=self.settings, start=self._command))
+
+    def _command(self, text: str, directory: str, *, err: int) -> subprocess.Popen[bytes]:
+        assert self.reader is not None
+        own = {
+            "PYTHONPATH": ":".join([str(Path(__file__).with_name("chaos_clock")), *sys.path]),
             "ARGOSY_CHAOS_CLOCK": str(self.clock),
             "HOME": str(self.home),
             "XDG_CACHE_HOME": "",
         }
-        script = SCRIPT.replace("{study}", str(self.study))
-        run = Run(self.directory, script, settings=self.settings, environment=environment, stdout=self.reader.stdin)
-        self.runs.append(run)
+        words = [sys.executable, "-c", text, directory]
+        return subprocess.Popen(words, env={**os.environ, **own}, stdout=self.reader.stdin, stderr=err)
 
     @property
     def run(self) -> Run:
