@@ -17,9 +17,6 @@ from pathlib import Path
 import psutil
 from family import Run
 
-from argosy.errors import RunError
-from argosy.running.inbox import leave
-
 __all__ = ["campaign_run", "unkind"]
 
 SCRIPT = """
@@ -66,6 +63,8 @@ class Surroundings:
         self.home.mkdir(parents=True)
         self.study.write_text(STUDY.format(length=length, epochs=epochs))
         self.runs: list[Run] = []
+        self.asked: list[subprocess.Popen[bytes]] = []
+        """Commands of other people."""
         self.reader: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -77,14 +76,22 @@ class Surroundings:
 
     def _command(self, text: str, directory: str, *, err: int) -> subprocess.Popen[bytes]:
         assert self.reader is not None
-        own = {
+        words = [sys.executable, "-c", text, directory]
+        return subprocess.Popen(words, env=self._environment(), stdout=self.reader.stdin, stderr=err)
+
+    def tell(self, *words: str) -> None:
+        """A command to the run at work; nobody waits for its answer here."""
+        program, nowhere = [sys.executable, "-m", "argosy"], subprocess.DEVNULL
+        self.asked.append(subprocess.Popen([*program, *words], env=self._environment(), stdout=nowhere, stderr=nowhere))
+
+    def _environment(self) -> dict[str, str]:
+        return {
+            **os.environ,
             "PYTHONPATH": ":".join([str(Path(__file__).with_name("chaos_clock")), *sys.path]),
             "ARGOSY_CHAOS_CLOCK": str(self.clock),
             "HOME": str(self.home),
             "XDG_CACHE_HOME": "",
         }
-        words = [sys.executable, "-c", text, directory]
-        return subprocess.Popen(words, env={**os.environ, **own}, stdout=self.reader.stdin, stderr=err)
 
     @property
     def run(self) -> Run:
@@ -146,9 +153,7 @@ def add_nonsense(around: Surroundings, dice: random.Random) -> str:
     kind = dice.choice(list(BROKEN))
     path = around.study.with_name(f"{kind}.py")
     path.write_text(BROKEN[kind])
-    # A run that has not begun, or has ended, is told nothing.
-    with contextlib.suppress(RunError):
-        leave(around.directory, {"command": "add", "study": str(path)})
+    around.tell("add", str(around.directory), str(path))
     return f"add {kind}"
 
 
@@ -221,6 +226,9 @@ def unkind(around: Surroundings, faults: Sequence[str]) -> list[str]:
     ends = len(around.runs) - 1 - faults.count("driver: stopped for ever")
     if ends and not any(fault.endswith("descriptors") for fault in faults):
         found.append(f"the run ended {ends} times of itself: {errors[-500:]}")
+    answers = [asked.wait(60) for asked in around.asked]
+    if set(answers) - {2}:
+        found.append(f"nonsense was answered with exit codes {answers}")
     if "Traceback" in errors:
         found.append(f"a traceback: {errors[errors.index('Traceback') :][-2000:]}")
     return found
