@@ -24,7 +24,7 @@ from measuring import hardware
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 import evidence
-from chaos_edges import campaign_run, told_badly
+from chaos_edges import campaign_run, unkind
 from family import ONE_NODE, TWO_NODES, Run, repeats_at_most_one_interval
 
 from argosy.running.audit import audit
@@ -128,7 +128,8 @@ def edges(folder: Path, seeds: Sequence[int]) -> Iterator[tuple[str, list[str], 
     expected = faultless(folder / "faultless", ONE_NODE)
     for seed in seeds:
         happened, around = campaign_run(folder / f"edge-{seed}", seed, length=LENGTH, epochs=EPOCHS)
-        yield f"edge {seed}", happened, [*check(around.directory, around.runs, expected), *told_badly(around)]
+        found = [*check(around.directory, around.runs, expected), *unkind(around, happened)]
+        yield f"edge {seed}", happened, found
 
 
 def faultless(directory: Path, settings: str) -> dict[str, object]:

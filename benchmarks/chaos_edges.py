@@ -4,6 +4,7 @@ A run goes on through each of them, or ends with one sentence and goes on with t
 """
 
 import contextlib
+import os
 import random
 import shutil
 import signal
@@ -16,10 +17,7 @@ from pathlib import Path
 import psutil
 from family import Run
 
-from argosy.errors import RunError
-from argosy.running.inbox import leave
-
-__all__ = ["campaign_run", "told_badly"]
+__all__ = ["campaign_run", "unkind"]
 
 SCRIPT = """
 import sys
@@ -65,22 +63,35 @@ class Surroundings:
         self.home.mkdir(parents=True)
         self.study.write_text(STUDY.format(length=length, epochs=epochs))
         self.runs: list[Run] = []
+        self.asked: list[subprocess.Popen[bytes]] = []
+        """Commands of other people."""
         self.reader: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         """The command, its output read by another program."""
         self.end()
         self.reader = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
-        path = [str(Path(__file__).with_name("chaos_clock")), *sys.path]
-        environment = {
-            "PYTHONPATH": ":".join(path),
+        script = SCRIPT.replace("{study}", str(self.study))
+        self.runs.append(Run(self.directory, script, settings=self.settings, start=self._command))
+
+    def _command(self, text: str, directory: str, *, err: int) -> subprocess.Popen[bytes]:
+        assert self.reader is not None
+        words = [sys.executable, "-c", text, directory]
+        return subprocess.Popen(words, env=self._environment(), stdout=self.reader.stdin, stderr=err)
+
+    def tell(self, *words: str) -> None:
+        """A command to the run at work; nobody waits for its answer here."""
+        program, nowhere = [sys.executable, "-m", "argosy"], subprocess.DEVNULL
+        self.asked.append(subprocess.Popen([*program, *words], env=self._environment(), stdout=nowhere, stderr=nowhere))
+
+    def _environment(self) -> dict[str, str]:
+        return {
+            **os.environ,
+            "PYTHONPATH": ":".join([str(Path(__file__).with_name("chaos_clock")), *sys.path]),
             "ARGOSY_CHAOS_CLOCK": str(self.clock),
             "HOME": str(self.home),
             "XDG_CACHE_HOME": "",
         }
-        script = SCRIPT.replace("{study}", str(self.study))
-        run = Run(self.directory, script, settings=self.settings, environment=environment, stdout=self.reader.stdin)
-        self.runs.append(run)
 
     @property
     def run(self) -> Run:
@@ -142,9 +153,7 @@ def add_nonsense(around: Surroundings, dice: random.Random) -> str:
     kind = dice.choice(list(BROKEN))
     path = around.study.with_name(f"{kind}.py")
     path.write_text(BROKEN[kind])
-    # A run that has not begun, or has ended, is told nothing.
-    with contextlib.suppress(RunError):
-        leave(around.directory, {"command": "add", "study": str(path)})
+    around.tell("add", str(around.directory), str(path))
     return f"add {kind}"
 
 
@@ -211,7 +220,15 @@ def campaign_run(folder: Path, seed: int, *, length: int, epochs: int) -> tuple[
     return faults, around
 
 
-def told_badly(around: Surroundings) -> list[str]:
-    """What people were shown that is no sentence for them."""
-    errors = around.run.errors
-    return [f"a traceback: {errors[errors.index('Traceback') :][-2000:]}"] if "Traceback" in errors else []
+def unkind(around: Surroundings, faults: Sequence[str]) -> list[str]:
+    """What was wrong on the way: a run that ended for what it should go on through, or said so in no sentence for people."""
+    found, errors = [], around.run.errors
+    ends = len(around.runs) - 1 - faults.count("driver: stopped for ever")
+    if ends and not any(fault.endswith("descriptors") for fault in faults):
+        found.append(f"the run ended {ends} times of itself: {errors[-500:]}")
+    answers = [asked.wait(60) for asked in around.asked]
+    if set(answers) - {2}:
+        found.append(f"nonsense was answered with exit codes {answers}")
+    if "Traceback" in errors:
+        found.append(f"a traceback: {errors[errors.index('Traceback') :][-2000:]}")
+    return found

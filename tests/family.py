@@ -2,14 +2,11 @@
 
 import contextlib
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import IO
+from typing import Any
 
 import forked
 import psutil
@@ -57,20 +54,13 @@ class Run:
         epochs: int = 3,
         hang_seconds: float = 60,
         sigint: str = "default_int_handler",
-        environment: Mapping[str, str] | None = None,
-        stdout: IO[bytes] | None = None,
-        before: Callable[[], None] | None = None,
+        start: Callable[..., Any] = forked.script,
     ) -> None:
         self.directory = directory
         text = script.format(settings=settings, length=length, epochs=epochs, hang_seconds=hang_seconds, sigint=sigint)
         self.log = directory.with_name(f"{directory.name}.stderr")
         with self.log.open("a") as log:
-            if environment is None and stdout is None and before is None:
-                self.process = forked.script(text, str(directory), err=log.fileno())
-            else:
-                command = [sys.executable, "-c", text, str(directory)]
-                known = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **(environment or {})}
-                self.process = subprocess.Popen(command, env=known, stdout=stdout, stderr=log, preexec_fn=before)
+            self.process = start(text, str(directory), err=log.fileno())
         self.seen: dict[int, psutil.Process] = {}
 
     def lines(self) -> list[dict]:

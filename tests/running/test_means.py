@@ -2,9 +2,7 @@
 
 import errno
 import os
-import resource
 import signal
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,7 @@ from typing import Any
 import evidence
 import pytest
 import studies
-from family import Run
+from family import SCRIPT, Run
 
 import argosy
 from argosy.errors import DiskError, WorkerError
@@ -54,13 +52,15 @@ def test_a_refusal_is_told_once_and_what_is_somebodys_own_passes(tmp_path: Path)
     assert "See to the disk" in str(disk_refused(RuntimeError("?"), "cannot write"))
 
 
-def limited(count: int) -> Callable[[], None]:
-    return partial(resource.setrlimit, resource.RLIMIT_NOFILE, (count, count))
+LIMITED = """
+import resource
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+"""
 
 
 def test_256_open_files_are_enough(tmp_path: Path) -> None:
     settings = 'devices="cpu:4", loader_workers=4'
-    run = Run(tmp_path, settings=settings, length=140, epochs=1, before=limited(256))
+    run = Run(tmp_path, LIMITED + SCRIPT, settings=settings, length=140, epochs=1)
     assert run.end() == 0, run.errors
 
 
