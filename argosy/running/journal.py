@@ -181,7 +181,9 @@ class Lock:
             if time.monotonic() > deadline - PATIENCE_SECONDS / 2:
                 self._end_stopped_orphans()
             pid, host, begun = _signature(self.path)
-            if _lives(pid, host, begun) or time.monotonic() > deadline:
+            # This process has ended its own run there, whose workers are about to go.
+            another = pid != str(os.getpid()) and _lives(pid, host, begun)
+            if another or time.monotonic() > deadline:
                 raise RunError(
                     f"{self.path.parent} is in use by process {pid} on {host}; wait for it or choose another directory."
                 )
