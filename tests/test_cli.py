@@ -283,7 +283,7 @@ def test_another_study_is_refused_and_nothing_is_lost(folder: Path) -> None:
         (folder / "study.py").write_text(STUDY.replace(*change).replace("MaxEpochs(2)", f"MaxEpochs({epochs})"))
         found = argosy(folder, "run", "study.py", "--dir", "run", "--json", code=2)
         said = " ".join(found.stderr.split())
-        assert said.startswith(f"RunError: run holds the run of another study: {message}"), said
+        assert f"run holds the run of another study: {message}" in said, said
         assert said.endswith("Choose another directory, or undo the change.")
         assert {path: path.read_bytes() for path in before} == before
 

@@ -222,7 +222,7 @@ def _doing(split: str) -> str:
 
 def _made(factory: Callable[[], Any], split: str, seed: int) -> Any:
     """What a factory returns; what it draws follows from the study's seed, wherever it is called."""
-    name = getattr(factory, "__name__", repr(factory))
+    name = getattr(getattr(factory, "func", factory), "__qualname__", type(factory).__qualname__)
     seed_everything(sample_seed(seed, split, 0, OPENING))
     try:
         dataset = factory()
@@ -245,8 +245,6 @@ def _rows(array: Any, what: str) -> Any:
         array = array if isinstance(array, torch.Tensor | np.ndarray) else np.asarray(array)
     except ValueError as error:
         raise StudyError(f"Data: {what} is ragged: {error}. Pad its rows to one shape.") from error
-    if array.ndim == 0:
-        raise StudyError(f"Data: {what} is a single value, {array!r:.60}; its rows are samples. Give one row for each.")
     if isinstance(array, torch.Tensor):
         if array.device.type != "cpu" or array.layout != torch.strided:
             raise StudyError(

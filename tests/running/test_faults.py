@@ -3,6 +3,7 @@
 import os
 import resource
 import signal
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -199,13 +200,13 @@ class Scene:
     steps: int = 0
 
 
-SCENES: list[Scene] = []
-"""The last one is played."""
+SCENE: ContextVar[Scene] = ContextVar("SCENE")
+"""The one that is played."""
 
 
 def act(batch: Any) -> Any:
     """An augmentation, which is called once a step."""
-    scene = SCENES[-1]
+    scene = SCENE.get()
     scene.steps += 1
     if scene.steps == scene.killed_at:
         raise Killed
@@ -222,14 +223,14 @@ class Staged(nn.Module):
         self.inner = studies.Mlp()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.training and len(x) > SCENES[-1].rows:
-            raise torch.OutOfMemoryError(f"{len(x)} rows on a device for {SCENES[-1].rows}")
+        if self.training and len(x) > SCENE.get().rows:
+            raise torch.OutOfMemoryError(f"{len(x)} rows on a device for {SCENE.get().rows}")
         return self.inner(x)
 
 
 def staged(directory: Path, scene: Scene) -> dict[str, Any]:
     """What becomes of a member whose steps were divided in its second epoch, and how often they were."""
-    SCENES.append(scene)
+    SCENE.set(scene)
     fleet = [studies.member(batch_size=40, model=Staged, augment=act)]
     argosy.train(studies.study(160, fleet=fleet, epochs=4), directory=directory, launcher="inline")
     divided = [line["accumulate"] for line in evidence.event_lines(directory, "Divided")]

@@ -119,7 +119,7 @@ def test_the_end_of_a_run_is_journaled_whatever_the_tidying_meets(
 
     monkeypatch.setattr(ending, "settle_files", lambda states, directory: ends.append("here"))
     monkeypatch.setattr(Metrics, "write", fail_last)
-    with pytest.raises(OSError, match="Input/output error"):
+    with pytest.raises(argosy.ArgosyError, match="Input/output error"):
         train(tmp_path, epochs=2)
     assert [line["status"] for line in evidence.event_lines(tmp_path, "RunEnded")] == ["done", "done"]
 

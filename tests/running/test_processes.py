@@ -146,12 +146,12 @@ def test_how_a_worker_ended_is_told(workers: ProcessWorkers, servers: list[Serve
     peer.close()
     assert lost(workers) == 0
     servers[0].tell(ticket, 7, status)
-    assert workers.receive(1) == [("cpu:0", Lost(detail=words))]
+    assert workers.receive(1) == [("cpu:0", Lost(detail=f"{words} while starting"))]
 
 
 def test_a_worker_that_cannot_be_forked_is_lost_with_the_reason(workers: ProcessWorkers, servers: list[Server]) -> None:
     servers[0].tell(servers[0].asked[0]["ticket"], 0, "it could not be forked: no more processes")
-    assert workers.receive(1) == [("cpu:0", Lost(detail="it could not be forked: no more processes"))]
+    assert workers.receive(1) == [("cpu:0", Lost(detail="it could not be forked: no more processes while starting"))]
 
 
 def test_a_caller_that_hangs_up_at_once_does_no_harm(workers: ProcessWorkers) -> None:

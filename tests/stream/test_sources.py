@@ -130,7 +130,7 @@ def test_a_memory_map_stays_on_disk(tmp_path) -> None:
 
 
 def test_unequal_lengths_are_refused() -> None:
-    with pytest.raises(StudyError, match="one common length"):
+    with pytest.raises(StudyError, match=r"^Data.arrays: its arrays have \[3, 4\] rows; they need one common number above 0"):
         open_sources(Data(arrays=(np.zeros(3), np.zeros(4))), seed=0)
 
 
@@ -263,12 +263,8 @@ def test_numbers_of_every_kind_and_a_class_as_factory() -> None:
 @pytest.mark.parametrize(
     ("array", "says"),
     [
-        (np.array(["cat", "dog"]), r"has dtype <U3, .*np\.unique\(words, return_inverse=True\)"),
-        (np.array([None, 1], dtype=object), r"has dtype object"),
         (np.arange(2, dtype=">i4"), r"has dtype >i4"),
         ([[1], [2, 3]], r"is ragged: "),
-        (np.array(3.0), r"is a single value, array\(3\.\)"),
-        (torch.tensor(3.0), r"is a single value, tensor\(3\.\)"),
         (torch.empty(2, device="meta"), r"is a tensor of layout torch\.strided on meta; .* Give tensor\.cpu\(\)"),
         (torch.eye(2).to_sparse(), r"is a tensor of layout torch\.sparse_coo on cpu; .*to_dense\(\)"),
     ],

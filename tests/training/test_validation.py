@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -189,20 +190,20 @@ class Killed(BaseException):
     """Ends a run where it stands."""
 
 
-CALLS = [0]
+CALLS = ContextVar("CALLS", default=0)
 """Of the metric below, until it is killed."""
 
 
 def kills(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    CALLS[0] -= 1
-    if CALLS[0] == 0:
+    CALLS.set(CALLS.get() - 1)
+    if CALLS.get() == 0:
         raise Killed
     return right(output, target)
 
 
 def killed(directory: Path, at: int) -> dict[str, Any]:
     """What becomes of a member with a validation of seven batches in each half of its two epochs."""
-    CALLS[0] = at
+    CALLS.set(at)
     metrics = {"kills": kills, "f1": macro_f1, "state": MacroF1()}
     fleet = [studies.member(metrics=metrics, eval_batch_size=6), studies.member("beside")]
     study = studies.study(fleet=fleet, validations_per_epoch=2)
