@@ -44,7 +44,7 @@ TURNED_ROUND = {"neg", "negative", "inverse"}
 
 
 class Stop(ABC):
-    """A stopping rule: a function of the member's own history and of nothing else."""
+    """A stopping rule: a function of the member's own history and of nothing else, asked at the end of each section."""
 
     @abstractmethod
     def reason(self, history: History) -> str | None:
