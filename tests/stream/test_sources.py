@@ -130,7 +130,9 @@ def test_a_memory_map_stays_on_disk(tmp_path) -> None:
 
 
 def test_unequal_lengths_are_refused() -> None:
-    with pytest.raises(StudyError, match=r"^Data.arrays: its arrays have \[3, 4\] rows; they need one common number above 0"):
+    with pytest.raises(
+        StudyError, match=r"^Data.arrays: its arrays have \[3, 4\] rows; they need one common number above 0"
+    ):
         open_sources(Data(arrays=(np.zeros(3), np.zeros(4))), seed=0)
 
 
