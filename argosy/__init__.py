@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from argosy.api import load as load
     from argosy.api import plan as plan
     from argosy.api import train as train
+    from argosy.api import tune as tune
 
 __version__ = "0.1.0"
 __all__ = [
@@ -39,11 +40,12 @@ __all__ = [
     "load",
     "plan",
     "train",
+    "tune",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("load", "plan", "train"):
+    if name in ("load", "plan", "train", "tune"):
         from argosy import api  # imports torch, which ``import argosy`` and ``argosy --help`` must not
 
         return getattr(api, name)

@@ -107,6 +107,7 @@ def test_public_names() -> None:
         "load",
         "plan",
         "train",
+        "tune",
     ]
     assert all(hasattr(argosy, name) for name in argosy.__all__)
 

@@ -78,6 +78,17 @@ class Departures:
 
     # ---- newcomers
 
+    def bring(self) -> None:
+        """Let those join whom somebody brings."""
+        driver = self.driver
+        if driver.orders.pausing is not None:
+            return
+        brought = [new for bringer in driver.bringers for new in bringer.bring(driver.state)]
+        for new in brought:
+            driver.record(new.proposed)
+        if brought:
+            driver.add(self.roster.take_up([new.member for new in brought]))
+
     def welcome(self) -> None:
         """Members were added: they are measured beside those that train, where nobody like them is known."""
         if not self.newcomers:

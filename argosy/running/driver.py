@@ -47,7 +47,7 @@ from argosy.running.records import Metrics, run_started, tree_cpu_seconds
 from argosy.running.refusals import check_batch_norm, check_batches
 from argosy.running.resume import settle_files
 from argosy.running.roster import Roster
-from argosy.running.verdicts import Judge, Rules
+from argosy.running.verdicts import Bringer, Judge, Rules
 from argosy.running.view import Silent, View
 from argosy.running.voyage import Voyage
 from argosy.running.workforce import Feeder, Workforce
@@ -73,6 +73,7 @@ class Driver:
         view: View,
         *,
         judges: Sequence[Judge] = (),
+        bringers: Sequence[Bringer] = (),
         node_devices: int | None = None,
         only_measure: bool = False,
     ) -> None:
@@ -84,11 +85,12 @@ class Driver:
         self.view = view
         self.began = time.monotonic()
         self.phase = Phase.OPENING
-        self.roster = Roster(job, state)
+        self.judges: tuple[Judge, ...] = (Rules(), *judges)
+        self.bringers = bringers
+        self.roster = Roster(job, state, self.judges)
         self.force = Workforce(workers, cluster)
         self.measuring = Measuring(device_kind=cluster.devices[0].kind, node_devices=node_devices)
         self.only_measure = only_measure
-        self.judges: tuple[Judge, ...] = (Rules(), *judges)
         self.voyage = Voyage(self)
         self.orders = Orders(self)
         self.faults = Faults(self)
@@ -303,7 +305,7 @@ class Driver:
         self.roster.leave([member])
 
     def add(self, names: list[str]) -> None:
-        """Members were added by a person."""
+        """Members were added, by a person or by whoever brings them."""
         self.voyage.departures.newcomers |= set(names)
         if self.phase is Phase.SAILING:
             self.voyage.departures.welcome()
@@ -355,9 +357,10 @@ def drive(
     view: View,
     *,
     judges: Sequence[Judge] = (),
+    bringers: Sequence[Bringer] = (),
 ) -> None:
     """Train a study to its end, and journal it; `state` is the fold of what the journal holds already."""
-    driver = Driver(job, cluster, workers, journal, state, view, judges=judges)
+    driver = Driver(job, cluster, workers, journal, state, view, judges=judges, bringers=bringers)
     found, before = found_study(job.directory), tree_cpu_seconds()
     with interrupts(driver.orders.want_pause):
         status, reason = "failed", ""

@@ -16,9 +16,9 @@ from typing import Any
 import psutil
 
 from argosy.errors import DiskError, RunError
-from argosy.events import Event, from_line, to_line
+from argosy.events import Event, SearchBegan, from_line, to_line
 
-__all__ = ["Journal", "Lock", "read_journal", "refusals_of_the_disk"]
+__all__ = ["Journal", "Lock", "read_journal", "refusals_of_the_disk", "timeline"]
 
 
 PATIENCE_SECONDS = 10.0
@@ -101,6 +101,19 @@ def read_journal(directory: Path) -> list[Event]:
         if event is not None:
             events.append(event)
     return events
+
+
+def timeline(directory: Path) -> Iterator[tuple[float, Event]]:
+    """(seconds that drivers had worked by then, event) of a run; the time between two drivers does not count."""
+    seconds, before = 0.0, None
+    for line in (directory / "journal.jsonl").read_bytes().split(b"\n")[:-1]:
+        value = json.loads(line)
+        event = from_line(value)
+        if before is not None and not isinstance(event, SearchBegan):
+            seconds += max(value["at"] - before, 0.0)
+        before = value["at"]
+        if event is not None:
+            yield seconds, event
 
 
 class Lock:

@@ -1,7 +1,7 @@
 """The members of a run: which wait for devices, which rest, where each goes on, and who joins later."""
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from argosy.running.launcher import Job
 from argosy.running.refusals import check_batches
 from argosy.running.resume import Resume, last_section, leg_for, resume_point, resume_points
 from argosy.running.studyfile import load_study
+from argosy.running.verdicts import Fate, Judge, Rules, judge
 from argosy.study import Member, Study
 
 __all__ = ["Roster"]
@@ -22,9 +23,10 @@ OVER = ("failed", "diverged", "stopped")
 class Roster:
     """Members by name; what has become of them is in the run's state."""
 
-    def __init__(self, job: Job, state: RunState) -> None:
+    def __init__(self, job: Job, state: RunState, judges: Sequence[Judge] = (Rules(),)) -> None:
         self.job = job
         self.state = state
+        self.judges = judges
         self.waiting: list[str] = []
         """Members that train nowhere and want to, in the order of the study."""
         self.resting: set[str] = set()
@@ -66,6 +68,10 @@ class Roster:
         """Take up the members of another study file that are not here yet; returns their names."""
         here, other = {member.name for member in self.study.members}, load_study(path)
         new = [replace(m, stop=other.stop_of(m)) for m in other.members if m.name not in here]
+        return self.take_up(new)
+
+    def take_up(self, new: Sequence[Member]) -> list[str]:
+        """These belong to the study from here on; returns their names."""
         self.job = replace(self.job, study=replace(self.study, members=(*self.study.members, *new)))
         self._number()
         return [member.name for member in new]
@@ -174,7 +180,7 @@ class Roster:
         state = self.state.member(member.name)
         if state.status in OVER:
             return False
-        if self.study.stop_of(member).reason(state.history) is None:
+        if judge(self.judges, member.name, self.state, self.study).fate is not Fate.END:
             return True
         # Who has trained enough and was not saved then is not over: the file is what a person gets.
         return bool(state.sections) and not state.saved_at_its_end

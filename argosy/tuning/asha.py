@@ -55,7 +55,7 @@ class Asha:
             return None
         reached = self._reached[self.rung[trial]]
         place = reached.index(trial) + 1
-        return f"out of {len(reached)} at {self.budget(trial)} sections: number {place}"
+        return f"number {place} of {len(reached)} after section {self.budget(trial)}"
 
     def _arrive(self, trial: int) -> None:
         """Note that a trial has reached its rung, if it has, and let those go on who may."""

@@ -13,7 +13,7 @@ from argosy.tuning.scheduler import Results, ranked
 
 __all__ = ["Brackets", "Hyperband", "brackets", "rungs"]
 
-Brackets = Literal["together", "in turn"]
+Brackets = Literal["together", "in-turn"]
 
 
 @dataclass(slots=True)
@@ -41,7 +41,7 @@ class Bracket:
 class Hyperband:
     """Its rounds of brackets, again and again until there are enough trials."""
 
-    def __init__(self, *, most: int, eta: int, trials: int | None = None, order: Brackets = "together") -> None:
+    def __init__(self, *, most: int, eta: int, trials: int, order: Brackets = "together") -> None:
         self.eta, self.order = eta, order
         self.results = Results()
         self.brackets = _dealt(brackets(most, eta), trials)
@@ -106,7 +106,7 @@ class Hyperband:
         # A bracket that was cut short by the number of trials still has a winner.
         count = len(order) if last else max(len(order) // self.eta, 1)
         for place, trial in enumerate(order[count:], start=count + 1):
-            bracket.out[trial] = f"out of {len(order)} at {budget} sections: number {place}"
+            bracket.out[trial] = f"number {place} of {len(order)} after section {budget}"
         # One that fails later on counts as the worst of the rung to come, whenever that is heard.
         bracket.racing = order[:count]
         bracket.rung += 1
@@ -131,9 +131,8 @@ def rungs(most: int, eta: int) -> tuple[int, ...]:
     return tuple(most // eta**s for s in range(deepest, -1, -1))
 
 
-def _dealt(table: list[tuple[int, tuple[int, ...]]], trials: int | None) -> list[Bracket]:
-    """Brackets for so many trials, the last of them maybe cut short; by default one round of them."""
-    trials = sum(size for size, _ in table) if trials is None else trials
+def _dealt(table: list[tuple[int, tuple[int, ...]]], trials: int) -> list[Bracket]:
+    """Brackets for so many trials, the last of them maybe cut short."""
     found: list[Bracket] = []
     start = 0
     while start < trials:

@@ -55,7 +55,7 @@ class Median:
         count, median = self._median(reached)
         if count < LEAST_TRIALS or best <= median:
             return None
-        return f"worse than the median of {count} trials after {reached} sections"
+        return f"worse than the median of {count} trials after section {reached}"
 
     def _median(self, sections: int) -> tuple[int, float]:
         if sections not in self._medians:

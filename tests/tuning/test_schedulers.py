@@ -73,7 +73,7 @@ def test_the_table_of_the_paper() -> None:
     assert sum(map(sum, sizes)) == 206
     from_scratch = [sum(n * r for n, r in zip(s, b, strict=True)) for s, (_, b) in zip(sizes, table, strict=True)]
     assert sum(from_scratch) == 1902
-    world = World(Hyperband(most=81, eta=3), {t: [float(t)] * 82 for t in range(143)}, {})
+    world = World(Hyperband(most=81, eta=3, trials=143), {t: [float(t)] * 82 for t in range(143)}, {})
     world.play(Random(0))
     assert len(world.reached) == 143
     assert sum(world.reached.values()) == 1581, "survivors go on where they are"
@@ -87,7 +87,7 @@ def test_budgets_are_whole_sections_and_one_round_follows_the_other() -> None:
     assert [len(b.trials) for b in Hyperband(most=9, eta=3, trials=40).brackets] == [9, 5, 3, 9, 5, 3, 6]
 
 
-@given(st.integers(0, 2**32), st.sampled_from(["together", "in turn"]))
+@given(st.integers(0, 2**32), st.sampled_from(["together", "in-turn"]))
 @settings(max_examples=50)
 def test_hyperband_decides_the_same_whatever_the_order(seed: int, order: str) -> None:
     draw = Random(seed)
@@ -117,7 +117,7 @@ def by_definition(
                 order = sorted(racing, key=lambda t: (math.isnan(at[t]), 0 if math.isnan(at[t]) else at[t], t))
                 count = max(len(order) // eta, 1) if number + 1 < len(budgets) else len(order)
                 for place, trial in enumerate(order, start=1):
-                    out = None if place <= count else f"out of {len(order)} at {budget} sections: number {place}"
+                    out = None if place <= count else f"number {place} of {len(order)} after section {budget}"
                     found[trial] = budget, out
                 racing = order[:count]
     return {t: result for t, result in found.items() if t not in fails or fails[t] >= result[0]}
