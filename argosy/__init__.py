@@ -16,6 +16,7 @@ from argosy.study import Member as Member
 from argosy.study import Study as Study
 from argosy.study import accuracy as accuracy
 from argosy.study import grid as grid
+from argosy.tuning.search import Search as Search
 
 if TYPE_CHECKING:
     # Type checkers see what __getattr__ gives at run time.
@@ -33,6 +34,7 @@ __all__ = [
     "Member",
     "Plateau",
     "Report",
+    "Search",
     "Study",
     "Target",
     "accuracy",

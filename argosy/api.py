@@ -135,7 +135,7 @@ def tune(
 ) -> SearchReport:
     """Search for the best parameters: every trial is a member of one fleet, on one shared stream; needs the extra ``tune``.
 
-    What is searched is described in `argosy.tuning.search.Search`; `settings` are those of `argosy.train`. The same call on the
+    What is searched is described in `argosy.Search`; `settings` are those of `argosy.train`. The same call on the
     same directory goes on, and with more `n_trials` or `max_epochs` further than before. Optuna's storage is a file in the
     directory, or at any URL that Optuna knows, under `study_name`. Raises what `train` raises.
     """
@@ -176,6 +176,7 @@ def run_search(
         tuner.show(directory, store)
         for event in begins:
             journal.append(event)
+        journal.commit()
         cluster = launcher.discover(settings)
         job = Job(study=study, settings=settings, directory=directory, lock=lock.descriptor)
         drive(job, cluster, launcher.open(job), journal, state, view, judges=[tuner], bringers=[tuner])

@@ -25,7 +25,7 @@ TIERS = [
     {"cli"},
     {"__main__"},
 ]
-NOUNS = set().union(*TIERS[:5]) | {"planning"}
+NOUNS = set().union(*TIERS[:5]) | {"planning", "tuning"}
 TORCH_FREE = NOUNS | {"cli", ""}
 OPTIONAL = {"pandas", "plotly", "highspy", "optuna", "ray", "lightning", "sklearn", "PIL", "transformers"}
 
@@ -100,6 +100,7 @@ def test_public_names() -> None:
         "Member",
         "Plateau",
         "Report",
+        "Search",
         "Study",
         "Target",
         "accuracy",

@@ -87,6 +87,8 @@ class Departures:
         for new in brought:
             driver.record(new.proposed)
         if brought:
+            # Before study.json names them, which the next driver compares with what it finds here.
+            driver.journal.commit()
             driver.add(self.roster.take_up([new.member for new in brought]))
 
     def welcome(self) -> None:
@@ -95,7 +97,7 @@ class Departures:
             return
         measuring = self.driver.measuring
         measuring.want(map(self.driver.study.member, self.newcomers))
-        if measuring.missing & self.newcomers and self.voyage.legs:
+        if measuring.missing & self.newcomers and self.voyage.devices:
             self._measure([min(self.voyage.devices, key=lambda device: len(self.voyage.crew_of(device)))], None)
         self.newcomers_known()
 

@@ -30,7 +30,14 @@ __all__ = ["Check", "Gpus", "examine"]
 
 GIB = 2**30
 WANTED_VERSIONS = {"python": "3.11", "torch": "2.6", "numpy": "1.26"}
-EXTRAS = {"scikit-learn": "demo", "pillow": "demo", "transformers": "examples", "plotly": "report", "highspy": "exact"}
+EXTRAS = {
+    "scikit-learn": "demo",
+    "pillow": "demo",
+    "transformers": "examples",
+    "plotly": "report",
+    "highspy": "exact",
+    "optuna": "tune",
+}
 """Optional packages, and the extra of Argosy that brings each."""
 FORK_SECONDS = 20.0
 """Longest wait for the first worker: a cold disk takes most of it to import torch."""

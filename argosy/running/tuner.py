@@ -152,9 +152,15 @@ class Tuner:
         self._write()
         count = self.scheduler.wanted(len(self.members))
         if count and self.search.at_once is not None:
-            training = sum(self._told[number] < self.scheduler.budget(number) for number in self._open.values())
-            count = min(count, max(self.search.at_once - training, 0))
+            count = min(count, max(self.search.at_once - self._training(state), 0))
         return [self._propose() for _ in range(count)]
+
+    def _training(self, state: RunState) -> int:
+        """Trials that train, or are about to; those that leave have not left yet."""
+        return sum(
+            self._told[number] < self.scheduler.budget(number) or state.member(name).status == "training"
+            for name, number in self._open.items()
+        )
 
     def _propose(self) -> Newcomer:
         parameters, built_from = self.sampling.ask()

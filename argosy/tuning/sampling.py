@@ -219,7 +219,7 @@ def _values(name: str, distribution: Any) -> list[Any]:
             f"scheduler 'grid': {name!r} has no finite number of values; give step= or a choice of values."
         )
     count = round((distribution.high - distribution.low) / distribution.step) + 1
-    return [distribution.low + number * distribution.step for number in range(count)]
+    return [min(distribution.low + number * distribution.step, distribution.high) for number in range(count)]
 
 
 @contextlib.contextmanager

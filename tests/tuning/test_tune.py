@@ -3,7 +3,9 @@
 import json
 import math
 import shutil
-from collections.abc import Callable
+import subprocess
+import sys
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -51,10 +53,7 @@ def tune(directory: Path, *, space: Any = SPACE, **rest: Any) -> Any:
 
 def outcome(report: Any) -> dict[str, Any]:
     """What must not depend on when a search was killed."""
-    return {
-        row["trial"]: (row["epochs"], row["status"], row["reason"], row["lr"], row["val_loss"])
-        for row in report.table()
-    }
+    return {row["trial"]: (row["epochs"], row["status"], row["reason"], row.get("val_loss")) for row in report.table()}
 
 
 def stored(directory: Path, name: str | None = None) -> optuna.Study:
@@ -73,7 +72,7 @@ def by_definition(directory: Path, *, most: int, eta: int) -> dict[str, float]:
         for budget in budgets:
             worth = {t: min(row["val_loss"] for row in members[f"net-{t}"].history[:budget]) for t in racing}
             reached.update(dict.fromkeys(racing, budget))
-            racing = sorted(racing, key=lambda t: (worth[t], t))[: len(racing) // eta]  # noqa: B023
+            racing = sorted(racing, key=lambda t: (worth[t], t))[: len(racing) // eta]
     return {f"net-{trial}": epochs for trial, epochs in reached.items()}
 
 
@@ -122,3 +121,193 @@ def test_hyperband_is_the_table_and_a_killed_search_ends_like_any_other(tmp_path
         assert [(t.params, t.state, t.values) for t in stored(again, "run").trials] == [
             (t.params, t.state, t.values) for t in trials
         ]
+
+
+def test_totals_grow_and_trials_that_are_over_go_on(tmp_path: Path) -> None:
+    once = tune(tmp_path / "once", n_trials=8, max_epochs=4, eta=2)
+    tune(tmp_path / "run", n_trials=5, max_epochs=2, eta=2)
+    before = {name: member.epochs for name, member in living.state_of(tmp_path / "run").members.items()}
+    report = tune(tmp_path / "run", n_trials=8, max_epochs=4, eta=2)
+    assert len(before) == 5
+    assert report.parameters == once.parameters
+    assert all(row.epochs >= before.get(row.name, 0) for row in report.run.rows)
+    assert report.best().name == once.best().name
+    # The storage was written anew: what Optuna holds for over may go on.
+    values = {trial.number: trial.value for trial in stored(tmp_path / "run").trials}
+    worth = {
+        name: min(r["val_loss"] for r in m.history) for name, m in living.state_of(tmp_path / "run").members.items()
+    }
+    assert values == {int(name.removeprefix("net-")): value for name, value in worth.items()}
+    with pytest.raises(RunError, match=r"n_trials: 8 there, 5 here\n.*max_epochs and n_trials may grow"):
+        tune(tmp_path / "run", n_trials=5, max_epochs=4, eta=2)
+    with pytest.raises(RunError, match="eta: 2 there, 3 here"):
+        tune(tmp_path / "run", n_trials=8, max_epochs=4)
+    with pytest.raises(RunError, match=r"the space has changed: trial 0 .*out of range"):
+        tune(tmp_path / "run", n_trials=8, max_epochs=4, eta=2, space={**SPACE, "lr": FloatDistribution(5.0, 6.0)})
+    assert outcome(tune(tmp_path / "run", n_trials=8, max_epochs=4, eta=2)) == outcome(report)
+
+
+def test_failures_are_failed_trials_and_the_search_goes_on(tmp_path: Path) -> None:
+    def suggest(trial: optuna.Trial) -> dict[str, Any]:
+        kind = trial.suggest_categorical("kind", ["good", "bad", "wild"])
+        lr = trial.suggest_float("lr", 0.01, 0.1) if kind == "good" else {"bad": 0.1, "wild": math.inf}[kind]
+        return {"lr": lr, "width": 2 if kind == "bad" else 10}
+
+    run = tmp_path / "run"
+    report = tune(
+        run, space=suggest, n_trials=9, max_epochs=3, brackets="in-turn", sampler=optuna.samplers.RandomSampler
+    )
+    status = {row.name: row.status for row in report.run.rows}
+    kinds = {name: parameters["kind"] for name, parameters in report.parameters.items()}
+    wanted = {"good": {"done"}, "bad": {"failed"}, "wild": {"diverged"}}
+    assert all(status[name] in wanted[kind] for name, kind in kinds.items())
+    assert set(kinds.values()) == {"good", "bad", "wild"}
+    assert all(
+        set(parameters) == {"kind", "lr"} for name, parameters in report.parameters.items() if kinds[name] == "good"
+    )
+    for trial in stored(run).trials:
+        assert (trial.state == TrialState.FAIL) == (kinds[f"net-{trial.number}"] != "good")
+    # One bracket after the other: the first trial of the second is proposed when the first is over.
+    events = [json.loads(line) for line in (run / "journal.jsonl").read_text().splitlines()]
+    began = next(number for number, line in enumerate(events) if line["event"] == "Proposed" and line["trial"] == 3)
+    assert {line["member"] for line in events[:began] if line["event"] == "MemberEnded"} == {"net-0", "net-1", "net-2"}
+    whole = (run / "journal.jsonl").read_bytes().splitlines(keepends=True)
+    again = shutil.copytree(run, tmp_path / "killed")
+    (again / "journal.jsonl").write_bytes(b"".join(whole[: began + 1]))
+    (again / "study.json").unlink()  # It is never ahead of the journal.
+    found = tune(
+        again, space=suggest, n_trials=9, max_epochs=3, brackets="in-turn", sampler=optuna.samplers.RandomSampler
+    )
+    assert outcome(found).keys() == outcome(report).keys()
+    assert found.parameters == report.parameters
+    assert {row.name: (row.status, row.epochs) for row in found.run.rows} == {
+        row.name: (row.status, row.epochs) for row in report.run.rows
+    }
+
+
+def test_three_trials_that_fail_alike_stop_the_search(tmp_path: Path) -> None:
+    with pytest.raises(MemberError, match="the first 3 members failed alike"):
+        tune(tmp_path, space={"width": IntDistribution(2, 4)}, n_trials=9)
+
+
+@pytest.mark.parametrize("scheduler", ["asha", "median", "random"])
+def test_other_schedulers(tmp_path: Path, scheduler: str) -> None:
+    rest = {"scheduler": scheduler, "n_trials": 7, "max_epochs": 4, "eta": 2, "at_once": 3, "validations_per_epoch": 2}
+    report = tune(tmp_path / "run", objective="val_accuracy", **rest)
+    epochs = sorted(row.epochs for row in report.run.rows)
+    assert len(epochs) == 7
+    assert epochs[-1] == 4
+    assert epochs == [4] * 7 if scheduler == "random" else epochs[0] < 4
+    assert {row.status for row in report.run.rows} == {"done"}
+    assert at_once(tmp_path / "run") <= 3
+    again = tune(tmp_path / "run", objective="val_accuracy", **rest)
+    assert outcome(again) == outcome(report)
+    assert again.run.status == "done"
+
+
+def at_once(directory: Path) -> int:
+    """The most members that were training at one time."""
+    training, most = set(), 0
+    for line in (directory / "journal.jsonl").read_text().splitlines():
+        event = json.loads(line)
+        if event["event"] == "MemberStarted":
+            training.add(event["member"])
+        elif event["event"] in ("MemberEnded", "MemberRested"):
+            training.discard(event["member"])
+        most = max(most, len(training))
+    return most
+
+
+def test_a_grid_is_every_point_and_any_storage_of_optuna_shows_it(tmp_path: Path) -> None:
+    space = {"batch_size": CategoricalDistribution([8, 20]), "lr": FloatDistribution(0.1, 0.3, step=0.1)}
+    url = f"sqlite:///{tmp_path}/search.db"
+    report = tune(tmp_path / "run", space=space, scheduler="grid", max_epochs=1, storage=url, study_name="points")
+    points = [(parameters["batch_size"], round(parameters["lr"], 6)) for parameters in report.parameters.values()]
+    assert points == [(8, 0.1), (8, 0.2), (8, 0.3), (20, 0.1), (20, 0.2), (20, 0.3)]
+    study = optuna.load_study(study_name="points", storage=url)
+    assert [trial.state for trial in study.trials] == [TrialState.COMPLETE] * 6
+    assert study.best_value == report.best().metrics["val_loss"]
+    with pytest.raises(RunError, match="the storage has a study 'points' that is not the search in this directory"):
+        tune(tmp_path / "other", scheduler="random", n_trials=1, max_epochs=1, storage=url, study_name="points")
+
+
+def test_what_is_asked_is_checked_before_anything_trains(tmp_path: Path) -> None:
+    def refused(match: str, **rest: Any) -> None:
+        with pytest.raises(StudyError, match=match):
+            tune(tmp_path / "run", **{"n_trials": 2, **rest})
+
+    refused("scheduler is 'hyper'; choose one of hyperband, asha, median, random, grid", scheduler="hyper")
+    refused("scheduler 'random' has no number of trials of its own; give n_trials", scheduler="random", n_trials=None)
+    refused("space must be a dictionary of Optuna distributions by name", space={})
+    refused("space: 'lr' is 0.1; use a distribution of Optuna", space={"lr": 0.1})
+    refused("parameters must be numbers, texts, bools or None; found none at all", space=lambda trial: None)
+    refused("'lr' has no finite number of values; give step=", scheduler="grid")
+    refused("'grid' needs a space of distributions by name", scheduler="grid", space=lambda trial: None)
+    refused("eta is 1; it must be a whole number from 2", eta=1)
+    refused("max_epochs is 0; it must be more than 0", max_epochs=0)
+    refused("does not report the objective 'val_f1'", objective="val_f1")
+    refused(r"build\(\{.*\}\) returned dict; it must return an argosy.Member", build=lambda parameters: parameters)
+    refused("sampler must be a class of optuna.samplers", sampler=3)
+    refused("batch_size 64 is larger than its 40 training samples", space={"batch_size": IntDistribution(64, 64)})
+    assert not (tmp_path / "run" / "members").exists()
+    # What stood in the way is changed, and the same directory will do.
+    assert tune(tmp_path / "run", n_trials=2, max_epochs=1).run.status == "done"
+    argosy.train(
+        studies.study(40, fleet=[studies.member("m")], epochs=1), directory=tmp_path / "plain", launcher="inline"
+    )
+    with pytest.raises(RunError, match="holds a run that is not a search"):
+        tune(tmp_path / "plain")
+
+
+FILE = """
+from functools import partial
+import numpy as np
+from optuna.distributions import FloatDistribution
+from torch import nn
+from torch.optim import SGD
+import argosy
+
+x = np.random.RandomState(0).randn(400, 6).astype(np.float32)
+data = argosy.Data(arrays=(x, np.arange(400) % 10), val_arrays=(x, np.arange(400) % 10))
+
+def build(parameters):
+    return argosy.Member("net", model=partial(nn.Linear, 6, 10), optimizer=partial(SGD, lr=parameters["lr"]), batch_size=4)
+
+search = argosy.Search(build=build, space={"lr": FloatDistribution(0.001, 1.0, log=True)}, data=data, max_epochs=9)
+"""
+
+
+def test_the_command_goes_on_after_kill_9(tmp_path: Path) -> None:
+    (tmp_path / "search.py").write_text(FILE)
+    command = [sys.executable, "-W", "error", "-m", "argosy", "tune", "search.py", "--devices", "cpu:2", "--dir"]
+    with (tmp_path / "said").open("w") as said:
+        killed = subprocess.Popen([*command, "killed"], cwd=tmp_path, stdout=said, stderr=said)
+        ended = 0
+        while killed.poll() is None and ended < 5:
+            time.sleep(0.05)
+            journal = tmp_path / "killed" / "journal.jsonl"
+            ended = journal.read_text().count("SectionEnded") if journal.exists() else 0
+        killed.kill()
+    assert killed.wait() == -9, (tmp_path / "said").read_text()
+    reports = {}
+    for name, launcher in (("killed", "processes"), ("whole", "inline")):
+        found = subprocess.run(
+            [*command, name, "--launcher", launcher, "--json"],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (found.returncode, found.stderr) == (0, "")
+        reports[name] = json.loads(found.stdout)
+    kept = ("trial", "status", "epochs", "lr", "val_loss", "reason")
+    tables = [[{key: row[key] for key in kept} for row in report["trials"]] for report in reports.values()]
+    assert tables[0] == tables[1]
+    assert reports["killed"]["best"] == tables[0][0]["trial"]
+    shown = subprocess.run([*command, "whole"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert f"{reports['whole']['best']} with lr = " in shown.stdout
+    assert "17 trials, 69 epochs" in shown.stdout
+    (tmp_path / "search.py").write_text("search = 3\n")
+    wrong = subprocess.run([*command, "whole"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert wrong.returncode == 2
+    assert "needs a variable `search` that is an argosy.Search; found int" in " ".join(wrong.stderr.split())
