@@ -179,8 +179,10 @@ def run_search(
         journal.commit()
         cluster = launcher.discover(settings)
         job = Job(study=study, settings=settings, directory=directory, lock=lock.descriptor)
-        drive(job, cluster, launcher.open(job), journal, state, view, judges=[tuner], bringers=[tuner])
-        tuner.leave(state)
+        try:
+            drive(job, cluster, launcher.open(job), journal, state, view, judges=[tuner], bringers=[tuner])
+        finally:
+            tuner.leave(state)
     run = load(directory, study=tuner.study)
     return SearchReport.of(run, tuner.parameters, timeline(directory))
 

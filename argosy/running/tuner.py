@@ -114,9 +114,11 @@ class Tuner:
         self._changed.clear()
 
     def leave(self, state: RunState) -> None:
-        """The run is over: let the storage know the last of it."""
+        """The run is over: let the storage know the last of it; raises RunError where that fails."""
         self._sweep(state)
         self._write()
+        if self.copy is not None:
+            self.copy.close()
 
     # ---- the judge
 
@@ -230,8 +232,7 @@ class Tuner:
         """Let Optuna's storage show what has changed."""
         if self.copy is not None and self._changed:
             trials = self.sampling.frozen()
-            for number in sorted(self._changed):
-                self.copy.write(trials[number])
+            self.copy.show([trials[number] for number in sorted(self._changed)])
             self._changed.clear()
 
 

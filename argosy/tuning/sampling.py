@@ -7,7 +7,10 @@ that Argosy alone writes; where it is not what the journal says, it is written a
 
 import contextlib
 import itertools
+import os
+import queue
 import random
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -24,7 +27,7 @@ try:
     from optuna.storages.journal import JournalFileBackend
     from optuna.study import StudyDirection
     from optuna.trial import FrozenTrial, TrialState
-except ImportError as error:
+except ModuleNotFoundError as error:
     raise StudyError("argosy.tune samples with Optuna, which is not installed: pip install 'argosy[tune]'.") from error
 
 __all__ = ["Copy", "Outcome", "Sampling"]
@@ -37,19 +40,27 @@ PLAIN = (bool, int, float, str, type(None))
 
 
 class Copy:
-    """A study in Optuna's storage that shows the trials of one directory."""
+    """A study in Optuna's storage that shows the trials of one directory.
+
+    Contract. A thread of its own writes there, so that nobody waits for a disk or a database; whoever has news of trials leaves
+    their newest frozen states, which nobody changes any more. A write that fails is told at the end, when nothing is lost by it:
+    the same command writes everything that lacks.
+    """
 
     def __init__(self, directory: Path, store: Store, *, mode: Mode) -> None:
         self.name, self.mode = store.name or directory.resolve().name, mode
         # A file goes where its directory goes.
         self.owner = "this directory" if store.url is None else str(directory.resolve())
         if store.url is None:
-            self.storage: Any = JournalStorage(JournalFileBackend(str(directory / "optuna.log")))
+            self.storage: Any = JournalStorage(_file(directory / "optuna.log"))
         else:
             self.storage = optuna.storages.get_storage(store.url)
         self.study = self._open()
         self._known: dict[int, tuple[int, set[int]]] = {}
         """By number: the storage's own, and the steps that are reported there."""
+        self._news: queue.SimpleQueue[list[FrozenTrial] | None] = queue.SimpleQueue()
+        self._writer = threading.Thread(target=self._write_news, name="optuna-storage", daemon=True)
+        self._failure: Exception | None = None
 
     def settle(self, trials: list[FrozenTrial]) -> None:
         """Let it hold these trials and no others."""
@@ -63,10 +74,32 @@ class Copy:
             self._known[trial.number] = (number, set(trial.intermediate_values))
         for trial in trials:
             if not (trial.number < len(there) and there[trial.number].state.is_finished()):
-                self.write(trial)
+                self._write(trial)
+        self._writer.start()
 
-    def write(self, trial: FrozenTrial) -> None:
-        """Let it show what has become of a trial."""
+    def show(self, trials: list[FrozenTrial]) -> None:
+        """These have got further."""
+        self._news.put(trials)
+
+    def close(self) -> None:
+        """Wait until everything is written; raises RunError where something could not be."""
+        self._news.put(None)
+        self._writer.join()
+        if self._failure is not None:
+            raise RunError(
+                f"Optuna's storage could not be written: {self._failure}. The search itself is whole; the same command writes "
+                "there what lacks."
+            ) from self._failure
+
+    def _write_news(self) -> None:
+        try:
+            while (trials := self._news.get()) is not None:
+                for trial in trials:
+                    self._write(trial)
+        except Exception as error:  # the end of a thread: `close` raises it
+            self._failure = error
+
+    def _write(self, trial: FrozenTrial) -> None:
         if trial.number not in self._known:
             study = self.storage.get_study_id_from_name(self.name)
             number = self.storage.create_new_trial(study, template_trial=trial)
@@ -172,6 +205,14 @@ class Sampling:
                 "Suggest a name or a number, and look up in build what it stands for."
             )
         return trial.params, dict(trial.params if built_from is None else built_from)
+
+
+def _file(path: Path) -> JournalFileBackend:
+    """A journal of Optuna's without what a killed driver left there: its lock, and a part of its last line."""
+    path.with_name(f"{path.name}.lock").unlink(missing_ok=True)
+    if path.exists():
+        os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
+    return JournalFileBackend(str(path.resolve()))
 
 
 def _contradicts(there: FrozenTrial, here: FrozenTrial) -> bool:

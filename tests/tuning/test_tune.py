@@ -116,6 +116,9 @@ def test_hyperband_is_the_table_and_a_killed_search_ends_like_any_other(tmp_path
     for number, cut in enumerate([1, 12, 40, 75, len(whole) - 2]):
         again = shutil.copytree(run, tmp_path / f"killed-{number}")
         (again / "journal.jsonl").write_bytes(b"".join(whole[:cut]) + whole[cut][:20])
+        with (again / "optuna.log").open("ab") as log:
+            log.write(b'{"op_code": 5, "wor')
+        (again / "optuna.log.lock").symlink_to("nowhere")
         found = tune(again, study_name="run")
         assert outcome(found) == outcome(report), cut
         assert [(t.params, t.state, t.values) for t in stored(again, "run").trials] == [
