@@ -88,7 +88,8 @@ class Tuner:
         proposed: dict[int, Mapping[str, Any]] = {}
         for event in events:
             if isinstance(event, SearchBegan):
-                self._older |= set() if event.terms == terms else set(self._ended)
+                if event.terms != terms:
+                    self._older |= self._ended.keys()
                 terms = event.terms
             elif isinstance(event, Proposed):
                 # The first of them comes twice where an earlier driver got no further.
@@ -98,7 +99,7 @@ class Tuner:
                 self._older.discard(event.member)
         check_terms(terms, self.terms)
         if terms != self.terms:
-            self._older |= set(self._ended)
+            self._older |= self._ended.keys()
         for name in self._older:
             self._ended.pop(name, None)
         for parameters in proposed.values():
@@ -193,6 +194,8 @@ class Tuner:
 
     def _tell(self, number: int, here: MemberState) -> None:
         """Let the scheduler and Optuna know what a trial is worth after each section: the best that it has had."""
+        if here.name not in self._open:
+            return  # What it has been told with was its last.
         for sections in range(self._told[number] + 1, len(here.history) + 1):
             value = here.history[sections - 1].get(self.objective, math.nan)
             if better(value, self._best[number], self.mode):
@@ -217,8 +220,8 @@ class Tuner:
         outcome: Outcome = "failed"
         if here.status == "done":
             self._ended[name] = here.reason
-            by_rule = self.members[number].stop.reason(here.history) is not None  # type: ignore[union-attr]
-            outcome = "complete" if by_rule else "pruned"
+            rule = self.members[number].stop
+            outcome = "complete" if rule is not None and rule.reason(here.history) else "pruned"
         if outcome == "complete":
             self.scheduler.close(number)
         elif outcome == "failed":
@@ -237,7 +240,7 @@ class Tuner:
 
 
 def check_terms(there: Mapping[str, Any] | None, here: Mapping[str, Any]) -> None:
-    """Raise RunError unless a search with the terms `here` goes on with one that had those `there`."""
+    """Raise RunError where a search with the terms `here` cannot go on with one that had those `there`."""
     if there is None:
         raise RunError("the directory holds a run that is not a search; choose another directory.")
     differences = [

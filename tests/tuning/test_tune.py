@@ -6,20 +6,22 @@ import shutil
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import evidence
 import living
-import numpy as np
 import optuna
 import pytest
 import studies
+import torch
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import TrialState
 from torch import nn
 from torch.optim import SGD
+from torch.utils.data import TensorDataset
 
 import argosy
 from argosy.errors import MemberError, RunError, StudyError
@@ -27,9 +29,8 @@ from argosy.events import SectionEnded
 from argosy.running.view import Silent
 from argosy.tuning.hyperband import brackets
 
-rows = np.random.RandomState(0)
-X, Y = rows.randn(40, 6).astype(np.float32), np.arange(40) % 10
-DATA = argosy.Data(arrays=(X, Y), val_arrays=(X, Y))
+ROWS = TensorDataset(torch.randn(40, 6, generator=torch.Generator().manual_seed(0)), torch.arange(40) % 10)
+DATA = argosy.Data(train=ROWS, val=ROWS)
 SPACE = {"lr": FloatDistribution(1e-3, 1.0, log=True), "batch_size": CategoricalDistribution([8, 20])}
 
 
@@ -203,6 +204,9 @@ def test_other_schedulers(tmp_path: Path, scheduler: str) -> None:
     assert epochs == [4] * 7 if scheduler == "random" else epochs[0] < 4
     assert {row.status for row in report.run.rows} == {"done"}
     assert at_once(tmp_path / "run") <= 3
+    # Also of those that joined later each is what it would be alone.
+    members = [replace(build(dict(report.parameters[name])), name=name) for name in report.parameters]
+    living.equal_alone(argosy.Study(data=DATA, members=members, validations_per_epoch=2), tmp_path / "run")
     again = tune(tmp_path / "run", objective="val_accuracy", **rest)
     assert outcome(again) == outcome(report)
     assert again.run.status == "done"
