@@ -24,10 +24,15 @@ from torch.optim import SGD
 from torch.utils.data import TensorDataset
 
 import argosy
+from argosy.api import run_search
 from argosy.errors import MemberError, RunError, StudyError
 from argosy.events import SectionEnded
+from argosy.running.inline import Inline
+from argosy.running.studyfile import load_search
 from argosy.running.view import Silent
+from argosy.settings import Settings
 from argosy.tuning.hyperband import brackets
+from argosy.tuning.search import Store
 
 ROWS = TensorDataset(torch.randn(40, 6, generator=torch.Generator().manual_seed(0)), torch.arange(40) % 10)
 DATA = argosy.Data(train=ROWS, val=ROWS)
@@ -318,3 +323,13 @@ def test_the_command_goes_on_after_kill_9(tmp_path: Path) -> None:
     wrong = subprocess.run([*command, "whole"], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert wrong.returncode == 2
     assert "needs a variable `search` that is an argosy.Search; found int" in " ".join(wrong.stderr.split())
+
+
+def test_the_example_searches(tmp_path: Path) -> None:
+    example = Path(__file__).parents[2] / "examples" / "optuna_search.py"
+    assert len(example.read_text().splitlines()) <= 25
+    search = replace(load_search(example), max_epochs=3)
+    settings = Settings(devices="cpu:1")
+    report = run_search(search, settings, tmp_path / "run", store=Store(), launcher=Inline(), view=Silent())
+    assert len(report.table()) == 5
+    assert report.best().metrics["val_loss"] < 2.0
