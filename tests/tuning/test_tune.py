@@ -2,6 +2,7 @@
 
 import json
 import math
+import random
 import shutil
 import subprocess
 import sys
@@ -28,8 +29,10 @@ from argosy.api import run_search
 from argosy.errors import MemberError, RunError, StudyError
 from argosy.events import SectionEnded
 from argosy.running.inline import Inline
+from argosy.running.phase import Phase
 from argosy.running.studyfile import load_search
 from argosy.running.view import Silent
+from argosy.running.voyage import Voyage
 from argosy.settings import Settings
 from argosy.tuning.hyperband import brackets
 from argosy.tuning.search import Store
@@ -80,6 +83,24 @@ def by_definition(directory: Path, *, most: int, eta: int) -> dict[str, float]:
             reached.update(dict.fromkeys(racing, budget))
             racing = sorted(racing, key=lambda t: (worth[t], t))[: len(racing) // eta]
     return {f"net-{trial}": epochs for trial, epochs in reached.items()}
+
+
+def test_a_rung_that_trains_in_turns_is_compared_when_all_have_had_theirs(tmp_path: Path) -> None:
+    report = tune(tmp_path / "run", policy="rounds")
+    assert {row.name: row.epochs for row in report.run.rows} == by_definition(tmp_path / "run", most=9, eta=3)
+    assert evidence.event_lines(tmp_path / "run", "MemberRested")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_faults_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    whole, draw = tune(tmp_path / "whole", n_trials=9), random.Random(seed)
+
+    def act(voyage: Voyage) -> None:
+        if voyage.driver.phase is Phase.SAILING and draw.random() < 0.1:
+            voyage.driver.faults.regroup()
+
+    living.at_every_round(monkeypatch, act)
+    assert outcome(tune(tmp_path / "run", n_trials=9)) == outcome(whole)
 
 
 class Looks(Silent):
@@ -199,7 +220,7 @@ def test_three_trials_that_fail_alike_stop_the_search(tmp_path: Path) -> None:
         tune(tmp_path, space={"width": IntDistribution(2, 4)}, n_trials=9)
 
 
-@pytest.mark.parametrize("scheduler", ["asha", "median", "random"])
+@pytest.mark.parametrize("scheduler", ["hyperband", "asha", "median", "random"])
 def test_other_schedulers(tmp_path: Path, scheduler: str) -> None:
     rest = {"scheduler": scheduler, "n_trials": 7, "max_epochs": 4, "eta": 2, "at_once": 3, "validations_per_epoch": 2}
     report = tune(tmp_path / "run", objective="val_accuracy", **rest)
@@ -209,7 +230,7 @@ def test_other_schedulers(tmp_path: Path, scheduler: str) -> None:
     assert epochs == [4] * 7 if scheduler == "random" else epochs[0] < 4
     assert {row.status for row in report.run.rows} == {"done"}
     assert at_once(tmp_path / "run") <= 3
-    # Also of those that joined later each is what it would be alone.
+    # Of those that joined later as well, each is what it would be alone.
     members = [replace(build(dict(report.parameters[name])), name=name) for name in report.parameters]
     living.equal_alone(argosy.Study(data=DATA, members=members, validations_per_epoch=2), tmp_path / "run")
     again = tune(tmp_path / "run", objective="val_accuracy", **rest)
