@@ -256,4 +256,4 @@ def check_terms(there: Mapping[str, Any] | None, here: Mapping[str, Any]) -> Non
 
 
 def _name(sampler: Any) -> str:
-    return "TPESampler" if sampler is None else spell(sampler)
+    return "random" if sampler is None else spell(sampler)

@@ -145,7 +145,7 @@ class Sampling:
         grid: bool = False,
     ) -> None:
         self.space, self.seed = space, seed
-        self.sampler = sampler or optuna.samplers.TPESampler
+        self.sampler = sampler or optuna.samplers.RandomSampler
         with _quietly():
             self.study = optuna.create_study(direction=DIRECTIONS[mode])
         self.points = _points(space) if grid else None

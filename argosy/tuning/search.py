@@ -50,7 +50,7 @@ class Search:
     mode: Mode | None = None
     """Whether the objective is minimised or maximised; by default ``min`` for names that end in loss or error."""
     sampler: Callable[..., Any] | None = None
-    """A class of ``optuna.samplers``, or a partial of one, that is called with ``seed=``; by default TPE."""
+    """A class of ``optuna.samplers``, or a partial of one, that is called with ``seed=``; by default random."""
     seed: int = 0
     validations_per_epoch: int = 1
     """Sections of an epoch: budgets are counted in them, so the least is this part of an epoch."""
