@@ -186,6 +186,8 @@ class Enlist:
 
     definitions: bytes
     """Pickled: a tuple of Member."""
+    path: tuple[str, ...]
+    """Where modules are found that they name."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 __all__ = [
+    "REFUSED",
     "Answered",
     "Assigned",
     "Checkpoint",
@@ -17,6 +18,7 @@ __all__ = [
     "MemberStarted",
     "PlanMade",
     "Proposed",
+    "Retried",
     "RunEnded",
     "RunStarted",
     "Saved",
@@ -29,6 +31,9 @@ __all__ = [
     "from_line",
     "to_line",
 ]
+
+REFUSED = "refused: "
+"""How an answer begins that nothing was done for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,6 +199,13 @@ class MemberEnded(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Retried(Event):
+    """Members that had failed wait again: a person has mended what they failed of."""
+
+    members: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Fed(Event):
     """A feeder sent the last block of one split's section."""
 
@@ -242,6 +254,11 @@ class Answered(Event):
     command: Mapping[str, Any]
     answer: str
 
+    @property
+    def refused(self) -> bool:
+        """Whether nothing was done."""
+        return self.answer.startswith(REFUSED)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Used(Event):
@@ -278,6 +295,7 @@ KINDS: dict[str, type[Event]] = {
         Saved,
         MemberRested,
         MemberEnded,
+        Retried,
         Fed,
         Discarded,
         Skipped,
@@ -294,18 +312,27 @@ def to_line(event: Event) -> dict[str, Any]:
     return {"event": type(event).__name__, **_plain(event)}
 
 
-def from_line(line: Mapping[str, Any]) -> Event | None:
+def from_line(line: Mapping[str, Any], strange: set[str]) -> Event | None:
     """The event of a journal's line; None for a kind that this version does not know.
 
-    Lines also carry ``at``, the time they were written, which no decision depends on.
+    What a later version wrote and this one does not know is added to `strange`, as ``Kind`` or ``Kind.field``. Lines also
+    carry ``at``, the time they were written, which no decision depends on. Raises TypeError where a field is missing.
     """
-    values = {key: _tuples(value) for key, value in line.items() if key not in ("event", "at")}
     kind = KINDS.get(line["event"])
     if kind is None:
+        strange.add(str(line["event"]))
         return None
+    values = {key: _tuples(value) for key, value in line.items() if key not in ("event", "at")}
     if "checkpoint" in values:
-        values["checkpoint"] = Checkpoint(**values["checkpoint"])
-    return kind(**values)
+        values["checkpoint"] = _made(Checkpoint, values["checkpoint"], strange)
+    return _made(kind, values, strange)
+
+
+def _made(kind: type[Event], values: Mapping[str, Any], strange: set[str]) -> Event:
+    if values.keys() <= kind.__dataclass_fields__.keys():
+        return kind(**values)
+    strange.update(f"{kind.__name__}.{name}" for name in values if name not in kind.__dataclass_fields__)
+    return kind(**{name: value for name, value in values.items() if name in kind.__dataclass_fields__})
 
 
 def _plain(event: Event) -> dict[str, Any]:

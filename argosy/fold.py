@@ -14,6 +14,7 @@ from argosy.events import (
     MemberEnded,
     MemberRested,
     MemberStarted,
+    Retried,
     RunEnded,
     RunStarted,
     Saved,
@@ -154,6 +155,9 @@ class RunState:
         elif isinstance(event, Assigned):
             for name, (epoch, stream_epoch) in event.members.items():
                 self.member(name).assign(epoch, stream_epoch)
+        elif isinstance(event, Retried):
+            for name in event.members:
+                self.member(name).status, self.member(name).reason = "waiting", ""
         elif isinstance(event, Divided):
             self.member(event.member).accumulate = event.accumulate
         else:
@@ -195,3 +199,9 @@ class RunState:
         fed = {key: samples + self.discarded.get(key, 0) for key, samples in self.fed.items() if key[0] == "train"}
         wanted = sum((s + 1) * length // sections - s * length // sections for _, _, s in fed)
         return sum(fed.values()) / max(wanted, 1)
+
+    @property
+    def preparations_alone(self) -> float:
+        """The same with one script for each member: the epochs that members took, for each epoch of the stream."""
+        fed = sum(split == "train" for split, _, _ in self.fed)
+        return sum(len(member.sections) for member in self.members.values()) / max(fed, 1)

@@ -46,11 +46,13 @@ class Report:
     objective: str
     directory: Path
     status: str
-    """done, paused, failed, or interrupted (or still running)."""
+    """running, done, paused, failed, or interrupted: its driver was killed."""
     reason: str
     seconds: float
     preparations: float
     """How often each training sample was prepared per epoch of the stream."""
+    preparations_alone: float
+    """How often it would have been with one script for each member, for the epochs that they took."""
     waiting_share: float
     """Share of the trainers' time that went into waiting for data."""
     cpu_seconds: float
@@ -102,6 +104,7 @@ class Report:
             "objective": self.objective,
             "seconds": round(self.seconds, 3),
             "preparations_per_sample_and_epoch": self.preparations,
+            "preparations_alone": self.preparations_alone,
             "waiting_share": round(self.waiting_share, 4),
             "cpu_seconds": round(self.cpu_seconds, 3),
             "sharing": asdict(self.sharing) if self.sharing else None,
@@ -124,8 +127,9 @@ class Report:
         directory: Path,
         summary: dict[str, Any],
         opener: Callable[[MemberResult], Any],
+        at_work: bool = False,
     ) -> "Report":
-        """From a run's fold and its ``study.json``."""
+        """From a run's fold and its ``study.json``; `at_work` says that it has a driver."""
         objective, mode = summary["objective"], summary["mode"]
         rows = []
         for name, described in summary["members"].items():
@@ -154,10 +158,11 @@ class Report:
             rows=tuple(rows),
             objective=objective,
             directory=directory,
-            status=state.ended.status if state.ended else "interrupted",
-            reason=state.ended.reason if state.ended else "",
+            status="running" if at_work else state.ended.status if state.ended else "interrupted",
+            reason=state.ended.reason if state.ended and not at_work else "",
             seconds=state.seconds,
             preparations=state.preparations if state.started else 0.0,
+            preparations_alone=state.preparations_alone,
             waiting_share=waiting / (waiting + busy) if waiting + busy else 0.0,
             cpu_seconds=state.cpu_seconds,
             sharing=state.sharing,

@@ -9,6 +9,8 @@ from argosy.events import PlanMade
 from argosy.plans import Flotilla
 from argosy.running.identity import write_json
 from argosy.running.legs import Change, Sailing
+from argosy.running.phase import Phase
+from argosy.running.refusals import check_batches
 from argosy.running.sharing_choice import SharingChoice
 from argosy.running.workforce import Feeder
 from argosy.stream.schedule import section_start
@@ -31,7 +33,7 @@ class Departures:
         """The leg that members were measured on, its team and crew, while everybody is still there who feeds and reads
         it."""
         self.newcomers: set[str] = set()
-        """Members that were added and are not measured yet."""
+        """Members that are to be added and are not measured yet."""
 
     # ---- measuring
 
@@ -84,15 +86,26 @@ class Departures:
         if driver.orders.pausing is not None:
             return
         brought = [new for bringer in driver.bringers for new in bringer.bring(driver.state)]
+        if not brought:
+            return
+        members = [new.member for new in brought]
+        check_batches(members, driver.lengths)
         for new in brought:
             driver.record(new.proposed)
-        if brought:
-            # Before study.json names them, which the next driver compares with what it finds here.
-            driver.journal.commit()
-            driver.add(self.roster.take_up([new.member for new in brought]))
+        # Before study.json names them, which the next driver compares with what it finds here.
+        driver.journal.commit()
+        self.roster.extend(members)
+        driver.view.study(driver.study)
+        self.expect(member.name for member in members)
+
+    def expect(self, names: Iterable[str]) -> None:
+        """Members are to be added: they are in the study, and nobody knows their costs."""
+        self.newcomers |= set(names)
+        if self.driver.phase is Phase.SAILING:
+            self.welcome()
 
     def welcome(self) -> None:
-        """Members were added: they are measured beside those that train, where nobody like them is known."""
+        """Members are to be added: they are measured beside those that train, where nobody like them is known."""
         if not self.newcomers:
             return
         measuring = self.driver.measuring
@@ -103,12 +116,15 @@ class Departures:
 
     def newcomers_known(self) -> None:
         """Those whose costs are known wait from here on."""
-        known = [name for name in self.newcomers if name in self.driver.measuring.measured]
-        self.newcomers -= set(known)
-        if known:
-            self.roster.enter(known, self.driver.lengths)
-            self.driver.write_study()
-            self.voyage.make_room()
+        driver = self.driver
+        here = driver.additions.settle()
+        entering = [n for n in self.newcomers if n in driver.measuring.measured and n not in driver.additions.names]
+        if not here and not entering:
+            return
+        self.newcomers -= set(entering)
+        self.roster.enter(entering)
+        driver.write_study()
+        self.voyage.make_room()
 
     def forget_measuring(self) -> None:
         """The stream that members were measured on, or somebody who read it, is gone."""
@@ -120,7 +136,7 @@ class Departures:
         if self.voyage.legs or not self.driver.measuring.missing & self.newcomers:
             return
         names, self.newcomers = self.newcomers, set()
-        self.roster.enter(names, self.driver.lengths)
+        self.roster.enter(names)
         self.driver.measure()
 
     # ---- new legs

@@ -29,14 +29,17 @@ from argosy.events import (
     Event,
     MemberEnded,
     MemberRested,
+    Retried,
     RunEnded,
     Saved,
     SectionEnded,
 )
 from argosy.fold import RunState
+from argosy.running.additions import Additions
 from argosy.running.costs import Costs
+from argosy.running.ending import end_run
 from argosy.running.faults import Faults
-from argosy.running.identity import found_study, summarize, write_study
+from argosy.running.identity import found_study, of_those_begun, summarize, write_study
 from argosy.running.interrupts import interrupts
 from argosy.running.journal import Journal
 from argosy.running.launcher import Job, Workers
@@ -45,10 +48,9 @@ from argosy.running.orders import Orders
 from argosy.running.phase import Phase
 from argosy.running.records import Metrics, run_started, tree_cpu_seconds
 from argosy.running.refusals import check_batch_norm, check_batches
-from argosy.running.resume import settle_files
 from argosy.running.roster import Roster
 from argosy.running.verdicts import Bringer, Judge, Rules
-from argosy.running.view import Silent, View
+from argosy.running.view import Fragile, Silent, View
 from argosy.running.voyage import Voyage
 from argosy.running.workforce import Feeder, Workforce
 from argosy.study import Study
@@ -82,7 +84,7 @@ class Driver:
         self.cluster = cluster
         self.journal = journal
         self.state = state
-        self.view = view
+        self.view = Fragile(view, job.directory / "workers" / "view.log")
         self.began = time.monotonic()
         self.phase = Phase.OPENING
         self.judges: tuple[Judge, ...] = (Rules(), *judges)
@@ -93,6 +95,7 @@ class Driver:
         self.only_measure = only_measure
         self.voyage = Voyage(self)
         self.orders = Orders(self)
+        self.additions = Additions(self)
         self.faults = Faults(self)
         self.metrics = Metrics(job.directory)
         self.found: Mapping[str, Any] | None = None
@@ -115,8 +118,9 @@ class Driver:
 
     def run(self, found: Mapping[str, Any] | None) -> str:
         """Train to the end; returns the run's status. `found` is the ``study.json`` of an earlier driver."""
-        self.found = found
+        self.found = None if found is None else of_those_begun(found, self.state)
         self.roster.begin()
+        self.view.study(self.study)
         self.voyage.call()
         if not self.roster.waiting:
             self.faults.settle_earlier()
@@ -152,7 +156,8 @@ class Driver:
     def _goes_on(self) -> bool:
         if self.phase is Phase.OVER:
             return False
-        return bool(self.roster.waiting or self.voyage.under_way) or self.phase is Phase.REGROUPING
+        waited_for = self.roster.waiting or self.voyage.under_way or self.additions.pending
+        return bool(waited_for) or self.phase is Phase.REGROUPING
 
     def stop_workers(self) -> None:
         """Ask every worker for its last word and wait a little for it."""
@@ -179,14 +184,14 @@ class Driver:
                 self._reported(worker, message)
             case Opened():
                 self._opened(worker, message)
-            case Measured():
+            case Measured() if message.member in self.study.names:
                 self.measuring.hear(message)
                 self._known()
             case Held():
                 self.voyage.held(worker, message)
             case Paused():
                 self.faults.regrouping.let_go(worker)
-            case OutOfMemory():
+            case OutOfMemory() if message.member in self.study.names:
                 self.faults.out_of_memory(worker, message)
             case Probed():
                 self.voyage.departures.probed(worker, message)
@@ -232,6 +237,8 @@ class Driver:
             self.voyage.know(opened)
             self.write_study()
             self.record(run_started(self.settings, self.lengths, self.study.validations_per_epoch))
+            if self.roster.retried:
+                self.record(Retried(members=self.roster.retried))
             self.begun = True
             self.faults.settle_earlier()
             self.phase = Phase.MEASURING
@@ -261,7 +268,7 @@ class Driver:
 
     def _known(self) -> None:
         """Somebody's costs are known, or nobody wants them any more."""
-        if self.phase is Phase.SAILING:
+        if self.phase in (Phase.SAILING, Phase.MEASURING):
             self.voyage.departures.newcomers_known()
         if self.phase is not Phase.MEASURING:
             return
@@ -287,7 +294,12 @@ class Driver:
     # ---- members
 
     def end(self, member: str, status: str, reason: str, *, shown: bool = False) -> None:
-        """A member leaves the run."""
+        """A member leaves the run, or does not come to be in it."""
+        if member not in self.study.names:
+            return  # it was not added, as another one of its file had failed before
+        if self.additions.failed(member, reason):
+            self._known()
+            return
         over = MemberEnded(member=member, status=status, reason=reason)
         self.record(over)
         if not shown:
@@ -303,12 +315,6 @@ class Driver:
             self.roster.leave([member])
             self._known()
         self.roster.leave([member])
-
-    def add(self, names: list[str]) -> None:
-        """Members were added, by a person or by whoever brings them."""
-        self.voyage.departures.newcomers |= set(names)
-        if self.phase is Phase.SAILING:
-            self.voyage.departures.welcome()
 
     def pause(self) -> None:
         """Save every member where it is, and end."""
@@ -366,7 +372,7 @@ def drive(
         status, reason = "failed", ""
         try:
             with workers:
-                view.begin(job, state)
+                driver.view.begin(job, state)
                 try:
                     status = driver.run(found)
                 finally:
@@ -376,13 +382,5 @@ def drive(
             status, reason = "failed", str(error)
             raise
         finally:
-            driver.measuring.remember(state, driver.study)
-            driver.metrics.write()
-            settle_files(state.members.values(), job.directory)
-            # Where an earlier driver was killed when all was done, this one says so.
-            untold = state.started is not None and status == "done" != (state.ended.status if state.ended else "")
-            if driver.begun or driver.orders.pausing or untold:
-                seconds, cpu_seconds = time.monotonic() - driver.began, tree_cpu_seconds() - before
-                driver.record(RunEnded(status=status, reason=reason, seconds=seconds, cpu_seconds=cpu_seconds))
-            journal.commit()
-            view.end()
+            seconds, cpu_seconds = time.monotonic() - driver.began, tree_cpu_seconds() - before
+            end_run(driver, RunEnded(status=status, reason=reason, seconds=seconds, cpu_seconds=cpu_seconds))

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,14 @@ import numpy as np
 
 from argosy.commands import Measured
 from argosy.errors import RunError
+from argosy.fold import RunState
 from argosy.study import Member, Study
 
-__all__ = ["check_identity", "found_study", "spell", "summarize", "write_json", "write_study"]
+__all__ = ["check_identity", "found_study", "of_those_begun", "spell", "summarize", "write_json", "write_study"]
 
 IDENTITY = ("seed", "lengths", "fingerprint", "validations_per_epoch")
+KEYS = {"seed", "objective", "mode", "validations_per_epoch", "lengths", "fingerprint", "members"}
+"""Of ``study.json``, whose lack shows that it is none."""
 LINES_DEEP = 3
 MEMBER_IDENTITY = ("batch_size", "drop_last", "hyperparameters", "parameter_shapes", "subset", "val_subset")
 
@@ -60,9 +64,27 @@ def check_identity(directory: Path, found: Mapping[str, Any], wanted: Mapping[st
 
 
 def found_study(directory: Path) -> dict[str, Any] | None:
-    """``study.json`` of an earlier driver."""
+    """``study.json`` of an earlier driver; raises RunError where it is damaged."""
     path = directory / "study.json"
-    return json.loads(path.read_text()) if path.exists() else None
+    if not path.exists():
+        return None
+    try:
+        found = json.loads(path.read_text())
+        if found.keys() >= KEYS:
+            return dict(found)
+        problem = f"it lacks {', '.join(sorted(KEYS - found.keys()))}"
+    except (ValueError, AttributeError) as error:
+        problem = str(error)
+    raise RunError(
+        f"{path} is damaged: {problem}. Put back a copy of it, or delete it and give the run's command with the same study, "
+        "which writes it again."
+    )
+
+
+def of_those_begun(found: Mapping[str, Any], state: RunState) -> dict[str, Any]:
+    """What was found, of members alone that have come to something: what others were to be, nobody is bound to."""
+    begun = {name for name, member in state.members.items() if member.sections or member.saved}
+    return {**found, "members": {name: there for name, there in found["members"].items() if name in begun}}
 
 
 def write_study(directory: Path, summary: dict[str, Any], found: Mapping[str, Any] | None) -> None:
@@ -76,10 +98,18 @@ def write_study(directory: Path, summary: dict[str, Any], found: Mapping[str, An
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Replace a small file in one step."""
+    """Replace a small file in one step: after a crash there is the old one or this one, and on the disk."""
     temporary = path.with_name(f".{path.name}")
-    temporary.write_text(_spelled(value) + "\n")
+    with temporary.open("w") as file:
+        file.write(_spelled(value) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
     temporary.rename(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 def _spelled(value: Any, depth: int = 0) -> str:

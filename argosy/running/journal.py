@@ -3,9 +3,11 @@
 import contextlib
 import errno
 import fcntl
+import functools
 import json
 import os
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +20,7 @@ import psutil
 from argosy.errors import DiskError, RunError
 from argosy.events import Event, SearchBegan, from_line, to_line
 
-__all__ = ["Journal", "Lock", "read_journal", "refusals_of_the_disk", "timeline"]
+__all__ = ["Journal", "Lock", "at_work", "read_journal", "refusals_of_the_disk", "timeline"]
 
 
 PATIENCE_SECONDS = 10.0
@@ -81,26 +83,63 @@ def refusals_of_the_disk(directory: Path) -> Iterator[None]:
 
 
 def read_journal(directory: Path) -> list[Event]:
-    """All events of a run, in order; a torn last line is left out."""
+    """All events of a run, in order; a torn last line is left out. Raises RunError for what is no journal."""
     path = directory / "journal.jsonl"
     if not path.exists():
         below = ", ".join(str(journal.parent) for journal in sorted(directory.glob("*/journal.jsonl")))
         advice = f"runs below it: {below}." if below else "give the directory of `argosy run --dir`."
         raise RunError(f"{directory} holds no run (no journal.jsonl there); {advice}")
-    events = []
-    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
-        try:
-            value: dict[str, Any] = json.loads(line)
-        except ValueError as error:
-            raise RunError(f"{path}, line {number} is not JSON: {error}. The journal was changed by hand.") from error
+    try:
+        lines = path.read_bytes().split(b"\n")[:-1]
+    except OSError as error:
+        raise RunError(
+            f"cannot read {path}: {error.strerror}. Give the directory of a run that you may read."
+        ) from error
+    strange: set[str] = set()
+    events = [_event(path, number, line, strange) for number, line in enumerate(lines, start=1)]
+    if strange:
+        _say_once(
+            f"{path} was written by a later argosy; what this one does not know is left out: {', '.join(sorted(strange))}."
+        )
+    return [event for event in events if event is not None]
+
+
+def _event(path: Path, number: int, line: bytes, strange: set[str]) -> Event | None:
+    try:
+        value: dict[str, Any] = json.loads(line)
         if value["event"] == "EpochEnded":
             raise RunError(
-                f"{directory} was written by an earlier argosy, which had no sections; choose another directory."
+                f"{path.parent} was written by an earlier argosy, which had no sections; choose another directory."
             )
-        event = from_line(value)
-        if event is not None:
-            events.append(event)
-    return events
+        return from_line(value, strange)
+    except (ValueError, TypeError, KeyError) as error:
+        raise RunError(
+            f"{path}, line {number} is no event: {error}. The journal was damaged or changed by hand: put back a copy of it, "
+            "or choose another directory; the members' files are as they were."
+        ) from error
+
+
+@functools.cache
+def _say_once(sentence: str) -> None:
+    """To the person, and not again when the same journal is read again."""
+    print(sentence, file=sys.stderr)
+
+
+def at_work(directory: Path) -> bool:
+    """Whether a driver has this run at hand; on another host nobody can tell, so whoever holds the lock is one."""
+    path = directory / "run.lock"
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        # Processes of a driver that was killed hold it a little longer than it lives.
+        return _lives(*_signature(path))
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def timeline(directory: Path) -> Iterator[tuple[float, Event]]:
@@ -108,7 +147,7 @@ def timeline(directory: Path) -> Iterator[tuple[float, Event]]:
     seconds, before = 0.0, None
     for line in (directory / "journal.jsonl").read_bytes().split(b"\n")[:-1]:
         value = json.loads(line)
-        event = from_line(value)
+        event = from_line(value, set())
         if before is not None and not isinstance(event, SearchBegan):
             seconds += max(value["at"] - before, 0.0)
         before = value["at"]
@@ -133,7 +172,7 @@ class Lock:
         while not self._taken():
             if time.monotonic() > deadline - PATIENCE_SECONDS / 2:
                 self._end_stopped_orphans()
-            pid, host, begun = [*self.path.read_text().split(), "?", "?", "?"][:3]
+            pid, host, begun = _signature(self.path)
             if _lives(pid, host, begun) or time.monotonic() > deadline:
                 os.close(self.descriptor)
                 raise RunError(
@@ -165,6 +204,12 @@ class Lock:
         except OSError:
             return False
         return True
+
+
+def _signature(path: Path) -> tuple[str, str, str]:
+    """Process, host and time of birth of the driver that has the lock, or had it last."""
+    pid, host, begun = [*path.read_text().split(), "?", "?", "?"][:3]
+    return pid, host, begun
 
 
 def _lives(pid: str, host: str, begun: str) -> bool:

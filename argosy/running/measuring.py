@@ -46,6 +46,14 @@ class Measuring:
         self.missing.discard(member)
         self._asked.discard(member)
 
+    def dismiss(self, names: Iterable[str]) -> None:
+        """These have come to nothing: whoever has one of their names later is somebody else."""
+        for name in names:
+            self.forget(name)
+            self._works.pop(name, None)
+            self.measured.pop(name, None)
+        self._profiles.clear()
+
     def again(self) -> None:
         """Nobody measures any more who was told to: a trainer was lost, or the stream that they measured on."""
         self._asked.clear()

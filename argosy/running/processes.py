@@ -9,6 +9,7 @@ import contextlib
 import os
 import selectors
 import signal
+import sys
 import time
 from dataclasses import dataclass, field
 from functools import partial
@@ -144,7 +145,7 @@ class ProcessWorkers:
 
     def enlist(self, worker: str, members: tuple[Member, ...]) -> None:
         """See `Workers.enlist`."""
-        self.send(worker, Enlist(definitions=dump(members)))
+        self.send(worker, Enlist(definitions=dump(members), path=tuple(sys.path)))
 
     def pulse(self, worker: str) -> Pulse | None:
         """See `Workers.pulse`."""

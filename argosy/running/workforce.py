@@ -153,6 +153,11 @@ class Workforce:
             known.update(member.name for member in new)
             self.workers.enlist(trainer, new)
 
+    def dismiss(self, names: Iterable[str]) -> None:
+        """Whoever has one of these names later is another member."""
+        for known in self.known.values():
+            known.difference_update(names)
+
     def lost(self, worker: str) -> None:
         """Forget a feeder, start a trainer again."""
         self.feeders.pop(worker, None)

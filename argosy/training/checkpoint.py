@@ -8,6 +8,7 @@ import contextlib
 import ctypes
 import hashlib
 import os
+import re
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -25,6 +26,9 @@ MANY = 4
 """Files from which on one flush of the file system is cheaper than what it spares them (2 files: equal; 8: half)."""
 LITTLE = 64 * 2**20
 """Bytes; where more waits for the disk, a flush of the file system would wait for what others write."""
+
+OURS = re.compile(r"(best-)?e\d{4,}(\.\d+)?(-s\d{7,}(\+\d+)?)?\.pt|\.[^/]+\.pt\.\d+")
+"""Names of checkpoints, as `argosy.training.files` gives them, and of what is renamed to one or to a link."""
 
 _libc = ctypes.CDLL(None)
 
@@ -198,11 +202,10 @@ def link(target: Path, name: str) -> None:
 
 
 def keep_newest(folder: Path, keep: set[str]) -> None:
-    """Delete every checkpoint of a member but those named, and what interrupted writes left."""
+    """Delete every checkpoint of a member but those named, and what interrupted writes left; other files are people's."""
     with os.scandir(folder) as entries:
         for entry in entries:
-            stale = entry.name.endswith(".pt") and entry.name not in keep and not entry.is_symlink()
-            if stale or entry.name.startswith("."):
+            if OURS.fullmatch(entry.name) and entry.name not in keep and not entry.is_dir(follow_symlinks=False):
                 Path(entry).unlink(missing_ok=True)
 
 

@@ -8,6 +8,7 @@ driver alone counts them.
 """
 
 import math
+import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping
@@ -111,8 +112,10 @@ class Trainer:
         self.orders = Orders(self.terms.seed, lengths)
 
     def enlist(self, members: Iterable[Member]) -> None:
-        """Learn what these members are."""
-        self.known |= {member.name: member for member in members}
+        """Learn what these members are; one that was built under one of their names was somebody else."""
+        for member in members:
+            self.known[member.name] = member
+            self.trials.built.pop(member.name, None)
 
     def _build(self, name: str) -> LiveMember:
         terms = self.terms
@@ -123,6 +126,7 @@ class Trainer:
         if isinstance(command, Board):
             self._board(command)
         elif isinstance(command, Enlist):
+            sys.path += [folder for folder in command.path if folder not in sys.path]
             self.enlist(cloudpickle.loads(command.definitions))
         elif isinstance(command, Measure):
             self.trials.want(command)

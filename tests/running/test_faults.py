@@ -243,7 +243,6 @@ def test_members_can_be_stopped_and_added_while_a_run_goes_on(tmp_path: Path) ->
     found = evidence.results(directory)
     assert found["odd"]["decision"][0] == "stopped"
     assert found["late"]["decision"] == ("done", "2 epochs")
-    assert found["late"]["epochs"][0][1] > 0  # it joined at a later stream epoch
     assert audit(directory) == []
     # The same command knows of the member that was added.
     assert Run(directory, epochs=4).end() == 0
