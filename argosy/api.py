@@ -181,6 +181,7 @@ def run_search(
         tuner.show(directory, store)
         for event in begins:
             journal.append(event)
+            state.apply(event)
         journal.commit()
         cluster = launcher.discover(settings)
         job = Job(study=study, settings=settings, directory=directory, lock=lock.descriptor)

@@ -62,7 +62,8 @@ class Roster:
         self.waiting = [name for name in self.unfinished() if name not in self.resting]
         states = [self.state.member(name) for name in self.unfinished()]
         self._points.update(resume_points(states, self.job.directory))
-        self.joining = {name for name in added if name in self._points and not self.state.member(name).assigned}
+        late = (*added, *self.state.brought)
+        self.joining = {name for name in late if name in self._points and not self.state.member(name).assigned}
         begun = self._begun()
         self._points.update({name: Resume(member=name, stream_epoch=begun) for name in self.joining})
 
