@@ -283,6 +283,11 @@ def test_what_is_asked_is_checked_before_anything_trains(tmp_path: Path) -> None
     refused(r"build\(\{.*\}\) returned dict; it must return an argosy.Member", build=lambda parameters: parameters)
     refused("sampler must be a class of optuna.samplers", sampler=3)
     refused("batch_size 64 is larger than its 40 training samples", space={"batch_size": IntDistribution(64, 64)})
+    for url in ("nonsense", f"sqlite:///{tmp_path}/no/such/search.db"):
+        with pytest.raises(
+            RunError, match=r"Optuna's storage cannot be opened: .* Give another, as sqlite:///search.db"
+        ):
+            tune(tmp_path / "run", storage=url)
     assert not (tmp_path / "run" / "members").exists()
     # What stood in the way is changed, and the same directory will do.
     assert tune(tmp_path / "run", n_trials=2, max_epochs=1).run.status == "done"
@@ -309,6 +314,14 @@ def build(parameters):
 
 search = argosy.Search(build=build, space={"lr": FloatDistribution(0.001, 1.0, log=True)}, data=data, max_epochs=9)
 """
+
+
+def test_without_optuna_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    for name in ("argosy.running.tuner", "argosy.tuning.sampling"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    with pytest.raises(StudyError, match=r"Optuna, which is not installed: pip install 'argosy\[tune\]'"):
+        tune(tmp_path / "run", space=lambda trial: None)
 
 
 def test_the_command_goes_on_after_kill_9(tmp_path: Path) -> None:
