@@ -27,7 +27,7 @@ TIERS = [
 ]
 NOUNS = set().union(*TIERS[:5]) | {"planning", "tuning"}
 TORCH_FREE = NOUNS | {"cli", ""}
-OPTIONAL = {"pandas", "plotly", "highspy", "optuna", "ray", "lightning", "sklearn", "PIL", "transformers"}
+OPTIONAL = {"pandas", "plotly", "highspy", "optuna", "sqlalchemy", "ray", "lightning", "sklearn", "PIL", "transformers"}
 
 
 def imports() -> list[tuple[Path, str, str, bool]]:

@@ -27,6 +27,7 @@ try:
     from optuna.storages.journal import JournalFileBackend
     from optuna.study import StudyDirection
     from optuna.trial import FrozenTrial, TrialState
+    from sqlalchemy.exc import SQLAlchemyError
 except ModuleNotFoundError as error:
     raise StudyError("argosy.tune samples with Optuna, which is not installed: pip install 'argosy[tune]'.") from error
 
@@ -51,11 +52,16 @@ class Copy:
         self.name, self.mode = store.name or directory.resolve().name, mode
         # A file goes where its directory goes.
         self.owner = "this directory" if store.url is None else str(directory.resolve())
-        if store.url is None:
-            self.storage: Any = JournalStorage(_file(directory / "optuna.log"))
-        else:
-            self.storage = optuna.storages.get_storage(store.url)
-        self.study = self._open()
+        try:
+            file = directory / "optuna.log"
+            self.storage: Any = JournalStorage(_file(file)) if store.url is None else _database(store.url)
+            self.study = self._open()
+        except (SQLAlchemyError, ImportError, ValueError) as error:
+            # Without the address, in which there may be a password.
+            raise RunError(
+                f"Optuna's storage cannot be opened: {str(error).splitlines()[0]}. Give another, as sqlite:///search.db, or "
+                "none for a file in the directory."
+            ) from error
         self._known: dict[int, tuple[int, set[int]]] = {}
         """By number: the storage's own, and the steps that are reported there."""
         self._news: queue.SimpleQueue[list[FrozenTrial] | None] = queue.SimpleQueue()
@@ -106,7 +112,7 @@ class Copy:
             self._known[trial.number] = (number, set(trial.intermediate_values))
             return
         number, steps = self._known[trial.number]
-        for step in trial.intermediate_values.keys() - steps:
+        for step in sorted(trial.intermediate_values.keys() - steps):
             self.storage.set_trial_intermediate_value(number, step, trial.intermediate_values[step])
             steps.add(step)
         if trial.state.is_finished():
@@ -213,6 +219,11 @@ def _file(path: Path) -> JournalFileBackend:
     if path.exists():
         os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
     return JournalFileBackend(str(path.resolve()))
+
+
+def _database(url: str) -> Any:
+    with _quietly():
+        return optuna.storages.get_storage(url)
 
 
 def _contradicts(there: FrozenTrial, here: FrozenTrial) -> bool:

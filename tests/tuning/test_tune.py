@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import evidence
+import forked
 import living
 import optuna
 import pytest
@@ -282,6 +283,11 @@ def test_what_is_asked_is_checked_before_anything_trains(tmp_path: Path) -> None
     refused(r"build\(\{.*\}\) returned dict; it must return an argosy.Member", build=lambda parameters: parameters)
     refused("sampler must be a class of optuna.samplers", sampler=3)
     refused("batch_size 64 is larger than its 40 training samples", space={"batch_size": IntDistribution(64, 64)})
+    for url in ("nonsense", f"sqlite:///{tmp_path}/no/such/search.db"):
+        with pytest.raises(
+            RunError, match=r"Optuna's storage cannot be opened: .* Give another, as sqlite:///search.db"
+        ):
+            tune(tmp_path / "run", storage=url)
     assert not (tmp_path / "run" / "members").exists()
     # What stood in the way is changed, and the same directory will do.
     assert tune(tmp_path / "run", n_trials=2, max_epochs=1).run.status == "done"
@@ -310,11 +316,20 @@ search = argosy.Search(build=build, space={"lr": FloatDistribution(0.001, 1.0, l
 """
 
 
+def test_without_optuna_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    for name in ("argosy.running.tuner", "argosy.tuning.sampling"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    with pytest.raises(StudyError, match=r"Optuna, which is not installed: pip install 'argosy\[tune\]'"):
+        tune(tmp_path / "run", space=lambda trial: None)
+
+
 def test_the_command_goes_on_after_kill_9(tmp_path: Path) -> None:
     (tmp_path / "search.py").write_text(FILE)
-    command = [sys.executable, "-W", "error", "-m", "argosy", "tune", "search.py", "--devices", "cpu:2", "--dir"]
+    words = ["tune", "search.py", "--devices", "cpu:2", "--dir"]
     with (tmp_path / "said").open("w") as said:
-        killed = subprocess.Popen([*command, "killed"], cwd=tmp_path, stdout=said, stderr=said)
+        command = [sys.executable, "-W", "error", "-m", "argosy", *words, "killed"]
+        killed = subprocess.Popen(command, cwd=tmp_path, stdout=said, stderr=said)
         ended = 0
         while killed.poll() is None and ended < 5:
             time.sleep(0.05)
@@ -324,26 +339,20 @@ def test_the_command_goes_on_after_kill_9(tmp_path: Path) -> None:
     assert killed.wait() == -9, (tmp_path / "said").read_text()
     reports = {}
     for name, launcher in (("killed", "processes"), ("whole", "inline")):
-        found = subprocess.run(
-            [*command, name, "--launcher", launcher, "--json"],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        found = forked.command(tmp_path, [*words, name, "--launcher", launcher, "--json"])
         assert found.returncode == 0, found.stderr
         reports[name] = json.loads(found.stdout)
     kept = ("trial", "status", "epochs", "lr", "val_loss", "reason")
     tables = [[{key: row[key] for key in kept} for row in report["trials"]] for report in reports.values()]
     assert tables[0] == tables[1]
     assert reports["killed"]["best"] == tables[0][0]["trial"]
-    shown = subprocess.run([*command, "whole"], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert f"{reports['whole']['best']} with lr = " in shown.stdout
-    assert "17 trials, 69 epochs" in shown.stdout
+    shown = forked.command(tmp_path, [*words, "whole", "--launcher", "inline"]).stdout
+    assert f"{reports['whole']['best']} with lr = " in shown
+    assert "17 trials, 69 epochs" in shown
     (tmp_path / "search.py").write_text("search = 3\n")
-    wrong = subprocess.run([*command, "whole"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    wrong = forked.command(tmp_path, [*words, "whole", "--launcher", "inline"])
     assert wrong.returncode == 2
-    assert "needs a variable `search` that is an argosy.Search; found int" in " ".join(wrong.stderr.split())
+    assert "is an argosy.Search; found int" in " ".join(wrong.stderr.split())
 
 
 def test_the_example_searches(tmp_path: Path) -> None:
