@@ -309,7 +309,7 @@ class Driver:
         self.voyage.ended(member)
         if status == "failed":
             any_section = any(state.sections for state in self.state.members.values())
-            self.faults.tolerance.member_failed(reason, any_section=any_section)
+            self.faults.tolerance.member_failed(member, reason, any_section=any_section)
         if member in self.roster.waiting:
             # It failed while it was measured, or was told to stop while it waited.
             self.roster.leave([member])
