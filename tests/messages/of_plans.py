@@ -157,6 +157,7 @@ CASES = {
     ),
     "a member larger than every device": lambda: make_plan([profile(memory_bytes=99 * GB)], TWO),
     "a simulation of a member without epochs": lambda: Workload(profiles=(profile(),), epochs={}, samples_per_epoch=10),
+    "a simulation without samples": lambda: Workload(profiles=(), epochs={}, samples_per_epoch=0),
     "a network of the table larger than the device": lambda: workload_of(
         [Network(name="gpt", samples_per_second=1.0, epochs=1, model_bytes=9 * GB)],
         samples_per_epoch=10,
