@@ -114,7 +114,7 @@ def explain_cluster(
     """The forecast for a cluster written as in ``2x4x80GB``, of the kind of device that the profiles were measured on."""
     kinds = sorted({profile.device_kind for profile in profiles})
     if len(kinds) != 1:
-        found = ", ".join(kinds) or "none"
+        found = ", ".join(map(repr, kinds)) or "none"
         raise PlanError(f"the profiles must be of one kind of device; found {found}. Measure all members on one.")
     return forecast(
         profiles,
@@ -171,7 +171,9 @@ def _sizes(text: str) -> list[int]:
 def _policies(text: str) -> Sequence[str]:
     names = REPLAYED if text == "all" else tuple(text.split(","))
     if unknown := [name for name in names if name not in POLICIES]:
-        raise PlanError(f"unknown policy {', '.join(unknown)}; choose all, or some of {', '.join(POLICIES)}.")
+        raise PlanError(
+            f"unknown policy {', '.join(map(repr, unknown))}; choose all, or some of {', '.join(POLICIES)}."
+        )
     return names
 
 

@@ -241,7 +241,7 @@ class _Run:
         times = [runner.next_event(self.now) for leg in self.legs for runner in leg.runners.values()]
         times += [at for at, _, _ in self.device_changes[:1]]
         if not times:
-            waiting = ", ".join(profile.member for profile in self.waiting)
+            waiting = ", ".join(repr(profile.member) for profile in self.waiting)
             raise PlanError(
                 f"nothing runs, and the policy starts nothing though {waiting} wait; choose another policy."
             )
