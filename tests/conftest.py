@@ -4,12 +4,14 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import forked
 import psutil
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
 from argosy.running.audit import audit
+from argosy.running.forkserver import ForkServer
 
 # The same examples in every run, however slow the machine: a failure says something about the last change.
 settings.register_profile("tests", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -22,6 +24,13 @@ def _tidy() -> object:
     yield
     left = psutil.Process().children(recursive=True)
     assert not [child.cmdline() for child in left if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
+
+
+@pytest.fixture(autouse=True)
+def _forked_servers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fork servers need not import again what this process has imported."""
+    if request.node.get_closest_marker("fresh") is None:
+        monkeypatch.setattr(ForkServer, "start", forked.start_server)
 
 
 @pytest.fixture(autouse=True)

@@ -2,13 +2,11 @@
 
 import contextlib
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
+import forked
 import psutil
 
 SCRIPT = """
@@ -37,11 +35,10 @@ class Run:
         sigint: str = "default_int_handler",
     ) -> None:
         self.directory = directory
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
         text = script.format(settings=settings, length=length, epochs=epochs, hang_seconds=hang_seconds, sigint=sigint)
         self.log = directory.with_name(f"{directory.name}.stderr")
         with self.log.open("a") as log:
-            self.process = subprocess.Popen([sys.executable, "-c", text, str(directory)], env=environment, stderr=log)
+            self.process = forked.script(text, str(directory), err=log.fileno())
         self.seen: dict[int, psutil.Process] = {}
 
     def lines(self) -> list[dict]:

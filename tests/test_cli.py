@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import forked
 import pytest
 import torch
 from disks import fill_up
@@ -42,9 +43,7 @@ ARRAYS = "arrays=(x, torch.arange(90) % 3)"
 
 def argosy(folder: Path, *words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
     """Run the command in a folder and check its exit code."""
-    found = subprocess.run(
-        [sys.executable, "-W", "error", "-m", "argosy", *words], cwd=folder, capture_output=True, text=True, check=False
-    )
+    found = forked.command(folder, words)
     assert found.returncode == code, found.stdout + found.stderr
     return found
 

@@ -57,6 +57,7 @@ def noisy() -> list[argosy.Member]:
     return [studies.member(f"noisy-{batch}", batch_size=batch, augment=late.noise) for batch in (16, 33)]
 
 
+@pytest.mark.fresh
 def test_random_states_of_a_device_belong_to_the_member(tmp_path: Path) -> None:
     """Together as alone, interrupted as in one piece."""
     several = studies.study(fleet=[*noisy(), studies.member("plain")], epochs=3)

@@ -138,6 +138,7 @@ def test_a_caller_that_hangs_up_at_once_does_no_harm(workers: ProcessWorkers) ->
     assert lost(workers) == 0
 
 
+@pytest.mark.fresh
 def test_a_server_stopped_before_its_program_began_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     began = tmp_path / "began"
     tie = forkserver.die_with_parent

@@ -94,6 +94,7 @@ def test_a_small_freed_piece_is_joined_where_the_environment_says_so(environment
     assert told.stdout.strip() == left
 
 
+@pytest.mark.fresh
 def test_trainers_join_small_freed_pieces(tmp_path: Path) -> None:
     study = studies.study(40, fleet=[studies.member(model=pieces.network_where_none_is_left)], epochs=1, val=0)
     report = argosy.train(study, directory=tmp_path, launcher="processes")

@@ -1,0 +1,146 @@
+"""Fork servers and commands that are forked from the test's process, which has imported what they would import for two seconds.
+
+They run the code of the real ones from their first line on; what differs is what comes before it. Tests about that (a start that
+is stopped, the heap's environment, what a fresh interpreter imports) take the real ones with the mark ``fresh``.
+"""
+
+import faulthandler
+import gc
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import NoReturn
+
+from argosy import cli
+from argosy.running import forkserver, worker  # noqa: F401  # what servers and workers import
+from argosy.running.forkserver import ForkServer
+from argosy.stream.death import die_with_parent
+from argosy.stream.wire import Peer
+from argosy.training.heap import without_tcache
+
+forkserver._import_for_optimizers()
+
+
+class Forked:
+    """A child, as `subprocess.Popen` has it."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            ended, status = os.waitpid(self.pid, os.WNOHANG)
+            if ended:
+                self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if deadline is not None and time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired("a forked child", timeout or 0.0)
+            time.sleep(0.002)
+        return code
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+def start_server() -> ForkServer:
+    """In the place of `ForkServer.start`."""
+    ours, theirs = Peer.pair()
+    driver, number = os.getpid(), theirs.fileno()
+
+    def live() -> None:
+        os.setsid()
+        os.environ |= without_tcache(os.environ) | {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+        sys.argv[:] = ["-c", json.dumps(sys.path), str(number), str(driver)]
+        forkserver.main()
+
+    process = fork(live, keep=[number])
+    theirs.close()
+    return ForkServer(process, ours)  # type: ignore[arg-type]
+
+
+def command(folder: Path, words: Iterable[str]) -> subprocess.CompletedProcess[str]:
+    """``python -W error -m argosy`` with these words, run in a folder."""
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+
+        def live() -> None:
+            os.chdir(folder)
+            sys.argv[:] = [str(Path(cli.__file__).with_name("__main__.py")), *words]
+            warnings.simplefilter("error")
+            cli.main()
+
+        code = fork(live, out=out.fileno(), err=err.fileno()).wait()
+        return subprocess.CompletedProcess(list(words), code, _text(out), _text(err))
+
+
+def script(text: str, *arguments: str, err: int) -> Forked:
+    """``python -c text arguments``, whose errors go to a descriptor."""
+
+    def live() -> None:
+        sys.argv[:] = ["-c", *arguments]
+        exec(compile(text, "<string>", "exec"), {"__name__": "__main__"})
+
+    return fork(live, err=err)
+
+
+def fork(live: Callable[[], None], *, out: int = 1, err: int = 2, keep: Iterable[int] = ()) -> Forked:
+    """A child that lives like this, with the standard descriptors and these of all that the test's process has open."""
+    parent = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        _live(live, parent, out, err, sorted({0, 1, 2, *keep}))
+    return Forked(pid)
+
+
+def _live(live: Callable[[], None], parent: int, out: int, err: int, keep: list[int]) -> NoReturn:
+    code = 1
+    try:
+        die_with_parent(parent)
+        faulthandler.disable()
+        gc.freeze()  # what the test's process holds is not to end here as well
+        os.dup2(out, 1)
+        os.dup2(err, 2)
+        for low, high in zip(keep, [*keep[1:], os.sysconf("SC_OPEN_MAX")], strict=True):
+            os.closerange(low + 1, high)
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, 0)
+        os.close(nothing)
+        # The runner's own write to files that were closed above.
+        sys.stdin, sys.stdout, sys.stderr = (
+            os.fdopen(number, mode, closefd=False) for number, mode in enumerate("rww")
+        )
+        warnings.resetwarnings()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM):
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+        live()
+        code = 0
+    except SystemExit as exiting:
+        code = exiting.code if isinstance(exiting.code, int) else int(exiting.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(code)
+
+
+def _text(file: tempfile._TemporaryFileWrapper) -> str:  # type: ignore[type-arg]
+    file.seek(0)
+    text: bytes = file.read()
+    return text.decode()
