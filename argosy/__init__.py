@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 from argosy.errors import ArgosyError as ArgosyError
 from argosy.report import Report as Report
 from argosy.stopping import MaxEpochs as MaxEpochs
+from argosy.stopping import MaxSamples as MaxSamples
 from argosy.stopping import MaxSeconds as MaxSeconds
+from argosy.stopping import MaxSteps as MaxSteps
 from argosy.stopping import Plateau as Plateau
 from argosy.stopping import Target as Target
 from argosy.study import Data as Data
@@ -28,7 +30,9 @@ __all__ = [
     "ArgosyError",
     "Data",
     "MaxEpochs",
+    "MaxSamples",
     "MaxSeconds",
+    "MaxSteps",
     "Member",
     "Plateau",
     "Report",

@@ -1,7 +1,6 @@
 """The stages as functions: `train`, `plan`, `load`, each a few lines over what the folders do."""
 
 import contextlib
-import json
 import math
 import tempfile
 from collections.abc import Sequence
@@ -19,15 +18,16 @@ from argosy.profiles import Preparation, Profile
 from argosy.report import MemberResult, Report
 from argosy.running.costs import Costs
 from argosy.running.driver import drive, measure
-from argosy.running.identity import summarize
+from argosy.running.identity import found_study, summarize
 from argosy.running.inline import Inline
-from argosy.running.journal import Journal, Lock, read_journal, refusals_of_the_disk
+from argosy.running.journal import Journal, Lock, at_work, own_directory, read_journal
 from argosy.running.launcher import Job, Launcher
 from argosy.running.limits import only_cores, usable_cores
 from argosy.running.processes import Processes
 from argosy.running.view import Silent, View
 from argosy.settings import Settings, Sharing
 from argosy.study import Study
+from argosy.system import refusals_told
 from argosy.training import checkpoint
 
 __all__ = ["LAUNCHERS", "forecast_cluster", "load", "plan", "profile", "run", "train"]
@@ -54,6 +54,7 @@ def train(
     checkpoint_seconds: float = 300.0,
     hang_seconds: float = 120.0,
     threads: int = 1,
+    retry_failed: bool = False,
     view: View | None = None,
 ) -> Report:
     """Train every member of a study on one shared stream; the same call on the same directory resumes.
@@ -76,6 +77,7 @@ def train(
         checkpoint_seconds=checkpoint_seconds,
         hang_seconds=hang_seconds,
         threads=threads,
+        retry_failed=retry_failed,
     )
     place = LAUNCHERS[launcher]() if isinstance(launcher, str) else launcher
     return run(study, settings, Path(directory), launcher=place, view=view or Silent())
@@ -83,10 +85,11 @@ def train(
 
 def run(study: Study, settings: Settings, directory: Path, *, launcher: Launcher, view: View) -> Report:
     """`train` with its settings as a value."""
-    directory.mkdir(parents=True, exist_ok=True)
+    directory = directory.absolute()  # what the study runs may change the folder that this process is in
+    own_directory(directory)
     with (
         contextlib.closing(launcher),
-        refusals_of_the_disk(directory),
+        refusals_told(directory),
         only_cores(settings.cores),
         Lock(directory / "run.lock") as lock,
         Journal(directory / "journal.jsonl") as journal,
@@ -124,6 +127,7 @@ def profile(
         directory = Path(folder)
         with (
             contextlib.closing(launcher),
+            refusals_told(directory),
             Lock(directory / "run.lock") as lock,
             Journal(directory / "journal.jsonl") as journal,
         ):
@@ -168,15 +172,14 @@ def forecast_cluster(
 def load(directory: str | Path, *, study: Study | None = None) -> Report:
     """The report of a run, read from its directory; members can `load()` their networks where the study is given."""
     directory = Path(directory)
-    state = RunState.of(read_journal(directory))
-    path = directory / "study.json"
-    if path.exists():
-        summary = json.loads(path.read_text())
-    elif study is not None:
+    state, working = RunState.of(read_journal(directory)), at_work(directory)
+    summary = found_study(directory)
+    if summary is None and study is not None:
         # It ended before the data was open.
-        summary = summarize(study, lengths={}, fingerprint="", measured={})
-    else:
-        raise RunError(f"{directory} holds no study.json: its run ended before the data was open.")
+        summary = summarize(study)
+    if summary is None:
+        how = "is not open yet; ask again in a moment" if working else "was not open when its run ended"
+        raise RunError(f"{directory} holds no study.json: the data {how}.")
 
     def opener(result: MemberResult) -> Any:
         if study is None:
@@ -185,14 +188,24 @@ def load(directory: str | Path, *, study: Study | None = None) -> Report:
             )
         return _open_member(study, state, result)
 
-    return Report.of(state, directory=directory, summary=summary, opener=opener)
+    return Report.of(state, directory=directory, summary=summary, opener=opener, at_work=working)
 
 
 def _open_member(study: Study, state: RunState, result: MemberResult) -> Any:
     saved = next((saved for saved in reversed(state.member(result.name).saved) if saved.best is not None), None)
     if saved is None or saved.best is None:
         raise RunError(f"member {result.name!r} has not finished and saved a section; there is nothing to load.")
+    if result.name not in study.names:
+        raise RunError(
+            f"the study has no member {result.name!r}, only {', '.join(study.names)}; give the run's own study."
+        )
     best = checkpoint.load(result.folder / saved.best, saved.best_sha256)
     model = study.member(result.name).model()
-    model.load_state_dict(best["model"])
+    try:
+        model.load_state_dict(best["model"])
+    except RuntimeError as error:
+        raise RunError(
+            f"the network that the study builds for member {result.name!r} is not the one that was trained: {error}. Give "
+            "the run's own study."
+        ) from error
     return model.eval()

@@ -1,18 +1,22 @@
 """The command line: parse, call the stages, print. Every command has ``--json``."""
 
 import contextlib
+import functools
+import io
 import json
+import os
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO
 
 import typer
-from rich.console import Console
+from rich.console import Console, RenderableType
 
 from argosy import planning_cli
 from argosy.errors import ArgosyError
+from argosy.events import REFUSED
 from argosy.profiles import load_profiles, save_profiles
 from argosy.settings import Settings, Sharing
 from argosy.study import Study
@@ -34,7 +38,27 @@ app.command("simulate")(planning_cli.simulate)
 StudyFile = Annotated[Path, typer.Argument(help="Python file with a variable `study`.")]
 Directory = Annotated[Path, typer.Option("--dir", help="Directory of the run; the same command again resumes.")]
 RunDirectory = Annotated[Path, typer.Argument(help="Directory of a run.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
+
+
+@functools.cache
+def _stdout_of_json() -> TextIO:
+    """The standard output; from here on, what study files and programs that they start print goes to the standard error."""
+    sys.stdout.flush()
+    alone = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    return alone
+
+
+def _for_json(wanted: bool) -> bool:
+    if wanted:
+        _stdout_of_json()
+    return wanted
+
+
+Json = Annotated[
+    bool,
+    typer.Option("--json", callback=_for_json, help="Print one JSON object instead of a table."),
+]
 Devices = Annotated[str | None, typer.Option(help="cpu, cpu:2, cuda or cuda:0,1; by default all there are.")]
 Policy = Annotated[str, typer.Option(help="balanced: all members share one stream. solo: a pipeline for each.")]
 LauncherName = Annotated[Literal["processes", "inline"], typer.Option(help="inline: everything in one process.")]
@@ -52,6 +76,7 @@ BlockSize = Annotated[int | None, typer.Option(help="Samples per block of the st
 CheckpointSeconds = Annotated[float, typer.Option(help="Longest training time within an epoch between checkpoints.")]
 HangSeconds = Annotated[float, typer.Option(help="Time without progress after which a worker counts as lost.")]
 Threads = Annotated[int, typer.Option(help="CPU threads of each CPU device.")]
+RetryFailed = Annotated[bool, typer.Option("--retry-failed", help="Try members again that failed in an earlier run.")]
 
 
 @app.command()
@@ -73,6 +98,7 @@ def run(
     checkpoint_seconds: CheckpointSeconds = 300.0,
     hang_seconds: HangSeconds = 120.0,
     threads: Threads = 1,
+    retry_failed: RetryFailed = False,
     as_json: Json = False,
 ) -> None:
     """Train every member of a study file."""
@@ -91,7 +117,9 @@ def run(
         checkpoint_seconds=checkpoint_seconds,
         hang_seconds=hang_seconds,
         threads=threads,
+        retry_failed=retry_failed,
     )
+    directory = directory.absolute()  # what the study file does may change the folder that this process is in
     with _launcher(launcher) as place:
         from argosy.running.studyfile import load_study  # beside the launcher's own imports
 
@@ -120,7 +148,7 @@ def demo(
         _print_report(report, as_json=as_json)
     if compare and not as_json:
         ratio = reports["solo"].seconds / reports["balanced"].seconds
-        Console().print(f"The same study with a pipeline for each member took {ratio:.2f} times as long.")
+        _print(f"The same study with a pipeline for each member took {ratio:.2f} times as long.")
     raise typer.Exit(max(_exit_code(report) for report in reports.values()))
 
 
@@ -203,14 +231,14 @@ def report(directory: RunDirectory, as_json: Json = False) -> None:
 def stop(
     directory: RunDirectory, member: Annotated[str, typer.Argument(help="Its name.")], as_json: Json = False
 ) -> None:
-    """Tell a run to save a member and stop it; the answer is in the journal."""
-    _leave(directory, {"command": "stop", "member": member}, as_json=as_json)
+    """Tell a run to save a member and stop it; exit code 2 if it refuses."""
+    _tell(directory, {"command": "stop", "member": member}, as_json=as_json)
 
 
 @app.command()
 def add(directory: RunDirectory, study_file: StudyFile, as_json: Json = False) -> None:
-    """Add the members of a study file that a run does not have yet; they join at the next stream epoch."""
-    _leave(directory, {"command": "add", "study": str(study_file.resolve())}, as_json=as_json)
+    """Add the members of a study file that a run does not have yet; exit code 2 if it refuses."""
+    _tell(directory, {"command": "add", "study": str(study_file)}, as_json=as_json)
 
 
 @app.command()
@@ -237,16 +265,19 @@ def doctor(directory: Directory = Path("runs/argosy"), as_json: Json = False) ->
     else:
         from argosy.views.checks import checks_table
 
-        _console().print(checks_table(checks), highlight=False)
+        _show(checks_table(checks))
     raise typer.Exit(0 if all(check.ok for check in checks) else 1)
 
 
 def main() -> None:
     """Entry of the command ``argosy``: errors become one message and their exit code."""
+    _open_what_is_closed()
     try:
         app()
     except ArgosyError as error:
-        Console(stderr=True).print(f"{type(error).__name__}: {error}", style="red", highlight=False, markup=False)
+        # Not wrapped where no terminal is: a path is to be copied as it is.
+        said = f"{type(error).__name__}: {error}"
+        Console(stderr=True).print(said, style="red", highlight=False, markup=False, soft_wrap=True)
         sys.exit(error.exit_code)
 
 
@@ -280,27 +311,40 @@ def _print_report(report: "Report", *, as_json: bool) -> None:
         return
     from argosy.views.terminal import report_table
 
-    _console().print(report_table(report), highlight=False)
+    _show(report_table(report))
 
 
-def _console() -> Console:
+def _tell(directory: Path, command: dict[str, Any], *, as_json: bool) -> None:
+    from argosy.running.inbox import tell
+
+    answer = tell(directory, command)
+    refused = answer.startswith(REFUSED)
+    _print({"answer": answer, "refused": refused} if as_json else answer)
+    raise typer.Exit(2 if refused else 0)
+
+
+def _show(table: RenderableType) -> None:
     # Files and pipes have no width of their own.
-    return Console() if sys.stdout.isatty() else Console(width=160)
-
-
-def _leave(directory: Path, command: dict[str, Any], *, as_json: bool) -> None:
-    from argosy.running.inbox import leave
-
-    name = leave(directory, command)
-    _print(
-        {"left": name}
-        if as_json
-        else f"left {name} for the run's driver; its answer will be in {directory}/journal.jsonl"
-    )
+    terminal = sys.stdout.isatty()
+    page = io.StringIO()
+    Console(file=page, force_terminal=terminal, width=None if terminal else 160).print(table, highlight=False)
+    _print(page.getvalue().rstrip("\n"))
 
 
 def _print(value: Any) -> None:
-    print(value if isinstance(value, str) else json.dumps(value))
+    """Text, or a value as JSON; where nobody can read it, what was done is done all the same."""
+    text, stdout = (value, sys.stdout) if isinstance(value, str) else (json.dumps(value), _stdout_of_json())
+    try:
+        print(text, file=stdout, flush=True)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stdout.fileno())
+
+
+def _open_what_is_closed() -> None:
+    """A file that is opened first must not become the standard output of everybody who prints."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
 
 
 def _exit_code(report: "Report") -> int:

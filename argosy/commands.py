@@ -87,10 +87,10 @@ class Team:
     """Nodes that prepare, the first of the team; between 1 and ``nodes``."""
     rank: int
     nodes: int
-    meeting: tuple[str, int]
-    """Host and port where the couriers of the team find each other."""
     key: str
-    """Of the team's names there; of this leg alone."""
+    """Of this leg alone."""
+    meeting: str
+    """The file by which the couriers of the team find each other."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,6 +186,10 @@ class Enlist:
 
     definitions: bytes
     """Pickled: a tuple of Member."""
+    sources: Mapping[str, str]
+    """Of what is pickled by value, for tracebacks: texts by file."""
+    path: tuple[str, ...]
+    """Where modules are found that they name."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,8 +19,9 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 from torch.utils.data import Dataset
 
 import argosy
+from argosy.profiles import cache_folder
 
-FOLDER = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "argosy" / "digits"
+FOLDER = cache_folder() / "digits"
 SIDE, CROP, EPOCHS = 32, 28, 12
 
 

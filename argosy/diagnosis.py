@@ -2,6 +2,8 @@
 
 The stage between a full queue and an empty queue is the bottleneck. Queues stand before preparation, exchange and
 training, in this order on every node, and all nodes move at one pace: so it is the last stage with a full queue before it.
+A queue that is longer than what there is to put in never fills, and one that filled while trainers started says nothing: so
+whatever queues say, a stage is not accused that is clearly faster than another.
 """
 
 import itertools
@@ -23,6 +25,10 @@ COUNTED = (
 )
 FULL = 0.5
 """A queue counts as full from here on."""
+CLEARLY = 1.2
+"""A stage with so many times another's rate is faster, and does not hold it up."""
+EARLY = 0.5
+"""Seconds of preparing, and of training, before which rates and queues tell nothing."""
 SLOW = 0.7
 """A node that prepares less than this part of what the others do is slow."""
 
@@ -39,7 +45,7 @@ class NodeFlow:
     """Samples that its trainers were handed."""
     exchanged_bytes: int
     seconds: float
-    """Time with a leg to feed."""
+    """Time with a leg to feed, without its beginning."""
     busy_seconds: float
     """Time with a sample under preparation."""
     filling_seconds: float
@@ -95,9 +101,9 @@ class Diagnosis:
     node: str
     """Where."""
     preparing_rate: float
-    """r_p of all preparing nodes together, samples/s."""
+    """What all preparing nodes deliver together: r_p of the slowest, times their number where they take turns."""
     taking_rate: float
-    """SC'18's r_c, of the slowest device: samples/s of the stream while its members step on them."""
+    """SC'18's r_c, of the slowest device: samples/s of the stream while its members step on them, or are validated."""
     peak_rate: float
     """peak(n), of the node that receives least."""
     verdict: str
@@ -105,7 +111,7 @@ class Diagnosis:
 
 
 def diagnose(gauges: Iterable[tuple[str, Mapping[str, Any]]]) -> Diagnosis | None:
-    """The bottleneck, from (worker, gauge) of feeders and trainers; None where nothing has flowed yet.
+    """The bottleneck, from (worker, gauge) of feeders and trainers; None where it is too early to tell.
 
     A worker's name begins with its node's, where there are several. A node may have had several feeders, one after another.
     """
@@ -116,15 +122,15 @@ def diagnose(gauges: Iterable[tuple[str, Mapping[str, Any]]]) -> Diagnosis | Non
             feeders.setdefault(worker.rpartition("/")[0] or "this node", []).append(gauge)
         elif gauge.get("rows"):
             paces.append(gauge["rows"] / gauge["training_seconds"])
-    flows = [flow for flow in itertools.starmap(NodeFlow.of, feeders.items()) if flow.delivered and flow.seconds]
-    if not flows or not paces:
+    flows = [flow for flow in itertools.starmap(NodeFlow.of, feeders.items()) if flow.delivered]
+    preparing = [flow for flow in flows if flow.preparing_rate]
+    if not preparing or not paces or max(flow.seconds for flow in flows) < EARLY:
         return None
-    stage, flow = _bottleneck(flows)
-    preparing = [flow for flow in flows if flow.prepared]
+    stage, flow = _bottleneck(flows, preparing, min(paces))
     found = Diagnosis(
         stage=stage,
         node=flow.node,
-        preparing_rate=sum(flow.preparing_rate for flow in preparing),
+        preparing_rate=_together(preparing),
         taking_rate=min(paces),
         peak_rate=min(flow.peak_rate for flow in flows),
         verdict="",
@@ -133,15 +139,27 @@ def diagnose(gauges: Iterable[tuple[str, Mapping[str, Any]]]) -> Diagnosis | Non
     return replace(found, verdict=words[stage](found, flow, preparing))
 
 
-def _bottleneck(flows: Sequence[NodeFlow]) -> tuple[str, NodeFlow]:
+def _bottleneck(flows: Sequence[NodeFlow], preparing: Sequence[NodeFlow], taking_rate: float) -> tuple[str, NodeFlow]:
     fullest = max(flows, key=lambda flow: flow.to_train)
-    if fullest.to_train >= FULL:
-        return "training", fullest
-    preparing = [flow for flow in flows if flow.prepared]
     behind = max(preparing, key=lambda flow: flow.to_prepare - flow.to_exchange)
-    if behind.to_exchange >= FULL:
-        return "exchange", behind
-    return "preparation", behind
+    rates = {"preparation": _together(preparing), "training": taking_rate}
+    where = {"preparation": behind, "exchange": behind, "training": fullest}
+    if fullest.to_train >= FULL:
+        stage = "training"
+    elif behind.to_exchange >= FULL:
+        # What a node receives it cannot receive faster than others prepare it.
+        stage, rates["exchange"] = "exchange", min(flow.peak_rate for flow in flows)
+    else:
+        stage = "preparation"
+    slowest = min(rates, key=rates.__getitem__)
+    stage = slowest if rates[stage] > CLEARLY * rates[slowest] else stage
+    return stage, where[stage]
+
+
+def _together(preparing: Sequence[NodeFlow]) -> float:
+    """Samples/s that these nodes prepare for all: in turns, at the pace of the slowest, or where nothing is exchanged each all."""
+    share = len(preparing) if any(flow.exchanged_bytes for flow in preparing) else 1
+    return share * min(flow.preparing_rate for flow in preparing)
 
 
 def _of_training(found: Diagnosis, flow: NodeFlow, preparing: Sequence[NodeFlow]) -> str:

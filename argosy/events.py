@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 __all__ = [
+    "REFUSED",
     "Answered",
     "Assigned",
     "Checkpoint",
@@ -16,6 +17,7 @@ __all__ = [
     "MemberRested",
     "MemberStarted",
     "PlanMade",
+    "Retried",
     "RunEnded",
     "RunStarted",
     "Saved",
@@ -27,6 +29,9 @@ __all__ = [
     "from_line",
     "to_line",
 ]
+
+REFUSED = "refused: "
+"""How an answer begins that nothing was done for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,12 +146,14 @@ class SectionEnded(Event):
     seconds: float
     """Time in the member's own steps and validation of this section."""
     samples: int
-    """Of this section."""
+    """Of this section, those that were stepped on."""
     digest: tuple[int, int, int]
     """Count, Σ mix64(index), Σ mix64(position·C ⊕ index) of what it stepped on in the epoch so far."""
     val_digest: tuple[int, int, int] | None
     best: bool
     """Whether its objective is the best so far."""
+    steps: int = 0
+    """Of its optimizer since its beginning; 0 in journals of versions that did not write it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,6 +179,13 @@ class MemberEnded(Event):
     member: str
     status: str
     reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Retried(Event):
+    """Members that had failed wait again: a person has mended what they failed of."""
+
+    members: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,6 +237,11 @@ class Answered(Event):
     command: Mapping[str, Any]
     answer: str
 
+    @property
+    def refused(self) -> bool:
+        """Whether nothing was done."""
+        return self.answer.startswith(REFUSED)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Used(Event):
@@ -257,6 +276,7 @@ KINDS: dict[str, type[Event]] = {
         Saved,
         MemberRested,
         MemberEnded,
+        Retried,
         Fed,
         Discarded,
         Skipped,
@@ -273,18 +293,27 @@ def to_line(event: Event) -> dict[str, Any]:
     return {"event": type(event).__name__, **_plain(event)}
 
 
-def from_line(line: Mapping[str, Any]) -> Event | None:
+def from_line(line: Mapping[str, Any], strange: set[str]) -> Event | None:
     """The event of a journal's line; None for a kind that this version does not know.
 
-    Lines also carry ``at``, the time they were written, which no decision depends on.
+    What a later version wrote and this one does not know is added to `strange`, as ``Kind`` or ``Kind.field``. Lines also
+    carry ``at``, the time they were written, which no decision depends on. Raises TypeError where a field is missing.
     """
-    values = {key: _tuples(value) for key, value in line.items() if key not in ("event", "at")}
     kind = KINDS.get(line["event"])
     if kind is None:
+        strange.add(str(line["event"]))
         return None
+    values = {key: _tuples(value) for key, value in line.items() if key not in ("event", "at")}
     if "checkpoint" in values:
-        values["checkpoint"] = Checkpoint(**values["checkpoint"])
-    return kind(**values)
+        values["checkpoint"] = _made(Checkpoint, values["checkpoint"], strange)
+    return _made(kind, values, strange)
+
+
+def _made(kind: type[Event], values: Mapping[str, Any], strange: set[str]) -> Event:
+    if values.keys() <= kind.__dataclass_fields__.keys():
+        return kind(**values)
+    strange.update(f"{kind.__name__}.{name}" for name in values if name not in kind.__dataclass_fields__)
+    return kind(**{name: value for name, value in values.items() if name in kind.__dataclass_fields__})
 
 
 def _plain(event: Event) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from argosy.events import (
     MemberEnded,
     MemberRested,
     MemberStarted,
+    Retried,
     RunEnded,
     RunStarted,
     Saved,
@@ -42,7 +43,7 @@ class MemberState:
     sections: list[SectionEnded] = field(default_factory=list)
     """Finished ones, in order."""
     history: list[dict[str, float]] = field(default_factory=list)
-    """One row for each of them: its metrics, seconds, and epochs finished with it."""
+    """One row for each of them, as `argosy.stopping.History` has it."""
     best: SectionEnded | None = None
     """The section with the best objective; the earliest of equals."""
     saved: list[Checkpoint] = field(default_factory=list)
@@ -74,7 +75,9 @@ class MemberState:
         """A section that is trained again after a fault replaces the first time, and all that came after."""
         self.forget_from(ended.epoch, ended.section)
         self.sections.append(ended)
-        self.history.append({**ended.metrics, "seconds": ended.seconds, "epochs": ended.epochs})
+        samples = ended.samples + (self.history[-1]["samples"] if self.history else 0)
+        so_far = {"epochs": ended.epochs, "steps": ended.steps, "samples": samples}
+        self.history.append({**ended.metrics, "seconds": ended.seconds, **so_far})
         if ended.best:
             self.best = ended
 
@@ -154,6 +157,9 @@ class RunState:
         elif isinstance(event, Assigned):
             for name, (epoch, stream_epoch) in event.members.items():
                 self.member(name).assign(epoch, stream_epoch)
+        elif isinstance(event, Retried):
+            for name in event.members:
+                self.member(name).status, self.member(name).reason = "waiting", ""
         elif isinstance(event, Divided):
             self.member(event.member).accumulate = event.accumulate
         else:
@@ -195,3 +201,9 @@ class RunState:
         fed = {key: samples + self.discarded.get(key, 0) for key, samples in self.fed.items() if key[0] == "train"}
         wanted = sum((s + 1) * length // sections - s * length // sections for _, _, s in fed)
         return sum(fed.values()) / max(wanted, 1)
+
+    @property
+    def preparations_alone(self) -> float:
+        """The same with one script for each member: the epochs that members took, for each epoch of the stream."""
+        fed = sum(split == "train" for split, _, _ in self.fed)
+        return sum(len(member.sections) for member in self.members.values()) / max(fed, 1)

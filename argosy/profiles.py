@@ -1,8 +1,11 @@
 """What a member costs on a kind of device, and what preparation costs: all that planners know about networks."""
 
+import contextlib
 import hashlib
 import json
 import math
+import os
+import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
@@ -18,6 +21,7 @@ __all__ = [
     "Profile",
     "ProfileCache",
     "ShardCost",
+    "cache_folder",
     "fit_shard_cost",
     "largest_measured_group",
     "load_profiles",
@@ -259,6 +263,22 @@ def load_profiles(path: Path) -> tuple[Profile, ...]:
         ) from error
 
 
+def cache_folder() -> Path:
+    """Where files lie that can be made again: below XDG_CACHE_HOME or the home directory.
+
+    Where neither can be written, in a folder of this user's among the temporary files.
+    """
+    homes = [os.environ.get("XDG_CACHE_HOME") or "~/.cache", f"{tempfile.gettempdir()}/argosy-{os.geteuid()}"]
+    for home in homes:
+        folder = Path(home, "argosy")
+        with contextlib.suppress(OSError, RuntimeError):
+            folder = folder.expanduser()
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if folder.stat().st_uid == os.geteuid() and os.access(folder, os.W_OK):
+                break
+    return folder
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProfileCache:
     """Profiles on disk, one small file each, so that a study is measured once per kind of device."""
@@ -278,8 +298,9 @@ class ProfileCache:
             return None  # A damaged entry costs a measurement, never a run.
 
     def save(self, key: str, profile: Profile) -> None:
-        """Write the profile whole or not at all."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        unfinished = self.folder / f"{key}.tmp"
-        unfinished.write_text(json.dumps(profile.to_json()))
-        unfinished.replace(self.folder / f"{key}.json")
+        """Write the profile whole or not at all; where nothing can be written, the next run measures again."""
+        with contextlib.suppress(OSError):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            unfinished = self.folder / f"{key}.tmp"
+            unfinished.write_text(json.dumps(profile.to_json()))
+            unfinished.replace(self.folder / f"{key}.json")

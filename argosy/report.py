@@ -1,5 +1,6 @@
 """What came out: the fold of a run's events, as values a person or a program can ask."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -46,11 +47,13 @@ class Report:
     objective: str
     directory: Path
     status: str
-    """done, paused, failed, or interrupted (or still running)."""
+    """running, done, paused, failed, or interrupted: its driver was killed."""
     reason: str
     seconds: float
     preparations: float
     """How often each training sample was prepared per epoch of the stream."""
+    preparations_alone: float
+    """How often it would have been with one script for each member, for the epochs that they took."""
     waiting_share: float
     """Share of the trainers' time that went into waiting for data."""
     cpu_seconds: float
@@ -102,6 +105,7 @@ class Report:
             "objective": self.objective,
             "seconds": round(self.seconds, 3),
             "preparations_per_sample_and_epoch": self.preparations,
+            "preparations_alone": self.preparations_alone,
             "waiting_share": round(self.waiting_share, 4),
             "cpu_seconds": round(self.cpu_seconds, 3),
             "sharing": asdict(self.sharing) if self.sharing else None,
@@ -124,8 +128,9 @@ class Report:
         directory: Path,
         summary: dict[str, Any],
         opener: Callable[[MemberResult], Any],
+        at_work: bool = False,
     ) -> "Report":
-        """From a run's fold and its ``study.json``."""
+        """From a run's fold and its ``study.json``; `at_work` says that it has a driver."""
         objective, mode = summary["objective"], summary["mode"]
         rows = []
         for name, described in summary["members"].items():
@@ -147,17 +152,24 @@ class Report:
                 )
             )
         sign = 1.0 if mode == "min" else -1.0
-        rows.sort(key=lambda row: (not row.metrics, sign * row.metrics.get(objective, 0.0)))
+
+        def rank(row: MemberResult) -> tuple[bool, bool, float]:
+            value = row.metrics.get(objective, math.nan)
+            # NaN comes last: nothing compares with it.
+            return not row.metrics, math.isnan(value), sign * value
+
+        rows.sort(key=rank)
         gauges = [used.gauge for used in state.used if "waiting_seconds" in used.gauge]
         waiting, busy = (sum(gauge[key] for gauge in gauges) for key in ("waiting_seconds", "busy_seconds"))
         return cls(
             rows=tuple(rows),
             objective=objective,
             directory=directory,
-            status=state.ended.status if state.ended else "interrupted",
-            reason=state.ended.reason if state.ended else "",
+            status="running" if at_work else state.ended.status if state.ended else "interrupted",
+            reason=state.ended.reason if state.ended and not at_work else "",
             seconds=state.seconds,
             preparations=state.preparations if state.started else 0.0,
+            preparations_alone=state.preparations_alone,
             waiting_share=waiting / (waiting + busy) if waiting + busy else 0.0,
             cpu_seconds=state.cpu_seconds,
             sharing=state.sharing,

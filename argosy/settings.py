@@ -43,6 +43,8 @@ class Settings:
     """Time without any progress after which a worker counts as lost; slow steps and samples are progress."""
     threads: int = 1
     """CPU threads of each CPU device; they belong to a member's result."""
+    retry_failed: bool = False
+    """Whether members that failed in an earlier run go on from their newest checkpoints, now that the study is mended."""
 
     def __post_init__(self) -> None:
         _one_of("sharing", self.sharing, get_args(Sharing))

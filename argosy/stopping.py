@@ -1,24 +1,50 @@
 """When a member has trained enough: rules over its history, pure, combined with ``|`` and ``&``."""
 
 import math
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from argosy.errors import StudyError
+from argosy.requirements import check_choice, check_number, check_whole, shown
 
-__all__ = ["History", "MaxEpochs", "MaxSeconds", "Plateau", "Stop", "Target", "better"]
+__all__ = [
+    "History",
+    "MaxEpochs",
+    "MaxSamples",
+    "MaxSeconds",
+    "MaxSteps",
+    "Plateau",
+    "Stop",
+    "Target",
+    "better",
+    "check_rule",
+    "mode_of",
+]
 
 History = Sequence[Mapping[str, float]]
-"""One row per finished section: its metrics, ``seconds`` of training, and ``epochs`` finished (0.25, 0.5, …)."""
+"""One row per finished section: its metrics, ``seconds`` of its training, and what is behind the member with it: ``epochs``
+(0.25, 0.5, …), optimizer ``steps`` and training ``samples``."""
 SLACK = 1e-9
 """Of a number of epochs: five thirds, and one and two thirds, are not the same floating-point number."""
 Mode = Literal["min", "max"]
+LOWER_IS_BETTER = {
+    *("loss", "losses", "error", "errors", "err", "mse", "rmse", "mae", "mape", "nll", "logloss"),
+    *("perplexity", "ppl", "wer", "cer", "brier"),
+}
+"""Words of the names of metrics, in lower case."""
+HIGHER_IS_BETTER = {
+    *("accuracy", "acc", "precision", "recall", "sensitivity", "specificity", "f1", "auc", "auroc", "auprc"),
+    *("dice", "iou", "miou", "kappa", "mcc", "r2", "psnr", "ssim", "bleu"),
+}
+TURNED_ROUND = {"neg", "negative", "inverse"}
+"""As in sklearn's neg_mean_squared_error, which does not tell the direction either."""
 
 
 class Stop(ABC):
-    """A stopping rule: a function of the member's own history and of nothing else."""
+    """A stopping rule: a function of the member's own history and of nothing else, asked at the end of each section."""
 
     @abstractmethod
     def reason(self, history: History) -> str | None:
@@ -36,6 +62,11 @@ class Stop(ABC):
         """
         return 1
 
+    @property
+    def watches(self) -> frozenset[str]:
+        """Columns of the history that the rule reads and that a member may not report."""
+        return frozenset()
+
     def __or__(self, other: "Stop") -> "Stop":
         return Either(self, other)
 
@@ -50,8 +81,7 @@ class MaxEpochs(Stop):
     epochs: float
 
     def __post_init__(self) -> None:
-        if self.epochs < 0:
-            raise StudyError(f"MaxEpochs({self.epochs}): epochs must be 0 or more.")
+        check_number("MaxEpochs: epochs", self.epochs, least=0)
 
     def reason(self, history: History) -> str | None:
         """See `Stop.reason`."""
@@ -68,10 +98,55 @@ class MaxEpochs(Stop):
 
 
 @dataclass(frozen=True, slots=True)
+class MaxSteps(Stop):
+    """Stop at the end of the first section with which the optimizer has made so many steps."""
+
+    steps: int
+
+    def __post_init__(self) -> None:
+        check_whole("MaxSteps: steps", self.steps, least=0)
+
+    def reason(self, history: History) -> str | None:
+        """See `Stop.reason`."""
+        return f"{self.steps} steps" if _so_far(history, "steps") >= self.steps else None
+
+    @property
+    def max_epochs(self) -> float | None:
+        """Unknown."""
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class MaxSamples(Stop):
+    """Stop at the end of the first section with which the member has trained on so many samples, repeated ones included."""
+
+    samples: int
+
+    def __post_init__(self) -> None:
+        check_whole("MaxSamples: samples", self.samples, least=0)
+
+    def reason(self, history: History) -> str | None:
+        """See `Stop.reason`."""
+        return f"{self.samples} samples" if _so_far(history, "samples") >= self.samples else None
+
+    @property
+    def max_epochs(self) -> float | None:
+        """Unknown."""
+        return None
+
+
+@dataclass(frozen=True, slots=True)
 class MaxSeconds(Stop):
-    """Stop at the first epoch's end after so many seconds of the member's own training."""
+    """Stop at the end of the first section with which so many seconds of the member's own training are over.
+
+    The one rule under which a member depends on its neighbours and its machine: beside others its steps take longer, and it
+    stops earlier. Budgets that give the same member everywhere are `MaxEpochs`, `MaxSteps` and `MaxSamples`.
+    """
 
     seconds: float
+
+    def __post_init__(self) -> None:
+        check_number("MaxSeconds: seconds", self.seconds, least=0)
 
     def reason(self, history: History) -> str | None:
         """See `Stop.reason`."""
@@ -85,23 +160,36 @@ class MaxSeconds(Stop):
 
 @dataclass(frozen=True, slots=True)
 class Plateau(Stop):
-    """Stop when the metric has not improved by more than `min_delta` for `patience` sections (epochs, by default)."""
+    """Stop when the metric has not improved by more than `min_delta` for `patience` sections (epochs, by default).
+
+    Any number improves on one that is not a number, and NaN improves on nothing.
+    """
 
     metric: str
     patience: int
     min_delta: float = 0.0
     mode: Mode | None = None
-    """``min`` or ``max``; by default ``min`` for names that end in loss or error."""
+    """``min`` or ``max``; needed where the metric's name does not tell (see `mode_of`)."""
+
+    def __post_init__(self) -> None:
+        check_whole("Plateau: patience", self.patience, least=1)
+        check_number("Plateau: min_delta", self.min_delta, least=0)
+        mode_of(self.metric, self.mode, owner=f"Plateau({self.metric!r})")
 
     def reason(self, history: History) -> str | None:
         """See `Stop.reason`."""
         since = self._since(history)
-        return f"no better {self.metric} for {since} epochs" if since >= self.patience else None
+        return f"no better {self.metric} for {since} sections" if since >= self.patience else None
 
     @property
     def max_epochs(self) -> float | None:
         """Unknown."""
         return None
+
+    @property
+    def watches(self) -> frozenset[str]:
+        """The metric."""
+        return frozenset({self.metric})
 
     def certain(self, history: History, sections: int) -> int:
         """What is left of the patience."""
@@ -109,7 +197,7 @@ class Plateau(Stop):
 
     def _since(self, history: History) -> int:
         """Rows since the metric improved."""
-        mode = self.mode or mode_of(self.metric)
+        mode = mode_of(self.metric, self.mode)
         best, since = None, 0
         for row in history:
             value = _value(row, self.metric)
@@ -122,25 +210,35 @@ class Plateau(Stop):
 
 @dataclass(frozen=True, slots=True)
 class Target(Stop):
-    """Stop when the metric reaches the value."""
+    """Stop when the metric reaches the value; NaN reaches none."""
 
     metric: str
     value: float
     mode: Mode | None = None
-    """``min`` or ``max``; by default ``min`` for names that end in loss or error."""
+    """As in `Plateau`."""
+
+    def __post_init__(self) -> None:
+        check_number("Target: value", self.value)
+        mode_of(self.metric, self.mode, owner=f"Target({self.metric!r})")
 
     def reason(self, history: History) -> str | None:
         """See `Stop.reason`."""
         if not history:
             return None
         found = _value(history[-1], self.metric)
-        worse = better(self.value, found, self.mode or mode_of(self.metric))
-        return None if worse else f"{self.metric} {found:.4g} reached {self.value:g}"
+        if math.isnan(found) or better(self.value, found, mode_of(self.metric, self.mode)):
+            return None
+        return f"{self.metric} {found:.4g} reached {self.value:g}"
 
     @property
     def max_epochs(self) -> float | None:
         """Unknown."""
         return None
+
+    @property
+    def watches(self) -> frozenset[str]:
+        """The metric."""
+        return frozenset({self.metric})
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +248,10 @@ class Either(Stop):
     first: Stop
     second: Stop
 
+    def __post_init__(self) -> None:
+        check_rule("a part of a combined rule", self.first)
+        check_rule("a part of a combined rule", self.second)
+
     def reason(self, history: History) -> str | None:
         """See `Stop.reason`."""
         return self.first.reason(history) or self.second.reason(history)
@@ -158,6 +260,11 @@ class Either(Stop):
     def max_epochs(self) -> float | None:
         """The lower of the known bounds."""
         return min((b for b in (self.first.max_epochs, self.second.max_epochs) if b is not None), default=None)
+
+    @property
+    def watches(self) -> frozenset[str]:
+        """Those of both."""
+        return self.first.watches | self.second.watches
 
     def certain(self, history: History, sections: int) -> int:
         """Until the first of them can."""
@@ -171,6 +278,10 @@ class Both(Stop):
     first: Stop
     second: Stop
 
+    def __post_init__(self) -> None:
+        check_rule("a part of a combined rule", self.first)
+        check_rule("a part of a combined rule", self.second)
+
     def reason(self, history: History) -> str | None:
         """See `Stop.reason`."""
         reasons = self.first.reason(history), self.second.reason(history)
@@ -181,6 +292,11 @@ class Both(Stop):
         """The higher bound, where both are known."""
         bounds = self.first.max_epochs, self.second.max_epochs
         return None if None in bounds else max(b for b in bounds if b is not None)
+
+    @property
+    def watches(self) -> frozenset[str]:
+        """Those of both."""
+        return self.first.watches | self.second.watches
 
     def certain(self, history: History, sections: int) -> int:
         """Until both of them can."""
@@ -199,14 +315,37 @@ def sections_in(epochs: float, sections: int) -> int:
     return math.ceil((epochs - SLACK) * sections)
 
 
-def mode_of(metric: str) -> Mode:
-    """The direction in which a metric improves, by its name."""
-    return "min" if metric.endswith(("loss", "error")) else "max"
+def check_rule(what: str, rule: Any) -> None:
+    """Raise StudyError for anything but a stopping rule."""
+    if not isinstance(rule, Stop):
+        raise StudyError(f"{what} is {shown(rule)}; it must be a stopping rule, such as MaxEpochs(10).")
+
+
+def mode_of(metric: str, mode: Mode | None = None, *, owner: str = "") -> Mode:
+    """The direction in which a metric improves: as given, or told by the words of its name.
+
+    Raises StudyError where neither tells: a metric that is followed in the wrong direction looks right.
+    """
+    if mode is not None:
+        check_choice(f"{owner}: mode", mode, ("min", "max"))
+        return mode
+    words = set(re.split(r"[^a-z0-9]+", metric.lower()))
+    lower, higher = bool(words & LOWER_IS_BETTER), bool(words & HIGHER_IS_BETTER)
+    if lower == higher or words & TURNED_ROUND:
+        raise StudyError(
+            f"{owner}: the name {metric!r} does not tell whether lower or higher is better; say mode='min' or mode='max'."
+        )
+    return "min" if lower else "max"
 
 
 def _epochs(history: History) -> float:
     """Epochs that are behind; rows that do not say it count one each."""
     return history[-1].get("epochs", len(history)) if history else 0.0
+
+
+def _so_far(history: History, what: str) -> float:
+    """Steps or samples that are behind; 0 in rows that do not say it."""
+    return history[-1].get(what, 0) if history else 0
 
 
 def _value(row: Mapping[str, float], metric: str) -> float:

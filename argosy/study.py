@@ -1,20 +1,49 @@
 """What is asked: data, members, stopping rules, objective, seed. Values only; nothing here trains or imports torch."""
 
 import functools
+import inspect
 import itertools
-import re
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from argosy.errors import StudyError
-from argosy.stopping import MaxEpochs, Mode, Stop, mode_of
+from argosy.requirements import (
+    check_arrays,
+    check_built,
+    check_callable,
+    check_choice,
+    check_dataset,
+    check_factory,
+    check_indices,
+    check_metric,
+    check_name,
+    check_number,
+    check_whole,
+    shown,
+)
+from argosy.stopping import MaxEpochs, Mode, Stop, check_rule, mode_of
 
 __all__ = ["Data", "Member", "Study", "Terms", "accuracy", "grid"]
 
-Metric = Callable[[Any, Any], Any]
-"""(output, target) -> one value per sample ``[B]``, or the mean over the batch as a scalar."""
+OTHER_COLUMNS = frozenset({"lr", "seconds", "epochs", "steps", "samples"})
+"""Of a row of history, beside a member's losses and metrics."""
+LARGEST_SEED = 2**63
+FORMS = {
+    "loss": "a function: (output, target) -> losses, as nn.CrossEntropyLoss() or a function of yours",
+    "schedule": "a factory: optimizer -> scheduler, as functools.partial(StepLR, step_size=10)",
+    "augment": "a function: batch -> batch",
+    "step": "a function: (model, batch) -> loss",
+}
+Metric = Any
+"""One of three, and its value depends on no batch size:
+
+* (output, target) -> one value per sample ``[B]``: averaged over the samples;
+* (outputs, targets) -> a number: of the whole set, once, with everything gathered on the host; it shows on a first batch;
+* an object with ``update(outputs, targets)`` and ``compute()``, as torchmetrics has them, or what makes one when it is called
+  without arguments (a class, a partial): each validation has one of its own, on the member's device.
+"""
 
 
 def accuracy(output: Any, target: Any) -> Any:
@@ -45,9 +74,13 @@ class Data:
         if self.val is not None and self.val_arrays is not None:
             raise StudyError("Data has validation samples twice: give either val= or val_arrays=.")
         for name in ("train", "val"):
-            _check_dataset(name, getattr(self, name))
-        if self.on_error not in ("raise", "skip"):
-            raise StudyError(f"Data.on_error is {self.on_error!r}; it can be 'raise' or 'skip'.")
+            check_dataset(f"Data.{name}", getattr(self, name))
+        for name in ("arrays", "val_arrays"):
+            check_arrays(f"Data.{name}", getattr(self, name))
+        if self.on_device is not None:
+            check_callable("Data.on_device", self.on_device, "a function: batch -> batch")
+            check_built("Data.on_device", self.on_device)
+        check_choice("Data.on_error", self.on_error, ("raise", "skip"))
 
     @property
     def has_val(self) -> bool:
@@ -83,38 +116,26 @@ class Member:
     """Leave out the last batch when it is short."""
     eval_batch_size: int | None = None
     metrics: Mapping[str, Metric] = field(default_factory=dict)
-    """Reported as ``val_<name>``."""
+    """Reported as ``val_<name>``; ``loss`` is there already."""
     precision: Literal["float32", "bfloat16"] = "float32"
     clip_grad_norm: float | None = None
     accumulate: int = 1
     """Micro-batches per step; the batch that the optimizer sees stays `batch_size`."""
     seed: int | None = None
-    """Instead of the seed that follows from the study's seed and the member's name."""
+    """From 0, instead of the seed that follows from the study's seed and the member's name."""
     step: Callable[[Any, Any], Any] | None = None
     """Own training step: (model, batch) -> loss, instead of ``loss(model(x), y)`` on batches ``(x, y)``."""
 
     def __post_init__(self) -> None:
-        if not re.fullmatch(r"[\w=+-][\w.=+-]*", self.name) or ".." in self.name:
-            raise StudyError(
-                f"member name {self.name!r} becomes a folder: use letters, digits and . _ = + - "
-                "(no '/', no '..', no leading dot)."
-            )
-        for name in ("batch_size", "accumulate", "eval_batch_size"):
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or value < 1):
-                raise StudyError(f"member {self.name!r}: {name} is {value!r}; it must be a whole number from 1.")
-        for name in ("model", "optimizer"):
-            if not callable(getattr(self, name)):
-                raise StudyError(
-                    f"member {self.name!r}: {name} must be a factory (a class, a function, a functools.partial); "
-                    f"found {type(getattr(self, name)).__name__}. Each member builds its own, under its own seed."
-                )
-        if self.step is not None and (self.loss is not None or self.metrics):
-            raise StudyError(f"member {self.name!r}: `step` computes the loss itself; leave out loss and metrics.")
-        if self.precision not in ("float32", "bfloat16"):
-            raise StudyError(f"member {self.name!r}: precision is {self.precision!r}; use 'float32' or 'bfloat16'.")
-        if self.schedule_per not in ("epoch", "step"):
-            raise StudyError(f"member {self.name!r}: schedule_per is {self.schedule_per!r}; use 'epoch' or 'step'.")
+        check_name(self.name)
+        _check_numbers(self)
+        _check_functions(self)
+        _check_metrics(self)
+        for name in ("subset", "val_subset"):
+            if getattr(self, name) is not None:
+                check_indices(f"member {self.name!r}: {name}", getattr(self, name))
+        if self.stop is not None:
+            check_rule(f"member {self.name!r}: stop", self.stop)
 
     @property
     def hyperparameters(self) -> dict[str, Any]:
@@ -123,9 +144,13 @@ class Member:
         for name in ("model", "optimizer", "loss", "schedule", "augment", "step"):
             factory = getattr(self, name)
             if isinstance(factory, functools.partial):
-                scalars = {k: v for k, v in factory.keywords.items() if isinstance(v, bool | int | float | str)}
-                found.update({f"{name}.{key}": value for key, value in scalars.items()})
+                bound = _bound(factory).items()
+                found.update({f"{name}.{k}": v for k, v in bound if isinstance(v, bool | int | float | str)})
         return found
+
+    def reported(self, *, has_val: bool) -> set[str]:
+        """Names of the metrics in a row of its history."""
+        return {"train_loss", *(("val_loss", *(f"val_{name}" for name in self.metrics)) if has_val else ())}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -150,7 +175,7 @@ class Study:
     objective: str = ""
     """The metric that ranks members; by default ``val_loss``, without validation data ``train_loss``."""
     mode: Mode | None = None
-    """Whether the objective is minimised or maximised; by default ``min`` for names that end in loss or error."""
+    """Whether the objective is minimised or maximised; needed where its name does not tell (``argosy.stopping.mode_of``)."""
     seed: int = 0
     validations_per_epoch: int = 1
     """Sections of an epoch: after each of them the members are validated, and rules see a row of history. Weights do not
@@ -158,36 +183,50 @@ class Study:
     _by_name: Mapping[str, Member] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "members", tuple(self.members))
+        if not isinstance(self.data, Data):
+            raise StudyError(f"Study.data is {shown(self.data)}; it must be an argosy.Data, as Data(train=dataset).")
+        object.__setattr__(self, "members", _members(self.members))
         object.__setattr__(self, "objective", self.objective or ("val_loss" if self.data.has_val else "train_loss"))
-        object.__setattr__(self, "mode", self.mode or mode_of(self.objective))
         object.__setattr__(self, "_by_name", {member.name: member for member in self.members})
-        if not self.members:
-            raise StudyError("a study needs at least one member.")
         twice = sorted(name for name, count in Counter(member.name for member in self.members).items() if count > 1)
         if twice:
             raise StudyError(f"member names must be unique; found twice: {', '.join(twice)}.")
-        if self.mode not in ("min", "max"):
-            raise StudyError(f"Study.mode is {self.mode!r}; it can be 'min' or 'max'.")
-        if not isinstance(self.validations_per_epoch, int) or self.validations_per_epoch < 1:
-            raise StudyError(
-                f"Study.validations_per_epoch is {self.validations_per_epoch!r}; it must be a whole number from 1."
-            )
+        check_whole("Study.seed", self.seed, least=0)
+        check_whole("Study.validations_per_epoch", self.validations_per_epoch, least=1)
+        check_rule("Study.stop", self.stop)
         self._check_objective()
+        object.__setattr__(self, "mode", mode_of(self.objective, self.mode, owner="Study"))
+        for member in self.members:
+            self._check_member(member)
 
     def _check_objective(self) -> None:
+        if not isinstance(self.objective, str):
+            raise StudyError(f"Study.objective is {shown(self.objective)}; it must be the name of a metric.")
         if self.objective.startswith("val_") and not self.data.has_val:
             raise StudyError(
                 f"the objective {self.objective!r} needs validation data, and Data has none: "
                 "give val= (or val_arrays=), or choose objective='train_loss'."
             )
-        for member in self.members:
-            reported = {"train_loss", "val_loss", *(f"val_{name}" for name in member.metrics)}
-            if self.objective not in reported:
-                raise StudyError(
-                    f"member {member.name!r} does not report the objective {self.objective!r}; "
-                    f"it reports {', '.join(sorted(reported))}. Add it to the member's metrics."
-                )
+
+    def _check_member(self, member: Member) -> None:
+        """What a member and the study must agree on."""
+        reported = member.reported(has_val=self.data.has_val)
+        if self.objective not in reported:
+            raise StudyError(
+                f"member {member.name!r} does not report the objective {self.objective!r}; "
+                f"it reports {', '.join(sorted(reported))}. Add it to the member's metrics."
+            )
+        if unknown := sorted(self.stop_of(member).watches - reported - OTHER_COLUMNS):
+            raise StudyError(
+                f"member {member.name!r}: its stopping rule watches {unknown[0]!r}, and it reports "
+                f"{', '.join(sorted(reported | OTHER_COLUMNS))}. Name one of these, or add it to the member's metrics"
+                f"{'' if self.data.has_val else '; what begins with val_ needs validation data'}."
+            )
+        if member.val_subset is not None and not self.data.has_val:
+            raise StudyError(
+                f"member {member.name!r} has a val_subset, and Data has no validation data: give val= (or val_arrays=), "
+                "or leave it out."
+            )
 
     def member(self, name: str) -> Member:
         """The member of that name."""
@@ -213,7 +252,7 @@ class Study:
 
     def stop_of(self, member: Member) -> Stop:
         """The member's own rule, or the study's."""
-        return member.stop or self.stop
+        return self.stop if member.stop is None else member.stop
 
 
 def grid(build: Callable[..., Member], **axes: Sequence[Any]) -> list[Member]:
@@ -234,15 +273,68 @@ def grid(build: Callable[..., Member], **axes: Sequence[Any]) -> list[Member]:
     return members
 
 
-def _check_dataset(name: str, dataset: Any) -> None:
-    if dataset is None or (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
-        return
-    if hasattr(dataset, "__iter__"):
+def _members(members: Any) -> tuple[Member, ...]:
+    if isinstance(members, Member | Mapping | str) or not hasattr(members, "__iter__"):
+        raise StudyError(f"Study.members is {shown(members)}; it must be a list of members.")
+    found = tuple(members)
+    for number, member in enumerate(found):
+        if not isinstance(member, Member):
+            raise StudyError(f"Study.members[{number}] is {shown(member)}; it must be an argosy.Member.")
+    if not found:
+        raise StudyError("Study.members is empty; a study needs at least one member.")
+    return found
+
+
+def _check_numbers(member: Member) -> None:
+    whole = {"batch_size": 1, "accumulate": 1, "eval_batch_size": 1, "seed": 0}
+    for name, least in whole.items():
+        if name in ("batch_size", "accumulate") or getattr(member, name) is not None:
+            check_whole(f"member {member.name!r}: {name}", getattr(member, name), least=least)
+    if member.seed is not None and member.seed >= LARGEST_SEED:
+        raise StudyError(f"member {member.name!r}: seed is {member.seed}; it must be below 2**63.")
+    if member.clip_grad_norm is not None:
+        check_number(f"member {member.name!r}: clip_grad_norm", member.clip_grad_norm, above=0)
+    if not isinstance(member.drop_last, bool):
+        raise StudyError(f"member {member.name!r}: drop_last is {shown(member.drop_last)}; it can be True or False.")
+    check_choice(f"member {member.name!r}: precision", member.precision, ("float32", "bfloat16"))
+    check_choice(f"member {member.name!r}: schedule_per", member.schedule_per, ("epoch", "step"))
+
+
+def _check_functions(member: Member) -> None:
+    check_factory(f"member {member.name!r}: model", member.model, "the network")
+    check_factory(
+        f"member {member.name!r}: optimizer", member.optimizer, "the optimizer of the parameters that it is given"
+    )
+    for name, form in FORMS.items():
+        value = getattr(member, name)
+        if value is not None:
+            check_callable(f"member {member.name!r}: {name}", value, form)
+            if name != "schedule":
+                check_built(f"member {member.name!r}: {name}", value)
+
+
+def _check_metrics(member: Member) -> None:
+    """Metrics by names that are columns of tables; they have forms of their own where they are not functions."""
+    if member.step is not None and (member.loss is not None or member.metrics):
+        raise StudyError(f"member {member.name!r}: `step` computes the loss itself; leave out loss and metrics.")
+    if not isinstance(member.metrics, Mapping):
         raise StudyError(
-            f"Data.{name} is an iterable-style {type(dataset).__name__}; the stream needs a map-style Dataset "
-            "(__len__ and __getitem__). Wrap it: read its records into a list once, or index them on disk."
+            f"member {member.name!r}: metrics is {shown(member.metrics)}; it must be a dict, as {{'accuracy': accuracy}}."
         )
-    if not callable(dataset):
-        raise StudyError(
-            f"Data.{name} must be a map-style Dataset or a function that returns one; found {type(dataset).__name__}."
-        )
+    for name, metric in member.metrics.items():
+        check_metric(f"member {member.name!r}", name, metric)
+
+
+def _bound(factory: functools.partial[Any]) -> dict[str, Any]:
+    """The arguments of a partial by the names of their parameters; positional ones by number where it does not tell them."""
+    numbered = [str(number) for number in range(len(factory.args))]
+    names: list[str] = []
+    if numbered:
+        try:
+            parameters = inspect.signature(factory.func).parameters.values()
+        except (TypeError, ValueError):
+            return {**dict(zip(numbered, factory.args, strict=True)), **factory.keywords}  # a builtin
+        kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        names = [parameter.name for parameter in parameters if parameter.kind in kinds]
+    names = [*names, *numbered[len(names) :]]
+    return {**dict(zip(names, factory.args, strict=False)), **factory.keywords}

@@ -3,7 +3,8 @@
 ``--runs`` runs with 1 to 5 random faults each (kill -9 or stop of a trainer, feeder, loader worker, fork server or the
 driver itself, at random moments), then ``--driver-kills`` kills of the driver alone, each followed at once by the same
 command. A run that the driver did not survive is continued by the same command, as a person would. With ``--sharing``, of
-two nodes that share their stream by that pipeline; their couriers are victims then as well.
+two nodes that share their stream by that pipeline; their couriers are victims then as well. ``--edges`` runs have their
+surroundings hurt instead (`chaos_edges`).
 """
 
 import argparse
@@ -14,7 +15,8 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 
 from measuring import hardware
@@ -22,6 +24,7 @@ from measuring import hardware
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 import evidence
+from chaos_edges import campaign_run, unkind
 from family import ONE_NODE, TWO_NODES, Run, repeats_at_most_one_interval
 
 from argosy.running.audit import audit
@@ -99,46 +102,71 @@ def kill_driver(directory: Path, settings: str, kills: int, dice: random.Random)
     return done, runs
 
 
+def kills(folder: Path, settings: str, seeds: Sequence[int]) -> Iterator[tuple[str, list[str], list[str]]]:
+    """The campaign of kills: (run, faults that happened, what is wrong) of each seed."""
+    expected = faultless(folder / "faultless", settings)
+    for seed in seeds:
+        directory = folder / f"seed-{seed}"
+        happened, runs = one_run(directory, settings, seed)
+        yield f"seed {seed}", happened, check(directory, runs, expected)
+
+
+def driver_kills(folder: Path, settings: str, wanted: int, first: int) -> Iterator[tuple[str, list[str], list[str]]]:
+    """The campaign against the driver alone."""
+    expected, done, batch = faultless(folder / "faultless", settings), 0, 0
+    while done < wanted:
+        directory = folder / f"driver-{batch}"
+        count, runs = kill_driver(directory, settings, wanted - done, random.Random(first + batch))
+        if runs[-1].end(200) != 0:
+            raise AssertionError(runs[-1].errors[-3000:])
+        yield f"batch {batch} of driver kills", ["driver alone:SIGKILL"] * count, check(directory, runs, expected)
+        done, batch = done + count, batch + 1
+
+
+def edges(folder: Path, seeds: Sequence[int]) -> Iterator[tuple[str, list[str], list[str]]]:
+    """The campaign at the edges, each run with surroundings of its own."""
+    expected = faultless(folder / "faultless", ONE_NODE)
+    for seed in seeds:
+        happened, around = campaign_run(folder / f"edge-{seed}", seed, length=LENGTH, epochs=EPOCHS)
+        found = [*check(around.directory, around.runs, expected), *unkind(around, happened)]
+        yield f"edge {seed}", happened, found
+
+
+def faultless(directory: Path, settings: str) -> dict[str, object]:
+    """What comes out of a run that nothing happens to."""
+    if not directory.exists():
+        assert start(directory, settings).end() == 0
+    return evidence.results(directory)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=100)
     parser.add_argument("--driver-kills", type=int, default=50)
+    parser.add_argument("--edges", type=int, default=0)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--sharing", choices=["local", *PIPELINES], help="two nodes, which share by this pipeline")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     settings = TWO_NODES.format(sharing=options.sharing) if options.sharing else ONE_NODE
+    first = options.first_seed
     print(hardware(), flush=True)
     wrong: list[str] = []
     faults: Counter[str] = Counter()
-    with tempfile.TemporaryDirectory(prefix="argosy-chaos-") as folder:
-        reference = Path(folder) / "faultless"
-        assert start(reference, settings).end() == 0
-        expected = evidence.results(reference)
-        for seed in range(options.first_seed, options.first_seed + options.runs):
-            directory = Path(folder) / f"seed-{seed}"
-            happened, runs = one_run(directory, settings, seed)
-            found = check(directory, runs, expected)
+    with tempfile.TemporaryDirectory(prefix="argosy-chaos-") as name:
+        folder = Path(name)
+        for what, happened, found in chain(
+            kills(folder, settings, range(first, first + options.runs)),
+            driver_kills(folder, settings, options.driver_kills, first),
+            edges(folder, range(first, first + options.edges)),
+        ):
             faults.update(happened)
-            wrong += [f"seed {seed} ({', '.join(happened)}): {text}" for text in found]
-            print(f"seed {seed}: {', '.join(happened) or 'no fault in time'}: {'; '.join(found) or 'ok'}", flush=True)
-        kills, batch = 0, 0
-        while kills < options.driver_kills:
-            directory = Path(folder) / f"driver-{batch}"
-            done, runs = kill_driver(
-                directory, settings, options.driver_kills - kills, random.Random(options.first_seed + batch)
-            )
-            if runs[-1].end(200) != 0:
-                raise AssertionError(runs[-1].errors[-3000:])
-            found = check(directory, runs, expected)
-            wrong += [f"driver kills, batch {batch}: {text}" for text in found]
-            kills, batch = kills + done, batch + 1
-            print(f"{kills} driver kills: {'; '.join(found) or 'ok'}", flush=True)
-    print(
-        f"{options.runs} runs, {sum(faults.values())} faults {dict(faults)}, {kills} driver kills: {len(wrong)} wrong"
-    )
+            wrong += [f"{what} ({', '.join(happened)}): {text}" for text in found]
+            print(f"{what}: {', '.join(happened) or 'no fault in time'}: {'; '.join(found) or 'ok'}", flush=True)
+    runs = options.runs + options.edges
+    print(f"{runs} runs, {sum(faults.values())} faults {dict(faults)}: {len(wrong)} wrong")
     if options.json:
-        figures = {"runs": options.runs, "faults": dict(faults), "driver_kills": kills, "wrong": wrong}
+        figures = {"runs": runs, "faults": dict(faults), "driver_kills": options.driver_kills, "wrong": wrong}
         targets = [
             {
                 "what": "runs that differ from the faultless one",

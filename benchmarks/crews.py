@@ -19,6 +19,8 @@ import torch
 from measuring import arguments, finish, hardware, target
 from small_sides import Ship, check_weights, lists_of, loop, weights_of
 
+from argosy.running.inbox import leave
+
 RUN = "crews_run.py"
 DEVICES = ("cpu:0", "cpu:1")
 VAL = 128
@@ -85,11 +87,10 @@ def told_of(script: Sequence[Crews], *, epochs: int, samples: int, cues: bool, v
 def changing(out: Path, *, steady: int, epochs: int, samples: int, victim: str | None = None) -> Ship:
     """A study that changes at every epoch's end."""
     script = [crews_at(epoch, steady) for epoch in range(epochs)]
-    commands = out / "run" / "commands"
-    commands.mkdir(parents=True)
+    (out / "run").mkdir()
     names = [f"once-{epoch}" for epoch in range(1, epochs)]
     (out / "added.py").write_text(ADDED.format(names=names))
-    (commands / "0-add.json").write_text(json.dumps({"command": "add", "study": str(out / "added.py")}))
+    leave(out / "run", {"command": "add", "study": str(out / "added.py")})
     return Ship(RUN, told_of(script, epochs=epochs, samples=samples, cues=True, victim=victim), out)
 
 

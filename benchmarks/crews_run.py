@@ -20,7 +20,10 @@ from argosy.fold import RunState
 from argosy.planning import POLICIES, Situation
 from argosy.plans import Flotilla, Placement
 from argosy.profiles import Profile
+from argosy.running import additions
 from argosy.running.launcher import Workers
+from argosy.running.rehearsal import Rehearsed
+from argosy.running.studyfile import StudyCopy
 from argosy.running.verdicts import GO_ON, Fate, Verdict
 from argosy.settings import Settings
 from argosy.stopping import MaxEpochs
@@ -100,7 +103,27 @@ class Killer:
             os.kill(self.workers.workers[event.device].pid, signal.SIGKILL)
 
 
+class Trusted:
+    """In place of the process that tries files which people add: who joins does so in the epoch that the script says."""
+
+    def __init__(self, files: Collection[str]) -> None:
+        self.files = files
+
+    @classmethod
+    def start(cls, copies: Mapping[str, StudyCopy]) -> "Trusted":
+        """See `Rehearsal.start`."""
+        return cls(copies.keys())
+
+    def results(self) -> dict[str, Rehearsed]:
+        """See `Rehearsal.results`."""
+        return {file: Rehearsed() for file in self.files}
+
+    def close(self) -> None:
+        """See `Rehearsal.close`."""
+
+
 def main() -> None:
+    additions.Rehearsal = Trusted
     told = json.loads(Path(sys.argv[1]).read_text())
     torch.set_num_threads(1)
     script, killer = told["script"], Killer(told["victim"])

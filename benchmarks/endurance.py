@@ -39,7 +39,7 @@ class Planes(torch.utils.data.Dataset):
     def __getitem__(self, index):
         return torch.rand(1, 64, 64).add_(index % 4), index % 4
 
-member = partial(argosy.Member, model=partial(nn.Sequential, nn.Flatten(), nn.AvgPool1d(16), nn.Linear(256, 4)),
+member = partial(argosy.Member, model=lambda: nn.Sequential(nn.Flatten(), nn.AvgPool1d(16), nn.Linear(256, 4)),
                  optimizer=partial(torch.optim.SGD, lr=1e-4))
 study = argosy.Study(data=argosy.Data(train=partial(Planes, {train}), val=partial(Planes, {val})),
                      members=[member("views", batch_size={rows}), member("gathered", batch_size={rows} + 8)],

@@ -62,7 +62,7 @@ def preparing(workers: int) -> Iterator[None]:
 
 def training(members: list[Alone], out: Path) -> Iterator[None]:
     """Epochs of the members' own training, a batch at a time."""
-    tensors = torch.load(FOLDER / "tensors.pt")
+    tensors = torch.load(FOLDER / "tensors.pt", weights_only=True)
     while True:
         for parts in zip(*(tensor.split(BATCH) for tensor in tensors), strict=True):
             batch = normalize(parts)

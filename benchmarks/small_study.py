@@ -91,6 +91,9 @@ class Gauge:
         """See `View.begin`."""
         self.begun = Moment.here()
 
+    def study(self, study: argosy.Study) -> None:
+        """See `View.study`."""
+
     def plan(self, plan: Plan) -> None:
         """See `View.plan`."""
 

@@ -156,7 +156,10 @@ def main() -> None:
     # Several processes share the cores; and what a convolution computes depends on its number of threads.
     torch.set_num_threads(1)
     if options.tensors:
-        passes = {split: Batches(tensors) for split, tensors in torch.load(options.folder / "tensors.pt").items()}
+        passes = {
+            split: Batches(tensors)
+            for split, tensors in torch.load(options.folder / "tensors.pt", weights_only=True).items()
+        }
     else:
         workers = len(os.sched_getaffinity(0))
         passes = {split: loader(options.folder, split, workers) for split in SPLITS}

@@ -41,9 +41,11 @@ def _cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyP
 
 @pytest.fixture(autouse=True)
 def _audited(request: pytest.FixtureRequest) -> object:
-    """Every run that a test leaves behind passes its audit, unless the test is about one that does not."""
+    """Every run that a test leaves behind passes its audit, unless the test is about one that does not, as no view failed."""
     folder: Path | None = request.getfixturevalue("tmp_path") if "tmp_path" in request.fixturenames else None
     yield
+    for log in folder.rglob("workers/view.log") if folder is not None else ():
+        pytest.fail(log.read_text())
     if folder is not None and request.node.get_closest_marker("tampers") is None:
         for path in folder.rglob("study.json"):
             if (path.parent / "journal.jsonl").exists():

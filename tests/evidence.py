@@ -48,8 +48,11 @@ def results_of(directory: Path, name: str) -> dict[str, Any]:
 def _result(directory: Path, member: MemberState) -> dict[str, Any]:
     saved = torch.load(directory / "members" / member.name / "last.pt", weights_only=True)
     epochs = [
-        (e.epoch, e.stream_epoch, dict(e.metrics), tuple(e.digest), e.val_digest and tuple(e.val_digest))
-        for e in member.sections
+        (
+            *(e.epoch, e.stream_epoch, dict(e.metrics), tuple(e.digest), e.val_digest and tuple(e.val_digest)),
+            *(row["steps"], row["samples"]),
+        )
+        for e, row in zip(member.sections, member.history, strict=True)
     ]
     return {
         "weights": fingerprint(saved["model"]),

@@ -4,7 +4,9 @@ import contextlib
 import json
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import forked
 import psutil
@@ -18,6 +20,25 @@ argosy.train(study, directory=sys.argv[1], {settings}, block_size=32, checkpoint
 """
 ONE_NODE = 'devices="cpu:2", loader_workers=2'
 TWO_NODES = 'devices="cpu:1", nodes=2, loader_workers=1, sharing="{sharing}"'
+
+COMMAND = """
+import sys
+from argosy.cli import main
+
+sys.argv[1:] = ["run", "{settings}", "--dir", sys.argv[1], "--devices", "cpu:1", "--loader-workers", "1"]
+main()
+"""
+"""``argosy run`` of the study file that the settings name."""
+
+
+def study_file(folder: Path, epochs: int) -> str:
+    """A study of one slow member."""
+    path = folder / "study.py"
+    path.write_text(
+        "import studies\n"
+        f"study = studies.study(fleet=[studies.member(augment=studies.dawdle, batch_size=4)], epochs={epochs})\n"
+    )
+    return str(path)
 
 
 class Run:
@@ -33,12 +54,13 @@ class Run:
         epochs: int = 3,
         hang_seconds: float = 60,
         sigint: str = "default_int_handler",
+        start: Callable[..., Any] = forked.script,
     ) -> None:
         self.directory = directory
         text = script.format(settings=settings, length=length, epochs=epochs, hang_seconds=hang_seconds, sigint=sigint)
         self.log = directory.with_name(f"{directory.name}.stderr")
         with self.log.open("a") as log:
-            self.process = forked.script(text, str(directory), err=log.fileno())
+            self.process = start(text, str(directory), err=log.fileno())
         self.seen: dict[int, psutil.Process] = {}
 
     def lines(self) -> list[dict]:

@@ -55,6 +55,9 @@ class Forked:
         if self.poll() is None:
             os.kill(self.pid, number)
 
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
 
@@ -80,6 +83,7 @@ def command(folder: Path, words: Iterable[str]) -> subprocess.CompletedProcess[s
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
 
         def live() -> None:
+            _forget_modules_of_tests()
             os.chdir(folder)
             sys.argv[:] = [str(Path(cli.__file__).with_name("__main__.py")), *words]
             warnings.simplefilter("error")
@@ -87,6 +91,15 @@ def command(folder: Path, words: Iterable[str]) -> subprocess.CompletedProcess[s
 
         code = fork(live, out=out.fileno(), err=err.fileno()).wait()
         return subprocess.CompletedProcess(list(words), code, _text(out), _text(err))
+
+
+def _forget_modules_of_tests() -> None:
+    """What earlier tests of this process imported of their own."""
+    temporary = tempfile.gettempdir()
+    sys.path[:] = [folder for folder in sys.path if not folder.startswith(temporary)]
+    for name, module in list(sys.modules.items()):
+        if (getattr(module, "__file__", None) or "").startswith(temporary):
+            del sys.modules[name]
 
 
 def script(text: str, *arguments: str, err: int) -> Forked:

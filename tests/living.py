@@ -16,17 +16,20 @@ from argosy.fold import MemberState, RunState
 from argosy.planning import POLICIES, Situation
 from argosy.plans import Flotilla, Placement
 from argosy.profiles import Profile
+from argosy.running import additions, inbox
 from argosy.running.audit import audit
 from argosy.running.driver import drive
 from argosy.running.journal import Journal, Lock, read_journal
 from argosy.running.launcher import Job
+from argosy.running.rehearsal import Rehearsed
+from argosy.running.studyfile import StudyCopy
 from argosy.running.verdicts import GO_ON, Fate, Judge, Verdict
 from argosy.running.view import Silent, View
 from argosy.running.voyage import Voyage
 from argosy.settings import Settings
 from argosy.study import Study
 
-__all__ = ["Dealt", "Rests", "at_every_round", "equal_alone", "policy", "run", "state_of"]
+__all__ = ["Dealt", "Rests", "at_every_round", "equal_alone", "policy", "run", "state_of", "trusting"]
 
 
 def run(
@@ -126,6 +129,31 @@ def policy(monkeypatch: pytest.MonkeyPatch, chosen: Any) -> str:
     """Register a policy for this test; returns its name."""
     monkeypatch.setitem(POLICIES, "of-the-test", chosen)
     return "of-the-test"
+
+
+@dataclass(frozen=True, slots=True)
+class _Trusted:
+    """In place of a process that reads files which people add, and takes seconds to start."""
+
+    files: Collection[str]
+
+    @classmethod
+    def start(cls, copies: Mapping[str, StudyCopy]) -> "_Trusted":
+        """See `Rehearsal.start`."""
+        return cls(copies.keys())
+
+    def results(self) -> dict[str, Rehearsed]:
+        """See `Rehearsal.results`."""
+        return {file: Rehearsed() for file in self.files}
+
+    def close(self) -> None:
+        """See `Rehearsal.close`."""
+
+
+def trusting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look for commands in every round, and try no file that is added before it is read."""
+    monkeypatch.setattr(inbox, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(additions, "Rehearsal", _Trusted)
 
 
 def at_every_round(monkeypatch: pytest.MonkeyPatch, act: Callable[[Voyage], None]) -> None:

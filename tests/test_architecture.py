@@ -1,15 +1,18 @@
 """The tree is the architecture: imports go one way, nouns need no torch, optional packages live in one file each."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import argosy
+from argosy.running.doctor import WANTED_VERSIONS
 
 PACKAGE = Path(argosy.__file__).parent
 TIERS = [
-    {"errors"},
+    {"errors", "requirements"},
+    {"system", "traces"},
     {"stopping", "cluster", "events", "diagnosis"},
     {"study", "settings", "profiles", "commands", "plans"},
     {"fold"},
@@ -25,7 +28,7 @@ TIERS = [
     {"cli"},
     {"__main__"},
 ]
-NOUNS = set().union(*TIERS[:5]) | {"planning"}
+NOUNS = set().union(*TIERS[:6]) | {"planning"}
 TORCH_FREE = NOUNS | {"cli", ""}
 OPTIONAL = {"pandas", "plotly", "highspy", "optuna", "ray", "lightning", "sklearn", "PIL", "transformers"}
 
@@ -80,6 +83,16 @@ def test_nouns_do_not_import_torch() -> None:
             assert module.split(".")[0] != "torch", path
 
 
+def test_files_are_opened_as_plain_data_by_a_torch_that_keeps_to_it() -> None:
+    for folder in (PACKAGE, PACKAGE.parent / "benchmarks", PACKAGE.parent / "examples"):
+        for path in folder.rglob("*.py"):
+            for call in re.findall(r"torch\.load\((.*)", path.read_text()):
+                assert "weights_only=True" in call, path
+    needed = re.search(r'"torch>=([\d.]+)"', (PACKAGE.parent / "pyproject.toml").read_text())
+    assert needed is not None
+    assert needed[1] == WANTED_VERSIONS["torch"] == "2.10"
+
+
 def test_importing_argosy_and_help_are_instant() -> None:
     program = "import sys, argosy, argosy.cli; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
@@ -96,7 +109,9 @@ def test_public_names() -> None:
         "ArgosyError",
         "Data",
         "MaxEpochs",
+        "MaxSamples",
         "MaxSeconds",
+        "MaxSteps",
         "Member",
         "Plateau",
         "Report",

@@ -271,17 +271,21 @@ def test_the_folder_above_a_run_names_the_run(folder: Path) -> None:
 
 def test_another_study_is_refused_and_nothing_is_lost(folder: Path) -> None:
     argosy(folder, "run", "study.py", "--dir", "run", "--json")
-    before = (folder / "run" / "journal.jsonl").read_bytes()
-    for change, message in {
-        ("lr=0.1", "lr=0.2"): "optimizer.lr",
-        ("manual_seed(0)", "manual_seed(1)"): "fingerprint",
-        ("hidden=8", "hidden=9"): "model.hidden",
-        ("MaxEpochs(2)", "MaxEpochs(3), seed=4"): "seed: 0 there, 4 here",
-    }.items():
-        (folder / "study.py").write_text(STUDY.replace(*change).replace("MaxEpochs(2)", "MaxEpochs(3)"))
+    before = {
+        path: path.read_bytes() for path in (folder / "run").rglob("*") if path.suffix in (".json", ".jsonl", ".pt")
+    }
+    for change, epochs, message in (
+        # The run is finished; what it was made for is compared all the same, though its data need not be opened.
+        (("lr=0.1", "lr=0.2"), 2, "members 'a', 'b', optimizer.lr: 0.1 there, 0.2 here"),
+        (("ReLU()", "Tanh()"), 2, "members 'a', 'b', model: Net.__init__ changed since the run began"),
+        (("manual_seed(0)", "manual_seed(1)"), 3, "fingerprint: "),
+    ):
+        (folder / "study.py").write_text(STUDY.replace(*change).replace("MaxEpochs(2)", f"MaxEpochs({epochs})"))
         found = argosy(folder, "run", "study.py", "--dir", "run", "--json", code=2)
-        assert message.split(":")[0] in found.stderr, change
-        assert (folder / "run" / "journal.jsonl").read_bytes() == before
+        said = " ".join(found.stderr.split())
+        assert f"run holds the run of another study: {message}" in said, said
+        assert said.endswith("Choose another directory, or undo the change.")
+        assert {path: path.read_bytes() for path in before} == before
 
 
 def test_a_member_that_fails_gives_exit_code_1_and_its_log(folder: Path) -> None:
@@ -295,3 +299,84 @@ def test_no_terminal_no_progress_bar(folder: Path) -> None:
     text = argosy(folder, "run", "study.py", "--dir", "run").stdout
     assert "\x1b" not in text
     assert os.linesep * 3 not in text
+
+
+TALKATIVE = (
+    """
+import os, argparse, subprocess
+os.chdir("/")
+argparse.ArgumentParser().parse_args()
+print("x", end="")
+os.write(1, b"y")
+subprocess.run(["echo", "of a program"], check=True)
+"""
+    + STUDY
+)
+
+
+def test_json_stands_alone_on_stdout_whatever_a_study_does(folder: Path) -> None:
+    (folder / "study.py").write_text(TALKATIVE)
+    found = argosy(folder, "run", "study.py", "--dir", "runs/x", "--json", "--launcher", "inline")
+    assert json.loads(found.stdout)["status"] == "done"
+    assert found.stdout.count("\n") == 1
+    assert "of a program" in found.stderr
+    assert (folder / "runs" / "x" / "study.json").exists()
+
+
+def test_where_nobody_reads_training_goes_on_and_the_exit_code_is_its_own(folder: Path) -> None:
+    (folder / "study.py").write_text(STUDY.replace("hidden=8", "width=8"))
+    command = f"set -o pipefail; {sys.executable} -W error -m argosy run study.py --launcher inline --dir "
+    endings = {"pipe": "| true", "full": "> /dev/full", "closed": ">&-"}
+    runs = {
+        name: subprocess.Popen(
+            ["bash", "-c", f"{command}{name} {ending}"], cwd=folder, stderr=subprocess.PIPE, text=True
+        )
+        for name, ending in endings.items()
+    }
+    for name, run in runs.items():
+        assert (run.communicate()[1], run.returncode) == ("", 1)
+        rows = {row["member"]: row["status"] for row in report_of(folder, name)["members"]}
+        assert rows == {"a": "done", "b": "failed"}
+        (folder / name / "workers" / "view.log").unlink(missing_ok=True)
+
+
+def report_of(folder: Path, name: str) -> dict:
+    """A run's report, read here."""
+    from argosy.api import load
+
+    return load(folder / name).to_json()
+
+
+UNREADABLE = {
+    "syntax": ("def study(:\n", "study.py cannot be read: File"),
+    "exit": ("raise SystemExit('no')\n", "ended with sys.exit('no') while it was read"),
+    "raises": ("1 / 0\n", "line 1, in <module> 1 / 0"),
+}
+
+
+def test_a_study_file_that_cannot_be_read_is_one_message_with_its_own_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from argosy.cli import main
+
+    for name, (text, message) in UNREADABLE.items():
+        (tmp_path / f"{name}_study.py").write_text(text)
+        monkeypatch.setattr(
+            "sys.argv",
+            [
+                "argosy",
+                "run",
+                str(tmp_path / f"{name}_study.py"),
+                "--dir",
+                str(tmp_path / "run"),
+                "--launcher",
+                "inline",
+            ],
+        )
+        with pytest.raises(SystemExit) as ended:
+            main()
+        said = " ".join(capsys.readouterr().err.split())
+        assert ended.value.code == 2
+        assert message in said
+        assert "importlib" not in said
+        assert not (tmp_path / "run").exists()

@@ -3,6 +3,8 @@
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from argosy.diagnosis import Diagnosis, diagnose
 from argosy.stream.gauges import POINTS, QueueGauge
@@ -47,8 +49,48 @@ def of(*gauges: dict[str, Any]) -> Diagnosis:
     ],
 )
 def test_the_bottleneck_is_the_last_stage_behind_a_full_queue(fills: dict[str, float], stage: str) -> None:
-    found = of(feeder(**fills), feeder(**fills))
+    # All stages are about as fast: 1000 samples/s.
+    even = {"busy_seconds": 2.0, "filling_seconds": 2.0}
+    found = of(feeder(**fills, **even), feeder(**fills, **even))
     assert (found.stage, found.verdict.split(":")[0]) == (stage, stage)
+
+
+def test_the_faster_stage_is_not_accused_by_a_queue_that_never_fills() -> None:
+    quick = feeder(prepared=393_000, delivered=393_000, busy_seconds=1.0, exchanged_bytes=0)
+    found = diagnose([("feeder-0", quick), ("cpu:0", {**TRAINER, "rows": 25_000, "training_seconds": 1.0})])
+    assert found is not None
+    assert found.stage == "training"
+    assert found.verdict.startswith("training: members take 25,000 samples/s, preparation could deliver 393,000")
+
+
+def test_too_early_to_tell() -> None:
+    for early in ({"seconds": 0.3}, {"prepared": 0, "busy_seconds": 0.0}, {"busy_seconds": 0.0}):
+        assert diagnose([("feeder-0", feeder(**early)), ("cpu:0", TRAINER)]) is None
+
+
+FILL = st.floats(0, 1)
+NODE = st.fixed_dictionaries(
+    {
+        "prepare": FILL,
+        "exchange": FILL,
+        "train": FILL,
+        "prepared": st.integers(1, 10**6),
+        "delivered": st.integers(1, 10**6),
+        "exchanged_bytes": st.sampled_from([0, 10**7]),
+        "busy_seconds": st.floats(0.01, 100),
+        "filling_seconds": st.floats(0.01, 100),
+    }
+)
+
+
+@given(st.lists(NODE, min_size=1, max_size=3), st.integers(1, 10**6))
+def test_a_stage_that_is_clearly_faster_than_another_is_never_accused(nodes: list[dict[str, Any]], rows: int) -> None:
+    named = [(f"node{number}/feeder-0", feeder(**node)) for number, node in enumerate(nodes)]
+    found = diagnose([*named, ("node0/cpu:0", {**TRAINER, "rows": rows})])
+    assert found is not None
+    rates = {"preparation": found.preparing_rate, "training": found.taking_rate}
+    accused = {**rates, "exchange": found.peak_rate}[found.stage]
+    assert accused <= 1.2 * min(rates.values()) * (1 + 1e-9)
 
 
 def test_one_slow_node_is_named_though_the_blocks_of_the_others_wait_for_it() -> None:
@@ -59,7 +101,7 @@ def test_one_slow_node_is_named_though_the_blocks_of_the_others_wait_for_it() ->
 
 def test_rates_are_those_of_sc18() -> None:
     found = of(feeder(prepare=0.9), feeder(prepare=0.9, filling_seconds=10.0))
-    assert found.preparing_rate == 400.0  # r_p of both: 1000 samples in 5 s of preparing
+    assert found.preparing_rate == 400.0  # r_p of both, in turns: 1000 samples in 5 s of preparing
     assert found.taking_rate == 1000.0  # r_c of the slower device
     assert found.peak_rate == 200.0  # peak(n) of the node that received least
     assert "250 samples/s a core on 4 cores, 400 in all, members could take 1,000" in found.verdict

@@ -1,14 +1,15 @@
 """Stopping rules: what they promise they keep, whatever comes of a member."""
 
+import math
 from fractions import Fraction
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from argosy import MaxEpochs, Plateau, Target
+from argosy import MaxEpochs, MaxSamples, MaxSeconds, MaxSteps, Plateau, Target
 from argosy.errors import StudyError
-from argosy.stopping import Both, Either, MaxSeconds, Stop, sections_in
+from argosy.stopping import Both, Either, Stop, mode_of, sections_in
 
 VALUES = st.sampled_from([float("nan"), -1.0, 0.0, 0.5, 1.0, 2.0, float("inf")])
 
@@ -19,8 +20,10 @@ def leaves(sections: int) -> st.SearchStrategy[Stop]:
         st.integers(0, 12).map(lambda count: MaxEpochs(count / sections)),
         st.floats(0, 4).map(MaxEpochs),
         st.integers(0, 9).map(MaxSeconds),
+        st.integers(0, 90).map(MaxSteps),
+        st.integers(0, 900).map(MaxSamples),
         st.builds(Plateau, st.just("val_loss"), st.integers(1, 4), st.sampled_from([0.0, 0.5])),
-        st.builds(Target, st.just("val_loss"), VALUES, st.sampled_from([None, "max"])),
+        st.builds(Target, st.just("val_loss"), VALUES.filter(math.isfinite), st.sampled_from([None, "max"])),
     )
 
 
@@ -32,7 +35,13 @@ def cases(draw: st.DrawFn) -> tuple[Stop, list[dict[str, float]], int]:
         st.recursive(leaves(sections), lambda inner: st.builds(Either, inner, inner) | st.builds(Both, inner, inner))
     )
     rows = [
-        {"val_loss": draw(VALUES), "seconds": 1.0, "epochs": number // sections + (number % sections + 1) / sections}
+        {
+            "val_loss": draw(VALUES),
+            "seconds": 1.0,
+            "epochs": number // sections + (number % sections + 1) / sections,
+            "steps": 7 * (number + 1),
+            "samples": 70 * (number + 1),
+        }
         for number in range(draw(st.integers(0, 14)))
     ]
     return rule, rows, sections
@@ -75,5 +84,55 @@ def test_parts_of_an_epoch_are_as_many_sections_as_they_say(sections: int, count
 def test_a_metric_that_is_not_there_is_named() -> None:
     with pytest.raises(StudyError, match="watches 'val_f1'; this member reports seconds, val_loss"):
         Target("val_f1", 1.0).reason([{"val_loss": 1.0, "seconds": 1.0}])
-    with pytest.raises(StudyError, match="epochs must be 0 or more"):
-        MaxEpochs(-1)
+
+
+def test_nan_reaches_no_target_and_is_no_plateaus_best() -> None:
+    nan = math.nan
+    for mode in ("min", "max"):
+        assert Target("score", 0.5, mode).reason([{"score": nan}]) is None
+        rule = Plateau("score", 2, mode=mode)
+        assert rule.reason([{"score": value} for value in (nan, 1.0, nan)]) is None
+        assert rule.reason([{"score": value} for value in (1.0, nan, nan)]) is not None
+        assert rule.reason([{"score": nan}] * 3) is not None
+
+
+def test_the_direction_of_a_metric_is_told_by_the_words_of_its_name_or_asked_for() -> None:
+    for name in ("val_loss", "val_rmse", "val_mae", "val_perplexity", "val_error_rate", "train_loss", "val_top1_error"):
+        assert mode_of(name) == "min", name
+    for name in ("val_accuracy", "val_top5_acc", "val_f1", "val_f1_macro", "val_mean-AUC"):
+        assert mode_of(name) == "max", name
+    # A word is a whole one, and one that points both ways, or is turned round, points nowhere.
+    for name in ("val_score", "val_lossless", "val_terror", "val_accuracy_loss", "val_neg_mse", "lr"):
+        for asked in (lambda name=name: Plateau(name, 3), lambda name=name: Target(name, 0.5)):
+            with pytest.raises(
+                StudyError, match=f"{name!r} does not tell whether lower or higher is better; say mode="
+            ):
+                asked()
+    assert Target("val_score", 0.5, mode="min").reason([{"val_score": 0.4}]) == "val_score 0.4 reached 0.5"
+
+
+REFUSED = {
+    "epochs": (lambda: MaxEpochs(-1), "MaxEpochs: epochs is -1; it must be a finite number from 0 up."),
+    "epochs in words": (lambda: MaxEpochs("3"), "MaxEpochs: epochs is '3'"),
+    "no end": (lambda: MaxEpochs(math.inf), "MaxEpochs: epochs is inf; it must be a finite number"),
+    "seconds": (lambda: MaxSeconds(math.nan), "MaxSeconds: seconds is nan"),
+    "steps": (lambda: MaxSteps(0.5), "MaxSteps: steps is 0.5; it must be a whole number (an int) from 0."),
+    "samples": (lambda: MaxSamples(True), "MaxSamples: samples is True; it must be a whole number"),
+    "patience": (lambda: Plateau("val_loss", 0), "Plateau: patience is 0; it must be a whole number (an int) from 1."),
+    "delta": (lambda: Plateau("val_loss", 1, -0.1), "Plateau: min_delta is -0.1"),
+    "value": (lambda: Target("val_loss", math.nan), "Target: value is nan"),
+    "mode": (lambda: Target("val_loss", 1.0, "low"), "Target('val_loss'): mode is 'low'; it can be 'min' or 'max'."),
+    "either": (
+        lambda: MaxEpochs(3) | 5,
+        "a part of a combined rule is 5; it must be a stopping rule, such as MaxEpochs",
+    ),
+    "both": (lambda: MaxEpochs(3) & None, "a part of a combined rule is None"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_rule_that_cannot_be_meant_is_refused_when_it_is_made(name: str) -> None:
+    make, message = REFUSED[name]
+    with pytest.raises(StudyError) as error:
+        make()
+    assert message in str(error.value)

@@ -1,7 +1,6 @@
 """Recomputes from the study alone what every member must have stepped on, and compares it with what was journaled."""
 
 import itertools
-import json
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +8,7 @@ import numpy as np
 
 from argosy.errors import RunError
 from argosy.fold import MemberState, RunState
+from argosy.running.identity import found_study
 from argosy.running.journal import read_journal
 from argosy.stream.order import Indices, Selection, split_order, used_elements
 from argosy.stream.schedule import section_start
@@ -19,10 +19,9 @@ __all__ = ["audit"]
 def audit(directory: Path) -> list[str]:
     """Everything that is wrong with a run's record; empty where each member saw its samples exactly once per epoch."""
     state = RunState.of(read_journal(directory))
-    path = directory / "study.json"
-    if not path.exists():
+    summary = found_study(directory)
+    if summary is None:
         raise RunError(f"{directory} holds no study.json: its run ended before anything was trained.")
-    summary = json.loads(path.read_text())
     found = []
     for name, described in summary["members"].items():
         found += _audit_member(state.members.get(name, MemberState(name)), described, summary, state.holes)

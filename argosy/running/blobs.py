@@ -1,20 +1,29 @@
-"""What people wrote, pickled for another process: functions and classes of scripts travel by value."""
+"""What people wrote, pickled for another process: functions and classes of scripts travel by value.
+
+Arrays and tensors lie beside the pickle in the memory file, which whoever unpacks it maps: there is one copy of them, whatever
+the number of processes, until one writes into its own.
+"""
 
 import importlib
 import io
+import mmap
 import os
+import pickle
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, BinaryIO
 
 import cloudpickle
+import numpy as np
+import torch
 
 from argosy.errors import StudyError
-from argosy.study import Member
+from argosy.stream.memory import memory_file
+from argosy.study import Data, Member
 
-__all__ = ["ADVICE", "dump", "from_descriptor", "to_descriptor"]
+__all__ = ["ADVICE", "data_to_descriptor", "dump", "from_descriptor", "to_descriptor"]
 
 ADVICE = (
     "Give a factory that opens files, locks and connections itself (a module-level function, a class, a partial), "
@@ -22,15 +31,38 @@ ADVICE = (
 )
 
 
+ALIGNMENT = 64
+"""Bytes to which every array starts, as those of NumPy and torch do."""
+WORD = 8
+"""Bytes of the number at the end of a memory file."""
+
+
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """Cloudpickle takes along submodules that a function seems to name, and fails on torch's two that are no modules.
 
-    (A network with an attribute ``classes`` seems to name ``torch.classes``.)
+    (A network with an attribute ``classes`` seems to name ``torch.classes``.) It would also read text files that are open to
+    their end, and send that.
     """
 
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, ModuleType) and type(value) is not ModuleType and value.__name__ in sys.modules:
             return importlib.import_module, (value.__name__,)
+        if isinstance(value, io.TextIOWrapper) and value not in (sys.stdout, sys.stderr):
+            raise TypeError(f"cannot pickle an open file, {getattr(value, 'name', value)!r}")
+        return super().reducer_override(value)
+
+
+class _BufferPickler(_Pickler):
+    """Takes the memory of tensors and arrays along apart, where torch would copy it into the pickle."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if type(value) is np.memmap:
+            return _on_disk(value) or np.ascontiguousarray(value).__reduce_ex__(5)
+        if type(value) is np.ndarray and not value.flags.c_contiguous:
+            return np.ascontiguousarray(value).__reduce_ex__(5)
+        if type(value) is torch.Tensor and _is_plain(value):
+            flat = value.contiguous().reshape(-1)
+            return _tensor, (flat.view(torch.uint8).numpy(), value.dtype, tuple(value.shape))
         return super().reducer_override(value)
 
 
@@ -45,20 +77,82 @@ def dump(members: Iterable[Member]) -> bytes:
 
 def to_descriptor(value: Any, what: str) -> int:
     """A value in an anonymous memory file; raises StudyError where it cannot be sent to another process."""
-    descriptor = os.memfd_create("argosy-blob")
+    descriptor = memory_file("argosy-blob")
     try:
-        with os.fdopen(os.dup(descriptor), "wb") as file:
-            _Pickler(file).dump(value)
+        _fill(descriptor, value)
     except Exception as error:  # as above
         os.close(descriptor)
         raise StudyError(f"{what} cannot be sent to another process: {error!r}. {ADVICE}") from error
     return descriptor
 
 
+def data_to_descriptor(data: Data) -> int:
+    """The data in an anonymous memory file; raises StudyError where they cannot be sent to another process."""
+    descriptor = memory_file("argosy-blob")
+    try:
+        _fill(descriptor, data)
+    except Exception as error:  # as above
+        os.close(descriptor)
+        split = "val" if _is_picklable(data.train) else "train"
+        name = type(getattr(data, split)).__name__
+        raise StudyError(
+            f"Data.{split} ({name}) cannot be sent to another process: {error!r}. Each process that reads needs files and "
+            f"connections of its own: give a function that opens them, Data({split}=lambda: {name}(...)), or open them "
+            "with the first sample."
+        ) from error
+    return descriptor
+
+
 def from_descriptor(descriptor: int) -> Any:
-    """The value in a memory file."""
-    with Path(f"/proc/self/fd/{descriptor}").open("rb") as file:
-        return cloudpickle.load(file)
+    """The value in a memory file; its arrays are views of the file, and private where they are written to."""
+    memory = memoryview(mmap.mmap(descriptor, 0, access=mmap.ACCESS_COPY))
+    spans = pickle.loads(memory[int.from_bytes(memory[-WORD:], "little") :])
+    first, *buffers = (memory[start:stop] for start, stop in spans)
+    return pickle.loads(first, buffers=buffers)
+
+
+def _write(value: Any, file: BinaryIO) -> None:
+    """The pickle, its buffers, where each of them starts and stops, and where that is said."""
+    buffers: list[pickle.PickleBuffer] = []
+    _BufferPickler(file, protocol=5, buffer_callback=buffers.append).dump(value)
+    spans = [(0, file.tell())]
+    for buffer in buffers:
+        start = -(-file.tell() // ALIGNMENT) * ALIGNMENT
+        file.seek(start)
+        file.write(buffer.raw())
+        spans.append((start, file.tell()))
+    table = file.tell()
+    pickle.dump(spans, file)
+    file.write(table.to_bytes(WORD, "little"))
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether its numbers, dtype and shape are all that it is; not where it repeats fewer numbers than it shows."""
+    return (
+        tensor.device.type == "cpu"
+        and tensor.layout == torch.strided
+        and not (tensor.requires_grad or tensor.is_conj() or tensor.is_neg() or tensor.is_quantized or vars(tensor))
+        and tensor.untyped_storage().nbytes() >= tensor.nbytes
+    )
+
+
+def _tensor(memory: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    return torch.from_numpy(memory).view(dtype).view(shape)
+
+
+def _on_disk(array: Any) -> tuple[Any, tuple[Any, ...]] | None:
+    """How the same part of the same file is mapped again; None for an array that is not what the file has."""
+    own = array.mode == "c" or array._mmap is None or not Path(array.filename or "").is_file()
+    if own or not array.flags.c_contiguous:
+        return None
+    mapped = np.frombuffer(array._mmap, np.uint8).ctypes.data
+    offset = array.offset - array.offset % mmap.ALLOCATIONGRANULARITY + array.ctypes.data - mapped
+    return np.memmap, (str(array.filename), array.dtype, array.mode.replace("w", "r"), offset, array.shape)
+
+
+def _fill(descriptor: int, value: Any) -> None:
+    with os.fdopen(os.dup(descriptor), "wb") as file:
+        _write(value, file)
 
 
 def _dumps(value: Any) -> bytes:
@@ -69,9 +163,13 @@ def _dumps(value: Any) -> bytes:
 
 def _culprit(members: Iterable[Member]) -> str:
     """The first member that cannot be pickled."""
-    for member in members:
-        try:
-            _dumps(member)
-        except Exception:  # as above; the cause is reported by the caller
-            return f"member {member.name!r}"
-    return "the members"
+    unsendable = (member for member in members if not _is_picklable(member))
+    return next((f"member {member.name!r}" for member in unsendable), "the members")
+
+
+def _is_picklable(value: Any) -> bool:
+    try:
+        _dumps(value)
+    except Exception:  # as above; the cause is reported by the caller
+        return False
+    return True

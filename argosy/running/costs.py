@@ -1,17 +1,15 @@
 """From what trainers measured to what planners know."""
 
 import functools
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 
 import argosy
 from argosy.commands import Measured
 from argosy.events import SectionEnded
-from argosy.profiles import Profile, ProfileCache
+from argosy.profiles import Profile, ProfileCache, cache_folder
 from argosy.running.identity import spell
 from argosy.study import Member
 
@@ -84,8 +82,7 @@ class Observed:
     """
 
     def __init__(self) -> None:
-        caches = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
-        self._cache = ProfileCache(folder=caches / "argosy" / "profiles")
+        self._cache = ProfileCache(folder=cache_folder() / "profiles")
 
     def refresh(self, profile: Profile, member: Member, measured: Measured) -> Profile:
         """The measured profile at the rate that runs have seen, where one has."""

@@ -9,6 +9,7 @@ from argosy.events import PlanMade
 from argosy.plans import Flotilla
 from argosy.running.identity import write_json
 from argosy.running.legs import Change, Sailing
+from argosy.running.phase import Phase
 from argosy.running.sharing_choice import SharingChoice
 from argosy.running.workforce import Feeder
 from argosy.stream.schedule import section_start
@@ -31,7 +32,7 @@ class Departures:
         """The leg that members were measured on, its team and crew, while everybody is still there who feeds and reads
         it."""
         self.newcomers: set[str] = set()
-        """Members that were added and are not measured yet."""
+        """Members that are to be added and are not measured yet."""
 
     # ---- measuring
 
@@ -78,8 +79,14 @@ class Departures:
 
     # ---- newcomers
 
+    def expect(self, names: Iterable[str]) -> None:
+        """Members are to be added: they are in the study, and nobody knows their costs."""
+        self.newcomers |= set(names)
+        if self.driver.phase is Phase.SAILING:
+            self.welcome()
+
     def welcome(self) -> None:
-        """Members were added: they are measured beside those that train, where nobody like them is known."""
+        """Members are to be added: they are measured beside those that train, where nobody like them is known."""
         if not self.newcomers:
             return
         measuring = self.driver.measuring
@@ -90,12 +97,14 @@ class Departures:
 
     def newcomers_known(self) -> None:
         """Those whose costs are known wait from here on."""
-        known = [name for name in self.newcomers if name in self.driver.measuring.measured]
-        self.newcomers -= set(known)
-        if known:
-            self.roster.enter(known, self.driver.lengths)
-            self.driver.write_study()
-            self.voyage.make_room()
+        known = self.driver.additions.settle()
+        if not known:
+            return
+        entering = [name for name in known if name in self.newcomers]
+        self.newcomers -= set(entering)
+        self.roster.enter(entering)
+        self.driver.write_study()
+        self.voyage.make_room()
 
     def forget_measuring(self) -> None:
         """The stream that members were measured on, or somebody who read it, is gone."""
@@ -107,7 +116,7 @@ class Departures:
         if self.voyage.legs or not self.driver.measuring.missing & self.newcomers:
             return
         names, self.newcomers = self.newcomers, set()
-        self.roster.enter(names, self.driver.lengths)
+        self.roster.enter(names)
         self.driver.measure()
 
     # ---- new legs

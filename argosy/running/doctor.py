@@ -3,6 +3,7 @@
 Looking and judging are apart: every `judge_…` is a pure function of what was found; `examine` looks, and judges.
 """
 
+import fcntl
 import importlib.metadata
 import mmap
 import os
@@ -29,7 +30,8 @@ from argosy.stream.wire import Door
 __all__ = ["Check", "Gpus", "examine"]
 
 GIB = 2**30
-WANTED_VERSIONS = {"python": "3.11", "torch": "2.6", "numpy": "1.26"}
+# Before 2.10 of torch, a file could do more than bring data, though it was opened with weights_only=True (CVE-2026-24747).
+WANTED_VERSIONS = {"python": "3.11", "torch": "2.10", "numpy": "1.26"}
 EXTRAS = {"scikit-learn": "demo", "pillow": "demo", "transformers": "examples", "plotly": "report", "highspy": "exact"}
 """Optional packages, and the extra of Argosy that brings each."""
 FORK_SECONDS = 20.0
@@ -86,6 +88,7 @@ def examine(directory: Path) -> list[Check]:
         "open files": lambda: judge_files(resource.getrlimit(resource.RLIMIT_NOFILE), workers=2 * cores),
         "processes": lambda: judge_processes(_task_limit(), _tasks_of_user(), workers=2 * cores),
         "disk": lambda: judge_disk(*_disk_of(directory)),
+        "locks": lambda: _look_at_locks(directory),
         "gpus": lambda: judge_gpus(_look_at_gpus()),
         "fork server": partial(_look_at_server, server, problem),
     }
@@ -288,9 +291,26 @@ def _tasks_of_user() -> int:
     return tasks
 
 
+def _nearest(directory: Path) -> Path:
+    """The folder itself, or the nearest above it that exists."""
+    return next(path for path in (directory.resolve(), *directory.resolve().parents) if path.is_dir())
+
+
+def _look_at_locks(directory: Path) -> Check:
+    """Take a lock as a run does, which keeps others out of its directory."""
+    folder, refusal = _nearest(directory), ""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        refusal = str(error)
+    mend = "--dir DIR on a local disk, or mount this one with locks (NFS: without nolock)" if refusal else ""
+    return Check(name="locks", found=refusal or "work", wanted=f"flock in {folder}", ok=not refusal, mend=mend)
+
+
 def _disk_of(directory: Path) -> tuple[Path, int, bool]:
     """The nearest folder that exists, its free bytes, and whether a file can be made there."""
-    folder = next(path for path in (directory.resolve(), *directory.resolve().parents) if path.is_dir())
+    folder = _nearest(directory)
     return folder, shutil.disk_usage(folder).free, os.access(folder, os.W_OK | os.X_OK)
 
 
@@ -318,7 +338,7 @@ def _look_at_gpus() -> Gpus:
 def _start_server() -> tuple[ForkServer | None, str]:
     try:
         return ForkServer.start(), ""
-    except OSError as error:
+    except (OSError, WorkerError) as error:
         return None, str(error)
 
 

@@ -29,14 +29,17 @@ from argosy.events import (
     Event,
     MemberEnded,
     MemberRested,
+    Retried,
     RunEnded,
     Saved,
     SectionEnded,
 )
 from argosy.fold import RunState
+from argosy.running.additions import Additions
 from argosy.running.costs import Costs
+from argosy.running.ending import end_run
 from argosy.running.faults import Faults
-from argosy.running.identity import found_study, summarize, write_study
+from argosy.running.identity import Identity
 from argosy.running.interrupts import interrupts
 from argosy.running.journal import Journal
 from argosy.running.launcher import Job, Workers
@@ -45,10 +48,9 @@ from argosy.running.orders import Orders
 from argosy.running.phase import Phase
 from argosy.running.records import Metrics, run_started, tree_cpu_seconds
 from argosy.running.refusals import check_batch_norm, check_batches
-from argosy.running.resume import settle_files
 from argosy.running.roster import Roster
 from argosy.running.verdicts import Judge, Rules
-from argosy.running.view import Silent, View
+from argosy.running.view import Fragile, Silent, View
 from argosy.running.voyage import Voyage
 from argosy.running.workforce import Feeder, Workforce
 from argosy.study import Study
@@ -81,20 +83,20 @@ class Driver:
         self.cluster = cluster
         self.journal = journal
         self.state = state
-        self.view = view
+        self.view = Fragile(view, job.directory / "workers" / "view.log")
         self.began = time.monotonic()
         self.phase = Phase.OPENING
         self.roster = Roster(job, state)
-        self.force = Workforce(workers, cluster)
+        self.force = Workforce(workers, cluster, job.directory)
         self.measuring = Measuring(device_kind=cluster.devices[0].kind, node_devices=node_devices)
         self.only_measure = only_measure
         self.judges: tuple[Judge, ...] = (Rules(), *judges)
         self.voyage = Voyage(self)
         self.orders = Orders(self)
+        self.additions = Additions(self)
         self.faults = Faults(self)
         self.metrics = Metrics(job.directory)
-        self.found: Mapping[str, Any] | None = None
-        """``study.json`` of an earlier driver."""
+        self.identity = Identity(job.directory, state.members)
         self.begun = False
         """Whether the directory was found to be this study's, or empty."""
         self.lengths: Mapping[str, int] = {}
@@ -111,10 +113,12 @@ class Driver:
 
     # ---- life
 
-    def run(self, found: Mapping[str, Any] | None) -> str:
-        """Train to the end; returns the run's status. `found` is the ``study.json`` of an earlier driver."""
-        self.found = found
+    def run(self) -> str:
+        """Train to the end; returns the run's status."""
         self.roster.begin()
+        self.view.study(self.study)
+        # Before anything is said of what is there: it may be another study's.
+        self.identity.check(self.study)
         self.voyage.call()
         if not self.roster.waiting:
             self.faults.settle_earlier()
@@ -150,7 +154,8 @@ class Driver:
     def _goes_on(self) -> bool:
         if self.phase is Phase.OVER:
             return False
-        return bool(self.roster.waiting or self.voyage.under_way) or self.phase is Phase.REGROUPING
+        waited_for = self.roster.waiting or self.voyage.under_way or self.additions.pending
+        return bool(waited_for) or self.phase is Phase.REGROUPING
 
     def stop_workers(self) -> None:
         """Ask every worker for its last word and wait a little for it."""
@@ -177,14 +182,14 @@ class Driver:
                 self._reported(worker, message)
             case Opened():
                 self._opened(worker, message)
-            case Measured():
+            case Measured() if message.member in self.study.names:
                 self.measuring.hear(message)
                 self._known()
             case Held():
                 self.voyage.held(worker, message)
             case Paused():
                 self.faults.regrouping.let_go(worker)
-            case OutOfMemory():
+            case OutOfMemory() if message.member in self.study.names:
                 self.faults.out_of_memory(worker, message)
             case Probed():
                 self.voyage.departures.probed(worker, message)
@@ -230,6 +235,8 @@ class Driver:
             self.voyage.know(opened)
             self.write_study()
             self.record(run_started(self.settings, self.lengths, self.study.validations_per_epoch))
+            if self.roster.retried:
+                self.record(Retried(members=self.roster.retried))
             self.begun = True
             self.faults.settle_earlier()
             self.phase = Phase.MEASURING
@@ -259,7 +266,7 @@ class Driver:
 
     def _known(self) -> None:
         """Somebody's costs are known, or nobody wants them any more."""
-        if self.phase is Phase.SAILING:
+        if self.phase in (Phase.SAILING, Phase.MEASURING):
             self.voyage.departures.newcomers_known()
         if self.phase is not Phase.MEASURING:
             return
@@ -285,7 +292,12 @@ class Driver:
     # ---- members
 
     def end(self, member: str, status: str, reason: str, *, shown: bool = False) -> None:
-        """A member leaves the run."""
+        """A member leaves the run, or does not come to be in it."""
+        if member not in self.study.names:
+            return  # it was not added, as another one of its file had failed before
+        if self.additions.failed(member, reason):
+            self._known()
+            return
         over = MemberEnded(member=member, status=status, reason=reason)
         self.record(over)
         if not shown:
@@ -302,12 +314,6 @@ class Driver:
             self._known()
         self.roster.leave([member])
 
-    def add(self, names: list[str]) -> None:
-        """Members were added by a person."""
-        self.voyage.departures.newcomers |= set(names)
-        if self.phase is Phase.SAILING:
-            self.voyage.departures.welcome()
-
     def pause(self) -> None:
         """Save every member where it is, and end."""
         if self.phase is not Phase.REGROUPING:
@@ -318,10 +324,8 @@ class Driver:
     def write_study(self) -> None:
         """``study.json``; raises RunError where the directory holds another study's run."""
         assert self.data is not None
-        summary = summarize(
-            self.study, lengths=self.lengths, fingerprint=self.data.fingerprint, measured=self.measuring.measured
-        )
-        write_study(self.directory, summary, self.found)
+        fingerprint, measured = self.data.fingerprint, self.measuring.measured
+        self.identity.write(self.study, lengths=self.lengths, fingerprint=fingerprint, measured=measured)
 
 
 def measure(
@@ -331,7 +335,7 @@ def measure(
     driver = Driver(job, cluster, workers, journal, RunState(), Silent(), node_devices=node_devices, only_measure=True)
     with workers:
         try:
-            driver.run(None)
+            driver.run()
         finally:
             driver.stop_workers()
     roster, measuring = driver.roster, driver.measuring
@@ -358,14 +362,14 @@ def drive(
 ) -> None:
     """Train a study to its end, and journal it; `state` is the fold of what the journal holds already."""
     driver = Driver(job, cluster, workers, journal, state, view, judges=judges)
-    found, before = found_study(job.directory), tree_cpu_seconds()
+    before = tree_cpu_seconds()
     with interrupts(driver.orders.want_pause):
         status, reason = "failed", ""
         try:
             with workers:
-                view.begin(job, state)
+                driver.view.begin(job, state)
                 try:
-                    status = driver.run(found)
+                    status = driver.run()
                 finally:
                     driver.stop_workers()
             reason = driver.orders.pausing if status == "paused" and driver.orders.pausing else ""
@@ -373,13 +377,5 @@ def drive(
             status, reason = "failed", str(error)
             raise
         finally:
-            driver.measuring.remember(state, driver.study)
-            driver.metrics.write()
-            settle_files(state.members.values(), job.directory)
-            # Where an earlier driver was killed when all was done, this one says so.
-            untold = state.started is not None and status == "done" != (state.ended.status if state.ended else "")
-            if driver.begun or driver.orders.pausing or untold:
-                seconds, cpu_seconds = time.monotonic() - driver.began, tree_cpu_seconds() - before
-                driver.record(RunEnded(status=status, reason=reason, seconds=seconds, cpu_seconds=cpu_seconds))
-            journal.commit()
-            view.end()
+            seconds, cpu_seconds = time.monotonic() - driver.began, tree_cpu_seconds() - before
+            end_run(driver, RunEnded(status=status, reason=reason, seconds=seconds, cpu_seconds=cpu_seconds))

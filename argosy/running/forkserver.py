@@ -16,7 +16,8 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+import traceback
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ import psutil
 
 from argosy.stream.death import die_with_parent
 from argosy.stream.wire import Peer
+from argosy.system import means_refused
 from argosy.training.heap import allow_tcache, without_tcache
 
 __all__ = ["STOPPED_SECONDS", "ForkServer", "main"]
@@ -46,7 +48,17 @@ class ForkServer:
 
     @classmethod
     def start(cls) -> "ForkServer":
-        """Start the server; its imports go on while the caller does something else."""
+        """Start the server; its imports go on while the caller does something else.
+
+        Raises WorkerError where the system refuses it.
+        """
+        try:
+            return cls._start()
+        except (OSError, MemoryError) as error:
+            raise means_refused(error, "the fork server cannot be started") or error from error
+
+    @classmethod
+    def _start(cls) -> "ForkServer":
         ours, theirs = Peer.pair()
         program = "import sys, json; sys.path[:] = json.loads(sys.argv[1]); from argosy.running.forkserver import main; main()"
         with _no_stopped_child():
@@ -69,8 +81,11 @@ class ForkServer:
         self.channel.send(request | {"descriptors": len(descriptors)}, descriptors)
         self.used = True
 
-    def news(self) -> list[tuple[str, int, int | None]]:
-        """(ticket, pid, wait status) of workers that started (status None) or ended; EOFError when the server has."""
+    def news(self) -> list[tuple[str, int, int | str | None]]:
+        """(ticket, pid, wait status) of workers that started (status None) or ended; EOFError when the server has.
+
+        Of a worker that could not be forked the status is a sentence.
+        """
         return self.channel.receive()
 
     def close(self) -> None:
@@ -127,9 +142,7 @@ def main() -> None:
     for number in IGNORED:
         signal.signal(number, signal.SIG_IGN)
     children: dict[int, str] = {}
-    server = os.getpid()
-    # The driver closes the socket when the run is over.
-    with contextlib.suppress(EOFError):
+    try:
         while True:
             ready, _, _ = select.select([channel.fileno(), wake], [channel.fileno()] if channel.unsent else [], [])
             if wake in ready:
@@ -140,19 +153,20 @@ def main() -> None:
                 descriptors = [channel.descriptors.popleft() for _ in range(request["descriptors"])]
                 if request["arguments"]["role"] == "trainer":
                     _import_for_optimizers()
-                pid = os.fork()
-                if pid == 0:
-                    die_with_parent(server)
-                    signal.set_wakeup_fd(-1)
-                    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                    channel.close()
-                    os.close(wake)
-                    os.close(wakes)
-                    os._exit(_become(request, descriptors, work))
-                children[pid] = request["arguments"]["ticket"]
-                channel.send((children[pid], pid, None))
+                ticket = request["arguments"]["ticket"]
+                try:
+                    pid = _fork(request, descriptors, work, channel, (wake, wakes))
+                except OSError as error:
+                    channel.send((ticket, 0, str(means_refused(error, "it could not be forked") or error)))
+                else:
+                    children[pid] = ticket
+                    channel.send((ticket, pid, None))
                 for descriptor in descriptors:
                     os.close(descriptor)
+    except EOFError:
+        pass  # the run is over
+    except OSError as error:
+        print(f"argosy: the fork server ends and is replaced: {error}", file=sys.stderr)
     _bid_farewell(children)
 
 
@@ -163,6 +177,29 @@ def _import_for_optimizers() -> None:
 
     torch.optim.SGD([torch.zeros(1)], lr=0.1)
     gc.freeze()
+
+
+def _fork(request: dict[str, Any], descriptors: list[int], work: Any, channel: Peer, wakes: Iterable[int]) -> int:
+    """Start a worker, which closes what it must not hold; its pid."""
+    server = os.getpid()
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        die_with_parent(server)
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        channel.close()
+        for descriptor in wakes:
+            os.close(descriptor)
+        code = _become(request, descriptors, work)
+    except OSError as error:
+        print(f"argosy: {request['arguments']['name']} cannot start: {error}", file=sys.stderr)
+    except BaseException:  # process boundary: nothing of a worker may return into the server's loop
+        traceback.print_exc()
+    finally:
+        os._exit(code)
 
 
 def _become(request: dict[str, Any], descriptors: list[int], work: Any) -> int:

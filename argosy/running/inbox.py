@@ -9,11 +9,14 @@ from typing import Any
 
 from argosy.errors import RunError
 from argosy.fold import RunState
-from argosy.running.journal import read_journal
+from argosy.running.journal import at_work, read_journal
+from argosy.running.studyfile import StudyCopy
 
-__all__ = ["Inbox", "leave"]
+__all__ = ["Inbox", "leave", "tell"]
 
 LOOK_SECONDS = 0.5
+ANSWER_SECONDS = 0.1
+"""Between two looks for an answer."""
 
 
 class Inbox:
@@ -33,20 +36,64 @@ class Inbox:
         for path in sorted(self.folder.glob("*.json")):
             if path.name not in self.answered:
                 self.answered.add(path.name)
-                found.append((path.name, json.loads(path.read_text())))
+                found.append((path.name, _command_in(path)))
         return found
 
 
-def leave(directory: Path, command: dict[str, Any]) -> str:
-    """Leave a command for the driver of a run; returns the name of its file."""
+def _command_in(path: Path) -> dict[str, Any]:
+    """What a file says; nothing that anybody would understand, where that is no object."""
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        found = str(error)
+    return found if isinstance(found, dict) else {"command": found}
+
+
+def tell(directory: Path, command: dict[str, Any]) -> str:
+    """Leave a command for the driver that has a run at hand, and wait for its answer.
+
+    Raises RunError where there is no driver, or none any more before it has answered: then nothing is left.
+    """
     ended = RunState.of(read_journal(directory)).ended
-    if ended is not None:
-        raise RunError(
-            f"the run in {directory} has ended ({ended.status}); start it again before you tell it something."
-        )
-    folder = directory / "commands"
+    if not at_work(directory):
+        how = f"has ended ({ended.status})" if ended is not None else "has no driver: it was interrupted"
+        raise RunError(f"the run in {directory} {how}; start it again before you tell it something.")
+    journal = directory / "journal.jsonl"
+    start = journal.stat().st_size
+    name = leave(directory, command)
+    while True:
+        # Who is gone at the first of these two looks has said before the second all that it ever will.
+        working = at_work(directory)
+        answer = _answer_to(name, journal, start)
+        if answer is not None:
+            return answer
+        if not working:
+            for file in (directory / "commands").glob(f"{name.partition('-')[0]}-*"):
+                file.unlink(missing_ok=True)
+            raise RunError(f"the run in {directory} ended before it had heard this; nothing was changed.")
+        time.sleep(ANSWER_SECONDS)
+
+
+def _answer_to(name: str, journal: Path, start: int) -> str | None:
+    """What is answered in the part of a journal that begins there."""
+    with journal.open("rb") as file:
+        file.seek(start)
+        lines = file.read().split(b"\n")[:-1]
+    values = (json.loads(line) for line in lines if name.encode() in line)
+    return next((value["answer"] for value in values if value["event"] == "Answered" and value["file"] == name), None)
+
+
+def leave(directory: Path, command: dict[str, Any]) -> str:
+    """Leave a command for whoever has the run at hand, or will; returns the name of its file.
+
+    A study file is left with it, as it is: people go on editing theirs.
+    """
+    folder, at = directory / "commands", time.time_ns()
     folder.mkdir(exist_ok=True)
-    name = f"{time.time_ns()}-{command['command']}.json"
+    if command["command"] == "add":
+        file = Path(command["study"])
+        command = StudyCopy.take(file, folder / f"{at}-{file.name}").to_command(file)
+    name = f"{at}-{command['command']}.json"
     unfinished = folder / f".{name}.{os.getpid()}"
     unfinished.write_text(json.dumps(command))
     unfinished.rename(folder / name)

@@ -1,5 +1,6 @@
 """Every worker in this process, one after another: for debuggers, notebooks' breakpoints and tests."""
 
+import time
 from collections import deque
 from collections.abc import Iterator
 from typing import Any
@@ -53,6 +54,8 @@ class InlineWorkers:
         self.feeders: dict[str, _InlineFeeder] = {}
         self.trainers: dict[str, Trainer] = {}
         self.threads = torch.get_num_threads()
+        self.until = 0.0
+        """When the driver is to be asked again, in the middle of a block where it takes long."""
 
     def start_feeder(self, name: str) -> None:
         """See `Workers.start_feeder`."""
@@ -67,6 +70,7 @@ class InlineWorkers:
             name=name,
             backend=backend_of(name),
             emit=lambda message: self.said.append((name, message)),
+            listen=lambda: time.monotonic() > self.until,
         )
 
     def send(self, worker: str, command: Any) -> None:
@@ -91,6 +95,7 @@ class InlineWorkers:
 
     def receive(self, timeout: float) -> list[tuple[str, Any]]:
         """See `Workers.receive`; one block goes to every trainer that reads it."""
+        self.until = time.monotonic() + timeout
         while self.unsent:
             self._obey(*self.unsent.popleft())
         for trainer in self.trainers.values():
@@ -105,7 +110,9 @@ class InlineWorkers:
         if worker in self.feeders:
             self.said += [(worker, answer) for answer in self.feeders[worker].obey(command)]
         elif isinstance(command, Attach):
-            self.trainers[worker].know(self.feeders[command.address].course.lengths)
+            feeder = self.feeders[command.address]
+            layouts = {split: source.layout for split, source in feeder.sources.items()}
+            self.trainers[worker].know(feeder.course.lengths, layouts)
         elif isinstance(command, Exit):
             self.said.append((worker, self.trainers.pop(worker).used(cpu_seconds=0.0)))
             self.said.append((worker, Lost(detail="it was told to exit")))
@@ -170,9 +177,9 @@ class _InlineFeeder:
         return Opened(
             address=self.name,
             lengths=lengths,
-            fingerprint=self.sources["train"].fingerprint(),
+            fingerprint=self.sources["train"].facts.fingerprint,
             block_size=block_size,
-            seconds_per_sample=self.sources["train"].seconds_per_sample,
+            seconds_per_sample=self.sources["train"].facts.seconds_per_sample,
         )
 
     def _prepare(self, place: Place) -> tuple[Block, list[Skipped]]:

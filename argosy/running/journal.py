@@ -3,29 +3,27 @@
 import contextlib
 import errno
 import fcntl
+import functools
 import json
 import os
 import socket
+import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import psutil
 
-from argosy.errors import DiskError, RunError
+from argosy.errors import RunError
 from argosy.events import Event, from_line, to_line
+from argosy.system import disk_refused
 
-__all__ = ["Journal", "Lock", "read_journal", "refusals_of_the_disk"]
+__all__ = ["Journal", "Lock", "at_work", "own_directory", "read_journal"]
 
 
 PATIENCE_SECONDS = 10.0
 """The longest that processes of a killed driver take to follow it."""
-
-
-REFUSALS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
 
 
 class Journal:
@@ -65,49 +63,96 @@ class Journal:
             os.fdatasync(self._descriptor)
         except OSError as error:
             os.ftruncate(self._descriptor, before)
-            raise DiskError(f"cannot write {self.path}: {error}. Free disk space; the same command goes on.") from error
+            raise disk_refused(error, f"cannot write {self.path}") from error
         self._lines.clear()
 
 
-@contextmanager
-def refusals_of_the_disk(directory: Path) -> Iterator[None]:
-    """Turn the operating system's refusal to write into a DiskError; other errors pass."""
+def own_directory(directory: Path) -> None:
+    """Make a run's directory, for its user alone; raises RunError where that cannot be, or where it is another user's.
+
+    Code that a run's files name is run: whoever may write there decides what that is.
+    """
     try:
-        yield
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        if error.errno not in REFUSALS:
-            raise
-        raise DiskError(f"cannot write in {directory}: {error}. Free disk space; the same command goes on.") from error
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+            raise disk_refused(error, f"cannot make {directory}") from error
+        raise RunError(f"{directory} cannot be the directory of a run: {error}. Choose another one.") from error
+    owner = directory.stat().st_uid
+    if owner != os.geteuid():
+        raise RunError(
+            f"{directory} belongs to user {owner}, who could let the run execute any code; this is user {os.geteuid()}. "
+            "Choose another directory, or run it as that user."
+        )
 
 
 def read_journal(directory: Path) -> list[Event]:
-    """All events of a run, in order; a torn last line is left out."""
+    """All events of a run, in order; a torn last line is left out. Raises RunError for what is no journal."""
     path = directory / "journal.jsonl"
     if not path.exists():
         below = ", ".join(str(journal.parent) for journal in sorted(directory.glob("*/journal.jsonl")))
         advice = f"runs below it: {below}." if below else "give the directory of `argosy run --dir`."
         raise RunError(f"{directory} holds no run (no journal.jsonl there); {advice}")
-    events = []
-    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
-        try:
-            value: dict[str, Any] = json.loads(line)
-        except ValueError as error:
-            raise RunError(f"{path}, line {number} is not JSON: {error}. The journal was changed by hand.") from error
+    try:
+        lines = path.read_bytes().split(b"\n")[:-1]
+    except OSError as error:
+        raise RunError(
+            f"cannot read {path}: {error.strerror}. Give the directory of a run that you may read."
+        ) from error
+    strange: set[str] = set()
+    events = [_event(path, number, line, strange) for number, line in enumerate(lines, start=1)]
+    if strange:
+        _say_once(
+            f"{path} was written by a later argosy; what this one does not know is left out: {', '.join(sorted(strange))}."
+        )
+    return [event for event in events if event is not None]
+
+
+def _event(path: Path, number: int, line: bytes, strange: set[str]) -> Event | None:
+    try:
+        value: dict[str, Any] = json.loads(line)
         if value["event"] == "EpochEnded":
             raise RunError(
-                f"{directory} was written by an earlier argosy, which had no sections; choose another directory."
+                f"{path.parent} was written by an earlier argosy, which had no sections; choose another directory."
             )
-        event = from_line(value)
-        if event is not None:
-            events.append(event)
-    return events
+        return from_line(value, strange)
+    except (ValueError, TypeError, KeyError) as error:
+        raise RunError(
+            f"{path}, line {number} is no event: {error}. The journal was damaged or changed by hand: put back a copy of it, "
+            "or choose another directory; the members' files are as they were."
+        ) from error
+
+
+@functools.cache
+def _say_once(sentence: str) -> None:
+    """To the person, and not again when the same journal is read again."""
+    print(sentence, file=sys.stderr)
+
+
+def at_work(directory: Path) -> bool:
+    """Whether a driver has this run at hand; on another host nobody can tell, so whoever holds the lock is one."""
+    path = directory / "run.lock"
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        # Processes of a driver that was killed hold it a little longer than it lives.
+        return _lives(*_signature(path))
+    except OSError:
+        return False  # where there are no locks, there are no runs
+    finally:
+        os.close(descriptor)
+    return False
 
 
 class Lock:
     """One driver per run directory.
 
     Workers inherit the descriptor, so the kernel holds the lock until the last process of a run has gone, whoever
-    was killed first; a driver that comes after a killed one waits for that.
+    was killed first; a driver that comes after a killed one waits for that. The programs that they start do not.
     """
 
     def __init__(self, path: Path) -> None:
@@ -115,27 +160,34 @@ class Lock:
         self.descriptor = -1
 
     def __enter__(self) -> "Lock":
-        self.descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while not self._taken():
-            if time.monotonic() > deadline - PATIENCE_SECONDS / 2:
-                self._end_stopped_orphans()
-            pid, host, begun = [*self.path.read_text().split(), "?", "?", "?"][:3]
-            if _lives(pid, host, begun) or time.monotonic() > deadline:
-                os.close(self.descriptor)
-                raise RunError(
-                    f"{self.path.parent} is in use by process {pid} on {host}; wait for it or choose another directory."
-                )
-            time.sleep(0.05)
-        os.ftruncate(self.descriptor, 0)
-        signature = f"{os.getpid()} {socket.gethostname()} {psutil.Process().create_time()}"
-        os.pwrite(self.descriptor, signature.encode(), 0)
+        self.descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            self._wait()
+            os.ftruncate(self.descriptor, 0)
+            os.pwrite(self.descriptor, f"{os.getpid()} {socket.gethostname()} {_begun(os.getpid())}".encode(), 0)
+        except BaseException:
+            os.close(self.descriptor)
+            raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         os.close(self.descriptor)
+
+    def _wait(self) -> None:
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not self._taken():
+            if time.monotonic() > deadline - PATIENCE_SECONDS / 2:
+                self._end_stopped_orphans()
+            pid, host, begun = _signature(self.path)
+            # This process has ended its own run there, whose workers are about to go.
+            another = pid != str(os.getpid()) and _lives(pid, host, begun)
+            if another or time.monotonic() > deadline:
+                raise RunError(
+                    f"{self.path.parent} is in use by process {pid} on {host}; wait for it or choose another directory."
+                )
+            time.sleep(0.05)
 
     def _end_stopped_orphans(self) -> None:
         """A process that was stopped before the kernel knew its tie outlives a killed driver, and would for ever."""
@@ -149,17 +201,35 @@ class Lock:
     def _taken(self) -> bool:
         try:
             fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             return False
+        except OSError as error:
+            raise RunError(
+                f"{self.path.parent} is on a file system where no lock can be taken ({error}), so nothing would keep two "
+                "runs from writing there at once. Choose a directory on another disk, or mount this one with locks."
+            ) from error
         return True
+
+
+def _signature(path: Path) -> tuple[str, str, str]:
+    """Process, host and time of birth of the driver that has the lock, or had it last."""
+    pid, host, begun = [*path.read_text().split(), "?", "?", "?"][:3]
+    return pid, host, begun
 
 
 def _lives(pid: str, host: str, begun: str) -> bool:
     """Whether the driver that wrote this into the lock is still there; on another host nobody can tell, so it is."""
     if host != socket.gethostname():
         return pid != "?"  # a driver that has the lock and has not signed it yet will do so in a moment
+    return begun == _begun(int(pid))
+
+
+def _begun(pid: int) -> str:
+    """When a process began; empty for none. Numbers of processes are used again: this tells a driver from a stranger.
+
+    In ticks since the machine was started, which no setting of its clock changes.
+    """
     try:
-        # Numbers of processes are used again: the time of its start tells the driver from a stranger.
-        return str(psutil.Process(int(pid)).create_time()) == begun
-    except psutil.NoSuchProcess:
-        return False
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except (FileNotFoundError, ProcessLookupError):
+        return ""

@@ -46,6 +46,14 @@ class Measuring:
         self.missing.discard(member)
         self._asked.discard(member)
 
+    def dismiss(self, names: Iterable[str]) -> None:
+        """These have come to nothing: whoever has one of their names later is somebody else."""
+        for name in names:
+            self.forget(name)
+            self._works.pop(name, None)
+            self.measured.pop(name, None)
+        self._profiles.clear()
+
     def again(self) -> None:
         """Nobody measures any more who was told to: a trainer was lost, or the stream that they measured on."""
         self._asked.clear()
@@ -150,9 +158,10 @@ class Measuring:
 
 def _work(member: Member) -> object:
     """What decides the work of a member's steps, as far as two members can be told to do the same."""
-    factories = (member.model, member.loss, member.step, member.augment, member.optimizer)
+    factories = (member.model, member.loss, member.step, member.augment, member.optimizer, member.schedule)
     sizes = (member.batch_size, member.accumulate, member.precision, member.clip_grad_norm is None)
-    return (*map(_alike, factories), *sizes)
+    # Metrics cost little; but who is measured tries them.
+    return (*map(_alike, (*factories, *member.metrics.values())), *sizes)
 
 
 def _alike(factory: Any) -> object:

@@ -1,12 +1,12 @@
 """What people want of a run: commands in its folder, signals, a time limit."""
 
 import time
-from pathlib import Path
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from argosy.commands import Leave
 from argosy.errors import ArgosyError
-from argosy.events import Answered
+from argosy.events import REFUSED, Answered
 from argosy.running.inbox import Inbox
 
 if TYPE_CHECKING:
@@ -45,17 +45,20 @@ class Orders:
             try:
                 answer = self._command(file, command)
             except ArgosyError as error:
-                answer = f"refused: {error}"
+                answer = f"{REFUSED}{error}"
             if answer is not None:
-                self._answer(file, command, answer)
+                self.answer(file, command, answer)
+        if self.pausing is None:
+            self.driver.additions.look()
         for member in list(self._stopping):
             status = self.driver.state.member(member).status
             if status not in ("waiting", "training", "resting", "paused"):
                 for file, command in self._stopping.pop(member):
                     said = f"{member} is saved and stops" if status == "stopped" else f"{member} had ended: {status}"
-                    self._answer(file, command, said)
+                    self.answer(file, command, said)
 
-    def _answer(self, file: str, command: dict[str, Any], answer: str) -> None:
+    def answer(self, file: str, command: Mapping[str, Any], answer: str) -> None:
+        """A command is done with."""
         self.driver.record(Answered(file=file, command=command, answer=answer))
 
     def _out_of_time(self) -> str | None:
@@ -65,19 +68,22 @@ class Orders:
 
     def _command(self, file: str, command: dict[str, Any]) -> str | None:
         """The answer; None where it is given when the thing is done."""
-        if command["command"] == "stop":
-            return self._stop(file, command)
-        if command["command"] == "add":
-            return self._add(Path(command["study"]))
-        return f"refused: unknown command {command['command']!r}; commands are stop and add."
+        match command:
+            case {"command": "stop", "member": str(name)}:
+                return self._stop(name, file, command)
+            case {"command": "add"}:
+                self.driver.additions.ask(file, command)
+                return None
+        return f"{REFUSED}nobody understands {command.get('command')!r}; commands are stop, with a member, and add."
 
-    def _stop(self, file: str, command: dict[str, Any]) -> str | None:
-        driver, name = self.driver, command["member"]
+    def _stop(self, name: str, file: str, command: dict[str, Any]) -> str | None:
+        driver = self.driver
+        if name in driver.additions.names:
+            return f"{REFUSED}{name} is being added; stop it when that is answered."
         aboard, idle = driver.voyage.afloat() | driver.faults.afloat, {*driver.roster.waiting, *driver.roster.resting}
-        idle |= driver.voyage.departures.newcomers
         if name not in aboard | idle:
             there = ", ".join(sorted(aboard | idle)) or "none"
-            return f"refused: no member {name!r} is training; those are {there}."
+            return f"{REFUSED}no member {name!r} is training; those are {there}."
         self._stopping.setdefault(name, []).append((file, command))
         leg = driver.voyage.leg_of(name)
         if name in idle and name not in aboard:
@@ -87,11 +93,3 @@ class Orders:
             assert device is not None
             driver.force.send(device, Leave(members=(name,)))
         return None
-
-    def _add(self, path: Path) -> str:
-        driver = self.driver
-        added = driver.roster.extend(path)
-        if not added:
-            return "refused: the study has no member that is not here already"
-        driver.add(added)
-        return f"added {', '.join(added)}"

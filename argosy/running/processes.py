@@ -1,16 +1,18 @@
 """The default launcher: one process per feeder and trainer on this machine, forked from a warm fork server.
 
 Contract. The driver's thread never waits for a worker or for the fork server: what is said to them is kept until they
-take it, and written from `receive` alone. A worker is lost once, told by whoever notices first that nothing more can
-come from it: its connection, or before its first call the fork server.
+take it, and written from `receive` alone. A worker is lost once, when nothing more can come from it: when its connection
+has broken, or before its first call at the word of the fork server. Of how it ended the fork server tells, and is given
+a moment for it.
 """
 
 import contextlib
 import os
 import selectors
 import signal
+import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -18,7 +20,7 @@ import psutil
 
 from argosy.cluster import Cluster
 from argosy.commands import Enlist, Lost
-from argosy.running.blobs import dump, to_descriptor
+from argosy.running.blobs import data_to_descriptor, dump, to_descriptor
 from argosy.running.forkserver import STOPPED_SECONDS, ForkServer
 from argosy.running.launcher import Job, discover
 from argosy.running.limits import restrict
@@ -26,11 +28,14 @@ from argosy.settings import Settings
 from argosy.stream.pulse import Pulse
 from argosy.stream.wire import Door, Peer
 from argosy.study import Member
+from argosy.traces import sources
 
 __all__ = ["Processes", "activity"]
 
 LOOK_SECONDS = 1.0
 """Time between two looks for stopped processes."""
+NEWS_SECONDS = 0.5
+"""How long the fork server has to tell how a worker ended whose connection broke."""
 FAREWELL_SECONDS = 2.0
 """How long the last words to workers that live may take."""
 BYTES_PER_SECOND = 1e8
@@ -83,7 +88,11 @@ class _Worker:
     pid: int | None = None
     """None until the fork server has told."""
     peer: Peer | None = None
-    """None until it has called."""
+    """None until it has called, and when its connection has broken."""
+    broke: float | None = None
+    """When that was."""
+    ended: str = ""
+    """How, as soon as the fork server has told, or whoever killed it."""
     unsent: list[Any] = field(default_factory=list)
     """What was said since the last `receive`, and before it called."""
 
@@ -144,7 +153,7 @@ class ProcessWorkers:
 
     def enlist(self, worker: str, members: tuple[Member, ...]) -> None:
         """See `Workers.enlist`."""
-        self.send(worker, Enlist(definitions=dump(members)))
+        self.send(worker, Enlist(definitions=dump(members), path=tuple(sys.path), sources=sources()))
 
     def pulse(self, worker: str) -> Pulse | None:
         """See `Workers.pulse`."""
@@ -170,6 +179,9 @@ class ProcessWorkers:
         if time.monotonic() - self._looked > LOOK_SECONDS:
             self._looked = time.monotonic()
             self._kill_stopped()
+        for worker in list(self.workers.values()):
+            if worker.broke is not None and time.monotonic() - worker.broke > NEWS_SECONDS:
+                self._lost(worker, "its connection broke")
         said, self.said = self.said, []
         return said
 
@@ -183,7 +195,8 @@ class ProcessWorkers:
         arguments |= {"address": self.door.address, "key": self.key.hex()}
         log = self.job.directory / "workers" / f"{name.replace(':', '-').replace('/', '-')}.log"
         # A server that has just died is replaced when its end-of-file is read; until then requests go nowhere.
-        self.server.fork(arguments, [self.blobs[role], descriptor, self.job.lock], log)
+        descriptors = [self.blobs[role], descriptor, self.job.lock]
+        self.server.fork(arguments, descriptors + ([self.blobs["data"]] if role == "feeder" else []), log)
         os.close(descriptor)
 
     def _say(self, worker: _Worker) -> None:
@@ -226,7 +239,9 @@ class ProcessWorkers:
         except EOFError:
             self.selector.unregister(peer)
             peer.close()
-            self._lost(worker, "its connection broke")
+            worker.peer, worker.broke = None, time.monotonic()
+            if worker.ended:
+                self._lost(worker, worker.ended)
 
     def _hear_server(self, events: int) -> None:
         self.server.channel.flush()
@@ -236,20 +251,23 @@ class ProcessWorkers:
         except EOFError:
             self._replace_server()
 
-    def _heed(self, ticket: str, pid: int, status: int | None) -> None:
+    def _heed(self, ticket: str, pid: int, status: int | str | None) -> None:
         """News of the fork server: a worker's start or end."""
         worker = self._holder(ticket)
         if worker is None:
             return
         if status is None:
             worker.pid = pid
-        elif worker.peer is None:
+            return
+        worker.ended = worker.ended or (status if isinstance(status, str) else _how_it_ended(status))
+        if worker.peer is None:
             # Else its connection breaks, when everything has been heard that it said.
-            self._lost(worker, _how_it_ended(status))
+            self._lost(worker, worker.ended)
 
     def _lost(self, worker: _Worker, detail: str) -> None:
         del self.workers[worker.name]
-        self.said.append((worker.name, Lost(detail=detail)))
+        last = worker.pulse.look()[0]
+        self.said.append((worker.name, Lost(detail=f"{detail} while {last.doing}" if last.busy else detail)))
 
     def _replace_server(self) -> None:
         """The fork server is gone, and by the kernel's tie every worker with it."""
@@ -259,7 +277,10 @@ class ProcessWorkers:
         self.selector.register(self.server.channel, selectors.EVENT_READ, self._hear_server)
         for worker in [worker for worker in self.workers.values() if worker.peer is None]:
             # Nothing else would tell that it is gone.
-            self._lost(worker, "the fork server ended before it could start")
+            self._lost(
+                worker,
+                "it ended with the fork server" if worker.broke else "the fork server ended before it could start",
+            )
 
     def _kill_stopped(self) -> None:
         """A process that was stopped would keep its trainer or the ring waiting for ever: end it, as if it had died."""
@@ -273,6 +294,9 @@ class ProcessWorkers:
         self.stopped_since = {pid: self.stopped_since.get(pid, now) for pid in stopped}
         for pid, since in self.stopped_since.items():
             if now - since > STOPPED_SECONDS:
+                for worker in self.workers.values():
+                    if worker.pid == pid:
+                        worker.ended = f"it was stopped for {STOPPED_SECONDS:g} s, and was killed"
                 _kill(pid)
 
     def _bid_farewell(self) -> None:
@@ -323,10 +347,10 @@ def _how_it_ended(status: int) -> str:
 
 
 def _blobs_of(job: Job) -> dict[str, int]:
-    """One blob per role: a trainer has no use for the data, and hears of members later; a feeder has none for members."""
+    """One blob per role, and the data: a trainer has no use for them, and a feeder has none for members."""
     study = job.study
-    feeder = (study.data, job.settings, study.seed, study.validations_per_epoch)
     return {
-        "feeder": to_descriptor(feeder, "Data"),
+        "data": data_to_descriptor(replace(study.data, on_device=None)),
+        "feeder": to_descriptor((job.settings, study.seed, study.validations_per_epoch), "what a feeder is told"),
         "trainer": to_descriptor((study.terms, job.settings, job.directory.resolve()), "Data.on_device"),
     }

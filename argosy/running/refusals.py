@@ -2,9 +2,11 @@
 
 from collections.abc import Iterable, Mapping
 
+import numpy as np
+
 from argosy.commands import Measured
 from argosy.errors import PlanError, StudyError
-from argosy.stream.order import Selection
+from argosy.stream.order import Indices, Selection
 from argosy.study import Member
 
 __all__ = ["check_batch_norm", "check_batches"]
@@ -14,12 +16,8 @@ def check_batches(members: Iterable[Member], lengths: Mapping[str, int]) -> None
     """Raise StudyError for a subset beyond its split, or a batch larger than what it is cut from."""
     for member in members:
         for split, subset in (("train", member.subset), ("val", member.val_subset)):
-            length = lengths.get(split, 0)
-            if subset is not None and not 0 <= min(subset) <= max(subset) < length:
-                raise StudyError(
-                    f"member {member.name!r}: its {split} subset has indices {min(subset)} to {max(subset)}; the split "
-                    f"has {length} samples."
-                )
+            if subset is not None:
+                _check_subset(f"member {member.name!r}: its {split} subset", np.asarray(subset), lengths.get(split, 0))
         samples = Selection.of(member.subset, lengths["train"]).length
         if member.batch_size > samples:
             raise StudyError(
@@ -28,12 +26,37 @@ def check_batches(members: Iterable[Member], lengths: Mapping[str, int]) -> None
             )
 
 
+def _check_subset(what: str, subset: Indices, length: int) -> None:
+    least, most = int(subset.min()), int(subset.max())
+    if not 0 <= least <= most < length:
+        raise StudyError(f"{what} has indices {least} to {most}; the split has {length} samples.")
+    if most <= 1 and len(subset) == length > 2:
+        raise StudyError(
+            f"{what} has the value 0 or 1 for each of the {length} samples, as a mask has it, and indices are wanted: give "
+            "mask.nonzero()[0] of an array, mask.nonzero().flatten() of a tensor."
+        )
+
+
 def check_batch_norm(members: Iterable[Member], lengths: Mapping[str, int], measured: Mapping[str, Measured]) -> None:
-    """Raise PlanError for a network with BatchNorm whose last batch would hold one sample."""
+    """Raise PlanError for a network with BatchNorm whose last batch, or a micro-batch, would hold one sample."""
     for member in members:
         rest = Selection.of(member.subset, lengths["train"]).length % member.batch_size
-        if measured[member.name].batch_norm and rest == 1 and not member.drop_last:
+        last = 0 if member.drop_last else rest
+        if measured[member.name].batch_norm and last == 1:
             raise PlanError(
                 f"member {member.name!r} has BatchNorm, and its last batch of each epoch would hold 1 sample, which "
                 "BatchNorm cannot train on. Set drop_last=True or another batch_size."
             )
+        for rows in filter(None, (member.batch_size, last)):
+            if measured[member.name].batch_norm and member.accumulate > 1 and _least_part(rows, member.accumulate) == 1:
+                raise PlanError(
+                    f"member {member.name!r} has BatchNorm, and of {member.accumulate} micro-batches of a batch of {rows} one "
+                    "would hold 1 sample, which BatchNorm cannot train on. Choose another accumulate or batch_size, or leave "
+                    "the last batch out with drop_last=True."
+                )
+
+
+def _least_part(rows: int, parts: int) -> int:
+    """Samples of the smallest of so many micro-batches."""
+    size = -(-rows // parts)
+    return rows % size or size

@@ -1,17 +1,15 @@
 """The members of a run: which wait for devices, which rest, where each goes on, and who joins later."""
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from argosy.commands import Leg, StartMember
-from argosy.events import Assigned
+from argosy.events import Assigned, Retried
 from argosy.fold import RunState
 from argosy.running.launcher import Job
-from argosy.running.refusals import check_batches
 from argosy.running.resume import Resume, last_section, leg_for, resume_point, resume_points
-from argosy.running.studyfile import load_study
+from argosy.running.studyfile import StudyCopy
 from argosy.study import Member, Study
 
 __all__ = ["Roster"]
@@ -31,6 +29,8 @@ class Roster:
         """Members that train nowhere until somebody calls them."""
         self.joining: set[str] = set()
         """Those of the waiting whose next stream epoch is not settled: they begin with the next of whoever trains."""
+        self.retried: tuple[str, ...] = ()
+        """Members that had failed, and are tried again."""
         self._points: dict[str, Resume] = {}
         self._order: dict[str, int] = {}
 
@@ -45,9 +45,15 @@ class Roster:
         """Find who is to train, and from where on; members that an earlier driver added are here again."""
         added: list[str] = []
         for answered in self.state.answered:
-            if answered.command["command"] == "add" and answered.answer.startswith("added"):
-                added += self.extend(Path(answered.command["study"]))
+            if answered.command.get("command") == "add" and not answered.refused:
+                copy = StudyCopy.of(answered.command, self.job.directory / "commands")
+                members = self.newcomers(copy.load())
+                self.extend(members)
+                added += [member.name for member in members]
         self._number()
+        if self.job.settings.retry_failed:
+            self.retried = tuple(name for name in self.study.names if self.state.member(name).status == "failed")
+            self.state.apply(Retried(members=self.retried))
         self.resting = {
             name for name, state in self.state.members.items() if state.status == "resting" and state.reason
         }
@@ -62,18 +68,25 @@ class Roster:
         """Members that have epochs before them."""
         return [member.name for member in self.study.members if self._unfinished(member)]
 
-    def extend(self, path: Path) -> list[str]:
-        """Take up the members of another study file that are not here yet; returns their names."""
-        here, other = {member.name for member in self.study.members}, load_study(path)
-        new = [replace(m, stop=other.stop_of(m)) for m in other.members if m.name not in here]
-        self.job = replace(self.job, study=replace(self.study, members=(*self.study.members, *new)))
-        self._number()
-        return [member.name for member in new]
+    def newcomers(self, other: Study) -> list[Member]:
+        """The members of another study that are not here yet."""
+        return [replace(m, stop=other.stop_of(m)) for m in other.members if m.name not in self.study.names]
 
-    def enter(self, names: Iterable[str], lengths: Mapping[str, int]) -> None:
-        """Members that were added wait from now on; raises StudyError for one that the data cannot feed."""
+    def extend(self, members: Sequence[Member]) -> None:
+        """Take these up; raises StudyError where they do not go with the study's terms."""
+        self.job = replace(self.job, study=replace(self.study, members=(*self.study.members, *members)))
+        self._number()
+
+    def dismiss(self, names: Iterable[str]) -> None:
+        """Members that were taken up, and have come to nothing, are here no more."""
+        names = set(names)
+        left = tuple(member for member in self.study.members if member.name not in names)
+        self.job = replace(self.job, study=replace(self.study, members=left))
+        self.leave(names)
+
+    def enter(self, names: Iterable[str]) -> None:
+        """Members that were added wait from now on."""
         names = tuple(names)
-        check_batches(map(self.study.member, names), lengths)
         self._points.update({name: Resume(member=name, stream_epoch=self._begun()) for name in names})
         self.joining |= set(names)
         self._wait(names)

@@ -34,7 +34,10 @@ class Tolerance:
         self._reasons.append(reason)
         alike = len({_cause(reason) for reason in self._reasons}) == 1
         if not any_section and len(self._reasons) >= EQUAL_FAILURES and alike:
-            raise MemberError(f"the first {EQUAL_FAILURES} members failed alike, so the study stops:\n{reason}")
+            raise MemberError(
+                f"the first {EQUAL_FAILURES} members failed alike, so the study stops:\n{reason.rstrip()}\nMend the study; "
+                "then `argosy run --retry-failed`, or argosy.train(retry_failed=True), tries them again where they were."
+            )
 
     def worker_lost(self, worker: str, detail: str) -> None:
         """Raise WorkerError where nothing is gained any more."""

@@ -1,12 +1,17 @@
 """The seam between a run and whoever watches it."""
 
+import contextlib
+import traceback
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Protocol
 
 from argosy.fold import RunState
 from argosy.plans import Plan
 from argosy.running.launcher import Job
+from argosy.study import Study
 
-__all__ = ["Silent", "View"]
+__all__ = ["Fragile", "Silent", "View"]
 
 
 class View(Protocol):
@@ -14,6 +19,9 @@ class View(Protocol):
 
     def begin(self, job: Job, state: RunState) -> None:
         """A run begins; the state is kept up to date by the driver."""
+
+    def study(self, study: Study) -> None:
+        """What is asked from here on: with members that were added, or without some that were not in the end."""
 
     def plan(self, plan: Plan) -> None:
         """Flotillas start."""
@@ -34,6 +42,9 @@ class Silent:
     def begin(self, job: Job, state: RunState) -> None:
         """See `View.begin`."""
 
+    def study(self, study: Study) -> None:
+        """See `View.study`."""
+
     def plan(self, plan: Plan) -> None:
         """See `View.plan`."""
 
@@ -45,3 +56,52 @@ class Silent:
 
     def end(self) -> None:
         """See `View.end`."""
+
+
+class Fragile:
+    """A view that may fail, as terminals, pipes and people's code do: it is asked for nothing more, and the run goes on.
+
+    What it raised is in a file.
+    """
+
+    def __init__(self, view: View, log: Path) -> None:
+        self._view: View | None = view
+        self._log = log
+
+    def begin(self, job: Job, state: RunState) -> None:
+        """See `View.begin`."""
+        self._ask(lambda view: view.begin(job, state))
+
+    def study(self, study: Study) -> None:
+        """See `View.study`."""
+        self._ask(lambda view: view.study(study))
+
+    def plan(self, plan: Plan) -> None:
+        """See `View.plan`."""
+        self._ask(lambda view: view.plan(plan))
+
+    def hear(self, worker: str, message: Any) -> None:
+        """See `View.hear`."""
+        self._ask(lambda view: view.hear(worker, message))
+
+    def tick(self) -> None:
+        """See `View.tick`."""
+        self._ask(lambda view: view.tick())
+
+    def end(self) -> None:
+        """See `View.end`."""
+        self._ask(lambda view: view.end())
+
+    def _ask(self, action: Callable[[View], None]) -> None:
+        view = self._view
+        if view is None:
+            return
+        try:
+            action(view)
+        except (Exception, SystemExit):  # people's code, and rich, which ends the process where nobody reads
+            self._view = None
+            with contextlib.suppress(OSError):
+                self._log.parent.mkdir(exist_ok=True)
+                self._log.write_text(traceback.format_exc())
+            with contextlib.suppress(Exception, SystemExit):  # it may hold the terminal still
+                view.end()

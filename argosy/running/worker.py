@@ -7,6 +7,7 @@ import sys
 import time
 import traceback
 from collections import deque
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ import torch
 from argosy.commands import Attach, Board, Exit, Failed, Measure
 from argosy.errors import ArgosyError, WorkerError
 from argosy.running.blobs import from_descriptor
-from argosy.running.journal import refusals_of_the_disk
 from argosy.settings import Settings
 from argosy.stream.blocks import Block
 from argosy.stream.death import name_process
@@ -24,6 +24,8 @@ from argosy.stream.pulse import Pulse
 from argosy.stream.ring import RingReader
 from argosy.stream.wire import Peer, dial
 from argosy.study import Terms
+from argosy.system import means_refused, refusals_told
+from argosy.traces import trace_of
 from argosy.training.devices import Backend, backend_of
 from argosy.training.heap import keep_freed_memory
 from argosy.training.trainer import Poisoned, Trainer
@@ -40,7 +42,10 @@ LAST_WORD_SECONDS = 5.0
 
 
 def work(arguments: dict[str, Any], descriptors: list[int]) -> int:
-    """Run as the worker that the arguments name, on its blob and with its pulse; returns the exit code."""
+    """Run as the worker that the arguments name; returns the exit code.
+
+    The descriptors: of its blob, its pulse and the run's lock; of a feeder, that of the data as well.
+    """
     name, key = arguments["name"], bytes.fromhex(arguments["key"])
     name_process(arguments["role"])
     blob, pulse = descriptors[0], Pulse.open(descriptors[1])
@@ -51,13 +56,14 @@ def work(arguments: dict[str, Any], descriptors: list[int]) -> int:
         pulse.rest()
         if arguments["role"] == "feeder":
             torch.set_num_threads(1)
-            data, settings, seed, per_epoch = given
+            settings, seed, per_epoch = given
+            data = partial(from_descriptor, descriptors[3])
             feed(driver, data, settings, name=name, seed=seed, per_epoch=per_epoch, key=key, pulse=pulse)
         else:
             terms, settings, directory = given
             torch.set_num_threads(settings.threads)
             keep_freed_memory()
-            with refusals_of_the_disk(directory):
+            with refusals_told(directory):
                 _train(driver, terms, settings, directory, name=name, key=key, pulse=pulse)
     except EOFError:
         return 0  # the driver is gone
@@ -67,7 +73,8 @@ def work(arguments: dict[str, Any], descriptors: list[int]) -> int:
         return 1
     except Exception as error:  # process boundary: the driver learns what happened
         trace = traceback.format_exc()
-        known = error if isinstance(error, ArgosyError) else WorkerError(f"{name}: {error!r}")
+        told = error if isinstance(error, ArgosyError) else means_refused(error, name)
+        known = told or WorkerError(f"{name}: {trace_of(error).strip()}")
         driver.send(Failed(error=known, traceback=trace))
         return 1
     finally:
@@ -154,9 +161,9 @@ class _Blocks:
         """Read another feeder's ring; nothing where it is gone, of which the driver will hear and start again."""
         self._close()
         self.arrived.clear()
-        with self.pulse.busy("calling its feeder", opaque=True), contextlib.suppress(WorkerError, EOFError, OSError):
+        with self.pulse.busy("calling its feeder", opaque=True), contextlib.suppress(WorkerError, EOFError):
             self.reader = RingReader(dial(address, self.key, self.name), pin=self.backend.pin)
-            self.trainer.know(self.reader.lengths)
+            self.trainer.know(self.reader.lengths, self.reader.layouts)
             self.receive()
 
     def receive(self) -> None:

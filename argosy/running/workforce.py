@@ -1,16 +1,17 @@
 """The driver's picture of its workers: which feeders are open, who reads from whom, who is about to be replaced."""
 
 import os
+import shutil
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from argosy.cluster import Cluster
 from argosy.commands import Attach, Credit, Exit, Failed, Feed, Leg, Lost, Open, Opened, Probe, Team
 from argosy.events import Used
 from argosy.running.launcher import Workers
-from argosy.stream.courier import Meeting
 from argosy.stream.sharing import PIPELINES
 from argosy.study import Member
 
@@ -37,14 +38,15 @@ class Workforce:
     The feeders that feed a leg together, one on each node that it needs, are its team.
     """
 
-    def __init__(self, workers: Workers, cluster: Cluster) -> None:
+    def __init__(self, workers: Workers, cluster: Cluster, directory: Path) -> None:
         self.workers = workers
+        self.meetings = directory.resolve() / "meetings"
+        """Folder of the files by which couriers find each other, as long as the run lasts."""
         self.node_of = {device.name: device.node for device in cluster.devices}
         self.feeders: dict[str, Feeder] = {}
         self.known: dict[str, set[str]] = {}
         """Members that were defined to each trainer."""
         self._feeder_counts = dict.fromkeys(self.node_of.values(), 0)
-        self._meeting: Meeting | None = None
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -62,6 +64,7 @@ class Workforce:
 
     def start(self) -> None:
         """One feeder on each node, and every trainer."""
+        self._forget_meetings()
         for node in self._feeder_counts:
             self.open_feeder(node)
         for device in self.devices:
@@ -131,10 +134,11 @@ class Workforce:
 
     def _teams(self, nodes: int, sharing: str | None, preparing: int) -> list[Team]:
         """One team, as each of its feeders sees it."""
-        self._meeting = self._meeting or Meeting()
-        address, key = self._meeting.address, os.urandom(16).hex()
+        self.meetings.mkdir(mode=0o700, exist_ok=True)
+        key = os.urandom(16).hex()
+        meeting = str(self.meetings / key)
         return [
-            Team(sharing=sharing, preparing=min(preparing, nodes), rank=rank, nodes=nodes, meeting=address, key=key)
+            Team(sharing=sharing, preparing=min(preparing, nodes), rank=rank, nodes=nodes, key=key, meeting=meeting)
             for rank in range(nodes)
         ]
 
@@ -152,6 +156,11 @@ class Workforce:
         if new:
             known.update(member.name for member in new)
             self.workers.enlist(trainer, new)
+
+    def dismiss(self, names: Iterable[str]) -> None:
+        """Whoever has one of these names later is another member."""
+        for known in self.known.values():
+            known.difference_update(names)
 
     def lost(self, worker: str) -> None:
         """Forget a feeder, start a trainer again."""
@@ -186,6 +195,10 @@ class Workforce:
                 yield worker, message
                 if isinstance(message, Used | Lost | Failed):
                     remaining.discard(worker)
+        self._forget_meetings()
+
+    def _forget_meetings(self) -> None:
+        shutil.rmtree(self.meetings, ignore_errors=True)
 
     def _detach(self, device: str) -> None:
         for feeder in self.feeders.values():

@@ -9,15 +9,18 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from argosy.errors import StudyError
 from argosy.stream.order import Indices, running_sums
-from argosy.stream.trees import Structure, flatten
+from argosy.stream.trees import Structure, described, flatten
 
-__all__ = ["ALIGNMENT", "Block", "Layout", "Place", "sample_leaves"]
+__all__ = ["ALIGNMENT", "Block", "Layout", "Place", "Unfit", "sample_leaves"]
 
 ALIGNMENT = 64
 """Bytes to which every leaf starts. Vectorised kernels may round differently on memory of another alignment, so
 batches that start elsewhere are copied: then a batch computes the same whatever block it came in."""
+
+
+class Unfit(Exception):  # noqa: N818  # a clause about a sample, not a sentence
+    """What keeps a sample out of the stream; whoever knows its index makes a StudyError of it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,8 +50,14 @@ class Layout:
 
     @classmethod
     def of(cls, sample: Any) -> "Layout":
-        """The layout that this sample has."""
+        """The layout that this sample has; raises Unfit for one that no block can hold."""
         leaves, tree = sample_leaves(sample)
+        if not leaves:
+            raise Unfit(
+                f"is {sample!r}, without any tensor or number. Return (input, target), or what your step takes."
+            )
+        if any(leaf.layout != torch.strided for leaf in leaves):
+            raise Unfit("has a sparse tensor; the stream carries dense ones. Return tensor.to_dense().")
         return cls(tree, tuple(leaf.dtype for leaf in leaves), tuple(tuple(leaf.shape) for leaf in leaves))
 
     @property
@@ -76,17 +85,22 @@ class Layout:
         )
         return Block(place, self.tree, leaves, pieces[0].view(np.int64), pieces[1].view(np.bool_))
 
-    def check(self, leaves: Sequence[torch.Tensor], tree: Structure, index: int) -> None:
-        """Raise StudyError unless a sample has this layout."""
+    def check(self, leaves: Sequence[torch.Tensor], tree: Structure) -> None:
+        """Raise Unfit unless a sample has this layout."""
         if tree != self.tree:
-            raise StudyError(
-                f"sample {index} is built as {tree}, the first one as {self.tree}; build all samples alike."
+            raise Unfit(
+                f"is built as {described(tree)}, the first one as {described(self.tree)}. Build all samples alike."
             )
-        for leaf, dtype, shape in zip(leaves, self.dtypes, self.shapes, strict=True):
-            if leaf.dtype != dtype or tuple(leaf.shape) != shape:
-                raise StudyError(
-                    f"sample {index} has a tensor of shape {tuple(leaf.shape)} and {leaf.dtype}, the first sample one of "
-                    f"{shape} and {dtype}. Samples share one shape: pad or resize them in the dataset."
+        for number, (leaf, dtype, shape) in enumerate(zip(leaves, self.dtypes, self.shapes, strict=True)):
+            if leaf.dtype != dtype:
+                raise Unfit(
+                    f"has {leaf.dtype} in its element {number}, the first sample {dtype}. Samples share one dtype: convert "
+                    "them in the dataset."
+                )
+            if tuple(leaf.shape) != shape:
+                raise Unfit(
+                    f"has shape {tuple(leaf.shape)} in its element {number}, the first sample {shape}. Samples share one "
+                    "shape: pad or resize them in the dataset."
                 )
 
 
@@ -144,17 +158,23 @@ def sample_leaves(sample: Any) -> tuple[list[torch.Tensor], Structure]:
 
 def _tensor(leaf: Any) -> torch.Tensor:
     if isinstance(leaf, torch.Tensor):
-        return leaf
+        return leaf.detach() if leaf.requires_grad else leaf
     if isinstance(leaf, bool | int | np.integer | np.bool_):
         return torch.as_tensor(leaf)
     if isinstance(leaf, float):
         return torch.tensor(leaf, dtype=torch.float64)
-    if isinstance(leaf, np.ndarray | np.floating):
-        return torch.as_tensor(leaf)
-    raise StudyError(
-        f"a sample holds a {type(leaf).__module__}.{type(leaf).__name__}; the stream carries tensors, arrays and "
-        "numbers. Convert it in the dataset."
+    if isinstance(leaf, np.ndarray | np.floating) and leaf.dtype.kind != "O":
+        # Torch warns of memory that must not be written to: a row of a memory map, say.
+        return torch.as_tensor(leaf if leaf.flags.writeable else leaf.copy())
+    raise Unfit(
+        f"holds {leaf!r:.60} of type {_kind(leaf)}; the stream carries tensors, arrays and numbers. Convert it in the "
+        "dataset (a word to its number, an image to an array)."
     )
+
+
+def _kind(leaf: Any) -> str:
+    kind = f"{type(leaf).__module__}.{type(leaf).__name__}".removeprefix("builtins.")
+    return f"{kind} with dtype object" if isinstance(leaf, np.ndarray) else kind
 
 
 def _aligned(size: int) -> int:

@@ -13,7 +13,6 @@ import datetime
 import gc
 import os
 import signal
-import socket
 import threading
 import time
 from collections.abc import Iterable
@@ -21,7 +20,6 @@ from multiprocessing.connection import Connection, Pipe
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
-import psutil
 import torch
 import torch.distributed as dist
 
@@ -31,7 +29,7 @@ from argosy.stream.ring import Ring
 from argosy.stream.sharing import PIPELINES, Hop, Pipeline, candidates
 from argosy.stream.wire import Peer
 
-__all__ = ["Broken", "Carried", "Courier", "Exchanges", "Meeting", "start_courier"]
+__all__ = ["Broken", "Carried", "Courier", "Exchanges", "start_courier"]
 
 FORMING = datetime.timedelta(seconds=60)
 NEVER = datetime.timedelta(days=365)
@@ -66,31 +64,6 @@ class Exchanges(NamedTuple):
     """From a courier that was told to measure: every candidate between these nodes, as in `Probed.exchanges`."""
 
     found: tuple[tuple[str, int, float, float], ...]
-
-
-class Meeting:
-    """Where couriers find each other. Bound first, announced then; on the cluster's interface alone."""
-
-    def __init__(self) -> None:
-        host = _host()
-        listener = socket.create_server((host, 0), backlog=1024)
-        self.address = (host, listener.getsockname()[1])
-        # The store closes the descriptor. Of its two servers only this one takes a socket that is bound already.
-        self._store = dist.TCPStore(  # type: ignore[attr-defined]
-            *self.address,
-            is_master=True,
-            wait_for_workers=False,
-            timeout=FORMING,
-            master_listen_fd=listener.detach(),
-            use_libuv=False,
-        )
-
-
-def _host() -> str:
-    """Address of the interface that gloo uses: GLOO_SOCKET_IFNAME, as everywhere in torch, or the loopback."""
-    name = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
-    found = [a.address for a in psutil.net_if_addrs().get(name, ()) if a.family == socket.AF_INET]
-    return found[0] if found else "127.0.0.1"
 
 
 class Courier:
@@ -201,12 +174,9 @@ class _Way:
 
 
 def _meet(team: Team) -> None:
-    """Join the world of a team."""
-    store = dist.TCPStore(  # type: ignore[attr-defined]
-        *team.meeting, is_master=False, wait_for_workers=False, timeout=FORMING, use_libuv=False
-    )
-    prefixed = dist.PrefixStore(team.key, store)  # type: ignore[attr-defined]
-    dist.init_process_group("gloo", store=prefixed, rank=team.rank, world_size=team.nodes, timeout=FORMING)
+    """Join the world of a team: its couriers find each other by a file in a folder that is this user's alone."""
+    store = dist.FileStore(team.meeting, team.nodes)  # type: ignore[attr-defined]
+    dist.init_process_group("gloo", store=store, rank=team.rank, world_size=team.nodes, timeout=FORMING)
 
 
 def _groups(pipeline: Pipeline) -> list[Any]:

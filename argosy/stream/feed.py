@@ -21,13 +21,14 @@ from argosy.events import Skipped, Used
 from argosy.settings import Settings
 from argosy.stream.courier import Broken, Carried, Courier, Exchanges, start_courier
 from argosy.stream.course import Course
-from argosy.stream.gauges import StreamGauge
+from argosy.stream.gauges import Queues, StreamGauge
 from argosy.stream.preparation import Filling, Preparation
 from argosy.stream.pulse import Pulse
 from argosy.stream.ring import Ring
 from argosy.stream.schedule import Orders, choose_block_size
 from argosy.stream.sharing import PIPELINES, Turn
-from argosy.stream.sources import Source, open_sources
+from argosy.stream.sources import Source
+from argosy.stream.spares import open_for
 from argosy.stream.wire import Door, Peer
 from argosy.study import Data
 
@@ -90,6 +91,8 @@ class _Feeder:
         """Slots of this node's own blocks that the courier has."""
         self.selector = selectors.DefaultSelector()
         self.running = True
+        self.flowing = False
+        """Whether a trainer has been through a block."""
         self._since = time.monotonic()
         self._told = self._since
 
@@ -101,6 +104,7 @@ class _Feeder:
             self.preparation.start_loader()
         while self.running:
             self._start_blocks()
+            queues = self._queues()
             at_once = self.preparation.hand_out()
             self._send_off()
             self._announce()
@@ -109,7 +113,7 @@ class _Feeder:
                 # Not one that was let go since, on the word of somebody before it.
                 if events & READ and self.selector.get_map().get(key.fd) is key:
                     key.data()
-            self._measure_time()
+            self._measure_time(queues)
 
     def _write(self) -> None:
         """What peers could not be told yet they are told when their sockets take it."""
@@ -133,7 +137,7 @@ class _Feeder:
                 self._part()
                 self._start_courier(command)
             elif isinstance(command, UseLoaders):
-                self.preparation.wanted_loaders = min(self.preparation.wanted_loaders, command.count)
+                self.preparation.wanted_loaders = min(self.preparation.wanted_loaders, max(command.count, 1))
                 self.preparation.dismiss()
             elif isinstance(command, Exit):
                 self._leave()
@@ -229,6 +233,7 @@ class _Feeder:
         try:
             for slot in peer.receive():
                 self._give_back(slot, peer)
+                self.flowing = True
         except (EOFError, OSError):
             if self.readers.get(name) is peer:
                 del self.readers[name]
@@ -305,23 +310,28 @@ class _Feeder:
             self.driver.send(Skipped(split=place.split, epoch=place.epoch, index=index, error=error))
         filling.holes.clear()
 
-    def _measure_time(self) -> None:
-        elapsed, gauge = time.monotonic() - self._since, self.gauge
-        self._since += elapsed
-        if not self.course.crews:
-            return
+    def _queues(self) -> Queues:
+        """How things stand, for as long as nobody says anything."""
         own = [filling for filling in self.preparation.filling if filling.own]
         preparing = sum(filling.missing > 0 for filling in own)
-        waiting = sum(not filling.missing and bool(filling.hops) and not filling.handed for filling in own)
-        leaving = waiting + len(self.sending)
+        leaving = len(self.sending) + sum(not f.missing and bool(f.hops) and not f.handed for f in own)
         with_readers = sum(len(holders) > (self.courier in holders) for holders in self.held.values())
-        gauge.seconds += elapsed
-        gauge.busy_seconds += elapsed * (preparing > 0)
-        gauge.filling_seconds += elapsed * any(filling.missing for filling in self.preparation.filling)
-        gauge.to_prepare.note(min(preparing / max(self.own_slots, 1.0), 1.0), elapsed)
-        gauge.to_exchange.note(min(leaving / max(self.own_slots, 1.0), 1.0), elapsed)
-        gauge.to_train.note(max(with_readers - 1, 0) / (self.ring.slots - 1), elapsed)
-        if self._since - self._told > TELL_SECONDS:
+        slots = max(self.own_slots, 1.0)
+        return Queues(
+            preparing=preparing > 0,
+            filling=any(filling.missing for filling in self.preparation.filling),
+            to_prepare=min(preparing / slots, 1.0),
+            to_exchange=min(leaving / slots, 1.0),
+            to_train=max(with_readers - 1, 0) / (self.ring.slots - 1),
+        )
+
+    def _measure_time(self, queues: Queues) -> None:
+        """Account for the time since the last look, in which they were like this."""
+        elapsed, gauge = time.monotonic() - self._since, self.gauge
+        self._since += elapsed
+        if self.course.crews:
+            gauge.note(queues, elapsed, flowing=self.flowing)
+        if self.course.crews and self._since - self._told > TELL_SECONDS:
             self._told, gauge.loaders = self._since, len(self.preparation.loaders)
             self.driver.send(Flowing(gauge=gauge.to_json()))
 
@@ -334,7 +344,7 @@ class _Feeder:
 
 def feed(
     driver: Peer,
-    data: Data,
+    data: Callable[[], Data],
     settings: Settings,
     *,
     name: str,
@@ -346,24 +356,29 @@ def feed(
     """Life of a feeder: open the data when told so, then feed legs, of so many sections an epoch, until told to exit."""
     (command,) = driver.wait()
     assert isinstance(command, Open)
+    cores = max(len(os.sched_getaffinity(0)) // settings.nodes, 1)
+    count = settings.loader_workers if settings.loader_workers is not None else cores
+    # Its name is one of the host that this process was started on, wherever a dataset takes it.
     door = Door(key)
+
+    def hang_up() -> None:
+        driver.close()
+        door.close()
+
     with pulse.busy("opening the data", opaque=True):
-        sources = open_sources(data, seed=seed, pulse=pulse)
-        fingerprint = sources["train"].fingerprint()
+        sources = open_for(count, data, seed=seed, pulse=pulse, hang_up=hang_up)
     block_size = settings.block_size or choose_block_size(sources["train"].layout)
     slots = SLOTS + SLOTS_PER_NODE * settings.nodes
     ring = Ring(slots=slots, slot_bytes=max(s.layout.block_bytes(block_size) for s in sources.values()))
-    cores = max(len(os.sched_getaffinity(0)) // settings.nodes, 1)
-    count = settings.loader_workers if settings.loader_workers is not None else cores
     parallel = any(source.parallel for source in sources.values())
     lengths = {name: source.length for name, source in sources.items()}
     driver.send(
         Opened(
             address=door.address,
             lengths=lengths,
-            fingerprint=fingerprint,
+            fingerprint=sources["train"].facts.fingerprint,
             block_size=block_size,
-            seconds_per_sample=sources["train"].seconds_per_sample,
+            seconds_per_sample=sources["train"].facts.seconds_per_sample,
         )
     )
     _Feeder(

@@ -7,7 +7,7 @@ reads them.
 
 from dataclasses import dataclass, field
 
-__all__ = ["QueueGauge", "StreamGauge", "TrainerGauge"]
+__all__ = ["QueueGauge", "Queues", "StreamGauge", "TrainerGauge"]
 
 POINTS = 120
 """Most points of a queue's history; when it is full, neighbours are merged."""
@@ -45,6 +45,19 @@ class QueueGauge:
         return {"mean": round(self.mean, 4), "step_seconds": self.step_seconds, "history": list(self.history)}
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Queues:
+    """How things stand with a feeder at some moment; fills are from 0, empty, to 1, full."""
+
+    preparing: bool
+    """Whether it has a block under preparation."""
+    filling: bool
+    """Whether a block is on its way into the ring, from here or elsewhere."""
+    to_prepare: float
+    to_exchange: float
+    to_train: float
+
+
 @dataclass(kw_only=True, slots=True)
 class StreamGauge:
     """What one feeder did."""
@@ -61,9 +74,9 @@ class StreamGauge:
     exchanged_bytes: int = 0
     """Sent to other nodes or received from them."""
     seconds: float = 0.0
-    """Time with a leg to feed."""
+    """Time with a leg to feed, from the first block on that a trainer has been through; queues are watched as long."""
     busy_seconds: float = 0.0
-    """Time with at least one of its own blocks under preparation."""
+    """Time with at least one of its own blocks under preparation, from the first samples on."""
     filling_seconds: float = 0.0
     """Time with at least one block on its way into the ring, prepared here or elsewhere."""
     preparation_cpu_seconds: float = 0.0
@@ -73,6 +86,18 @@ class StreamGauge:
     to_prepare: QueueGauge = field(default_factory=QueueGauge)
     to_exchange: QueueGauge = field(default_factory=QueueGauge)
     to_train: QueueGauge = field(default_factory=QueueGauge)
+
+    def note(self, queues: Queues, seconds: float, *, flowing: bool) -> None:
+        """Things stood so for so long. What workers and trainers do before the first samples is no stage of the stream."""
+        if not (self.prepared or self.delivered):
+            return
+        self.busy_seconds += seconds * queues.preparing
+        self.filling_seconds += seconds * queues.filling
+        if flowing:
+            self.seconds += seconds
+            self.to_prepare.note(queues.to_prepare, seconds)
+            self.to_exchange.note(queues.to_exchange, seconds)
+            self.to_train.note(queues.to_train, seconds)
 
     def to_json(self) -> dict[str, object]:
         """A plain value."""
@@ -94,6 +119,6 @@ class TrainerGauge:
     samples: int = 0
     """Training samples stepped on, summed over members."""
     rows: int = 0
-    """Training samples of the stream taken, whatever the number of members that stepped on them."""
+    """Samples of the stream taken, for training or validation, whatever the number of members that saw them."""
     training_seconds: float = 0.0
-    """Time in the steps on those."""
+    """Time in the steps on those, and their validation."""

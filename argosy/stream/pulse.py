@@ -8,10 +8,11 @@ worker that is blocked, and at one that has not said its first word.
 
 import contextlib
 import mmap
-import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+
+from argosy.stream.memory import memory_file
 
 __all__ = ["Pulse", "Sign"]
 
@@ -52,8 +53,7 @@ class Pulse:
     @classmethod
     def create(cls) -> tuple["Pulse", int]:
         """In a memory file, whose descriptor (the caller's to close) is for `open` in another process."""
-        descriptor = os.memfd_create("argosy-pulse", os.MFD_CLOEXEC)
-        os.ftruncate(descriptor, SLOTS * SLOT_BYTES)
+        descriptor = memory_file("argosy-pulse", SLOTS * SLOT_BYTES)
         pulse = cls(memoryview(mmap.mmap(descriptor, 0)))
         # A worker that follows another one of its name has another beat.
         pulse._words[BEAT] = time.monotonic_ns()

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from argosy.stream.blocks import ALIGNMENT, Block, Layout, Place
+from argosy.stream.memory import memory_file
 from argosy.stream.wire import Peer
 
 __all__ = ["Ring", "RingReader"]
@@ -32,8 +33,7 @@ class Ring:
     def __init__(self, *, slots: int, slot_bytes: int) -> None:
         self.slots = slots
         self.slot_bytes = -(-slot_bytes // ALIGNMENT) * ALIGNMENT
-        self.descriptor = os.memfd_create("argosy-ring", os.MFD_CLOEXEC)
-        os.ftruncate(self.descriptor, slots * self.slot_bytes)
+        self.descriptor = memory_file("argosy-ring", slots * self.slot_bytes)
         self._memory = _map(self.descriptor)
 
     def slot(self, number: int) -> Memory:

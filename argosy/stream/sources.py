@@ -1,11 +1,9 @@
 """Where samples come from: a Dataset, prepared sample by sample under its seed, or arrays, gathered a block at a time."""
 
-import hashlib
-import random
-import time
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -15,21 +13,42 @@ from torch.utils.data import TensorDataset
 from argosy.errors import StudyError
 from argosy.stream.blocks import Block, Layout, sample_leaves
 from argosy.stream.order import Indices, sample_seed
+from argosy.stream.probing import Facts, confirm, fingerprint_of, probe
 from argosy.stream.pulse import Pulse
+from argosy.stream.samples import THROWN, prepare, reason, refusal, seed_everything
 from argosy.study import Data
 
-__all__ = ["ArraySource", "DatasetSource", "Source", "open_sources"]
+__all__ = [
+    "ArraySource",
+    "DatasetSource",
+    "Source",
+    "open_sources",
+    "open_split",
+    "open_splits",
+    "probed",
+    "reopened",
+]
+
+OPENING = -1
+"""In the place of a sample's index, for the seed under which a split is opened."""
 
 
 class Source(ABC):
     """One split of the data."""
 
-    length: int
-    layout: Layout
+    facts: Facts
     pulse: Pulse
     """Beats with every sample. A process that inherits a source puts its own here."""
-    seconds_per_sample: float = 0.0
-    """Of one core that prepares a sample; 0 where nothing is prepared."""
+
+    @property
+    def length(self) -> int:
+        """How many samples there are."""
+        return self.facts.length
+
+    @property
+    def layout(self) -> Layout:
+        """Of each of them."""
+        return self.facts.layout
 
     @abstractmethod
     def fill(self, block: Block, low: int, indices: Indices) -> list[tuple[int, str]]:
@@ -40,51 +59,42 @@ class Source(ABC):
     def parallel(self) -> bool:
         """Whether loader workers are worth their start."""
 
-    def fingerprint(self) -> str:
-        """SHA-256 over two prepared samples, the first and the last: part of a study's identity on disk."""
-        digest = hashlib.sha256()
-        for index in (0, self.length - 1):
-            for leaf in self.sample(index):
-                digest.update(_bytes(leaf))
-        return digest.hexdigest()
-
-    @abstractmethod
-    def sample(self, index: int) -> list[torch.Tensor]:
-        """The leaves of one sample as epoch 0 prepares it."""
-
 
 class ArraySource(Source):
     """Tensors or arrays whose rows are samples: one gather per block, no workers, no seeds."""
 
     parallel = False
 
-    def __init__(self, arrays: Sequence[Any], name: str, *, pulse: Pulse) -> None:
-        lengths = {len(array) for array in arrays}
+    def __init__(self, arrays: Sequence[Any], split: str, *, pulse: Pulse) -> None:
+        self.arrays = tuple(_rows(array, f"array {number} of {split}") for number, array in enumerate(arrays))
+        lengths = {len(array) for array in self.arrays}
         if len(lengths) != 1 or 0 in lengths:
-            raise StudyError(f"{name}: arrays need one common length above 0; found {[len(a) for a in arrays]}.")
-        self.arrays = tuple(a if isinstance(a, torch.Tensor | np.ndarray) else np.asarray(a) for a in arrays)
-        self.name = name
+            found = [len(array) for array in self.arrays]
+            raise StudyError(f"Data: the arrays of {split} need one common length above 0; found {found}.")
+        self.split = split
         self.pulse = pulse
-        self.length = lengths.pop()
-        self.layout = Layout.of(tuple(array[0] for array in self.arrays))
-
-    def sample(self, index: int) -> list[torch.Tensor]:
-        """See `Source.sample`."""
-        return sample_leaves(tuple(array[index] for array in self.arrays))[0]
+        self.facts = Facts(
+            length=len(self.arrays[0]),
+            layout=Layout.of(self._sample(0)),
+            fingerprint=fingerprint_of(sample_leaves(self._sample(index))[0] for index in (0, -1)),
+        )
 
     def fill(self, block: Block, low: int, indices: Indices) -> list[tuple[int, str]]:
         """See `Source.fill`; nothing can break."""
         high = low + len(indices)
-        with self.pulse.busy(f"gathering {len(indices)} samples of {self.name}", opaque=True):
+        with self.pulse.busy(f"gathering {len(indices)} samples of {self.split}", opaque=True):
             for array, leaf in zip(self.arrays, block.leaves, strict=True):
                 if isinstance(array, np.ndarray):
                     # mode="clip": with "raise", NumPy gathers into a buffer first. A memmap stays on disk.
                     np.take(array, indices, axis=0, out=leaf[low:high].numpy(), mode="clip")
                 else:
-                    torch.index_select(array.detach(), 0, torch.from_numpy(indices), out=leaf[low:high])
+                    torch.index_select(array, 0, torch.from_numpy(indices), out=leaf[low:high])
         block.indices[low:high] = indices
         block.sound[low:high] = True
         return []
+
+    def _sample(self, index: int) -> tuple[Any, ...]:
+        return tuple(array[index] for array in self.arrays)
 
 
 class DatasetSource(Source):
@@ -92,46 +102,56 @@ class DatasetSource(Source):
 
     parallel = True
 
-    def __init__(self, dataset: Any, name: str, *, seed: int, skip_errors: bool, pulse: Pulse) -> None:
-        self.dataset = dataset
-        self.name = name
+    def __init__(
+        self,
+        split: str,
+        facts: Facts,
+        open_dataset: Callable[[Pulse], Any],
+        *,
+        seed: int,
+        skip_errors: bool,
+        pulse: Pulse,
+    ) -> None:
+        self.split = split
+        self.facts = facts
+        self.open_dataset = open_dataset
         self.pulse = pulse
-        self.doing = f"preparing sample {{number}} of {name}"
+        self.doing = _doing(split)
         self.seed = seed
         self.skip_errors = skip_errors
-        self.length = len(dataset)
-        if self.length == 0:
-            raise StudyError(f"Data.{name} is empty.")
-        # Opaque: what a dataset does once, it does for its first samples.
-        with pulse.busy(self.doing, opaque=True):
-            self.layout = Layout.of(self._first_sound_sample())
-            self.gathers = self._check()
 
-    def sample(self, index: int) -> list[torch.Tensor]:
-        """See `Source.sample`."""
-        return sample_leaves(self._prepare(0, index))[0]
+    @cached_property
+    def dataset(self) -> Any:
+        """Opened on first use, in the process that prepares its samples, or long before."""
+        return self.open_dataset(self.pulse)
 
     def fill(self, block: Block, low: int, indices: Indices) -> list[tuple[int, str]]:
         """See `Source.fill`."""
-        ready = self._gather(indices) if self.gathers else None
+        _ = self.dataset  # what its opening raises is no sample's
+        ready = self._gather(indices) if self.facts.gathers else None
         with self.pulse.busy(self.doing):
             return self._fill(block, low, indices, ready)
 
-    def _gather(self, indices: Indices) -> Sequence[Any]:
-        with self.pulse.busy(f"preparing {len(indices)} samples of {self.name} from {indices[0]} on", opaque=True):
-            samples: Sequence[Any] = self.dataset.__getitems__(indices.tolist())
-            return samples
+    def _gather(self, indices: Indices) -> Sequence[Any] | None:
+        """The samples, or None where they must be asked for one by one: to find out which it is that raises."""
+        with self.pulse.busy(f"preparing {len(indices)} samples of {self.split} from {indices[0]} on", opaque=True):
+            try:
+                samples: Sequence[Any] = self.dataset.__getitems__(indices.tolist())
+            except THROWN:  # the user's code: asked for the sample alone, it raises again
+                return None
+            # One that leaves out what is broken would give other samples in its place.
+            return samples if len(samples) == len(indices) else None
 
     def _fill(self, block: Block, low: int, indices: Indices, ready: Sequence[Any] | None) -> list[tuple[int, str]]:
         epoch, holes = block.place.epoch, []
         for row, index in enumerate(indices.tolist(), start=low):
             try:
                 leaves, tree = sample_leaves(ready[row - low] if ready is not None else self._prepare(epoch, index))
-                self.layout.check(leaves, tree, index)
-            except Exception as error:  # the user's code: the run's contract decides what it does to the run
+                self.layout.check(leaves, tree)
+            except THROWN as error:  # the user's code: the run's contract decides what it does to the run
                 if not self.skip_errors:
-                    raise _with_index(error, self.name, index) from error
-                holes.append((index, _one_line(error)))
+                    raise refusal(error, self.split, index) from error
+                holes.append((index, reason(error)))
                 leaves = []
             for target, leaf in zip(block.leaves, leaves, strict=False):
                 target[row].copy_(leaf)
@@ -140,100 +160,104 @@ class DatasetSource(Source):
         return holes
 
     def _prepare(self, epoch: int, index: int) -> Any:
-        self.pulse.beat(index)
-        seed_everything(sample_seed(self.seed, self.name, epoch, index))
-        return self.dataset[index]
-
-    def _first_sound_sample(self) -> Any:
-        for index in range(self.length):
-            try:
-                return self._prepare(0, index)
-            except Exception as error:  # the user's code, as in `fill`
-                if not self.skip_errors:
-                    raise _with_index(error, self.name, index) from error
-        raise StudyError(f"Data.{self.name}: every sample raised; there is nothing to train on.")
-
-    def _check(self) -> bool:
-        """Prepare a few samples twice, in another order; True if whole lists may be asked for with __getitems__."""
-        probes = sorted({0, self.length // 2, self.length - 1})
-        try:
-            first = {index: self.sample(index) for index in probes}
-            started = time.perf_counter()
-            again = {index: self.sample(index) for index in reversed(probes)}
-            self.seconds_per_sample = (time.perf_counter() - started) / len(probes)
-        except Exception as error:  # the user's code, as in `fill`
-            if self.skip_errors:
-                return False
-            raise StudyError(f"Data.{self.name}: {_one_line(error)} while preparing samples {probes}.") from error
-        for index in probes:
-            if not _equal(first[index], again[index]):
-                raise StudyError(
-                    f"Data.{self.name} ({type(self.dataset).__name__}) prepared sample {index} twice from the same seeds, and "
-                    "the results differ: it draws from a generator of its own. Draw from `random`, `numpy.random` or "
-                    "torch's default generator (seeded for every sample), or derive the generator's seed from the index."
-                )
-        if not hasattr(self.dataset, "__getitems__"):
-            return False
-        before = _generator_states()
-        lists = [sample_leaves(sample)[0] for sample in self.dataset.__getitems__(probes)]
-        untouched = all(np.array_equal(a, b) for a, b in zip(before, _generator_states(), strict=True))
-        return untouched and all(_equal(first[index], found) for index, found in zip(probes, lists, strict=True))
+        return prepare(self.dataset, index, epoch=epoch, split=self.split, seed=self.seed, pulse=self.pulse)
 
 
 def open_sources(data: Data, *, seed: int, pulse: Pulse | None = None) -> dict[str, Source]:
-    """The splits of a study's data, by name; factories are called here. Without a pulse nobody looks."""
+    """The splits of a study's data, by name, opened and probed in this process. Without a pulse nobody looks."""
     pulse = pulse or Pulse.private()
-    sources: dict[str, Source] = {}
-    splits = {"train": (data.train, data.arrays), "val": (data.val, data.val_arrays)}
-    for name, (dataset, arrays) in splits.items():
-        if dataset is not None and not hasattr(dataset, "__getitem__"):
-            with pulse.busy(f"opening the data ({name})", opaque=True):
-                dataset = dataset()
-        # Exactly TensorDataset: a subclass may prepare its samples.
-        if type(dataset) is TensorDataset:
-            arrays = dataset.tensors
-        if arrays is not None:
-            sources[name] = ArraySource(arrays, name, pulse=pulse)
-        elif dataset is not None:
-            skip = data.on_error == "skip"
-            sources[name] = DatasetSource(dataset, name, seed=seed, skip_errors=skip, pulse=pulse)
-    return sources
+    skip = data.on_error == "skip"
+    return {
+        split: probed(found, split, seed=seed, skip_errors=skip, pulse=pulse)
+        for split, found in open_splits(data, seed=seed, pulse=pulse).items()
+    }
 
 
-def seed_everything(seed: int) -> None:
-    """Seed the three generators that preparation draws from, about 10 us.
-
-    Not ``torch.manual_seed``, which also visits every accelerator and costs a hundred times more.
-    """
-    random.seed(seed)
-    np.random.seed(seed & 0xFFFFFFFF)
-    torch.default_generator.manual_seed(seed)
+def open_splits(data: Data, *, seed: int, pulse: Pulse) -> dict[str, Any]:
+    """By name of the split its Dataset, or its source where it is arrays; factories are called here."""
+    return {split: open_split(data, split, seed=seed, pulse=pulse) for split in ("train", "val")[: 1 + data.has_val]}
 
 
-def _generator_states() -> list[Any]:
-    return [random.getstate()[1], np.random.get_state()[1], torch.default_generator.get_state().numpy()]  # type: ignore[index]
+def open_split(data: Data, split: str, *, seed: int, pulse: Pulse) -> Any:
+    """One of `open_splits`."""
+    dataset, arrays = (data.train, data.arrays) if split == "train" else (data.val, data.val_arrays)
+    if isinstance(dataset, type) or (dataset is not None and not hasattr(dataset, "__getitem__")):
+        with pulse.busy(f"opening the data ({split})", opaque=True):
+            dataset = _made(dataset, split, seed)
+    # Exactly TensorDataset: a subclass may prepare its samples.
+    if type(dataset) is TensorDataset:
+        arrays = dataset.tensors
+    return dataset if arrays is None else ArraySource(arrays, split, pulse=pulse)
 
 
-def _equal(some: list[torch.Tensor], others: list[torch.Tensor]) -> bool:
-    """Bit for bit, so that a NaN equals itself."""
-    return len(some) == len(others) and all(
-        a.dtype == b.dtype and a.shape == b.shape and _bytes(a) == _bytes(b) for a, b in zip(some, others, strict=True)
-    )
+def probed(dataset: Any, split: str, *, seed: int, skip_errors: bool, pulse: Pulse) -> Source:
+    """The source of what `open_split` has opened, known from a few of its samples."""
+    if isinstance(dataset, ArraySource):
+        return dataset
+    sample = partial(prepare, dataset, epoch=0, split=split, seed=seed, pulse=pulse)
+    # Opaque: what a dataset does once, it does for its first samples.
+    with pulse.busy(_doing(split), opaque=True):
+        facts = probe(dataset, split, sample, skip_errors=skip_errors)
+    return DatasetSource(split, facts, lambda _: dataset, seed=seed, skip_errors=skip_errors, pulse=pulse)
 
 
-def _bytes(leaf: torch.Tensor) -> bytes:
-    return leaf.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+def reopened(
+    split: str, facts: Facts, data: Callable[[], Data], *, seed: int, skip_errors: bool, pulse: Pulse
+) -> DatasetSource:
+    """The source of a Dataset that was probed elsewhere: each process that prepares its samples opens its own."""
+
+    def open_own(pulse: Pulse) -> Any:
+        dataset = open_split(data(), split, seed=seed, pulse=pulse)
+        sample = partial(prepare, dataset, epoch=0, split=split, seed=seed, pulse=pulse)
+        with pulse.busy(_doing(split), opaque=True):
+            confirm(facts, dataset, split, sample, skip_errors=skip_errors)
+        return dataset
+
+    return DatasetSource(split, facts, open_own, seed=seed, skip_errors=skip_errors, pulse=pulse)
 
 
-def _one_line(error: BaseException) -> str:
-    return traceback.format_exception_only(error)[-1].strip()
+def _doing(split: str) -> str:
+    return f"preparing sample {{number}} of {split}"
 
 
-def _with_index(error: Exception, split: str, index: int) -> StudyError:
-    if isinstance(error, StudyError):
-        return error
-    where = "".join(traceback.format_tb(error.__traceback__)[-2:])
-    return StudyError(
-        f"Data.{split}: sample {index} raised {_one_line(error)}\n{where}"
-        "Mend the dataset, or leave such samples out with Data(on_error='skip')."
-    )
+def _made(factory: Callable[[], Any], split: str, seed: int) -> Any:
+    """What a factory returns; what it draws follows from the study's seed, wherever it is called."""
+    name = getattr(getattr(factory, "func", factory), "__qualname__", type(factory).__qualname__)
+    seed_everything(sample_seed(seed, split, 0, OPENING))
+    try:
+        dataset = factory()
+    except THROWN as error:  # the user's code
+        where = "".join(traceback.format_tb(error.__traceback__)[1:])
+        raise StudyError(
+            f"Data.{split}: its factory {name} raised {reason(error)}\n{where}Mend what it opens."
+        ) from error
+    if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
+        raise StudyError(
+            f"Data.{split}: its factory {name} returned {dataset!r:.60}, which is no map-style Dataset. Return an object "
+            "with __len__ and __getitem__."
+        )
+    return dataset
+
+
+def _rows(array: Any, what: str) -> Any:
+    """Rows as they can be gathered: contiguous, in host memory, of a dtype that torch has; raises StudyError for others."""
+    try:
+        array = array if isinstance(array, torch.Tensor | np.ndarray) else np.asarray(array)
+    except ValueError as error:
+        raise StudyError(f"Data: {what} is ragged: {error}. Pad its rows to one shape.") from error
+    if isinstance(array, torch.Tensor):
+        if array.device.type != "cpu" or array.layout != torch.strided:
+            raise StudyError(
+                f"Data: {what} is a tensor of layout {array.layout} on {array.device}; samples are gathered from dense "
+                "tensors in host memory. Give tensor.cpu(), or tensor.to_dense()."
+            )
+        return array.detach()
+    try:
+        torch.from_numpy(np.empty(0, array.dtype))
+    except (TypeError, ValueError) as error:
+        raise StudyError(
+            f"Data: {what} has dtype {array.dtype}, which the stream cannot carry. Convert it to numbers: words to classes "
+            "with np.unique(words, return_inverse=True)[1], numbers with array.astype(np.float32)."
+        ) from error
+    # NumPy would copy the whole of another one for each gather.
+    return np.ascontiguousarray(array)

@@ -6,7 +6,7 @@ Torch has the same in a private module whose structures change between versions;
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-__all__ = ["Structure", "flatten", "map_leaves", "unflatten"]
+__all__ = ["Structure", "described", "flatten", "map_leaves", "unflatten"]
 
 Structure = Any
 """None for a leaf; else (type, keys or None, structures of the children)."""
@@ -36,6 +36,18 @@ def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
     """The tree with the function applied to every leaf."""
     leaves, structure = flatten(tree)
     return unflatten([function(leaf) for leaf in leaves], structure)
+
+
+def described(structure: Structure) -> str:
+    """For people, with a dot for each leaf: ``(·, {'mask': ·})``."""
+    if structure is None:
+        return "·"
+    kind, keys, parts = structure
+    inside = [described(part) for part in parts]
+    if keys is not None:
+        inside = [f"{key!r}: {part}" for key, part in zip(keys, inside, strict=True)]
+    before, after = {tuple: ("(", ")"), list: ("[", "]"), dict: ("{", "}")}.get(kind, (f"{kind.__name__}(", ")"))
+    return f"{before}{', '.join(inside)}{after}"
 
 
 def _build(leaves: Iterator[Any], structure: Structure) -> Any:

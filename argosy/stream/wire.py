@@ -1,12 +1,14 @@
 """Sockets between processes of one run: a door that authenticates callers, the call to it, and the talk that follows.
 
 Contract. The listener has an abstract AF_UNIX name (nothing on disk, nothing to leak) and a key that only processes of
-the run know; both sides prove the key (HMAC-SHA256 over the other's nonce) before the first pickle is read. Then both
+the run know; callers of other users are turned away by the kernel's word, and both sides prove the key (HMAC-SHA256 over
+the other's nonce) before the first pickle is read. Then both
 ends are a `Peer`: what one says is kept until the socket takes it, what has arrived in part is kept until it is whole.
 So nobody ever waits for another to read, and a peer that stops in the middle of a word holds up nobody. Descriptors
 travel beside the words. The order of words is kept; a peer that is gone is an end-of-file after its last whole word.
 """
 
+import errno
 import hmac
 import os
 import pickle
@@ -29,6 +31,12 @@ NONCE = PROOF = 32
 LONGEST_NAME = 255
 PATIENCE_SECONDS = 5.0
 """A caller that has not proved itself by then is hung up on."""
+UNPROVED = 128
+"""Most callers at a time that have not proved themselves: for another one the oldest is hung up on."""
+BREATH_SECONDS = 0.01
+"""Pause after a call that could not be taken, as this process has too many files open: it is still waiting then."""
+CREDENTIALS = struct.Struct("3i")
+"""Of the process at the other end: pid, user, group."""
 ANSWER_SECONDS = 600.0
 """A caller waits so long for the door: whoever is behind it may be in the middle of a slow sample. One that is gone
 hangs up at once."""
@@ -148,11 +156,13 @@ class Peer:
     def _read(self) -> bool:
         """Take what is in the socket; False where nothing is."""
         try:
-            size, ancillary, _, _ = self._socket.recvmsg_into([self._buffer], ROOM, socket.MSG_CMSG_CLOEXEC)
+            size, ancillary, flags, _ = self._socket.recvmsg_into([self._buffer], ROOM, socket.MSG_CMSG_CLOEXEC)
         except (BlockingIOError, InterruptedError):
             return False
         except OSError:
-            size, ancillary = 0, []
+            size, ancillary, flags = 0, [], 0
+        if flags & socket.MSG_CTRUNC:
+            raise OSError(errno.EMFILE, "no room for the files that another process sent: too many are open")
         for level, kind, data in ancillary:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                 self.descriptors.extend(array("i", data[: len(data) - len(data) % 4]))
@@ -251,11 +261,9 @@ class Door:
         for key, _ in self._selector.select(timeout=0):
             if key.fileobj is self._listener:
                 self._welcome()
-            elif (caller := self._read(key.fileobj)) is not None:  # type: ignore[arg-type]
+            elif key.fileobj in self._callers and (caller := self._read(key.fileobj)) is not None:
                 entered.append(caller)
-        for caller_socket, (_, _, since) in list(self._callers.items()):
-            if time.monotonic() - since > PATIENCE_SECONDS:
-                self._hang_up(caller_socket)
+        self._hang_up_on_the_silent()
         return entered
 
     def close(self) -> None:
@@ -266,7 +274,16 @@ class Door:
         self._listener.close()
 
     def _welcome(self) -> None:
-        caller, _ = self._listener.accept()
+        try:
+            caller, _ = self._listener.accept()
+        except OSError:
+            time.sleep(BREATH_SECONDS)
+            return
+        if _user_of(caller) != os.geteuid():
+            caller.close()
+            return
+        if len(self._callers) == UNPROVED:
+            self._hang_up(next(iter(self._callers)))
         caller.setblocking(False)
         nonce = os.urandom(NONCE)
         self._callers[caller] = (nonce, bytearray(), time.monotonic())
@@ -308,6 +325,11 @@ class Door:
             return False
         return True
 
+    def _hang_up_on_the_silent(self) -> None:
+        for caller, (_, _, since) in list(self._callers.items()):
+            if time.monotonic() - since > PATIENCE_SECONDS:
+                self._hang_up(caller)
+
     def _hang_up(self, caller: socket.socket) -> None:
         self._selector.unregister(caller)
         del self._callers[caller]
@@ -334,6 +356,12 @@ def dial(address: str, key: bytes, name: str) -> Peer:
         caller.close()
         raise WorkerError(f"{name}: whoever answers at {address[1:]} does not know the run's key.")
     return Peer(caller)
+
+
+def _user_of(caller: socket.socket) -> int:
+    """Whose process is at the other end, by the kernel's word."""
+    found = caller.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
+    return int(CREDENTIALS.unpack(found)[1])
 
 
 def _receive(connection: socket.socket, size: int) -> bytes:

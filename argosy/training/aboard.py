@@ -101,4 +101,5 @@ class Aboard:
             digest=train,
             val_digest=val,
             best=live.best != best,
+            steps=live.steps,
         )

@@ -8,6 +8,7 @@ import contextlib
 import ctypes
 import hashlib
 import os
+import re
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -16,7 +17,8 @@ from typing import Any, BinaryIO, cast
 import numpy as np
 import torch
 
-from argosy.errors import CheckpointError, DiskError
+from argosy.errors import CheckpointError
+from argosy.system import disk_refused, means_refused
 
 __all__ = ["keep_newest", "link", "load", "plain", "save", "save_all", "sum_of"]
 
@@ -25,6 +27,9 @@ MANY = 4
 """Files from which on one flush of the file system is cheaper than what it spares them (2 files: equal; 8: half)."""
 LITTLE = 64 * 2**20
 """Bytes; where more waits for the disk, a flush of the file system would wait for what others write."""
+
+OURS = re.compile(r"(best-)?e\d{4,}(\.\d+)?(-s\d{7,}(\+\d+)?)?\.pt|\.[^/]+\.pt\.\d+")
+"""Names of checkpoints, as `argosy.training.files` gives them, and of what is renamed to one or to a link."""
 
 _libc = ctypes.CDLL(None)
 
@@ -37,7 +42,8 @@ def save(state: Mapping[str, Any], path: Path) -> str:
 def save_all(items: Sequence[tuple[Mapping[str, Any], Path]]) -> list[str]:
     """Write plain states, each to its path, and return the SHA-256 of each file.
 
-    Raises DiskError where the disk refuses: then nothing half-written stays, and what was there before is untouched.
+    Raises DiskError where the disk refuses, WorkerError where this process may open no more files: then nothing
+    half-written stays, and what was there before is untouched.
 
     All are written to temporary names, flushed to the disk, renamed; the folders are flushed as well. Every flush of a
     single file makes the file system commit its log. So where many small ones are written, the whole file system is
@@ -60,10 +66,10 @@ def save_all(items: Sequence[tuple[Mapping[str, Any], Path]]) -> list[str]:
         for temporary in temporaries:
             with contextlib.suppress(OSError):
                 temporary.unlink(missing_ok=True)
-        raise DiskError(
-            f"cannot write {at}: {error}. The checkpoint before it is untouched; free disk space and run the same "
-            "command again."
-        ) from error
+        # Torch's writer trips over a file that was refused, and says nothing of why.
+        cause = error.__context__ if isinstance(error.__context__, OSError) else error
+        what = f"cannot write {at}, and the checkpoint before it is untouched"
+        raise means_refused(cause, what) or disk_refused(cause, what) from error
     return sums
 
 
@@ -198,11 +204,10 @@ def link(target: Path, name: str) -> None:
 
 
 def keep_newest(folder: Path, keep: set[str]) -> None:
-    """Delete every checkpoint of a member but those named, and what interrupted writes left."""
+    """Delete every checkpoint of a member but those named, and what interrupted writes left; other files are people's."""
     with os.scandir(folder) as entries:
         for entry in entries:
-            stale = entry.name.endswith(".pt") and entry.name not in keep and not entry.is_symlink()
-            if stale or entry.name.startswith("."):
+            if OURS.fullmatch(entry.name) and entry.name not in keep and not entry.is_dir(follow_symlinks=False):
                 Path(entry).unlink(missing_ok=True)
 
 

@@ -7,10 +7,11 @@ after `start` come after the copy by the device's own order, so the host goes on
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from argosy.errors import StudyError
@@ -18,7 +19,7 @@ from argosy.stream.blocks import Block
 from argosy.stream.trees import flatten, unflatten
 from argosy.training.devices import Backend, Event
 
-__all__ = ["Copies"]
+__all__ = ["Copies", "same_bits"]
 
 
 @dataclass(slots=True)
@@ -54,12 +55,15 @@ class Copies:
             self._pending.popleft()
 
     def _transformed(self, block: Block, on_device: Callable[[Any], Any]) -> Block:
-        """Work in place is for nobody's eyes but this trainer's: found on a split's first block, by version counters."""
+        """Work in place is for nobody's eyes but this trainer's: found on a split's first block.
+
+        There also where it goes past torch's eyes, through `.data` or NumPy.
+        """
         split, shared = block.place.split, not self.backend.apart
         private = shared and self._writes.get(split, True)
         given = block.private() if private else block
         made, tree = flatten(on_device(unflatten(list(given.leaves), given.tree)))
-        wrote = given.touched
+        wrote = given.touched or (private and not same_bits(given.leaves, block.leaves))
         if shared and wrote and not private:
             raise StudyError(
                 f"Data.on_device wrote into its input at sample {block.place.start} of {split} epoch {block.place.epoch}, "
@@ -69,6 +73,15 @@ class Copies:
         self._writes.setdefault(split, wrote)
         _check_rows(made, block)
         return block.with_leaves(tuple(made), tree)
+
+
+def same_bits(some: Iterable[Tensor], others: Iterable[Tensor]) -> bool:
+    """Whether tensors hold the same, also where that is no number."""
+    return all(torch.equal(_bits(a), _bits(b)) for a, b in zip(some, others, strict=True))
+
+
+def _bits(leaf: Tensor) -> Tensor:
+    return leaf.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
 def _check_rows(leaves: list[Any], block: Block) -> None:

@@ -13,7 +13,10 @@ from argosy.commands import Measured
 from argosy.profiles import PROFILE_BATCHES, TIMED_BATCHES
 from argosy.stream.blocks import Block
 from argosy.stream.trees import flatten, unflatten
+from argosy.training.admission import check_state, wants_classes
+from argosy.training.copies import same_bits
 from argosy.training.devices import Backend
+from argosy.training.heap import large_outside
 from argosy.training.member import LiveMember
 from argosy.training.solo import Solo
 
@@ -25,8 +28,19 @@ PRIVATE = "writes into its input: gets private copies"
 NUMPY_RANDOM = "draws from numpy or random: their states are swapped"
 
 
-def measure(live: LiveMember, block: Block, backend: Backend, *, thorough: bool = False, groups: int = 1) -> Measured:
+def measure(
+    live: LiveMember,
+    block: Block,
+    backend: Backend,
+    *,
+    thorough: bool = False,
+    groups: int = 1,
+    validates: bool = False,
+) -> Measured:
     """Steps of a twin on the first block: up to 5 or 30 ms; thorough, 48 of which the last 20 count (FLEET §6.1).
+
+    What a member's code does only later it does here first, a validation where it `validates` on samples like these and the
+    end of an epoch: what raises then raises before anything is trained.
 
     A group of m devices is measured by the steps of one of m even shares of the batch. Where the device counts its memory,
     activations are what a step took beyond weights, optimizer state and gradients, kernels' work space included; elsewhere
@@ -34,30 +48,32 @@ def measure(live: LiveMember, block: Block, backend: Backend, *, thorough: bool 
     """
     trial = Solo(live.trial())
     before = trial.live.randomness.copy()
-    batch, rows = _first_batch(block, live.member.batch_size)
-    leaves = flatten(batch)[0]
-    versions = [leaf._version for leaf in leaves]
+    with large_outside():
+        _try_labels(trial, block)
+        wrote = _try_validation(trial, block) if validates else False
+    batch = _Shown(block, live.member.batch_size)
     saved = _SavedBytes()
     with saved:
-        warm_up = _timed_step(trial, batch, rows, backend)
+        warm_up = _timed_step(trial, batch, backend)
     gradients = _bytes(p for p in live.model.parameters() if p.requires_grad)
-    activations = max(saved.total, _spent(trial, batch, rows, backend) - gradients)
-    seconds = _step_seconds(trial, batch, rows, warm_up, backend, thorough=thorough)
-    shares = [_first_batch(block, -(-live.member.batch_size // m)) for m in range(2, groups + 1)]
+    activations = max(saved.total, _spent(trial, batch, backend) - gradients)
+    seconds = _step_seconds(trial, batch, warm_up, backend, thorough=thorough)
+    shares = [_Shown(block, -(-live.member.batch_size // m)) for m in range(2, groups + 1)]
     shard_seconds = [
-        _step_seconds(trial, part, size, _timed_step(trial, part, size, backend), backend, thorough=thorough)
-        for part, size in shares
+        _step_seconds(trial, share, _timed_step(trial, share, backend), backend, thorough=thorough) for share in shares
     ]
+    check_state(live.member, trial.live.optimizer)
+    trial.live.move_schedule(1.0)
     notes = []
-    if any(leaf._version != version for leaf, version in zip(leaves, versions, strict=True)):
+    if wrote or batch.written:
         notes.append(PRIVATE)
     if not trial.live.randomness.others_equal(before):
         notes.append(NUMPY_RANDOM)
     held = state_bytes(trial.live)
-    activations = int(activations * live.member.batch_size / rows)
+    activations = int(activations * live.member.batch_size / batch.rows)
     return Measured(
         member=live.member.name,
-        samples_per_second=rows / seconds,
+        samples_per_second=batch.rows / seconds,
         shard_seconds=tuple(shard_seconds),
         memory_bytes=held + gradients + activations,
         activation_bytes=activations,
@@ -69,7 +85,32 @@ def measure(live: LiveMember, block: Block, backend: Backend, *, thorough: bool 
     )
 
 
-def _spent(trial: Solo, batch: Any, rows: int, backend: Backend) -> int:
+def _try_labels(trial: Solo, block: Block) -> None:
+    """All labels of the first block; where a member augments, those that it makes of a batch."""
+    member = trial.live.member
+    few = _Shown(block, member.batch_size if member.augment else 2)
+    if member.step is not None or not wants_classes(member.loss) or few.rows < 2:
+        return  # BatchNorm trains on no fewer than two
+    with trial.active():
+        if member.augment:
+            data = member.augment(few.data)
+            trial.try_labels(data, data)
+        elif block.whole:
+            trial.try_labels(few.data, unflatten(list(block.leaves), block.tree))
+        else:
+            trial.try_labels(few.data, _Shown(block, block.place.rows).data)
+
+
+def _try_validation(trial: Solo, block: Block) -> bool:
+    """A validation on samples of the first block; whether it wrote into them."""
+    member = trial.live.member
+    batch = _Shown(block, member.eval_batch_size or member.batch_size)
+    with trial.active():
+        trial.try_validation(batch.data, batch.rows)
+    return batch.written
+
+
+def _spent(trial: Solo, batch: "_Shown", backend: Backend) -> int:
     """Bytes that a step took at its fullest beyond what was there before it; 0 where the device does not count them.
 
     Not of the first step: in it, optimizer state is born and libraries take work space for the whole process.
@@ -79,29 +120,29 @@ def _spent(trial: Solo, batch: Any, rows: int, backend: Backend) -> int:
     if before is None:
         return 0
     backend.reset_peak()
-    _timed_step(trial, batch, rows, backend)
+    _timed_step(trial, batch, backend)
     return (backend.peak_memory() or 0) - before
 
 
-def _step_seconds(trial: Solo, batch: Any, rows: int, warm_up: float, backend: Backend, *, thorough: bool) -> float:
+def _step_seconds(trial: Solo, batch: "_Shown", warm_up: float, backend: Backend, *, thorough: bool) -> float:
     """Seconds of a step: the median of FLEET's 20, or the least of a few, of at least one after the first.
 
     The first one sets up kernels, which may take longer than all others. The least, because at the start of a run loader workers fill the ring on the same cores, which only makes steps slower.
     """
     if thorough:
-        seconds = [_timed_step(trial, batch, rows, backend) for _ in range(PROFILE_BATCHES - 1)]
+        seconds = [_timed_step(trial, batch, backend) for _ in range(PROFILE_BATCHES - 1)]
         return statistics.median(seconds[-TIMED_BATCHES:])
     seconds = []
     while not seconds or (len(seconds) + 1 < STEPS and warm_up + sum(seconds) < SECONDS):
-        seconds.append(_timed_step(trial, batch, rows, backend))
+        seconds.append(_timed_step(trial, batch, backend))
     return min(seconds)
 
 
-def _timed_step(trial: Solo, batch: Any, rows: int, backend: Backend) -> float:
+def _timed_step(trial: Solo, batch: "_Shown", backend: Backend) -> float:
     backend.synchronize()
     started = time.perf_counter()
     with trial.active():
-        trial.try_step(batch, rows)
+        trial.try_step(batch.data, batch.rows)
     backend.synchronize()
     return time.perf_counter() - started
 
@@ -154,11 +195,25 @@ class _SavedBytes:
             held.tensor = None
 
 
-def _first_batch(block: Block, batch_size: int) -> tuple[Any, int]:
-    """A private batch of the first sound rows, and how many they are."""
-    rows = torch.from_numpy(block.sound.nonzero()[0])[:batch_size]
-    leaves = [leaf.index_select(0, rows.to(leaf.device)) for leaf in block.leaves]
-    return unflatten(leaves, block.tree), len(rows)
+class _Shown:
+    """A private batch of the first sound rows of a block."""
+
+    def __init__(self, block: Block, batch_size: int) -> None:
+        self._block = block
+        self._numbers = torch.from_numpy(block.sound.nonzero()[0])[:batch_size]
+        self._leaves = self._rows()
+        self._versions = [leaf._version for leaf in self._leaves]
+        self.data = unflatten(self._leaves, block.tree)
+        self.rows = len(self._numbers)
+
+    @property
+    def written(self) -> bool:
+        """Whether somebody wrote into it, also past torch's eyes: through `.data`, or NumPy."""
+        versions = [leaf._version for leaf in self._leaves]
+        return versions != self._versions or not same_bits(self._leaves, self._rows())
+
+    def _rows(self) -> list[torch.Tensor]:
+        return [leaf.index_select(0, self._numbers.to(leaf.device)) for leaf in self._block.leaves]
 
 
 def _bytes(tensors: Any) -> int:

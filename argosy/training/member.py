@@ -19,10 +19,12 @@ from argosy.stream.batches import Batch, Carried, Cutter
 from argosy.stream.order import Digest, Indices, Selection, member_seed
 from argosy.stream.schedule import Orders
 from argosy.study import Member
+from argosy.training.admission import check_network, check_optimizer, check_own, check_schedule, registering
 from argosy.training.checkpoint import plain
 from argosy.training.devices import Backend
 from argosy.training.randomness import Randomness
 from argosy.training.tally import Tally
+from argosy.training.validation import Validation
 
 __all__ = ["Best", "LiveMember", "build"]
 
@@ -70,8 +72,8 @@ class LiveMember:
     best: Best | None = None
     train: Tally = field(init=False)
     """Over the epoch at hand."""
-    val: Tally = field(init=False)
-    """Over the validation of the section at hand."""
+    val: Validation = field(init=False)
+    """Of the section at hand."""
     cutter: Cutter | None = None
     val_cutter: Cutter | None = None
     _val_order: Indices | None = None
@@ -84,7 +86,7 @@ class LiveMember:
     """Those of the best section, in host memory, where the model has gone on and they are in no file."""
 
     def __post_init__(self) -> None:
-        self.train, self.val = Tally(self.backend), Tally(self.backend)
+        self.train, self.val = Tally(self.backend), Validation(self.member, self.backend)
 
     # ---- the stream
 
@@ -106,7 +108,7 @@ class LiveMember:
 
     def begin_section(self) -> None:
         """Cut the validation samples anew, for the end of the coming section."""
-        self.val = Tally(self.backend)
+        self.val = Validation(self.member, self.backend)
         if self._val_order is not None:
             self.val_cutter = Cutter(
                 selection=self._selections["val"],
@@ -154,24 +156,30 @@ class LiveMember:
         """
         metrics = self._metrics()
         ends_epoch = self.section + 1 == sections
-        if self.schedule is not None and self.member.schedule_per == "epoch":
-            if isinstance(self.schedule, ReduceLROnPlateau):
-                self.schedule.step(metrics[self.objective])
-            elif ends_epoch:
-                self.schedule.step()
+        if ends_epoch or isinstance(self.schedule, ReduceLROnPlateau):
+            self.move_schedule(metrics[self.objective])
         self._judge(metrics[self.objective])
         self.section += 1
-        self.val, self.val_cutter, self.seconds, self.samples = Tally(self.backend), None, 0.0, 0
+        self.val, self.val_cutter = Validation(self.member, self.backend), None
+        self.seconds, self.samples = 0.0, 0
         if ends_epoch:
             self.epoch, self.section = self.epoch + 1, 0
             self.train, self.cutter = Tally(self.backend), None
         return metrics
 
+    def move_schedule(self, objective: float) -> None:
+        """Move the learning rate on, where that is not done at each step."""
+        if self.schedule is None or self.member.schedule_per == "step":
+            return
+        if isinstance(self.schedule, ReduceLROnPlateau):
+            self.schedule.step(objective)
+        else:
+            self.schedule.step()
+
     def _metrics(self) -> dict[str, float]:
         metrics = {"train_loss": self.train.means(["loss"])["loss"]}
         if self.val_cutter is not None:
-            values = self.val.means(["loss", *self.member.metrics])
-            metrics.update({f"val_{name}": value for name, value in values.items()})
+            metrics.update({f"val_{name}": value for name, value in self.val.values().items()})
         metrics["lr"] = float(self.optimizer.param_groups[0]["lr"])
         return metrics
 
@@ -254,13 +262,20 @@ class LiveMember:
 
 
 def build(member: Member, backend: Backend, *, study_seed: int, objective: str, mode: Mode) -> LiveMember:
-    """A member at its beginning: its network, optimizer and schedule, built under its own seed."""
+    """A member at its beginning: its network, optimizer and schedule, built under its own seed. Raises StudyError."""
     seed = member_seed(study_seed, member.name) if member.seed is None else member.seed
     randomness = Randomness.seeded(seed, backend)
     with randomness.building():
-        model = member.model().to(backend.device)
+        with registering() as registered:
+            model = member.model()
+        check_network(member, model)
+        model = model.to(backend.device)
         optimizer = member.optimizer(model.parameters())
+        check_optimizer(member, model, optimizer)
         schedule = None if member.schedule is None else member.schedule(optimizer)
+        check_schedule(member, optimizer, schedule)
+    with randomness.active(keep=True):
+        check_own(member, model, registered, member.model)
     return LiveMember(member, backend, model, optimizer, schedule, randomness, objective, mode)
 
 

@@ -3,7 +3,7 @@
 import contextlib
 import operator
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from argosy.stream.batches import Batch
 from argosy.stream.blocks import Block
 from argosy.stream.order import Digest
 from argosy.stream.trees import map_leaves
+from argosy.training.admission import check_gradients, check_labels
 from argosy.training.heap import large_outside
 from argosy.training.member import LiveMember
 from argosy.training.tally import per_sample
@@ -85,16 +86,42 @@ class Solo:
         live.model.eval()
         for batch in live.val_cutter.take(block, private=live.private):
             if batch.rows:
-                live.val.add(batch.rows, batch.digest, self._values(batch.data))
+                self._validate(batch)
             live.val_cutter.commit(batch)
+            if live.val_cutter.done:
+                live.val.end()
             yield
+
+    def try_labels(self, data: Any, whole: Any) -> None:
+        """Show the network two samples; raises StudyError where it has no output for a target of the whole.
+
+        Training would end at the first of them, and an accelerator be of no more use to its process.
+        """
+        (inputs, _), (_, target) = self._pair(data), self._pair(whole)
+        with torch.no_grad(), self._autocast():
+            output = self.live.model(map_leaves(operator.itemgetter(slice(2)), inputs))
+        check_labels(self.live.member, output, target)
+
+    def try_validation(self, data: Any, rows: int) -> None:
+        """A validation of one batch, from the metrics' first call to their values."""
+        live = self.live
+        live.model.eval()
+        with torch.no_grad():
+            self._validate(Batch(data, rows, Digest()))
+            live.val.end()
+        live.val.values()
+        live.model.train()
 
     def try_step(self, data: Any, rows: int) -> None:
         """One step on samples that belong to no stream, to measure it."""
         self._drop_gradients()
-        self.begin(Batch(data, rows, Digest()))
-        self._batch = self._losses = None
-        self._step()
+        try:
+            self.begin(Batch(data, rows, Digest()))
+            self._batch = self._losses = None
+            self._step()
+        except RuntimeError as error:
+            check_gradients(self.live.member, self.live.model, error)
+            raise
 
     def release(self) -> None:
         """See `Program.release`."""
@@ -169,26 +196,40 @@ class Solo:
 
     # ---- what both training and validation compute
 
-    def _values(self, data: Any) -> dict[str, torch.Tensor]:
-        """Loss and metrics."""
+    def _validate(self, batch: Batch) -> None:
         with self._autocast():
-            losses, output, target = self._losses_of(data)
-            metrics = self.live.member.metrics
-            return {"loss": losses, **{name: metric(output, target) for name, metric in metrics.items()}}
+            losses, output, target = self._losses_of(batch.data)
+            self.live.val.add(batch.rows, batch.digest, losses, output, target)
 
     def _losses_of(self, data: Any) -> tuple[torch.Tensor, Any, Any]:
         member = self.live.member
         if member.step is not None:
-            return member.step(self.live.model, data), None, None
-        if not isinstance(data, tuple | list) or len(data) != 2:
-            raise StudyError(
-                f"member {member.name!r}: the standard step needs batches (inputs, target); these are "
-                f"{type(data).__name__}. Give the member its own step: (model, batch) -> loss."
-            )
-        inputs, target = data
+            return self._loss(member.step(self.live.model, data)), None, None
+        inputs, target = self._pair(data)
         output = self.live.model(inputs)
-        loss: Callable[[Any, Any], torch.Tensor] = member.loss or cross_entropy
-        return loss(output, target), output, target
+        try:
+            return self._loss((member.loss or cross_entropy)(output, target)), output, target
+        except IndexError:
+            check_labels(member, output, target)
+            raise
+
+    def _loss(self, value: Any) -> torch.Tensor:
+        if isinstance(value, torch.Tensor):
+            return value
+        member = self.live.member
+        raise StudyError(
+            f"member {member.name!r}: its {'loss' if member.step is None else 'step'} gave {type(value).__name__}; it must "
+            "give a tensor of losses, one per sample, or their mean, from which gradients flow."
+        )
+
+    def _pair(self, data: Any) -> tuple[Any, Any]:
+        if isinstance(data, tuple | list) and len(data) == 2:
+            return data[0], data[1]
+        found = f"{len(data)} parts" if isinstance(data, tuple | list) else type(data).__name__
+        raise StudyError(
+            f"member {self.live.member.name!r}: the standard step needs batches (inputs, target); these are {found}. Give "
+            "the member its own step: (model, batch) -> loss."
+        )
 
     def _autocast(self) -> contextlib.AbstractContextManager[Any]:
         if self.live.member.precision == "float32":

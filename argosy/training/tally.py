@@ -31,7 +31,7 @@ class Tally:
     def add(self, rows: int, digest: Digest, values: Mapping[str, torch.Tensor]) -> None:
         """Add a batch: per-sample values ``[rows, …]``, or means over the batch as scalars."""
         for name, value in values.items():
-            self._unread.setdefault(name, []).append(_total(name, value.detach(), rows))
+            self._unread.setdefault(name, []).append(_total(value.detach(), rows))
         self.rows += rows
         self.digest = self.digest.plus(digest)
 
@@ -84,18 +84,18 @@ class Tally:
         self.rows, self.digest = state["rows"], Digest(*state["digest"])
 
 
-def _total(name: str, value: torch.Tensor, rows: int) -> torch.Tensor:
+def _total(value: torch.Tensor, rows: int) -> torch.Tensor:
     """The sum over a batch, float64."""
-    if value.dim() == 0:
-        return value.double() * rows
-    if len(value) != rows:
-        raise StudyError(
-            f"{name!r} gave a tensor of shape {tuple(value.shape)} for a batch of {rows}; a loss or metric "
-            "gives one value per sample, or their mean as a scalar."
-        )
-    return per_sample(value.double(), rows).sum()
+    return value.double() * rows if value.dim() == 0 else per_sample(value.double(), rows).sum()
 
 
 def per_sample(values: torch.Tensor, rows: int) -> torch.Tensor:
-    """Values ``[rows, …]`` -> their means over each sample ``[rows]``; raises where they are not so many."""
-    return values if values.shape == (rows,) else values.reshape(rows, -1).mean(1)
+    """Values ``[rows, …]`` -> their means over each sample ``[rows]``; raises StudyError where they are not so many."""
+    if values.shape == (rows,):
+        return values
+    if len(values) != rows:
+        raise StudyError(
+            f"the loss gave a tensor of shape {tuple(values.shape)} for a batch of {rows}; it gives one value per sample, or "
+            "their mean as a scalar."
+        )
+    return values.reshape(rows, -1).mean(1)

@@ -7,7 +7,9 @@ of a later crew is kept until the driver has said who that is. A member's epochs
 driver alone counts them.
 """
 
+import errno
 import math
+import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping
@@ -34,11 +36,13 @@ from argosy.commands import (
 from argosy.errors import DiskError, MemberError
 from argosy.events import Event, MemberEnded, MemberRested, MemberStarted, Saved, Used
 from argosy.settings import Settings
-from argosy.stream.blocks import Block
+from argosy.stream.blocks import Block, Layout
 from argosy.stream.gauges import TrainerGauge
 from argosy.stream.pulse import Pulse
 from argosy.stream.schedule import Orders
 from argosy.study import Member, Terms
+from argosy.system import means_refused
+from argosy.traces import know_sources, trace_of
 from argosy.training.aboard import Aboard
 from argosy.training.copies import Copies
 from argosy.training.devices import Backend, memory_returned, out_of_memory, poisoned
@@ -85,6 +89,8 @@ class Trainer:
         self.pulse = pulse or Pulse.private()
         self.known: dict[str, Member] = {}
         self.orders: Orders | None = None
+        self.alike = False
+        """Whether samples of training and of validation look alike."""
         self.crew = -1
         """Number of the crew that the driver spoke of last."""
         self.kept: list[tuple[Block, int]] = []
@@ -106,13 +112,16 @@ class Trainer:
 
     # ---- commands
 
-    def know(self, lengths: Mapping[str, int]) -> None:
-        """Learn how many samples each split has."""
+    def know(self, lengths: Mapping[str, int], layouts: Mapping[str, Layout]) -> None:
+        """Learn how many samples each split has, and what they look like."""
         self.orders = Orders(self.terms.seed, lengths)
+        self.alike = layouts["train"] == layouts.get("val")
 
     def enlist(self, members: Iterable[Member]) -> None:
-        """Learn what these members are."""
-        self.known |= {member.name: member for member in members}
+        """Learn what these members are; one that was built under one of their names was somebody else."""
+        for member in members:
+            self.known[member.name] = member
+            self.trials.built.pop(member.name, None)
 
     def _build(self, name: str) -> LiveMember:
         terms = self.terms
@@ -123,6 +132,8 @@ class Trainer:
         if isinstance(command, Board):
             self._board(command)
         elif isinstance(command, Enlist):
+            know_sources(command.sources)
+            sys.path += [folder for folder in command.path if folder not in sys.path]
             self.enlist(cloudpickle.loads(command.definitions))
         elif isinstance(command, Measure):
             self.trials.want(command)
@@ -178,7 +189,7 @@ class Trainer:
         # It is there while the members' kernels are made.
         with large_outside():
             on_device = self._on_device(block)
-        self.trials.measure(on_device)
+        self.trials.measure(on_device, validates=self.alike)
         if command.crew is None:
             self._train_on(on_device)
         else:
@@ -197,12 +208,13 @@ class Trainer:
             raise MemberError(self._somebody_wrote())
         elapsed = time.perf_counter() - started
         self.gauge.busy_seconds += elapsed
-        if self.gauge.samples > before:
-            self.gauge.training_seconds += elapsed
+        # A block that nobody here has a use for says nothing of the pace.
+        used = self.gauge.samples > before or place.split != "train"
+        self.gauge.training_seconds += elapsed * used
         if left:
             self.at_hand = block
         else:
-            self.gauge.rows += place.rows * (self.gauge.samples > before)
+            self.gauge.rows += place.rows * used
         if not left and place.last and place.split == self.last_split:
             self._end_section(block)
         elif self._must_save():
@@ -315,6 +327,8 @@ class Trainer:
         except DiskError:
             raise
         except Exception as error:  # boundary between a member's code and ours
+            if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+                raise means_refused(error, self.name) or error from error  # all members have these files together
             if poisoned(self.backend):
                 raise Poisoned(
                     f"{self.name} is of no more use to this process since {name!r} raised {error!r}"
@@ -326,9 +340,8 @@ class Trainer:
                 self._let_go(name)
                 self.emit(OutOfMemory(member=name, detail=str(error)))
                 return None
-            trace = "".join(traceback.format_exception(error))
-            self._log(name, trace)
-            self._end(name, "failed", trace)
+            self._log(name, "".join(traceback.format_exception(error)))
+            self._end(name, "failed", trace_of(error))
             return None
 
     # ---- files

@@ -1,5 +1,6 @@
 """Members that are built and measured before they board, on the first block that comes."""
 
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -65,8 +66,8 @@ class Trials:
         with self._pulse.busy(f"building member {name!r}", opaque=True):
             return self._build(name)
 
-    def measure(self, block: Block) -> None:
-        """Measure all that are wanted."""
+    def measure(self, block: Block, *, validates: bool) -> None:
+        """Measure all that are wanted; with `validates`, on samples that a validation could be of."""
         command, self.wanted = self.wanted, None
         assert command is not None
         # All are built before the first is measured: weights would lie scattered over the memory that steps take and give
@@ -85,8 +86,11 @@ class Trials:
                     self._backend,
                     thorough=command.thorough,
                     groups=command.groups,
+                    validates=validates,
                 )
-                with self._pulse.busy(f"measuring member {name!r}", opaque=True):
+                with self._pulse.busy(f"measuring member {name!r}", opaque=True), warnings.catch_warnings():
+                    # Of a twin's schedule, which cannot know that the twin's optimizer steps before it.
+                    warnings.filterwarnings("ignore", "Seems like `optimizer.step")
                     measured = self._guarded(name, steps, again=True)
                 if measured is not None:
                     self._emit(measured)

@@ -17,9 +17,11 @@ from argosy.fold import MemberState, RunState
 from argosy.plans import Plan
 from argosy.report import Report
 from argosy.running.launcher import Job
+from argosy.study import Study
 
 __all__ = ["Terminal", "report_table"]
 
+OVER = ("done", "failed", "diverged", "stopped")
 LAST_LINES = 4
 """Of a failed member's traceback."""
 LINE_SECONDS = 10.0
@@ -36,6 +38,8 @@ class Terminal:
         self.progress: dict[str, Progress] = {}
         self.gauges: dict[str, Mapping[str, Any]] = {}
         self.rates: dict[str, float] = {}
+        self.losses: dict[str, float] = {}
+        """Last known ones, wherever a member trained then: between two epochs there are none."""
         self._live: Live | None = None
         self._seen: dict[str, tuple[float, int]] = {}
         self._noted: set[str] = set()
@@ -43,12 +47,16 @@ class Terminal:
 
     def begin(self, job: Job, state: RunState) -> None:
         """See `View.begin`."""
-        self.job, self.state = job, state
+        self.directory, self.asked, self.state = job.directory, job.study, state
         self.began = time.monotonic()
         self.done_before = sum(member.epochs for member in state.members.values())
         if self.console.is_terminal:
             self._live = Live(console=self.console, get_renderable=self._screen, refresh_per_second=4, transient=True)
             self._live.start()
+
+    def study(self, study: Study) -> None:
+        """See `View.study`."""
+        self.asked = study
 
     def plan(self, plan: Plan) -> None:
         """See `View.plan`."""
@@ -61,6 +69,7 @@ class Terminal:
         if isinstance(message, Progress):
             self.progress[worker] = message
             self.gauges[worker] = message.gauge
+            self.losses |= message.losses
             self._take_rates(message)
         elif isinstance(message, Flowing):
             self.gauges[worker] = message.gauge
@@ -68,7 +77,7 @@ class Terminal:
             self.console.print(f"Nodes share the stream: {message.sharing} ({message.reason})", highlight=False)
         elif isinstance(message, MemberEnded) and message.status in ("failed", "diverged"):
             *lines, last = message.reason.strip().splitlines()
-            log = self.job.directory / "members" / message.member / "log.txt"
+            log = self.directory / "members" / message.member / "log.txt"
             text = "\n".join([f"{message.member} {message.status}: {last}", *lines[-LAST_LINES:], f"log: {log}"])
             self.console.print(text, style="red", highlight=False, markup=False)
         elif isinstance(message, Lost):
@@ -116,15 +125,21 @@ class Terminal:
         return f"{said}\nBottleneck: {found.verdict}." if found else said
 
     def _share(self) -> float:
-        done = [member.epochs for member in self.state.members.values()]
-        return sum(done) / max(self._total(), sum(done), 1)
+        return sum(member.epochs for member in self.state.members.values()) / max(self._total(), 1)
 
     def _total(self) -> float:
-        bounds = [self.job.study.stop_of(member).max_epochs for member in self.job.study.members]
-        known = [bound for bound in bounds if bound is not None]
-        # Members whose rule knows no bound count like the longest of the others, or as twice what they have done.
-        guess = max(known, default=2 * max((m.epochs for m in self.state.members.values()), default=1))
-        return sum(guess if bound is None else bound for bound in bounds)
+        """Epochs of all members, as far as that is known: of those that have ended, what they took."""
+        bounds = {member.name: self.asked.stop_of(member).max_epochs for member in self.asked.members}
+        longest = max((bound for bound in bounds.values() if bound is not None), default=1)
+        total = 0.0
+        for name, bound in bounds.items():
+            state = self.state.members.get(name, MemberState(name))
+            if state.status in OVER:
+                total += state.epochs
+            else:
+                # A rule that knows no bound counts like the longest of the others, or as twice what the member has done.
+                total += max(longest, 2 * state.epochs) if bound is None else bound
+        return total
 
     def _seconds_left(self) -> float | None:
         done = sum(member.epochs for member in self.state.members.values()) - self.done_before
@@ -137,19 +152,16 @@ class Terminal:
         return waiting / (waiting + busy) if waiting + busy else 0.0
 
     def _screen(self) -> Group:
-        table = Table(
-            "member", "device", "epoch", "loss", self.job.study.objective, "samples/s", box=None, pad_edge=False
-        )
-        losses = {name: loss for progress in self.progress.values() for name, loss in progress.losses.items()}
-        for member in self.job.study.members:
+        table = Table("member", "device", "epoch", "loss", self.asked.objective, "samples/s", box=None, pad_edge=False)
+        for member in self.asked.members:
             state = self.state.members.get(member.name, MemberState(member.name))
-            table.add_row(*self._row(state, losses.get(member.name)))
+            table.add_row(*self._row(state, self.losses.get(member.name)))
         bar = ProgressBar(total=1.0, completed=self._share(), width=60)
         return Group(table, bar, Text(self._summary()))
 
     def _row(self, state: MemberState, loss: float | None) -> tuple[str, ...]:
         rate, history = self.rates.get(state.name), state.history
-        metric = f"{history[-1][self.job.study.objective]:.4f}" if history else ""
+        metric = f"{history[-1][self.asked.objective]:.4f}" if history else ""
         shown = state.status if state.status != "training" else (f"{rate:,.0f}" if rate else "")
         return state.name, state.device, f"{state.epochs:g}", "" if loss is None else f"{loss:.4f}", metric, shown
 
@@ -161,11 +173,13 @@ def report_table(report: Report) -> Group:
     for row in report.rows:
         values = [f"{row.metrics[name]:.4g}" if name in row.metrics else "" for name in metrics]
         table.add_row(row.name, row.status, f"{row.epochs:g}", *values, f"{row.seconds:.1f}")
+    took = "" if report.status == "running" else f" after {report.seconds:.1f} s"
     text = (
-        f"{report.status} after {report.seconds:.1f} s. Each training sample was prepared {report.preparations:.1f} times "
-        f"per epoch (one script per member: {len(report.rows):.1f}). Trainers waited for data "
-        f"{report.waiting_share:.0%} of their time."
+        f"{report.status}{took}. Each training sample was prepared {report.preparations:.1f} times "
+        f"per epoch (one script per member: {report.preparations_alone:.1f})."
     )
+    if report.gauges:
+        text += f" Trainers waited for data {report.waiting_share:.0%} of their time."
     if report.sharing is not None and report.sharing.reason != "one node":
         text += f"\nNodes shared the stream: {report.sharing.sharing} ({report.sharing.reason})."
     if report.diagnosis is not None:

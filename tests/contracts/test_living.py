@@ -77,7 +77,7 @@ def test_whatever_happens_members_equal_themselves_alone(
     draw = random.Random(seed)
     sections = draw.choice([1, 1, 3, 4])
     chaos = living.policy(monkeypatch, Restless(draw))
-    monkeypatch.setattr(inbox, "LOOK_SECONDS", 0.0)
+    living.trusting(monkeypatch)
     faults, orders = draw.choice([0.0, 0.02, 0.1]), ["add", "stop"]
     run = tmp_path / "run"
     (tmp_path / "newcomers.py").write_text(LATE.format(epochs=draw.randint(1, 3 * sections) / sections))
@@ -187,7 +187,7 @@ def test_a_member_that_rests_comes_back_exactly(tmp_path: Path, launcher: str, s
 def test_a_member_that_is_added_joins_the_stream_and_nobody_notices(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launcher: str
 ) -> None:
-    monkeypatch.setattr(inbox, "LOOK_SECONDS", 0.0)
+    living.trusting(monkeypatch)
     (tmp_path / "newcomers.py").write_text(LATE.format(epochs=2))
     run, left, killed = tmp_path / "run", [], []
 
@@ -268,7 +268,7 @@ def test_members_that_do_not_fit_take_turns_epoch_by_epoch(tmp_path: Path, monke
 
 @pytest.mark.parametrize("where", ["measured", "waits", "rests", "trains"])
 def test_who_is_told_to_stop_stops_wherever_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
-    monkeypatch.setattr(inbox, "LOOK_SECONDS", 0.0)
+    living.trusting(monkeypatch)
     left: list[str] = []
 
     def is_there(driver: Driver) -> bool:
@@ -327,7 +327,7 @@ def test_a_device_is_free_for_the_next_one_as_soon_as_its_member_ends(tmp_path: 
 
 
 def test_who_is_told_to_stop_while_it_waits_to_board_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inbox, "LOOK_SECONDS", 0.0)
+    living.trusting(monkeypatch)
     (tmp_path / "newcomers.py").write_text(LATE.format(epochs=2))
     run, left = tmp_path / "run", list[str]()
     # When the member that was added comes aboard, another one has to come to its device first.

@@ -1,5 +1,6 @@
 """The doctor's judgements, and faults that are caused for real: it must say them, and what mends them."""
 
+import errno
 import json
 import os
 import resource
@@ -64,6 +65,18 @@ def test_a_folder_without_room(tmp_path: Path) -> None:
     assert "--dir" in check["mend"]
 
 
+def test_a_disk_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    assert doctor._look_at_locks(tmp_path / "runs" / "x").ok
+    monkeypatch.setattr(doctor.fcntl, "flock", refuse)
+    check = doctor._look_at_locks(tmp_path / "runs" / "x")
+    assert not check.ok
+    assert "No locks available" in check.found
+    assert "mount this one with locks" in check.mend
+
+
 def test_torch_that_cannot_be_imported(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise ImportError('libtorch.so: cannot open shared object file')\n")
     found = command(tmp_path, "--json", PYTHONPATH=f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
@@ -106,8 +119,8 @@ def test_gpus(name: str) -> None:
 
 
 FAILING = {
-    "old torch": doctor.judge_versions({"python": "3.12.1", "torch": "2.5.1+cu124", "numpy": "2.0.0"}),
-    "no numpy": doctor.judge_versions({"python": "3.12.1", "torch": "2.6.0", "numpy": None}),
+    "old torch": doctor.judge_versions({"python": "3.12.1", "torch": "2.9.1+cu124", "numpy": "2.0.0"}),
+    "no numpy": doctor.judge_versions({"python": "3.12.1", "torch": "2.10.0", "numpy": None}),
     "half a core": doctor.judge_cores(64, 64, 0.5),
     "little memory": doctor.judge_memory(64 * GIB, GIB, devices=2),
     "low hard limit": doctor.judge_files((16, 16), workers=4),

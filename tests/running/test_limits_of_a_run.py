@@ -62,13 +62,21 @@ def test_cpu_seconds_are_those_of_all_processes(tmp_path: Path) -> None:
 
 
 def test_the_report_names_the_bottleneck(tmp_path: Path) -> None:
-    report = run(tmp_path, devices="cpu:1")
+    report = run(tmp_path, devices="cpu:1", block_size=32)
     assert report.diagnosis is not None
     assert report.diagnosis.stage == "preparation"
     # 4 ms each, and what else a sample costs.
     assert 50 < float(report.diagnosis.verdict.split()[1].replace(",", "")) < 250
     assert report.to_json()["diagnosis"]["stage"] == "preparation"
     assert len(report.gauges["feeder-0"]["to_prepare"]["history"]) >= 1
+
+
+def test_preparation_that_is_faster_than_training_is_not_accused(tmp_path: Path) -> None:
+    # An epoch is one block, so no queue ever fills; a step takes 20 ms.
+    fleet = [studies.member(augment=studies.dawdle, batch_size=10)]
+    report = argosy.train(studies.study(200, fleet=fleet, epochs=4, val=0), directory=tmp_path, devices="cpu:1")
+    assert report.diagnosis is not None
+    assert report.diagnosis.stage == "training"
 
 
 def test_a_slow_node_is_named(tmp_path: Path) -> None:

@@ -21,6 +21,9 @@ from argosy.running.forkserver import ForkServer
 from argosy.running.processes import ProcessWorkers
 from argosy.stream.wire import Peer, dial
 
+PATIENCE = round(1.5 * processes.NEWS_SECONDS / 0.02)
+"""Looks that take longer than the fork server is waited for."""
+
 
 class Server(ForkServer):
     """A fork server that forks nothing; the test says what it tells."""
@@ -33,7 +36,7 @@ class Server(ForkServer):
     def fork(self, arguments: dict[str, Any], descriptors: list[int], log: Path) -> None:
         self.asked.append(arguments)
 
-    def tell(self, ticket: str, pid: int, status: int | None) -> None:
+    def tell(self, ticket: str, pid: int, status: int | str | None) -> None:
         self.far_end.send((ticket, pid, status))
 
     def close(self) -> None:
@@ -92,7 +95,7 @@ def test_a_worker_whose_start_was_never_told_is_lost_with_its_connection(
     assert lost(workers) == 0
     assert len(servers) == 2
     peer.close()
-    assert lost(workers) == 1
+    assert lost(workers, PATIENCE) == 1
 
 
 def test_a_worker_that_has_not_called_is_lost_with_the_server(workers: ProcessWorkers, servers: list[Server]) -> None:
@@ -116,7 +119,7 @@ def test_a_call_of_a_worker_that_is_gone_takes_nothing_from_its_successor(
     servers[0].tell(first, 7, 9)
     assert lost(workers) == 0
     peer.close()
-    assert lost(workers) == 1
+    assert lost(workers, PATIENCE) == 1
 
 
 def test_an_end_that_is_told_before_the_connection_breaks_is_told_once(
@@ -129,6 +132,26 @@ def test_an_end_that_is_told_before_the_connection_breaks_is_told_once(
     assert lost(workers) == 0
     peer.close()
     assert lost(workers) == 1
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [(9, "it was ended by SIGKILL (the kernel does that when memory runs out)"), (256, "it ended with exit code 1")],
+)
+def test_how_a_worker_ended_is_told(workers: ProcessWorkers, servers: list[Server], status: int, words: str) -> None:
+    """Its connection breaks a moment before the fork server knows."""
+    ticket = servers[0].asked[0]["ticket"]
+    peer = call(workers, ticket)
+    servers[0].tell(ticket, 7, None)
+    peer.close()
+    assert lost(workers) == 0
+    servers[0].tell(ticket, 7, status)
+    assert workers.receive(1) == [("cpu:0", Lost(detail=f"{words} while starting"))]
+
+
+def test_a_worker_that_cannot_be_forked_is_lost_with_the_reason(workers: ProcessWorkers, servers: list[Server]) -> None:
+    servers[0].tell(servers[0].asked[0]["ticket"], 0, "it could not be forked: no more processes")
+    assert workers.receive(1) == [("cpu:0", Lost(detail="it could not be forked: no more processes while starting"))]
 
 
 def test_a_caller_that_hangs_up_at_once_does_no_harm(workers: ProcessWorkers) -> None:

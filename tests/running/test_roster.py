@@ -136,7 +136,7 @@ def test_epochs_left_and_the_last_section_follow_the_rule(tmp_path: Path) -> Non
     assert (roster.waiting, roster.place("a")) == (["a"], 0)
     assert (roster.epochs_left("a"), roster.last_section("a")) == (2, 6)
     assert roster.leg_for(["a"], LENGTHS, number=3).section == 0
-    roster.enter(["a"], LENGTHS)
+    roster.enter(["a"])
     roster.join(["a"], 7)
     assert (roster.place("a"), roster.last_section("a")) == (28, 34)
     roster.join(["a"], 5)

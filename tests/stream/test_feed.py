@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import get_context
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +19,6 @@ import argosy
 from argosy.commands import Credit, Exit, Feed, Leg, Open, Opened, Team
 from argosy.events import Used
 from argosy.settings import Settings
-from argosy.stream.courier import Meeting
 from argosy.stream.feed import feed
 from argosy.stream.pulse import Pulse
 from argosy.stream.ring import RingReader
@@ -40,7 +40,16 @@ def live(driver: Peer, number: int) -> None:
     """Life of a feeder; that of the first node is slow."""
     data = argosy.Data(train=Slow(4096) if number == 0 else studies.Vectors(4096))
     settings = Settings(nodes=NODES, block_size=16, loader_workers=0)
-    feed(driver, data, settings, name=f"node{number}/feeder-0", seed=0, per_epoch=1, key=KEY, pulse=Pulse.private())
+    feed(
+        driver,
+        lambda: data,
+        settings,
+        name=f"node{number}/feeder-0",
+        seed=0,
+        per_epoch=1,
+        key=KEY,
+        pulse=Pulse.private(),
+    )
 
 
 def read(reader: RingReader) -> None:
@@ -87,10 +96,9 @@ def last_word(driver: Peer) -> Used:
     pytest.fail("the feeder says nothing")
 
 
-def test_a_feeder_forgets_its_courier_in_the_middle_of_what_it_says() -> None:
+def test_a_feeder_forgets_its_courier_in_the_middle_of_what_it_says(tmp_path: Path) -> None:
     endless = Leg(number=1, section=0, position=0)
     credit = Credit(leg=1, until=10**6, horizon=None, crews={"trainer": 1})
-    meeting = Meeting()
     with feeders() as found:
         for number in range(8):
             for rank, (_, driver) in enumerate(found):
@@ -99,8 +107,8 @@ def test_a_feeder_forgets_its_courier_in_the_middle_of_what_it_says() -> None:
                     preparing=NODES,
                     rank=rank,
                     nodes=NODES,
-                    meeting=meeting.address,
                     key=str(number),
+                    meeting=str(tmp_path / str(number)),
                 )
                 driver.send(Feed(leg=endless, team=team))
                 driver.send(credit)

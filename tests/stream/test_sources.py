@@ -1,6 +1,7 @@
 """Preparation: a function of (seed, split, epoch, index), whoever does it; faults are named."""
 
 import random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,8 +12,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 from argosy import Data
 from argosy.errors import StudyError
 from argosy.stream.blocks import Place
-from argosy.stream.pulse import Pulse
-from argosy.stream.sources import ArraySource, DatasetSource, open_sources
+from argosy.stream.sources import ArraySource, DatasetSource, Source, open_sources
 
 
 def fill(source, indices, epoch: int = 0) -> list[torch.Tensor]:
@@ -24,8 +24,8 @@ def fill(source, indices, epoch: int = 0) -> list[torch.Tensor]:
     return [leaf.clone() for leaf in block.leaves]
 
 
-def source(dataset, **rest) -> DatasetSource:
-    return DatasetSource(dataset, "train", seed=0, skip_errors=rest.pop("skip_errors", False), pulse=Pulse.private())
+def source(dataset, *, skip_errors: bool = False) -> DatasetSource:
+    return open_sources(Data(train=dataset, on_error="skip" if skip_errors else "raise"), seed=0)["train"]
 
 
 def test_a_sample_does_not_depend_on_who_came_before() -> None:
@@ -112,7 +112,7 @@ def test_getitems_is_used_where_it_is_deterministic() -> None:
     assert fill(here, [3, 1])[0].tolist() == [3.0, 1.0]
     assert dataset.lists == 2
     # A Subset has __getitems__ too, and would draw many samples under one seed.
-    assert not source(Subset(studies.Vectors(30), range(20))).gathers
+    assert not source(Subset(studies.Vectors(30), range(20))).facts.gathers
 
 
 def test_arrays_and_tensor_datasets_take_the_fast_path() -> None:
@@ -130,10 +130,155 @@ def test_a_memory_map_stays_on_disk(tmp_path) -> None:
 
 
 def test_unequal_lengths_are_refused() -> None:
-    with pytest.raises(StudyError, match="one common length"):
+    with pytest.raises(
+        StudyError, match=r"^Data.arrays: its arrays have \[3, 4\] rows; they need one common number above 0"
+    ):
         open_sources(Data(arrays=(np.zeros(3), np.zeros(4))), seed=0)
 
 
 def test_what_the_stream_cannot_carry_is_named() -> None:
-    with pytest.raises(StudyError, match=r"builtins\.str.*Convert it"):
+    with pytest.raises(StudyError, match=r"^Data.train: sample 0 holds 'text' of type str; .* Convert it"):
         source(["text", "more"])
+
+
+def cut(source: Source, *indices: int) -> tuple[list[tuple[int, str]], list[bool]]:
+    """Holes and sound rows of a block of these samples."""
+    place = Place(leg=0, split="train", epoch=0, section=0, start=0, rows=len(indices), last=True)
+    block = source.layout.block(place, np.zeros(source.layout.block_bytes(len(indices)), np.uint8))
+    return source.fill(block, 0, np.array(indices, dtype=np.int64)), block.sound.tolist()
+
+
+class BrokenLists(Lists):
+    """Sample 7 cannot be read, alone or in a list."""
+
+    def __getitem__(self, index):
+        if index == 7:
+            raise OSError("truncated file")
+        return super().__getitem__(index)
+
+
+class ShortLists(BrokenLists):
+    """Leaves out what it cannot read."""
+
+    def __getitems__(self, indices):
+        return [self[index] for index in indices if index != 7]
+
+
+@pytest.mark.parametrize("kind", [BrokenLists, ShortLists])
+def test_one_broken_sample_of_a_list_costs_one_hole(kind: type[Lists]) -> None:
+    here = source(kind(), skip_errors=True)
+    assert here.facts.gathers
+    assert cut(here, 6, 7, 8) == ([(7, "OSError: truncated file")], [True, False, True])
+    with pytest.raises(StudyError, match=r"^Data\.train: sample 7 raised OSError: truncated file\n"):
+        cut(source(kind()), 6, 7, 8)
+
+
+class Odd(Dataset):
+    """Thirty samples, of which the first and one in the middle can be anything."""
+
+    def __init__(self, first: Any, odd: Any, length: Any = 30) -> None:
+        self.first, self.odd, self.length = first, odd, length
+
+    def __len__(self) -> int:
+        if isinstance(self.length, int):
+            return self.length
+        raise self.length
+
+    def __getitem__(self, index: int) -> Any:
+        if index >= 30:
+            raise IndexError("list index out of range")
+        found = self.odd if index == 17 else self.first
+        if isinstance(found, BaseException):
+            raise found
+        return found
+
+
+X = torch.zeros(3)
+OBJECTS = np.array([None, 1], dtype=object)
+
+
+@pytest.mark.parametrize(
+    ("first", "odd", "says"),
+    [
+        ((X, 0), (torch.zeros(4), 0), r"has shape \(4,\) in its element 0, the first sample \(3,\)\..* pad"),
+        ((X, 0), (X, 1.0), r"has torch.float64 in its element 1, the first sample torch.int64\..*convert"),
+        ((X, 0), (X.double(), 1), r"has torch.float64 in its element 0, the first sample torch.float32\."),
+        ((X, 0), None, r"holds None of type NoneType; the stream carries tensors, arrays and numbers\. Convert"),
+        ((X, 0), (X, "cat"), r"holds 'cat' of type str;"),
+        ((X, 0), (OBJECTS, 1), r"holds array\(\[None, 1\], dtype=object\) of type numpy.ndarray with dtype object;"),
+        ((X, 0), [X, 0], r"is built as \[·, ·\], the first one as \(·, ·\)\. Build all samples alike\."),
+        ({"x": X, "y": 0}, {"x": X}, r"is built as \{'x': ·\}, the first one as \{'x': ·, 'y': ·\}\."),
+        ((X, 0), SystemExit(2), r"raised SystemExit: 2\n"),
+    ],
+)
+def test_a_sample_unlike_the_first_is_named(first: Any, odd: Any, says: str) -> None:
+    with pytest.raises(StudyError, match=rf"^Data\.train: sample 17 {says}"):
+        cut(source(Odd(first, odd)), 16, 17)
+    holes, sound = cut(source(Odd(first, odd), skip_errors=True), 16, 17)
+    assert ([index for index, _ in holes], sound) == ([17], [True, False])
+
+
+@pytest.mark.parametrize(
+    ("dataset", "says"),
+    [
+        (Odd((X, None), 0), r"sample 0 holds None"),
+        (Odd((), ()), r"sample 0 is \(\), without any tensor"),
+        (Odd((X.to_sparse(), 0), 0), r"sample 0 has a sparse tensor"),
+        (Odd((X, 0), 0, length=40), r"sample (20|39) raised IndexError: list index out of range"),
+        (Odd((X, 0), 0, length=0), r"is empty: the len\(\) of the Odd is 0\. Give it samples\."),
+        (Odd((X, 0), 0, length=TypeError("no")), r"the Odd does not say how many samples it has: len\(\) raised"),
+        (Odd((X, 0), 0, length=-1), r"the Odd does not say how many samples it has: .*ValueError"),
+        (lambda: iter([X]), r"its factory <lambda> returned <list_iterator .*, which is no map-style Dataset"),
+        (
+            lambda: 1 / 0,
+            r"its factory <lambda> raised ZeroDivisionError: division by zero\n.*test_sources.*in <lambda>",
+        ),
+    ],
+)
+def test_what_is_no_dataset_is_refused_before_training(dataset: Any, says: str) -> None:
+    with pytest.raises(StudyError, match=rf"(?s)^Data\.train:? {says}"):
+        source(dataset)
+
+
+def test_where_every_sample_raises_there_is_nothing_to_train_on() -> None:
+    with pytest.raises(StudyError, match=r"each of the 30 samples raised, the last one OSError\('gone'\)"):
+        source(Odd(OSError("gone"), OSError("gone")), skip_errors=True)
+
+
+def test_numbers_of_every_kind_and_a_class_as_factory() -> None:
+    class Kinds(studies.Vectors):
+        def __init__(self) -> None:
+            super().__init__(30)
+
+        def __getitem__(self, index: int) -> Any:
+            row = np.arange(3.0)
+            row.flags.writeable = False
+            numbers = {"int": index, "float": 0.5, "bool": True, "np": np.float32(2), "u8": np.uint8(3)}
+            return {**numbers, "row": row, "grown": torch.ones(2, requires_grad=True)}
+
+    leaves = fill(source(Kinds), [4, 5])
+    assert [leaf.tolist() for leaf in leaves[:5]] == [[4, 5], [0.5, 0.5], [True, True], [2, 2], [3, 3]]
+    assert [str(leaf.dtype)[6:] for leaf in leaves[:5]] == ["int64", "float64", "bool", "float32", "uint8"]
+    assert leaves[5][1].tolist() == [0, 1, 2] and not leaves[6].requires_grad
+
+
+@pytest.mark.parametrize(
+    ("array", "says"),
+    [
+        (np.arange(2, dtype=">i4"), r"has dtype >i4"),
+        ([[1], [2, 3]], r"is ragged: "),
+        (torch.empty(2, device="meta"), r"is a tensor of layout torch\.strided on meta; .* Give tensor\.cpu\(\)"),
+        (torch.eye(2).to_sparse(), r"is a tensor of layout torch\.sparse_coo on cpu; .*to_dense\(\)"),
+    ],
+)
+def test_arrays_that_the_stream_cannot_carry_are_refused(array: Any, says: str) -> None:
+    with pytest.raises(StudyError, match=rf"^Data: array 1 of train {says}"):
+        open_sources(Data(arrays=(np.zeros(2), array)), seed=0)
+
+
+def test_arrays_of_every_layout_give_their_rows() -> None:
+    x = np.arange(12.0).reshape(2, 6)
+    grown = torch.arange(12.0).reshape(6, 2).requires_grad_()
+    here = open_sources(Data(arrays=(x.T, np.asfortranarray(x.T)[::-1], grown, list(range(6)))), seed=0)["train"]
+    leaves = fill(here, [5, 0])
+    assert [leaf.tolist() for leaf in leaves] == [[[5, 11], [0, 6]], [[0, 6], [5, 11]], [[10, 11], [0, 1]], [5, 0]]

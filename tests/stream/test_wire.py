@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import resource
 import socket
 import threading
 import time
@@ -272,3 +273,65 @@ def test_another_key_opens_nothing() -> None:
     assert entered == []
     assert isinstance(error, WorkerError)
     door.close()
+
+
+def test_silent_callers_hold_up_nobody_and_are_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "UNPROVED", 3)
+    door = Door(bytes(32))
+    silent = [socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) for _ in range(5)]
+    for caller in silent:
+        caller.connect(door.address)
+        door.enter()
+    assert len(door._callers) == 3
+    for caller in silent[:2]:
+        assert len(caller.recv(wire.NONCE)) == wire.NONCE
+        assert caller.recv(1) == b""
+    entered, _ = enter(door, lambda: dial(door.address, bytes(32), "name"))
+    assert [found for found, _ in entered] == ["name"]
+    monkeypatch.setattr(wire, "PATIENCE_SECONDS", 0.0)
+    door.enter()
+    assert len(door._callers) == 0
+    door.close()
+    for caller in silent:
+        caller.close()
+
+
+def test_a_caller_of_another_user_is_turned_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    with raw() as (ours, _):
+        assert wire._user_of(ours) == os.geteuid()
+    monkeypatch.setattr(wire, "_user_of", lambda caller: os.geteuid() + 1)
+    door = Door(bytes(32))
+    entered, (error,) = enter(door, lambda: dial(door.address, bytes(32), "name"))
+    assert entered == []
+    assert isinstance(error, WorkerError)
+    door.close()
+
+
+@contextmanager
+def no_more_files() -> Iterator[None]:
+    """This process may open none."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_call_waits_where_too_many_files_are_open() -> None:
+    door = Door(bytes(32))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller:
+        caller.connect(door.address)
+        with no_more_files():
+            assert door.enter() == []
+            assert door.enter() == []
+        door.enter()
+        assert len(caller.recv(wire.NONCE)) == wire.NONCE
+    door.close()
+
+
+def test_a_descriptor_that_finds_no_room_is_an_error_that_says_so() -> None:
+    here, there = Peer.pair()
+    here.send("word", [0])
+    with no_more_files(), pytest.raises(OSError, match="too many are open"):
+        there.receive()

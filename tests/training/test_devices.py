@@ -179,12 +179,23 @@ def scaled_in_place(batch):
     return batch[0].mul_(2), batch[1]
 
 
+def scaled_unseen(batch):
+    batch[0].data.mul_(2)
+    return batch
+
+
+def scaled_in_numpy(batch):
+    values = batch[0].numpy()
+    values *= 2
+    return batch
+
+
 def in_place_later(batch):
     return (batch[0].mul_(2) if batch[0].flatten()[0] > 1 else batch[0] * 2), batch[1]
 
 
 @pytest.mark.parametrize("name", ["cpu:0", "late:1"])
-@pytest.mark.parametrize("on_device", [scaled, scaled_in_place])
+@pytest.mark.parametrize("on_device", [scaled, scaled_in_place, scaled_unseen, scaled_in_numpy])
 def test_work_on_the_device_never_reaches_the_shared_slot(name: str, on_device) -> None:
     backend = backend_of(name)
     feed, copies = Feed(backend), Copies(backend, on_device)

@@ -22,6 +22,7 @@ from argosy.stream.schedule import Orders
 from argosy.study import Member
 from argosy.training import checkpoint
 from argosy.training.devices import backend_of
+from argosy.training.measure import NUMPY_RANDOM, PRIVATE, measure
 from argosy.training.member import Best, LiveMember, build
 from argosy.training.solo import Solo
 
@@ -260,9 +261,9 @@ def test_nan_is_never_better_and_always_beaten() -> None:
 
 
 def second_is_best(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """A metric that follows a script of its own: the calls of a validation are three."""
+    """A metric of the whole set that follows a script of its own: it is called for its first batch, and for all."""
     second_is_best.calls += 1
-    return torch.tensor([1.0, 3.0, 2.0, 3.0][(second_is_best.calls - 1) // 3])
+    return torch.tensor([1.0, 3.0, 2.0, 3.0][(second_is_best.calls - 1) // 2])
 
 
 def test_the_weights_of_the_best_section_are_held_until_they_are_in_a_file(tmp_path: Path) -> None:
@@ -310,3 +311,48 @@ def test_a_loss_that_is_no_number_is_found(devices: None, device: str, asked: in
     for _ in train(solo, 0, 0, 100, size=100):
         pass
     assert [solo.live.diverged for _ in range(2)] == [asked == 1, True]
+
+
+# ---- what is unusual about a member
+
+
+def shifted_in_numpy(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """A metric that writes into what others share, where torch's version counters do not see it."""
+    classes = target.numpy()
+    classes -= 1
+    return output[:, 0]
+
+
+def scaled_unseen(batch: Any) -> Any:
+    batch[0].data.mul_(2)
+    return batch
+
+
+def clamped(batch: Any) -> Any:
+    """It changes nothing, but might have."""
+    batch[0].clamp_(-99, 99)
+    return batch
+
+
+@pytest.mark.parametrize(
+    "rest", [{"metrics": {"odd": shifted_in_numpy}}, {"augment": scaled_unseen}, {"augment": clamped}]
+)
+def test_whoever_writes_into_its_input_is_found(rest: dict[str, Any]) -> None:
+    (block, *_) = blocks(ORDERS.epoch("train", 0), 50, arrays=(INPUTS, TARGETS))
+    for member, notes in ((studies.member(**rest), (PRIVATE,)), (studies.member(), ())):
+        measured = measure(start(member).live, block, backend_of("cpu:0"), validates=True)
+        assert measured.notes == notes
+        assert not block.touched
+
+
+def drawing(output: torch.Tensor, target: torch.Tensor) -> float:
+    return float(np.random.rand())
+
+
+def test_a_metric_that_draws_from_numpy_is_found() -> None:
+    (block, *_) = blocks(ORDERS.epoch("train", 0), 50, arrays=(INPUTS, TARGETS))
+    solo = start(studies.member(metrics={"drawing": drawing}))
+    before = outcome(solo.live)
+    assert measure(solo.live, block, backend_of("cpu:0"), validates=True).notes == (NUMPY_RANDOM,)
+    assert measure(solo.live, block, backend_of("cpu:0")).notes == (), "validation samples may be others"
+    assert outcome(solo.live) == before

@@ -63,7 +63,8 @@ def make(study: Study, folder: Path, said: list[Any], driver: Listening, **setti
     trainer = Trainer(
         study.terms, Settings(**settings), folder, name="cpu:0", backend=backend, emit=said.append, listen=driver
     )
-    trainer.know({split: source.length for split, source in open_sources(study.data, seed=study.seed).items()})
+    sources = open_sources(study.data, seed=study.seed)
+    trainer.know({n: s.length for n, s in sources.items()}, {n: s.layout for n, s in sources.items()})
     trainer.enlist(study.members)
     return trainer
 

@@ -1,0 +1,30 @@
+"""Anonymous memory files: memory that processes share by descriptor, with no name that could be left behind."""
+
+import os
+
+from argosy.errors import WorkerError
+from argosy.system import means_refused
+
+__all__ = ["memory_file"]
+
+
+def memory_file(name: str, size: int = 0) -> int:
+    """The descriptor of one of so many bytes, which programs that this process starts do not inherit.
+
+    Raises WorkerError where the system refuses it.
+    """
+    try:
+        descriptor = os.memfd_create(name, os.MFD_CLOEXEC)
+    except OSError as error:
+        raise means_refused(error, "no memory can be shared between processes") or WorkerError(
+            f"no memory can be shared between processes, as memfd_create is refused: {error}. Allow it in the sandbox "
+            "(docker run --security-opt seccomp=unconfined), or use launcher inline."
+        ) from error
+    try:
+        os.ftruncate(descriptor, size)
+    except OSError as error:
+        os.close(descriptor)
+        raise WorkerError(
+            f"processes cannot share {size:,} bytes: {error}. Lower --block-size, or raise the limits (ulimit -f, -v)."
+        ) from error
+    return descriptor

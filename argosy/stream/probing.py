@@ -1,0 +1,157 @@
+"""What must be known of a Dataset before it is fed, and is learned from a few samples that are prepared for that alone."""
+
+import hashlib
+import random
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from argosy.errors import StudyError
+from argosy.stream.blocks import Layout, sample_leaves
+from argosy.stream.samples import THROWN, refusal
+
+__all__ = ["Facts", "confirm", "fingerprint_of", "probe"]
+
+Leaves = list[torch.Tensor]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Facts:
+    """Of one split."""
+
+    length: int
+    layout: Layout
+    fingerprint: str
+    """SHA-256 over two prepared samples, the first and the last: part of a study's identity on disk."""
+    gathers: bool = False
+    """Whether whole lists of samples may be asked for with ``__getitems__``."""
+    seconds_per_sample: float = 0.0
+    """Of one core that prepares a sample; 0 where nothing is prepared."""
+
+
+def probe(dataset: Any, split: str, sample: Callable[[int], Any], *, skip_errors: bool) -> Facts:
+    """Learn the facts; ``sample(index)`` prepares one as epoch 0 has it.
+
+    A few samples are prepared twice, in another order: a difference names the dataset, which draws where nobody can seed.
+    """
+    length = _length_of(dataset, split)
+    layout = _first_layout(sample, length, split, skip_errors=skip_errors)
+    leaves = _leaves_of(sample, split, layout, skip_errors=skip_errors)
+    probes = sorted({0, length // 2, length - 1})
+    first = {index: leaves(index) for index in probes}
+    started = time.perf_counter()
+    again = {index: leaves(index) for index in reversed(probes)}
+    seconds = (time.perf_counter() - started) / len(probes)
+    for index in probes:
+        if not _equal(first[index], again[index]):
+            raise StudyError(
+                f"Data.{split} ({type(dataset).__name__}) prepared sample {index} twice from the same seeds, and the "
+                "results differ: it draws from a generator of its own. Draw from `random`, `numpy.random` or torch's "
+                "default generator (seeded for every sample), or derive the generator's seed from the index."
+            )
+    return Facts(
+        length=length,
+        layout=layout,
+        fingerprint=fingerprint_of([first[0], first[length - 1]]),
+        gathers=all(first.values()) and _gathers(dataset, first),
+        seconds_per_sample=seconds,
+    )
+
+
+def _length_of(dataset: Any, split: str) -> int:
+    """Samples of a Dataset; raises StudyError where there are none."""
+    try:
+        length = len(dataset)
+    except THROWN as error:  # the user's code
+        raise StudyError(
+            f"Data.{split}: the {type(dataset).__name__} does not say how many samples it has: len() raised {error!r}. A "
+            "map-style Dataset has __len__ and __getitem__."
+        ) from error
+    if length == 0:
+        raise StudyError(f"Data.{split} is empty: the len() of the {type(dataset).__name__} is 0. Give it samples.")
+    return length
+
+
+def confirm(facts: Facts, dataset: Any, split: str, sample: Callable[[int], Any], *, skip_errors: bool) -> None:
+    """Raise StudyError unless a Dataset that was opened again, in another process, is the one that was probed."""
+    leaves = _leaves_of(sample, split, facts.layout, skip_errors=skip_errors)
+    length = _length_of(dataset, split)
+    if length != facts.length or fingerprint_of([leaves(0), leaves(length - 1)]) != facts.fingerprint:
+        raise StudyError(
+            f"Data.{split}: the {type(dataset).__name__} is another one whenever it is opened (here of {length} samples, "
+            f"before of {facts.length}), and each loader worker opens its own, because it leaves files or connections open. Let "
+            "it give the same samples in the same order: sort what it lists, and seed what it draws."
+        )
+
+
+def fingerprint_of(samples: Iterable[Leaves]) -> str:
+    """SHA-256 over these samples."""
+    digest = hashlib.sha256()
+    for leaves in samples:
+        for leaf in leaves:
+            digest.update(_bytes(leaf))
+    return digest.hexdigest()
+
+
+def _leaves_of(
+    sample: Callable[[int], Any], split: str, layout: Layout, *, skip_errors: bool
+) -> Callable[[int], Leaves]:
+    """Index -> the leaves of a sample; of one that raises and may be skipped, none."""
+
+    def leaves(index: int) -> Leaves:
+        try:
+            found, tree = sample_leaves(sample(index))
+            layout.check(found, tree)
+            return found
+        except THROWN as error:  # the user's code: the run's contract decides what it does to the run
+            if not skip_errors:
+                raise refusal(error, split, index) from error
+            return []
+
+    return leaves
+
+
+def _first_layout(sample: Callable[[int], Any], length: int, split: str, *, skip_errors: bool) -> Layout:
+    for index in range(length):
+        try:
+            return Layout.of(sample(index))
+        except THROWN as error:  # as above
+            if not skip_errors:
+                raise refusal(error, split, index) from error
+            last = error
+    raise StudyError(
+        f"Data.{split}: each of the {length} samples raised, the last one {last!r}; there is nothing to train on. Mend the "
+        "dataset."
+    ) from last
+
+
+def _gathers(dataset: Any, singly: dict[int, Leaves]) -> bool:
+    """Whether a list of samples is what they are one by one, and draws nothing from the generators."""
+    if not hasattr(dataset, "__getitems__"):
+        return False
+    before = _generator_states()
+    try:
+        together = [sample_leaves(sample)[0] for sample in dataset.__getitems__(list(singly))]
+    except THROWN:  # as above: it is asked for single samples, as if it had no lists
+        return False
+    untouched = all(np.array_equal(a, b) for a, b in zip(before, _generator_states(), strict=True))
+    return untouched and len(together) == len(singly) and all(map(_equal, singly.values(), together))
+
+
+def _generator_states() -> list[Any]:
+    return [random.getstate()[1], np.random.get_state()[1], torch.default_generator.get_state().numpy()]  # type: ignore[index]
+
+
+def _equal(some: Leaves, others: Leaves) -> bool:
+    """Bit for bit, so that a NaN equals itself."""
+    return len(some) == len(others) and all(
+        a.dtype == b.dtype and a.shape == b.shape and _bytes(a) == _bytes(b) for a, b in zip(some, others, strict=True)
+    )
+
+
+def _bytes(leaf: torch.Tensor) -> bytes:
+    return leaf.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()

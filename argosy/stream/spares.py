@@ -1,0 +1,237 @@
+"""How a feeder opens the data for loader workers that it will fork, so that no two of them share what one alone can use.
+
+A fork shares open files (one place in each, which all who read move), sockets and connections, and lacks threads. So a
+feeder forks a *spare*, a copy of itself that waits, before it lets the data be opened, and another one before it prepares
+the first samples. Where nothing of the kind is left open, the spares go, and workers inherit what was opened and loaded:
+once for all of them. Where samples left something open, the second spare goes on in the feeder's place: workers inherit
+what was loaded, and each opens the rest with its own first sample. Where the opening did, the first one goes on, which
+has nothing: each worker opens the data for itself, and compares what it finds.
+
+Contract. A spare is tied to its feeder by the kernel, and told once: to go, or to go on. The feeder in whose place it goes
+on hangs up on everybody, waits for the spare's end, and ends; to the rest of the run the two are one process.
+"""
+
+import contextlib
+import fcntl
+import gc
+import os
+import stat
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from multiprocessing.connection import Connection, Pipe
+from pathlib import Path
+from typing import Any, NoReturn
+
+import cloudpickle
+
+from argosy.stream.death import die_with_parent, name_process
+from argosy.stream.probing import Facts
+from argosy.stream.pulse import Pulse
+from argosy.stream.sources import (
+    ArraySource,
+    DatasetSource,
+    Source,
+    open_sources,
+    open_split,
+    open_splits,
+    probed,
+    reopened,
+)
+from argosy.study import Data
+
+__all__ = ["held", "open_for"]
+
+MEMORY_DEVICES = 1
+"""Major number of /dev/null, /dev/zero, /dev/urandom and their like."""
+MAPS_WITH_STATE = "lmdb"
+"""A package whose files are mapped and still not for a fork."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Word:
+    """What a spare has to know of the data."""
+
+    facts: Mapping[str, Facts | None]
+    """By split; None of arrays."""
+    skip_errors: bool
+
+
+def open_for(
+    loaders: int, data: Callable[[], Data], *, seed: int, pulse: Pulse, hang_up: Callable[[], None]
+) -> dict[str, Source]:
+    """The splits of a study's data, by name, in a process that is to fork so many loader workers; it may be a spare.
+
+    ``data`` unpacks them, anew each time. ``hang_up`` closes the connections whose end others take for the caller's.
+    """
+    if not loaders:
+        return open_sources(data(), seed=seed, pulse=pulse)
+    before = held()
+    empty, word = _Spare.fork()
+    if word is not None:
+        return _to_be_opened(data, word, seed=seed, pulse=pulse)
+    given = data()
+    skip = given.on_error == "skip"
+    splits = open_splits(given, seed=seed, pulse=pulse)
+
+    def learn() -> tuple[dict[str, Source], _Word]:
+        found = {name: probed(split, name, seed=seed, skip_errors=skip, pulse=pulse) for name, split in splits.items()}
+        facts = {name: source.facts if source.parallel else None for name, source in found.items()}
+        return found, _Word(facts=facts, skip_errors=skip)
+
+    if all(isinstance(split, ArraySource) for split in splits.values()):
+        empty.dismiss()  # no loader workers
+        return splits
+    if _left_open(before):
+        empty.go_on(learn()[1], hang_up)
+    loaded, word = _Spare.fork()
+    if word is not None:
+        return {name: _as_told(split, name, word, seed=seed, pulse=pulse) for name, split in splits.items()}
+    sources, word = learn()
+    empty.dismiss()
+    if _left_open(before):
+        loaded.go_on(word, hang_up)
+    loaded.dismiss()
+    return sources
+
+
+def _to_be_opened(data: Callable[[], Data], word: _Word, *, seed: int, pulse: Pulse) -> dict[str, Source]:
+    """Sources whose Datasets each process opens that prepares their samples; arrays are opened here."""
+    own = _Own(data)
+    return {
+        name: open_split(data(), name, seed=seed, pulse=pulse)
+        if facts is None
+        else reopened(name, facts, lambda: own.data, seed=seed, skip_errors=word.skip_errors, pulse=pulse)
+        for name, facts in word.facts.items()
+    }
+
+
+def _as_told(split: Any, name: str, word: _Word, *, seed: int, pulse: Pulse) -> Source:
+    facts = word.facts[name]
+    if facts is None:
+        assert isinstance(split, ArraySource)
+        return split
+    return DatasetSource(name, facts, lambda _: split, seed=seed, skip_errors=word.skip_errors, pulse=pulse)
+
+
+class _Own:
+    """The study's data as a loader worker unpacks them, once, for all splits. Empty where workers are forked."""
+
+    def __init__(self, unpack: Callable[[], Data]) -> None:
+        self.unpack = unpack
+
+    @cached_property
+    def data(self) -> Data:
+        """Of this process."""
+        return self.unpack()
+
+
+class _Spare:
+    """The feeder's end of one."""
+
+    def __init__(self, pid: int, connection: Connection) -> None:
+        self.pid = pid
+        self.connection = connection
+
+    @classmethod
+    def fork(cls) -> "tuple[_Spare, _Word | None]":
+        """A copy of this process that waits. The word is None in this process, and in the spare what it goes on with."""
+        theirs, ours = Pipe(duplex=False)
+        feeder = os.getpid()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        gc.freeze()  # as for loader workers
+        pid = os.fork()
+        if pid == 0:
+            ours.close()
+            return cls(pid, theirs), _wait(feeder, theirs)
+        theirs.close()
+        return cls(pid, ours), None
+
+    def dismiss(self) -> None:
+        """Let it go."""
+        self._tell(b"")
+        os.waitpid(self.pid, 0)
+
+    def go_on(self, word: _Word, hang_up: Callable[[], None]) -> NoReturn:
+        """Let it go on in this process's place, which ends when the spare does."""
+        # By value: a sample may be a named tuple of the user's script.
+        self._tell(cloudpickle.dumps(word))
+        hang_up()
+        _, status = os.waitpid(self.pid, 0)
+        os._exit(max(os.waitstatus_to_exitcode(status), 0))
+
+    def _tell(self, word: bytes) -> None:
+        # One that was killed hears nothing; where it was to go on, this process ends as it did.
+        with contextlib.suppress(OSError):
+            self.connection.send_bytes(word)
+        self.connection.close()
+
+
+def _wait(feeder: int, connection: Connection) -> _Word:
+    """Life of a spare, until it goes on."""
+    try:
+        die_with_parent(feeder)
+        name_process("spare")
+        words = connection.recv_bytes()
+        if words:
+            name_process("feeder")
+            word: _Word = cloudpickle.loads(words)
+            return word
+    except EOFError:
+        pass
+    os._exit(0)
+
+
+def _left_open(before: frozenset[str]) -> bool:
+    """Whether something was opened since then that a fork must not inherit; the log says what."""
+    left = held() - before
+    if left:
+        gc.collect()  # it may be on its way
+        left = held() - before
+    if left:
+        print(f"not for a fork: {', '.join(sorted(left))}. Each loader worker opens its own.", flush=True)
+    return bool(left)
+
+
+def held() -> frozenset[str]:
+    """What this process has open that it cannot share with a fork of it, in words.
+
+    A fork may have as well: files that are only written to or only mapped into memory, folders, /dev/null and its like.
+    """
+    files: Counter[str] = Counter()
+    others = set()
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208  # the numbers, not paths
+        # That of the listing is gone already.
+        with contextlib.suppress(OSError):
+            descriptor, target = int(name), str(Path(f"/proc/self/fd/{name}").readlink())
+            if _is_read(descriptor):
+                if stat.S_ISREG(os.fstat(descriptor).st_mode):
+                    files[target] += 1
+                else:
+                    others.add(target)
+    if MAPS_WITH_STATE not in sys.modules:
+        # Python's mappings have a descriptor of their own, whose place in the file nobody uses.
+        files -= Counter(_mapped())
+    # The monitor of tqdm watches bars, and every process that shows one starts its own.
+    threads = {thread.name for thread in threading.enumerate() if not type(thread).__module__.startswith("tqdm")}
+    return frozenset(files.elements()) | others | threads
+
+
+def _is_read(descriptor: int) -> bool:
+    """Whether it has a place, or words, that somebody reads."""
+    found = os.fstat(descriptor)
+    if stat.S_ISDIR(found.st_mode) or not stat.S_IFMT(found.st_mode):
+        return False
+    if stat.S_ISCHR(found.st_mode) and os.major(found.st_rdev) == MEMORY_DEVICES:
+        return False
+    return fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE != os.O_WRONLY
+
+
+def _mapped() -> list[str]:
+    """The files of this process's memory, each as often as it is there."""
+    fields = (line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text().splitlines())
+    return [field[5] for field in fields if len(field) == 6]

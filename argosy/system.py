@@ -1,0 +1,61 @@
+"""What the operating system refuses, told in a sentence that says what to do."""
+
+import contextlib
+import errno
+from collections.abc import Iterator
+from pathlib import Path
+
+from argosy.errors import ArgosyError, DiskError, WorkerError
+
+__all__ = ["disk_refused", "means_refused", "refusals_told"]
+
+DISK = {
+    errno.ENOSPC: "Free disk space",
+    errno.EDQUOT: "Free disk space, or have your quota raised",
+    errno.EFBIG: "Raise the limit on the size of files: ulimit -f unlimited",
+    errno.EROFS: "Mount the disk for writing, or choose another directory",
+    errno.EACCES: "Give yourself the right to write there, or choose another directory",
+    errno.EIO: "The disk fails, dmesg says how: copy the directory to a sound one",
+    errno.ENOENT: "Somebody removed it; put it back, or begin anew in another directory",
+}
+MEANS = {
+    errno.EMFILE: "Allow each process more open files: ulimit -n 4096",
+    errno.ENFILE: "All programs of this machine have too many files open: end some, or raise fs.file-max",
+    errno.ENOMEM: "Memory has run out: use fewer devices (--devices cpu:1), fewer --loader-workers or smaller members",
+    errno.EAGAIN: "No more processes are allowed: raise ulimit -u, or the container's limit of pids",
+}
+
+
+def disk_refused(error: Exception, what: str) -> DiskError:
+    """What could not be done, why, and what mends it."""
+    number = error.errno if isinstance(error, OSError) else None
+    return DiskError(f"{what}: {error}. {DISK.get(number or 0, 'See to the disk')}; the same command goes on.")
+
+
+def means_refused(error: Exception, what: str) -> WorkerError | None:
+    """The same where a process was refused descriptors, memory or other processes; None for any other error."""
+    number = errno.ENOMEM if isinstance(error, MemoryError) else error.errno if isinstance(error, OSError) else None
+    if number not in MEANS:
+        return None
+    return WorkerError(f"{what}: {str(error) or 'no memory'}. {MEANS[number]}; the same command goes on.")
+
+
+@contextlib.contextmanager
+def refusals_told(directory: Path) -> Iterator[None]:
+    """Inside, what the system refuses to a run is raised as an error for people; other errors pass."""
+    try:
+        yield
+    except (OSError, MemoryError) as error:
+        told: ArgosyError | None = means_refused(error, f"the run in {directory} cannot go on")
+        if isinstance(error, OSError) and error.errno in DISK and _concerns(error, directory):
+            told = disk_refused(error, f"cannot write in {directory}")
+        if told is None:
+            raise
+        raise told from error
+
+
+def _concerns(error: OSError, directory: Path) -> bool:
+    """Whether an error is about a run's own files, as far as it says; somebody's missing data is his own affair."""
+    if error.errno == errno.ENOENT:
+        return not directory.exists()
+    return error.filename is None or directory in Path(str(error.filename)).parents

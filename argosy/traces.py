@@ -1,0 +1,52 @@
+"""What a person reads of an error in code of their own: one sentence, or the traceback through their own lines.
+
+The lines themselves are looked up where the error is told, in another process, maybe on another host, when the script may be
+another one already, and a notebook's cell was never a file. So they go there with the code.
+"""
+
+import importlib.util
+import linecache
+import sys
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+
+import cloudpickle
+
+from argosy.errors import ArgosyError
+
+__all__ = ["know_sources", "sources", "trace_of"]
+
+
+def trace_of(error: BaseException) -> str:
+    """The sentence of an error of ours; else the traceback, without frames of Argosy and torch where there are others."""
+    if isinstance(error, ArgosyError):
+        return f"{type(error).__name__}: {error}"
+    folders, trace = _folders("argosy", "torch"), traceback.TracebackException.from_exception(error)
+    link: traceback.TracebackException | None = trace
+    while link is not None:
+        own = [frame for frame in link.stack if not frame.filename.startswith(folders)]
+        link.stack = traceback.StackSummary.from_list([tuple(frame) for frame in own or link.stack])
+        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
+    return "".join(trace.format())
+
+
+def sources() -> dict[str, str]:
+    """Texts by the name in tracebacks: of the script and of study files, which travel by value, and of what is no file."""
+    by_value = ("__main__", *cloudpickle.list_registry_pickle_by_value())
+    scripts = [getattr(sys.modules.get(name), "__file__", None) for name in by_value]
+    typed = [name for name, entry in linecache.cache.items() if len(entry) > 1 and not Path(name).exists()]
+    return {name: "".join(linecache.getlines(name)) for name in (*scripts, *typed) if name}
+
+
+def know_sources(texts: Mapping[str, str]) -> None:
+    """Let this process's tracebacks show the lines of another one's."""
+    for name, text in texts.items():
+        # Without a time of change it stays, whatever becomes of a file of that name.
+        linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
+
+
+def _folders(*packages: str) -> tuple[str, ...]:
+    """Where they lie."""
+    specs = map(importlib.util.find_spec, packages)
+    return tuple(f"{Path(spec.origin).parent}/" for spec in specs if spec is not None and spec.origin is not None)

@@ -1,0 +1,157 @@
+"""What is refused when a member is built and tried: what would train wrongly, or not at all."""
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.nn.parameter import is_lazy
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from argosy.errors import StudyError
+from argosy.stream.trees import flatten
+from argosy.study import Member
+
+__all__ = [
+    "check_gradients",
+    "check_labels",
+    "check_network",
+    "check_optimizer",
+    "check_own",
+    "check_schedule",
+    "check_state",
+    "registering",
+    "wants_classes",
+]
+
+IGNORED = -100
+"""The label that torch's cross-entropy leaves out by default."""
+
+
+@contextlib.contextmanager
+def registering() -> Iterator[set[int]]:
+    """Inside, the parameters that modules register: their ids."""
+    found: set[int] = set()
+    hook = register_module_parameter_registration_hook(lambda module, name, parameter: found.add(id(parameter)))
+    try:
+        yield found
+    finally:
+        hook.remove()
+
+
+def check_network(member: Member, model: Any) -> None:
+    """Raise StudyError for what is no network, or not all there yet."""
+    if not isinstance(model, nn.Module):
+        raise StudyError(
+            f"member {member.name!r}: its model factory returned {type(model).__name__}; it must return a torch.nn.Module."
+        )
+    lazy = [name for name, tensor in (*model.named_parameters(), *model.named_buffers()) if is_lazy(tensor)]
+    if lazy:
+        raise StudyError(
+            f"member {member.name!r}: {', '.join(lazy[:3])} of its network have no shape yet, and its optimizer needs one. "
+            "Run one forward in the factory, on zeros of a batch's shape, before returning the network."
+        )
+
+
+def check_own(member: Member, model: nn.Module, registered: set[int], build: Callable[[], Any]) -> None:
+    """Raise StudyError where a network, or a part of it, is older than the factory's call: others may train it too.
+
+    What modules registered during the call is new. What is not may be a copy; then another call gives another one.
+    """
+    parameters = list(model.parameters())
+    if registered.issuperset(map(id, parameters)):
+        return
+    again = {id(parameter) for parameter in build().parameters()}
+    shared = sum(id(parameter) in again for parameter in parameters)
+    if shared:
+        raise StudyError(
+            f"member {member.name!r}: its model factory returned {shared} parameters that were there before the call, so "
+            "members, or two beginnings of one, would train the same. Build the network inside the factory, or return "
+            "copy.deepcopy of it."
+        )
+
+
+def check_optimizer(member: Member, model: nn.Module, optimizer: Any) -> None:
+    """Raise StudyError for what is no optimizer, or not one of this network that a step can be asked of."""
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise StudyError(
+            f"member {member.name!r}: its optimizer factory returned {type(optimizer).__name__}; it must return a "
+            "torch.optim.Optimizer over the parameters that it is given."
+        )
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise StudyError(
+            f"member {member.name!r}: {type(optimizer).__name__}.step needs a closure, to compute the loss several times a "
+            "batch; a member computes it once. Use an optimizer whose step() needs none."
+        )
+    own = set(map(id, model.parameters()))
+    foreign = sum(id(parameter) not in own for group in optimizer.param_groups for parameter in group["params"])
+    if foreign:
+        raise StudyError(
+            f"member {member.name!r}: its optimizer holds {foreign} parameters that are not its network's. Make it of those "
+            "that it is given: optimizer=lambda parameters: SGD(parameters, lr=0.1); what else is to be trained becomes a "
+            "part of the network."
+        )
+
+
+def check_schedule(member: Member, optimizer: torch.optim.Optimizer, schedule: Any) -> None:
+    """Raise StudyError for a schedule of another optimizer, or one that would watch a metric at every step."""
+    if getattr(schedule, "optimizer", optimizer) is not optimizer:
+        raise StudyError(
+            f"member {member.name!r}: its schedule is that of another optimizer. Make it of the one that it is given: "
+            "schedule=lambda optimizer: StepLR(optimizer, step_size=10)."
+        )
+    if isinstance(schedule, ReduceLROnPlateau) and member.schedule_per == "step":
+        raise StudyError(
+            f"member {member.name!r}: ReduceLROnPlateau watches the objective, which is there at the end of a section and not "
+            "at a step. Leave out schedule_per='step'."
+        )
+
+
+def check_gradients(member: Member, model: nn.Module, error: RuntimeError) -> None:
+    """Raise StudyError for what a step's error means that torch tells in words of its own."""
+    if "does not require grad" in str(error):
+        raise StudyError(
+            f"member {member.name!r}: no gradient flows from its loss to a parameter. Compute the loss of the network's "
+            "output, in torch, and leave some parameter unfrozen."
+        )
+    if member.clip_grad_norm is not None and any(p.grad is not None and p.grad.is_sparse for p in model.parameters()):
+        raise StudyError(
+            f"member {member.name!r}: clip_grad_norm is {member.clip_grad_norm}, and torch clips no sparse gradients, as "
+            "Embedding(sparse=True) has them. Leave out one of them."
+        )
+
+
+def check_state(member: Member, optimizer: torch.optim.Optimizer) -> None:
+    """Raise StudyError for a state that no checkpoint could hold; it is there after a step."""
+    if any(
+        isinstance(leaf, torch.Tensor) and leaf.layout != torch.strided for leaf in flatten(optimizer.state_dict())[0]
+    ):
+        raise StudyError(
+            f"member {member.name!r}: {type(optimizer).__name__} keeps sparse tensors in its state, which a checkpoint "
+            "cannot hold. Use SparseAdam, leave out momentum, or let the embedding have dense gradients."
+        )
+
+
+def wants_classes(loss: Any) -> bool:
+    """Whether this is cross-entropy, so that a label is the number of an output; None is the default loss."""
+    return loss is None or loss is functional.cross_entropy or isinstance(loss, nn.CrossEntropyLoss)
+
+
+def check_labels(member: Member, output: Any, target: Any) -> None:
+    """Raise StudyError for class numbers beyond the outputs ``[B, classes, …]``. Waits for the device."""
+    if not isinstance(output, torch.Tensor) or not isinstance(target, torch.Tensor):
+        return
+    if output.dim() < 2 or target.is_floating_point() or target.dim() != output.dim() - 1:
+        return
+    classes, ignored = output.shape[1], getattr(member.loss, "ignore_index", IGNORED)
+    outside = target[((target < 0) | (target >= classes)) & (target != ignored)]
+    if len(outside):
+        raise StudyError(
+            f"member {member.name!r}: a target is label {int(outside.max())}, and its network has {classes} outputs, for the "
+            f"labels 0 to {classes - 1}. Give its last layer one output per class, and number classes from 0."
+        )

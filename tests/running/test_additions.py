@@ -1,0 +1,258 @@
+"""Files that people add to a run: what is wrong with one is in its answer, and costs the run nothing."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import evidence
+import living
+import pytest
+import studies
+from family import Run
+
+import argosy
+from argosy.errors import RunError
+from argosy.running import inbox, rehearsal
+from argosy.running.audit import audit
+from argosy.running.rehearsal import Rehearsal, Rehearsed
+from argosy.running.studyfile import StudyCopy
+from argosy.running.view import Silent
+from argosy.running.voyage import Voyage
+
+HEAD = "import argosy, studies\n"
+FILES = {
+    "syntax": ("def study(:\n", "SyntaxError: "),
+    "exit": ("import sys\nsys.exit(3)\n", "ended with sys.exit(3) while it was read; a study file has no arguments"),
+    "arguments": (
+        "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('needed')\nparser.parse_args()\n",
+        "ended with sys.exit(2) while it was read",
+    ),
+    "nothing": ("x = 3\n", "needs a variable `study` that is an argosy.Study; found none."),
+    "raises": ("def f():\n    return 1 / 0\nf()\n", "line 2, in f\n    return 1 / 0"),
+    "unpicklable": (
+        HEAD + "lock = __import__('threading').Lock()\n"
+        "study = studies.study(fleet=[studies.member('m', augment=lambda batch: lock and batch)])\n",
+        "member 'm' cannot be sent to another process",
+    ),
+    "prints": (
+        HEAD + "import sys, os\nassert len(sys.argv) == 1 and sys.argv[0].endswith('prints.py')\n"
+        "print('x', end='')\nos.write(1, b'y')\nstudy = studies.study(fleet=[studies.member('m')])\n",
+        "",
+    ),
+    "beside": (HEAD + "import beside_it\nstudy = studies.study(fleet=[studies.member('m')])\n", ""),
+    "ends": ("import os\nos._exit(0)\n", "did not come to its end while it was read (exit status 0)"),
+    "behind": (HEAD + "study = studies.study(fleet=[studies.member('m')])\n", ""),
+}
+
+
+def rehearsed(copies: dict[str, StudyCopy]) -> dict[str, Rehearsed]:
+    """What processes found that read these, one after another."""
+    found: dict[str, Rehearsed] = {}
+    while left := {name: copy for name, copy in copies.items() if name not in found}:
+        process = Rehearsal.start(left)
+        while (results := process.results()) is None:
+            subprocess.run(["sleep", "0.1"], check=True)
+        found |= results
+    return found
+
+
+def test_files_are_read_first_where_they_can_do_no_harm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "beside_it.py").write_text("")
+    copies, folder = {}, tmp_path / "commands"
+    folder.mkdir()
+    for number, (name, (text, _)) in enumerate(FILES.items()):
+        (tmp_path / f"{name}.py").write_text(text)
+        copies[name] = StudyCopy.take(tmp_path / f"{name}.py", folder / f"{number}-{name}.py")
+        (tmp_path / f"{name}.py").unlink()
+    found = rehearsed(copies)
+    for name, (_, problem) in FILES.items():
+        assert problem in found[name].problem, name
+        assert bool(problem) == bool(found[name].problem), found[name].problem
+    assert found["beside"].modules == {"beside_it": str(tmp_path / "beside_it.py")}
+    monkeypatch.setattr(rehearsal, "LIMIT_SECONDS", 0.5)
+    (tmp_path / "ever.py").write_text("while True: pass\n")
+    copy = StudyCopy.take(tmp_path / "ever.py", folder / "ever.py")
+    assert "(nothing came of it in 0.5 s)" in rehearsed({"ever": copy})["ever"].problem
+
+
+LATE = HEAD + "study = studies.study(90, fleet=[{fleet}], epochs=2)\n"
+REFUSED = {
+    "large": ("studies.member('large', batch_size=91)", "batch_size 91 is larger than its 90 training samples"),
+    "norm": ("studies.member('norm', batch_size=89)", "its last batch of each epoch would hold 1 sample"),
+    "factory": (
+        "studies.member('factory', model=studies.partial(studies.Mlp, width=3))",
+        "member 'factory' failed while it was measured: TypeError: ",
+    ),
+    "metric": ("studies.member('metric', metrics={})", "does not report the objective 'val_accuracy'"),
+    "here": ("studies.member('one')", "all members of the study are here already, or being added."),
+    "twice": (
+        "*[studies.member(name, model=studies.partial(studies.Mlp, width=3)) for name in ('bad', 'worse')]",
+        "failed while it was measured: TypeError: ",
+    ),
+    "half": (
+        "studies.member('good'), studies.member('half', hidden=9, batch_size=89)",
+        "its last batch of each epoch would hold 1 sample",
+    ),
+}
+
+
+def answers_of(run: Path) -> dict[str, str]:
+    """By the name of the file that was added, or the command."""
+    lines = evidence.event_lines(run, "Answered")
+    return {str(line["command"].get("study", line["command"]["command"])): line["answer"] for line in lines}
+
+
+def test_what_cannot_join_is_refused_in_the_answer_and_what_can_is_read_from_its_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    living.trusting(monkeypatch)
+    run, texts = tmp_path / "run", {name: LATE.format(fleet=fleet) for name, (fleet, _) in REFUSED.items()}
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "nets_beside.py").write_text("from studies import Mlp\n")
+    texts["sub/good"] = "import nets_beside\n" + LATE.format(
+        fleet="studies.member('late', batch_size=9, model=studies.partial(nets_beside.Mlp, 8))"
+    )
+    left: list[Any] = []
+
+    def act(voyage: Voyage) -> None:
+        if not left:
+            for name, text in texts.items():
+                file = tmp_path / f"{name}.py"
+                file.write_text(text)
+                left.append(inbox.leave(run, {"command": "add", "study": str(file)}))
+                file.write_text("raise RuntimeError('nobody reads the file itself again')\n")
+            (run / "commands" / "0-noise.json").write_text("{")
+            (run / "commands" / "1-dance.json").write_text('{"command": "dance"}')
+            (run / "commands" / "2-add.json").write_text('{"command": "add", "study": "/etc/passwd"}')
+        elif len(left) == len(texts) and "late" in voyage.driver.additions.names:
+            left.append(inbox.leave(run, {"command": "stop", "member": "late"}))
+
+    living.at_every_round(monkeypatch, act)
+    fleet = [studies.member("one", batch_size=17), studies.member("two", hidden=8, batch_size=12)]
+    study = studies.study(90, val=11, fleet=fleet, epochs=4, objective="val_accuracy", mode="max")
+    living.run(study, run, devices="cpu:2", block_size=16)
+    answers = answers_of(run)
+    for name, (_, message) in REFUSED.items():
+        answer = answers[str(tmp_path / f"{name}.py")]
+        assert answer.startswith("refused: ")
+        assert message in answer
+    assert answers[str(tmp_path / "sub" / "good.py")] == "added late"
+    assert answers["stop"] == "refused: late is being added; stop it when that is answered."
+    assert answers["dance"].startswith(
+        "refused: nobody understands 'dance'; commands are stop, with a member, and add."
+    )
+    assert answers["/etc/passwd"].endswith("names no copy of a study file: use argosy add.")
+    assert any("nobody understands" in answer and "Expecting" in answer for answer in answers.values())
+    assert "TypeError" in (run / "members" / "factory" / "log.txt").read_text()
+    state, late = living.state_of(run), studies.member("late", batch_size=9, hidden=8)
+    assert {name: member.status for name, member in state.members.items() if member.sections} == {
+        "one": "done",
+        "two": "done",
+        "late": "done",
+    }
+    assert not [line for line in evidence.event_lines(run, "MemberEnded") if line["status"] == "failed"]
+    assert set(json.loads((run / "study.json").read_text())["members"]) == {"one", "two", "late"}
+    living.equal_alone(studies.study(90, val=11, fleet=[*fleet, late]), run, "one", "two", "late")
+    # The same command knows them from what was handed in; the copy is what its sum says, or nothing.
+    (copy,) = (run / "commands").glob("*-good.py")
+    text = copy.read_text()
+    for change, found in ((lambda: copy.write_text(text + "\n"), "was changed since"), (copy.unlink, "is missing")):
+        change()
+        before = (run / "journal.jsonl").read_bytes()
+        with pytest.raises(RunError, match=f"{copy.name}, from which members were added, {found}"):
+            living.run(study, run, devices="cpu:2", block_size=16)
+        assert (run / "journal.jsonl").read_bytes() == before
+    copy.write_text(text)
+    assert {row.status for row in living.run(study, run, devices="cpu:2", block_size=16).rows} == {"done"}
+
+
+def test_a_module_of_another_folder_is_not_taken_for_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "studies.py").write_text("from argosy import *\n")
+    (tmp_path / "mine.py").write_text("")
+    both = {"mine": str(tmp_path / "mine.py"), "studies": str(tmp_path / "studies.py")}
+    monkeypatch.setattr(living, "Rehearsed", lambda: Rehearsed(modules=both))
+    living.trusting(monkeypatch)
+    (tmp_path / "newcomers.py").write_text(LATE.format(fleet="studies.member('late')"))
+    run, left = tmp_path / "run", list[str]()
+
+    class Adding(Silent):
+        def tick(self) -> None:
+            if not left:
+                left.append(inbox.leave(run, {"command": "add", "study": str(tmp_path / "newcomers.py")}))
+
+    argosy.train(studies.study(90, fleet=[studies.member()], epochs=1), directory=run, launcher="inline", view=Adding())
+    (answer,) = answers_of(run).values()
+    assert answer == (
+        f"refused: its module 'studies' is {tmp_path / 'studies.py'}; the run has another one of that name, "
+        f"{studies.__file__}. Rename it."
+    )
+
+
+def test_where_no_process_can_be_started_an_addition_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(copies: Any) -> Rehearsal:
+        raise OSError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(Rehearsal, "start", refuse)
+    monkeypatch.setattr(inbox, "LOOK_SECONDS", 0.0)
+    (tmp_path / "newcomers.py").write_text("")
+    (tmp_path / "run").mkdir()
+    inbox.leave(tmp_path / "run", {"command": "add", "study": str(tmp_path / "newcomers.py")})
+    study = studies.study(90, fleet=[studies.member()], epochs=1)
+    assert argosy.train(study, directory=tmp_path / "run", launcher="inline").status == "done"
+    (answer,) = answers_of(tmp_path / "run").values()
+    assert answer.startswith("refused: no process can be started to read it ([Errno 11]")
+
+
+def argosy_command(*words: str) -> tuple[int, str, str]:
+    """Exit code, standard output and standard error of the command."""
+    found = subprocess.run([sys.executable, "-m", "argosy", *words], capture_output=True, text=True, check=False)
+    return found.returncode, found.stdout, found.stderr
+
+
+def test_commands_print_their_answers(tmp_path: Path) -> None:
+    run, file = Run(tmp_path / "run", epochs=40), tmp_path / "more.py"
+    run.wait_for("SectionEnded", 1)
+    (tmp_path / "beside_it.py").write_text("from studies import Mlp\n")
+    file.write_text("def study(:\n")
+    where = str(run.directory)
+    code, out, _ = argosy_command("add", where, str(file), "--json")
+    assert (code, json.loads(out)["refused"]) == (2, True)
+    assert "SyntaxError" in json.loads(out)["answer"]
+    text = (
+        HEAD
+        + "import beside_it\nstudy = studies.study(fleet=[studies.member('late', model=beside_it.Mlp)], epochs=1)\n"
+    )
+    file.write_text(text)
+    assert argosy_command("add", where, str(file)) == (0, "added late\n", "")
+    assert argosy.load(where).status == "running"
+    code, out, _ = argosy_command("stop", where, "nobody")
+    assert code == 2
+    assert out.startswith("refused: no member 'nobody' is training; those are ")
+    code, out, _ = argosy_command("stop", where, "slow", "--json")
+    assert (code, json.loads(out)) == (0, {"answer": "slow is saved and stops", "refused": False})
+    run.process.terminate()
+    assert run.end() in (0, 130, -15), run.errors
+    code, _, errors = argosy_command("stop", where, "plain")
+    assert code == 2
+    assert "start it again before you tell it something" in " ".join(errors.split())
+    assert audit(run.directory) == []
+    assert living.state_of(run.directory).member("late").stream_epoch(0), "it joined those that trained"
+
+
+def test_who_waits_for_a_run_that_ends_is_told_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = studies.study(90, fleet=[studies.member("m")], epochs=1)
+    argosy.train(study, directory=tmp_path, launcher="inline")
+    with pytest.raises(RunError, match="has ended \\(done\\); start it again before you tell it something"):
+        inbox.tell(tmp_path, {"command": "stop", "member": "m"})
+    (tmp_path / "more.py").write_text("")
+    works = iter([True, True, False])
+    monkeypatch.setattr(inbox, "at_work", lambda directory: next(works))
+    with pytest.raises(RunError, match="ended before it had heard this; nothing was changed"):
+        inbox.tell(tmp_path, {"command": "add", "study": str(tmp_path / "more.py")})
+    assert not list((tmp_path / "commands").iterdir())

@@ -1,0 +1,140 @@
+"""What travels to workers: arrays and tensors are there once for all of them, files travel by name, handles not at all."""
+
+import contextlib
+import os
+import sqlite3
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import studies
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+import argosy
+from argosy.errors import StudyError
+from argosy.running.blobs import data_to_descriptor, from_descriptor, to_descriptor
+
+MB = 2**20
+
+
+def there_and_back(value: Any) -> Any:
+    descriptor = to_descriptor(value, "a value")
+    try:
+        return from_descriptor(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def test_arrays_and_tensors_arrive_as_they_were() -> None:
+    x = np.arange(24.0).reshape(4, 6)
+    arrays = {"c": x, "f": np.asfortranarray(x), "part": x[1::2, ::-1], "none": x[:0], "one": np.float32(3)}
+    arrays |= {"words": np.array(["a", "bc"]), "objects": np.array([{1}, None], dtype=object)}
+    for name, found in there_and_back(arrays).items():
+        assert (found.dtype, found.shape) == (arrays[name].dtype, arrays[name].shape)
+        assert np.array_equal(found, arrays[name])
+    t = torch.arange(24.0).reshape(4, 6)
+    tensors = [t, t.t(), t[::2], t.bfloat16(), t > 3, torch.complex(t, t).conj(), t[0, 0], t[:0]]
+    tensors += [t.clone().requires_grad_(), nn.Parameter(t), torch.zeros(1).expand(10**9), t.to_sparse()]
+    for tensor, found in zip(tensors, there_and_back(tensors), strict=True):
+        assert (type(found), found.dtype, found.requires_grad) == (type(tensor), tensor.dtype, tensor.requires_grad)
+        assert found.shape == tensor.shape
+        if tensor.layout == torch.strided and tensor.numel() < 100:
+            assert torch.equal(found, tensor)
+            found.detach().zero_()
+    assert x[1, 1] == t[1, 1] == 7.0
+
+
+def test_a_memory_map_travels_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "x.npy"
+    np.save(path, np.arange(10_000.0).reshape(1000, 10))
+    whole = np.load(path, mmap_mode="r")
+    for array in (whole, whole[700:], np.load(path, mmap_mode="c"), whole[::2]):
+        found = there_and_back(array)
+        assert np.array_equal(found, array)
+    assert str(there_and_back(whole[700:]).filename) == str(whole.filename)
+    own = np.load(path, mmap_mode="c")
+    own[0] = -1.0
+    assert there_and_back(own)[0, 0] == -1.0
+
+
+class Held(Dataset[Any]):
+    """Holds something that only this process can use."""
+
+    def __init__(self, held: Any) -> None:
+        self.held = SimpleNamespace(deep=[held])
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.zeros(2), 0
+
+
+def test_data_that_hold_files_or_connections_are_refused_with_the_way_out(tmp_path: Path) -> None:
+    path = tmp_path / "text"
+    path.write_text("a\nb\n")
+    with path.open() as text, path.open("rb") as binary, contextlib.closing(sqlite3.connect(":memory:")) as base:
+        for held, word in ((text, "an open file, '.*text'"), (binary, "BufferedReader"), (base, "Connection")):
+            with pytest.raises(StudyError, match=rf"^Data\.train \(Held\) cannot .*{word}.*Data\(train=lambda: Held\("):
+                data_to_descriptor(argosy.Data(train=Held(held)))
+            with pytest.raises(StudyError, match=r"^Data\.val \(Held\) cannot .*Data\(val=lambda: Held\("):
+                data_to_descriptor(argosy.Data(train=Held(0), val=Held(held)))
+
+
+class Rows(Dataset[Any]):
+    """Samples that lie in memory."""
+
+    def __init__(self, x: Any) -> None:
+        self.x = x
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.from_numpy(self.x[index]), index % 10
+
+
+class Glance(nn.Module):
+    """Sees the first bytes of a sample."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = studies.Mlp()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x[:, :12].float())
+
+
+def weigh(path: Path, output: Tensor, target: Tensor) -> Tensor:
+    """Note the data that the processes of the run hold, in MB: blobs, copies of them, what a feeder has of that size."""
+    blobs, copies = {}, 0.0
+    for process in psutil.Process().parent().children(recursive=True):
+        for opened in Path(f"/proc/{process.pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                if "argosy-blob" in str(opened.readlink()):
+                    blobs[opened.stat().st_ino] = opened.stat().st_blocks * 512
+        for region in process.memory_maps(grouped=False):
+            if "argosy-blob" in region.path:
+                copies += region.anonymous
+            elif region.path in ("", "[anon]") and region.size > 50 * MB and process.name() != "argosy-trainer":
+                copies += region.pss
+    path.write_text(str((sum(blobs.values()) + copies) / MB))
+    return torch.zeros(len(target))
+
+
+@pytest.mark.fresh
+def test_data_in_memory_are_there_once_beside_the_caller_s_own(tmp_path: Path) -> None:
+    numbers = np.random.default_rng(0).integers(0, 255, (1024, 64 * 1024), dtype=np.uint8)
+    own = torch.from_numpy(numbers[::-1].copy())
+    data = argosy.Data(train=Rows(numbers), val_arrays=(own, torch.arange(1024) % 10))
+    metrics = {"weight": partial(weigh, tmp_path / "MB")}
+    fleet = [studies.member(model=Glance, metrics=metrics, batch_size=32, eval_batch_size=128)]
+    study = studies.study(data=data, fleet=fleet, epochs=1)
+    argosy.train(study, directory=tmp_path / "run", devices="cpu:2", loader_workers=2, block_size=64)
+    assert 128 <= float((tmp_path / "MB").read_text()) < 1.1 * 128

@@ -1,0 +1,245 @@
+"""A run directory belongs to one study: whatever decides a member's result and was changed is found, and said."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import studies
+import torch
+
+import argosy
+from argosy.errors import RunError
+from argosy.running.code_digest import Code
+from argosy.running.studyfile import load_study
+
+FILE = """
+from functools import partial
+import torch
+from torch import nn
+import argosy
+from beside import last
+
+HIDDEN = 8
+SETTINGS = {"scale": 1.0}
+
+def scaled(output, target):
+    return nn.functional.cross_entropy(output, target, reduction="none") * SETTINGS["scale"]
+
+class Net(nn.Module):
+    slope = 0.1
+    def __init__(self, inputs):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(inputs, HIDDEN), nn.LeakyReLU(self.slope), last(HIDDEN))
+    def forward(self, x):
+        return self.layers(x)
+
+def turned(x):
+    return x if x in {"a", "b", "c"} else x.flip(0)
+
+def share(output, target):
+    return argosy.accuracy(output, target)
+
+x = torch.randn(30, 6, generator=torch.Generator().manual_seed(0))
+study = argosy.Study(
+    data=argosy.Data(arrays=(x, torch.arange(30) % 3), on_device=lambda batch: (batch[0] * 1.0, batch[1])),
+    members=[
+        argosy.Member("a", model=partial(Net, 6), optimizer=lambda p: torch.optim.SGD(p, 0.1), batch_size=10, loss=scaled),
+        argosy.Member("b", model=lambda: Net(6), optimizer=partial(torch.optim.SGD, lr=0.1), batch_size=10,
+                      loss=nn.CrossEntropyLoss(label_smoothing=0.1), metrics={"share": share},
+                      augment=lambda batch: (batch[0] + 0.0, batch[1])),
+    ],
+    stop=argosy.MaxEpochs(1),
+)
+"""
+BESIDE = """
+from torch import nn
+def last(hidden):
+    return nn.Linear(hidden, 3)
+"""
+CODE = {
+    "a constant": (("HIDDEN = 8", "HIDDEN = 9"), "members 'a', 'b', model: HIDDEN changed since the run began"),
+    "a dict": (('"scale": 1.0', '"scale": 2.0'), "member 'a', loss: SETTINGS changed since the run began"),
+    "an attribute": (("slope = 0.1", "slope = 0.2"), "members 'a', 'b', model: Net changed since the run began"),
+    "an instance": (("smoothing=0.1", "smoothing=0.2"), "member 'b', loss: what it holds changed since the run began"),
+    "an augmentation": (("[0] + 0.0", "[0] + 0.1"), "member 'b', augment: <lambda> changed since the run began"),
+    "an optimizer": (("SGD(p, 0.1)", "SGD(p, 0.2)"), "member 'a', optimizer: <lambda> changed since the run began"),
+    "a method": (
+        ("self.layers(x)", "self.layers(turned(x))"),
+        "model: Net.forward, turned changed since the run began",
+    ),
+    "another file": (("(hidden, 3)", "(hidden, 3, bias=False)"), "members 'a', 'b', model: last changed since the run"),
+    "a metric": (
+        ("accuracy(output, target)", "accuracy(output, target * 0)"),
+        "'b', metrics.share: share changed since",
+    ),
+    "on_device": (("[0] * 1.0", "[0] * 2.0"), "Data.on_device: <lambda> changed since the run began"),
+}
+SAME = {
+    "as it was": ("", ""),
+    "comments and lines": ("return self.layers(x)", "# the layers\n\n        return self.layers(x)  # all of them"),
+    "a docstring": ("return self.layers(x)", '"""Scores."""\n        return self.layers(x)'),
+    "what nobody uses": ("def turned(x):\n", "def turned(x, y=3):\n"),
+}
+
+
+@pytest.fixture
+def load(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., argosy.Study]:
+    """Takes a study file, changed or not, as the command takes it in a process of its own."""
+
+    def load(old: str = "", new: str = "", *, name: str = "study") -> argosy.Study:
+        assert old in FILE + BESIDE
+        folder = tmp_path / f"files{len(list(tmp_path.iterdir()))}"
+        folder.mkdir()
+        for file, text in ((f"{name}.py", FILE), ("beside.py", BESIDE)):
+            (folder / file).write_text(text.replace(old, new) if old else text)
+        monkeypatch.setattr(sys, "path", [*sys.path])
+        for module in (name, "beside"):
+            monkeypatch.delitem(sys.modules, module, raising=False)
+        return load_study(folder / f"{name}.py")
+
+    return load
+
+
+@pytest.fixture
+def finished(load: Callable[..., argosy.Study], tmp_path: Path) -> Path:
+    """The directory of a finished run of the file."""
+    assert train(load(), tmp_path / "run").status == "done"
+    return tmp_path / "run"
+
+
+def train(study: argosy.Study, directory: Path, **settings: Any) -> argosy.Report:
+    """A run in this process."""
+    return argosy.train(study, directory=directory, launcher="inline", devices="cpu:1", **settings)
+
+
+def refused(study: argosy.Study, directory: Path, **settings: Any) -> str:
+    """The message; what is in the directory stays as it is."""
+    files = [directory / "journal.jsonl", directory / "study.json"]
+    before = [file.read_bytes() for file in files]
+    with pytest.raises(RunError) as error:
+        train(study, directory, **settings)
+    assert [file.read_bytes() for file in files] == before
+    assert str(error.value).startswith(f"{directory} holds the run of another study:\n")
+    assert str(error.value).endswith("\nChoose another directory, or undo the change.")
+    return str(error.value)
+
+
+def test_code_that_changed_is_found_and_what_does_not_matter_is_not(
+    finished: Path, load: Callable[..., argosy.Study]
+) -> None:
+    for name, (change, message) in CODE.items():
+        assert message in refused(load(*change), finished), name
+    for name, change in SAME.items():
+        assert train(load(*change), finished).status == "done", name
+    # Under the name of another file, or with a longer rule, it is the same study.
+    assert train(load("MaxEpochs(1)", "MaxEpochs(2)", name="longer"), finished).member("a").epochs == 2
+
+
+def test_digests_of_another_python_are_not_compared_nor_what_an_earlier_version_did_not_write(
+    finished: Path, load: Callable[..., argosy.Study]
+) -> None:
+    found = json.loads((finished / "study.json").read_text())
+    other = {**found, "code": {**found["code"], "version": "cpython-39"}}
+    early = {key: value for key, value in json.loads(json.dumps(found)).items() if key not in ("code", "on_device")}
+    kept = ("model", "optimizer", "loss", "batch_size", "eval_batch_size", "drop_last", "hyperparameters", "subset")
+    early["members"] = {
+        name: {key: member[key] for key in (*kept, "parameter_shapes", "val_subset")}
+        for name, member in early["members"].items()
+    }
+    # An earlier version did not know positional arguments.
+    del early["members"]["a"]["hyperparameters"]["model.inputs"]
+    for summary in (other, early):
+        (finished / "study.json").write_text(json.dumps(summary))
+        assert train(load(*CODE["an augmentation"][0]), finished).status == "done"
+        assert "optimizer.lr: 0.1 there, 0.2 here" in refused(load("lr=0.1", "lr=0.2"), finished)
+        message = refused(load("partial(torch.optim.SGD, lr=0.1)", "torch.optim.Adam"), finished)
+        assert "member 'b', optimizer: torch.optim.sgd:SGD(lr=0.1) there, torch.optim.adam:Adam here" in message
+
+
+def test_a_digest_is_the_same_in_every_process() -> None:
+    program = "import studies; from argosy.running.code_digest import Code; print(Code().read(studies.study).digest)"
+    environment = {"PYTHONPATH": ":".join(sys.path), "PYTHONHASHSEED": "7"}
+    there = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert there.stdout.strip() == Code().read(studies.study).digest
+
+
+def scaled(output: torch.Tensor, target: torch.Tensor, by: float = 1.0) -> torch.Tensor:
+    """A loss of our own."""
+    return torch.nn.functional.cross_entropy(output, target, reduction="none") * by
+
+
+FIELDS: dict[str, tuple[Any, str]] = {
+    "batch_size": (21, "batch_size: 20 there, 21 here"),
+    "eval_batch_size": (7, "eval_batch_size: none there, 7 here"),
+    "drop_last": (True, "drop_last: False there, True here"),
+    "schedule_per": ("step", "schedule_per: epoch there, step here"),
+    "precision": ("bfloat16", "precision: float32 there, bfloat16 here"),
+    "clip_grad_norm": (1.0, "clip_grad_norm: none there, 1.0 here"),
+    "accumulate": (2, "accumulate: 1 there, 2 here"),
+    "seed": (3, "seed: none there, 3 here"),
+    "subset": ([1, 2], "subset: none there, [1, 2] here"),
+    "val_subset": (range(3), "val_subset: none there, [0, 1, 2] here"),
+    "model": (partial(studies.Mlp, 24), "model.hidden: 16 there, 24 here"),
+    "loss": (scaled, "loss: none there, test_identity:scaled here"),
+    "schedule": (
+        partial(torch.optim.lr_scheduler.StepLR, step_size=1),
+        "schedule: none there, torch.optim.lr_scheduler:",
+    ),
+    "augment": (studies.dawdle, "augment: none there, studies:dawdle here"),
+    "metrics": ({}, "metrics.accuracy: argosy.study:accuracy there, none here"),
+}
+OF_STUDY = {
+    "seed": (1, "seed: 0 there, 1 here"),
+    "objective": ("train_loss", "objective: val_loss there, train_loss here"),
+    "mode": ("max", "mode: min there, max here"),
+    "validations_per_epoch": (2, "validations_per_epoch: 1 there, 2 here"),
+    "fleet": ([studies.member("other")], "members 'one', 'two': there, and not here"),
+}
+
+
+def interrupting(batch: Any) -> Any:
+    """An augmentation that presses Ctrl-C once, where the environment wants it."""
+    if os.environ.pop("INTERRUPT", None):
+        signal.raise_signal(signal.SIGINT)
+    return batch
+
+
+@pytest.mark.parametrize("paused", [False, True])
+def test_a_field_that_decides_a_result_is_found_and_said(
+    tmp_path: Path, paused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def asked(change: dict[str, Any] | None = None, **fields: Any) -> argosy.Study:
+        fleet = [studies.member("one", **(change or {})), studies.member("two", augment=interrupting)]
+        return studies.study(60, val=9, **{"fleet": fleet, "epochs": 1, **fields})
+
+    if paused:
+        monkeypatch.setenv("INTERRUPT", "1")
+    assert train(asked(), tmp_path).status == ("paused" if paused else "done")
+    for field, (value, message) in FIELDS.items():
+        assert f"member 'one', {message}" in refused(asked({field: value}), tmp_path), field
+    for field, (value, message) in OF_STUDY.items():
+        assert message in refused(asked(**{field: value}), tmp_path), field
+    # What may change: rules, devices, and members that are added.
+    new = studies.member("new")
+    more = [new, studies.member("one", stop=argosy.MaxSteps(3)), studies.member("two", augment=interrupting)]
+    assert train(asked(fleet=more), tmp_path).status == "done"
+
+
+def broken(batch: Any) -> Any:
+    """An augmentation that does not work."""
+    raise ValueError("broken")
+
+
+def test_a_member_that_failed_may_be_mended(tmp_path: Path) -> None:
+    def asked(**fields: Any) -> argosy.Study:
+        return studies.study(60, val=9, fleet=[studies.member("good"), studies.member("bad", **fields)], epochs=1)
+
+    assert train(asked(augment=broken), tmp_path).member("bad").status == "failed"
+    assert train(asked(augment=studies.dawdle, hidden=24), tmp_path).member("good").status == "done"

@@ -1,0 +1,139 @@
+"""What the system refuses to the processes of a run, descriptors, memory, a home, is told in a sentence, or does not matter."""
+
+import errno
+import os
+import signal
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import evidence
+import pytest
+import studies
+from family import SCRIPT, Run
+
+import argosy
+from argosy.errors import DiskError, WorkerError
+from argosy.profiles import cache_folder
+from argosy.system import disk_refused, means_refused, refusals_told
+
+ADVICE = {
+    errno.EMFILE: "ulimit -n 4096",
+    errno.ENFILE: "fs.file-max",
+    errno.ENOMEM: "Memory has run out",
+    errno.EAGAIN: "ulimit -u",
+}
+
+
+@pytest.mark.parametrize("number", ADVICE)
+def test_means_are_told_apart(number: int) -> None:
+    told = means_refused(OSError(number, os.strerror(number)), "feeder-0")
+    assert isinstance(told, WorkerError)
+    assert str(told).startswith(f"feeder-0: [Errno {number}]")
+    assert ADVICE[number] in str(told)
+    assert str(told).endswith("the same command goes on.")
+
+
+def test_a_refusal_is_told_once_and_what_is_somebodys_own_passes(tmp_path: Path) -> None:
+    told = [
+        (MemoryError(), WorkerError, "no memory. Memory has run out"),
+        (OSError(errno.ENOSPC, "No space left on device"), DiskError, "Free disk space"),
+        (OSError(errno.EIO, "Input/output error", str(tmp_path / "x")), DiskError, "The disk fails"),
+    ]
+    for error, kind, words in told:
+        with pytest.raises(kind, match=words), refusals_told(tmp_path):
+            raise error
+    for error in (
+        FileNotFoundError(errno.ENOENT, "no such file", "/data"),
+        PermissionError(errno.EACCES, "no", "/data"),
+    ):
+        with pytest.raises(type(error), match="/data"), refusals_told(tmp_path):
+            raise error
+    assert "See to the disk" in str(disk_refused(RuntimeError("?"), "cannot write"))
+
+
+LIMITED = """
+import resource
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+"""
+
+
+def test_256_open_files_are_enough(tmp_path: Path) -> None:
+    settings = 'devices="cpu:4", loader_workers=4'
+    run = Run(tmp_path, LIMITED + SCRIPT, settings=settings, length=140, epochs=1)
+    assert run.end() == 0, run.errors
+
+
+def test_refused_memory_files_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> int:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "memfd_create", refuse)
+    study = studies.study(fleet=[studies.member()])
+    with pytest.raises(WorkerError, match=r"memfd_create is refused: .*seccomp=unconfined.*launcher inline"):
+        argosy.train(study, directory=tmp_path, devices="cpu:1")
+    assert argosy.train(study, directory=tmp_path, devices="cpu:1", launcher="inline").status == "done"
+
+
+def test_a_processs_own_files_are_no_members_failure(tmp_path: Path) -> None:
+    """Where no file can be opened any more, the run ends with a sentence, and the same call goes on."""
+    fleet = [studies.member("plain"), studies.member("greedy", augment=partial(open_many, tmp_path / "enough"))]
+    with pytest.raises(WorkerError, match=r"cpu:0: \[Errno 24\].*ulimit -n"):
+        argosy.train(studies.study(fleet=fleet), directory=tmp_path / "run", launcher="inline", devices="cpu:1")
+    (tmp_path / "enough").touch()
+    report = argosy.train(studies.study(fleet=fleet), directory=tmp_path / "run", launcher="inline", devices="cpu:1")
+    assert [row.status for row in report.rows] == ["done", "done"]
+
+
+def open_many(enough: Path, batch: Any) -> Any:
+    """As if this process had all the files open that it may."""
+    if not enough.exists():
+        raise OSError(errno.EMFILE, "Too many open files")
+    return batch
+
+
+def test_without_a_home_there_is_no_cache_and_nothing_else_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def homeless(path: Path) -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    study = studies.study(fleet=[studies.member()])
+    argosy.train(study, directory=tmp_path / "at-home", launcher="inline")
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nowhere")
+    elsewhere = tmp_path / f"argosy-{os.geteuid()}" / "argosy"
+    assert cache_folder() == elsewhere
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "expanduser", homeless)
+    assert cache_folder() == elsewhere
+    monkeypatch.setattr("tempfile.gettempdir", lambda: "/proc")
+    argosy.train(study, directory=tmp_path / "homeless", launcher="inline")
+    assert evidence.results(tmp_path / "homeless") == evidence.results(tmp_path / "at-home")
+
+
+@pytest.mark.parametrize("launcher", ["inline", "processes"])
+def test_a_signal_is_answered_after_a_step_however_large_the_block(tmp_path: Path, launcher: str) -> None:
+    fleet = [studies.member(augment=partial(third_time, tmp_path / "steps", os.getpid()), batch_size=4)]
+    settings = {"launcher": launcher, "devices": "cpu:1", "block_size": 512}
+    paused = argosy.train(studies.study(fleet=fleet, length=400), directory=tmp_path / "run", **settings)
+    assert (paused.status, paused.reason) == ("paused", "SIGTERM; the same command goes on")
+    (saved,) = evidence.event_lines(tmp_path / "run", "Saved")
+    # 100 steps of 0.05 s are in its one block.
+    assert 0 < saved["checkpoint"]["position"] < 200
+    (tmp_path / "over").touch()
+    argosy.train(studies.study(fleet=fleet, length=400), directory=tmp_path / "run", **settings)
+    whole = [studies.member(batch_size=4)]
+    argosy.train(studies.study(fleet=whole, length=400), directory=tmp_path / "whole", launcher="inline")
+    assert evidence.results(tmp_path / "run") == evidence.results(tmp_path / "whole")
+
+
+def third_time(steps: Path, driver: int, batch: Any) -> Any:
+    """Slow steps; in the third one of the training somebody wants the run to end."""
+    if (steps.parent / "over").exists() or not list(steps.parent.glob("run/members")):
+        return batch
+    with steps.open("a") as file:
+        file.write(".")
+    if steps.read_text() == "...":
+        os.kill(driver, signal.SIGTERM)
+    return studies.dawdle(studies.dawdle(batch))

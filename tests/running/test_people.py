@@ -1,0 +1,251 @@
+"""What people do to a run from beside it: views that break, files of their own, studies that fail and are mended."""
+
+import io
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import evidence
+import living
+import pytest
+import studies
+from rich.console import Console
+
+import argosy
+from argosy.commands import Progress
+from argosy.errors import MemberError
+from argosy.events import SectionEnded
+from argosy.fold import RunState
+from argosy.running import ending
+from argosy.running.audit import audit
+from argosy.running.identity import write_json
+from argosy.running.launcher import Job
+from argosy.running.measuring import Measuring
+from argosy.running.records import Metrics
+from argosy.running.view import Silent
+from argosy.settings import Settings
+from argosy.views import terminal
+from argosy.views.terminal import Terminal, report_table
+
+PAIR = [studies.member("one"), studies.member("two", hidden=8)]
+
+
+def train(directory: Path, *, epochs: int = 1, fleet: Any = PAIR, **rest: Any) -> argosy.Report:
+    """A small run in this process."""
+    study = studies.study(90, fleet=fleet, epochs=epochs)
+    return argosy.train(study, directory=directory, launcher="inline", devices="cpu:1", **rest)
+
+
+class Broken(Silent):
+    """A view that raises when it hears of a section's end, and when it is to end."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+        self.asked = 0
+
+    def hear(self, worker: str, message: Any) -> None:
+        if isinstance(message, SectionEnded):
+            self.asked += 1
+            raise self.error
+
+    def end(self) -> None:
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no colours"), BrokenPipeError(), SystemExit(1)])
+def test_a_view_that_breaks_costs_the_run_nothing(tmp_path: Path, error: BaseException) -> None:
+    view = Broken(error)
+    report = train(tmp_path, epochs=3, view=view)
+    assert (report.status, {row.status for row in report.rows}, view.asked) == ("done", {"done"}, 1)
+    log = tmp_path / "workers" / "view.log"
+    assert repr(error).removesuffix("()").partition("(")[0] in log.read_text()
+    log.unlink()
+
+
+def test_a_terminal_that_fails_costs_the_run_nothing(tmp_path: Path) -> None:
+    class Full(io.StringIO):
+        def write(self, text: str) -> int:
+            raise OSError(28, "No space left on device")
+
+    report = train(tmp_path, view=Terminal(Console(file=Full(), force_terminal=True)))
+    assert report.status == "done"
+    (tmp_path / "workers" / "view.log").unlink()
+
+
+def test_files_of_people_in_a_members_folder_stay(tmp_path: Path) -> None:
+    train(tmp_path)
+    folder = tmp_path / "members" / "one"
+    mine = ["mine.pt", "best.of.all.pt", ".hidden", ".ipynb_checkpoints/mine-checkpoint.py", "sub/e0001-s0000000.pt"]
+    for name in mine:
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(name)
+    (folder / ".e0009-s0000000.pt.17").touch()
+    report = train(tmp_path, epochs=4)
+    assert {row.epochs for row in report.rows} == {4}
+    assert [(folder / name).read_text() for name in mine] == mine
+    assert not (folder / ".e0009-s0000000.pt.17").exists()
+    assert len(list(folder.glob("e*.pt"))) == 2
+    assert audit(tmp_path) == []
+
+
+def elsewhere() -> studies.Mlp:
+    """A network whose factory leaves the folder."""
+    os.chdir("/")
+    return studies.Mlp()
+
+
+def test_a_study_may_change_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert train(Path("runs/x"), fleet=[studies.member(model=elsewhere)]).status == "done"
+    assert (tmp_path / "runs" / "x" / "members" / "mlp" / "last.pt").exists()
+
+
+def test_the_end_of_a_run_is_journaled_whatever_the_tidying_meets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: Any) -> None:
+        raise NotADirectoryError("no cache here")
+
+    monkeypatch.setattr(Measuring, "remember", refuse)
+    monkeypatch.setattr(ending, "settle_files", refuse)
+    assert train(tmp_path).status == "done"
+    ends, written = list[str](), Metrics.write
+
+    def fail_last(metrics: Metrics) -> None:
+        written(metrics)
+        if ends:
+            raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(ending, "settle_files", lambda states, directory: ends.append("here"))
+    monkeypatch.setattr(Metrics, "write", fail_last)
+    with pytest.raises(argosy.ArgosyError, match="Input/output error"):
+        train(tmp_path, epochs=2)
+    assert [line["status"] for line in evidence.event_lines(tmp_path, "RunEnded")] == ["done", "done"]
+
+
+def test_members_that_failed_alike_are_tried_again_when_they_are_mended(tmp_path: Path) -> None:
+    def fleet(**wrong: int) -> list[argosy.Member]:
+        model = studies.partial(studies.Mlp, **wrong)
+        return [studies.member(f"m{number}", model=model, lr=0.1 * number) for number in range(1, 5)]
+
+    with pytest.raises(MemberError) as failed:
+        train(tmp_path, fleet=fleet(width=8), packing="auto")
+    assert "the first 3 members failed alike, so the study stops" in str(failed.value)
+    assert "unexpected keyword argument 'width'" in str(failed.value)
+    assert "Mend the study; then `argosy run --retry-failed`, or argosy.train(retry_failed=True)" in str(failed.value)
+    assert evidence.event_lines(tmp_path, "RunEnded")[-1]["status"] == "failed"
+    assert {row.status for row in train(tmp_path, fleet=fleet(hidden=8)).rows} == {"failed", "done"}
+    report = train(tmp_path, fleet=fleet(hidden=8), retry_failed=True)
+    assert {(row.status, row.epochs, row.hyperparameters["model.hidden"]) for row in report.rows} == {("done", 1, 8)}
+    assert [line["members"] for line in evidence.event_lines(tmp_path, "Retried")] == [["m1", "m2", "m3"]]
+    assert audit(tmp_path) == []
+
+
+class Rare:
+    """An augmentation that raises on a sample's first coming, until it is mended."""
+
+    def __init__(self, calls: int) -> None:
+        self.left = calls
+
+    def __call__(self, batch: Any) -> Any:
+        self.left -= 1
+        if self.left == 0:
+            raise ArithmeticError("rare")
+        return batch
+
+
+def test_who_failed_late_goes_on_from_its_last_file(tmp_path: Path) -> None:
+    def fleet(calls: int) -> list[argosy.Member]:
+        return [studies.member("one"), studies.member("rare", hidden=8, augment=Rare(calls))]
+
+    report = train(tmp_path, fleet=fleet(60), epochs=20)
+    assert report.member("rare").status == "failed"
+    before = report.member("rare").epochs
+    assert before > 1
+    train(tmp_path, fleet=fleet(-1), epochs=20, retry_failed=True)
+    study = studies.study(90, fleet=[studies.member("one"), studies.member("rare", hidden=8)], epochs=20)
+    living.equal_alone(study, tmp_path)
+    starts = [line["epoch"] for line in evidence.event_lines(tmp_path, "MemberStarted") if line["member"] == "rare"]
+    assert 0 < starts[-1] <= before
+
+
+def test_the_screen_knows_who_was_added_and_the_last_known_losses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(terminal, "LINE_SECONDS", -1.0)
+    console = Console(file=io.StringIO(), width=120)
+    study, state = studies.study(fleet=PAIR, epochs=2), RunState()
+    view = Terminal(console)
+    view.begin(Job(study=study, settings=Settings(), directory=tmp_path, lock=-1), state)
+    gauge = {"waiting_seconds": 0.0, "busy_seconds": 1.0}
+    view.hear("cpu:0", Progress(blocks=1, samples={"one": 1}, losses={"one": 2.5}, gauge=gauge))
+    view.hear("cpu:1", Progress(blocks=1, samples={"one": 1}, losses={"one": 1.25, "two": 0.75}, gauge=gauge))
+    view.hear("cpu:1", Progress(blocks=2, samples={"one": 2}, losses={}, gauge=gauge))
+    for name in ("one", "two"):
+        state.member(name).status = "done"
+        for epoch in range(2):
+            state.member(name).end_section(a_section(name, epoch))
+    view.tick()
+    view.study(studies.study(fleet=[*PAIR, studies.member("late")], epochs=2))
+    state.member("late").status = "training"
+    view.tick()
+    state.member("two").sections.pop()
+    view.tick()
+    shares = [line for line in console.file.getvalue().splitlines() if "of all epochs" in line]
+    assert [line.split()[0] for line in shares] == ["100%", "67%", "60%"], "of those that ended, what they took"
+    console.print(view._screen())
+    shown = console.file.getvalue()
+    assert "late" in shown
+    assert "1.2500" in shown
+    assert "0.7500" in shown
+    assert "2.5000" not in shown, "where it trained before"
+    assert "nan" not in shown
+
+
+def a_section(member: str, epoch: int) -> SectionEnded:
+    """The end of an epoch."""
+    return SectionEnded(
+        member=member,
+        device="cpu:0",
+        epoch=epoch,
+        section=0,
+        stream_epoch=epoch,
+        position=0,
+        metrics={"val_loss": 0.5},
+        epochs=epoch + 1.0,
+        seconds=1.0,
+        samples=1,
+        digest=(0, 0, 0),
+        val_digest=None,
+        best=True,
+    )
+
+
+def test_one_script_per_member_is_counted_by_the_epochs_that_they_took(tmp_path: Path) -> None:
+    fleet = [studies.member("one", stop=argosy.MaxEpochs(4)), studies.member("two", hidden=8, stop=argosy.MaxEpochs(1))]
+    report = train(tmp_path, fleet=fleet)
+    assert (report.preparations, report.preparations_alone) == (1.0, 1.25)
+    console = Console(file=io.StringIO(), width=200)
+    console.print(report_table(report))
+    assert "(one script per member: 1.2)" in console.file.getvalue()
+
+
+def test_small_files_are_on_the_disk_before_they_replace_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done, flush, rename = [], os.fsync, Path.rename
+
+    def fsync(descriptor: int) -> None:
+        done.append(Path(f"/proc/self/fd/{descriptor}").resolve().name)
+        flush(descriptor)
+
+    def renamed(path: Path, target: Path) -> Path:
+        done.append(f"{path.name} to {target.name}")
+        return rename(path, target)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(Path, "rename", renamed)
+    write_json(tmp_path / "study.json", {"seed": 0})
+    assert done == [".study.json", ".study.json to study.json", tmp_path.name]
+    assert json.loads((tmp_path / "study.json").read_text()) == {"seed": 0}

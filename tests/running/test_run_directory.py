@@ -1,0 +1,156 @@
+"""The directory of a run: whose it is, who may be there, and what becomes of a run without it."""
+
+import errno
+import fcntl
+import os
+import shutil
+import signal
+import stat
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import evidence
+import pytest
+import studies
+from disks import fill_up
+from family import COMMAND, Run, study_file
+
+import argosy
+from argosy.errors import DiskError, RunError
+from argosy.running.journal import Lock
+from argosy.training import checkpoint
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_it_is_its_users_alone(tmp_path: Path) -> None:
+    argosy.train(
+        studies.study(epochs=1, fleet=[studies.member()]), directory=tmp_path / "runs" / "a", launcher="inline"
+    )
+    assert mode(tmp_path / "runs" / "a") == 0o700
+    assert mode(tmp_path / "runs" / "a" / "run.lock") == 0o600
+
+
+def test_that_of_another_user_is_refused_and_left_alone(tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can give a directory to somebody else")
+    directory = tmp_path / "theirs"
+    directory.mkdir()
+    os.chown(directory, 12345, -1)
+    with pytest.raises(RunError, match=r"theirs belongs to user 12345, who could .*; this is user 0\. Choose another"):
+        argosy.train(studies.study(), directory=directory, launcher="inline")
+    assert list(directory.iterdir()) == []
+
+
+@pytest.mark.parametrize("where", ["file", "file/below", "n" * 300, "/proc/runs"])
+def test_where_none_can_be_made_a_sentence_says_so(tmp_path: Path, where: str) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(RunError, match=r"cannot be the directory of a run: .*\. Choose another one\."):
+        argosy.train(studies.study(), directory=tmp_path / where, launcher="inline")
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.fixture
+def read_only(small_disk: Path) -> Iterator[Path]:
+    """A file system that cannot be written."""
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    yield small_disk
+
+
+def test_a_disk_that_cannot_be_written_is_named(read_only: Path) -> None:
+    with pytest.raises(
+        DiskError, match=r"Read-only file system.*Mount the disk for writing, or choose another directory"
+    ):
+        argosy.train(studies.study(), directory=read_only, launcher="inline")
+    with pytest.raises(RunError, match=r"Read-only file system.*Choose another one"):
+        argosy.train(studies.study(), directory=read_only / "below", launcher="inline")
+
+
+def test_a_disk_that_is_full_at_the_start_is_named(small_disk: Path) -> None:
+    filling = fill_up(small_disk)
+    with pytest.raises(DiskError, match=r"No space left on device.*Free disk space; the same command goes on\."):
+        argosy.train(studies.study(fleet=[studies.member()]), directory=small_disk / "run", launcher="inline")
+    filling.unlink()
+    report = argosy.train(studies.study(fleet=[studies.member()]), directory=small_disk / "run", launcher="inline")
+    assert report.status == "done"
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP, errno.EIO])
+def test_a_file_system_without_locks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(RunError, match=rf"no lock can be taken \(\[Errno {number}\].*mount this one with locks"):
+        argosy.train(studies.study(), directory=tmp_path, launcher="inline")
+
+
+def test_a_clock_that_is_set_makes_no_stranger_of_a_driver(tmp_path: Path) -> None:
+    """What the lock says of its holder is nothing that the clock decides."""
+    with Lock(tmp_path / "run.lock"):
+        pid, _, begun = (tmp_path / "run.lock").read_text().split()
+    assert int(pid) == os.getpid()
+    assert begun == Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]
+
+
+class Starting(studies.Vectors):
+    """Starts a program that outlives the run."""
+
+    def __init__(self, length: int, note: Path) -> None:
+        super().__init__(length)
+        self.note = note
+
+    def __getitem__(self, index: int):
+        if index == 17 and not self.note.exists():
+            self.note.write_text(str(subprocess.Popen(["sleep", "600"], close_fds=False).pid))
+        return super().__getitem__(index)
+
+
+def test_programs_that_a_dataset_starts_do_not_hold_the_lock(tmp_path: Path) -> None:
+    data = argosy.Data(train=Starting(60, tmp_path / "pid"))
+    fleet = [studies.member()]
+    settings = {"directory": tmp_path / "run", "devices": "cpu:1", "loader_workers": 1}
+    argosy.train(studies.study(data=data, fleet=fleet, epochs=1, objective="train_loss"), **settings)
+    pid = int((tmp_path / "pid").read_text())
+    try:
+        held = [link.readlink() for link in Path(f"/proc/{pid}/fd").iterdir()]
+        assert not [path for path in held if tmp_path in path.parents and path.name != "feeder-0.log"]
+        with Lock(tmp_path / "run" / "run.lock"):
+            pass
+    finally:
+        os.kill(pid, signal.SIGKILL)
+
+
+def test_a_run_whose_directory_is_removed_ends_with_a_sentence(tmp_path: Path) -> None:
+    directory = tmp_path / "run"
+    run = Run(directory, COMMAND, settings=study_file(tmp_path, 50))
+    run.wait_for("SectionEnded", 2)
+    shutil.rmtree(directory, ignore_errors=True)
+    assert run.end(60) == 1
+    assert run.left() == []
+    (line,) = [line for line in run.errors.splitlines() if "Error" in line]
+    assert line.startswith("DiskError: ")
+    assert "Somebody removed it" in run.errors
+    assert "Traceback" not in run.errors
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EMFILE])
+def test_refusals_of_a_checkpoint_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    advice = {errno.ENOSPC: "Free disk space", errno.EIO: "The disk fails", errno.EMFILE: "ulimit -n"}[number]
+    argosy.train(studies.study(epochs=1), directory=tmp_path, launcher="inline")
+    before = evidence.results(tmp_path)
+    monkeypatch.setattr(checkpoint, "_flush_files", refuse)
+    with pytest.raises(
+        argosy.ArgosyError, match=rf"the checkpoint before it is untouched: \[Errno {number}\].*{advice}"
+    ):
+        argosy.train(studies.study(epochs=2), directory=tmp_path, launcher="inline")
+    after = evidence.results(tmp_path)
+    assert {name: found["weights"] for name, found in after.items()} == {
+        name: found["weights"] for name, found in before.items()
+    }

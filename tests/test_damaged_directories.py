@@ -1,0 +1,175 @@
+"""Run directories that are damaged, foreign, of a later version, or none: one sentence each, and nothing in them is touched."""
+
+import json
+import shutil
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import studies
+
+import argosy
+from argosy.cli import main
+from argosy.errors import RunError
+from argosy.running.audit import audit
+from argosy.running.inbox import tell
+from argosy.running.journal import Lock
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two members."""
+    directory = tmp_path_factory.mktemp("whole") / "run"
+    fleet = [studies.member("one"), studies.member("two", hidden=8)]
+    argosy.train(studies.study(90, fleet=fleet, epochs=1), directory=directory, launcher="inline", devices="cpu:1")
+    return directory
+
+
+def changed_line(number: int, text: str) -> Callable[[Path], None]:
+    def change(directory: Path) -> None:
+        lines = (directory / "journal.jsonl").read_text().splitlines()
+        lines[number] = text
+        (directory / "journal.jsonl").write_text("\n".join(lines) + "\n")
+
+    return change
+
+
+def without_journal(directory: Path) -> None:
+    shutil.rmtree(directory)
+    directory.mkdir()
+
+
+def a_file(directory: Path) -> None:
+    shutil.rmtree(directory)
+    directory.write_text("not a directory")
+
+
+def a_folder_for_a_journal(directory: Path) -> None:
+    (directory / "journal.jsonl").unlink()
+    (directory / "journal.jsonl").mkdir()
+
+
+def without_a_key(directory: Path) -> None:
+    found = json.loads((directory / "study.json").read_text())
+    del found["members"]
+    (directory / "study.json").write_text(json.dumps(found))
+
+
+DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no directory": (shutil.rmtree, "holds no run (no journal.jsonl there); give the directory of `argosy run --dir`."),
+    "empty directory": (without_journal, "holds no run"),
+    "a file": (a_file, "holds no run"),
+    "a folder for a journal": (
+        a_folder_for_a_journal,
+        "Is a directory. Give the directory of a run that you may read.",
+    ),
+    "torn in the middle": (changed_line(1, '{"event": "Sav'), "line 2 is no event: Unterminated string"),
+    "zeros": (changed_line(1, "\0" * 40), "line 2 is no event: Expecting value"),
+    "no object": (changed_line(1, "3"), "line 2 is no event"),
+    "no kind": (changed_line(1, "{}"), "line 2 is no event"),
+    "no fields": (changed_line(1, '{"event": "Saved"}'), "line 2 is no event"),
+    "study.json torn": (
+        lambda directory: (directory / "study.json").write_text('{"seed": 0'),
+        "study.json is damaged: Expecting ',' delimiter",
+    ),
+    "study.json of another kind": (
+        lambda directory: (directory / "study.json").write_text("[]"),
+        "study.json is damaged: 'list' object",
+    ),
+    "study.json without a key": (without_a_key, "study.json is damaged: it lacks members. Put back a copy of it"),
+    "no study.json": (lambda directory: (directory / "study.json").unlink(), "holds no study.json"),
+}
+
+
+@pytest.mark.tampers
+@pytest.mark.parametrize("name", DAMAGES)
+def test_a_damaged_directory_is_one_sentence(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    damage, sentence = DAMAGES[name]
+    run = tmp_path / "run"
+    shutil.copytree(whole, run, symlinks=True)
+    damage(run)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    for read in (argosy.load, audit):
+        with pytest.raises(RunError) as refused:
+            read(run)
+        assert sentence in str(refused.value)
+    for command in ("status", "report", "audit"):
+        monkeypatch.setattr("sys.argv", ["argosy", command, str(run)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        said = " ".join(capsys.readouterr().err.split())
+        assert ended.value.code == 2
+        assert sentence in said
+        assert "Traceback" not in said
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_a_damaged_study_json_stops_no_resume_unsaid(whole: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(whole, run, symlinks=True)
+    (run / "study.json").write_text("")
+    study = studies.study(90, fleet=[studies.member("one"), studies.member("two", hidden=8)], epochs=2)
+    with pytest.raises(RunError, match=r"study\.json is damaged"):
+        argosy.train(study, directory=run, launcher="inline", devices="cpu:1")
+    (run / "study.json").unlink()
+    report = argosy.train(study, directory=run, launcher="inline", devices="cpu:1")
+    assert {row.epochs for row in report.rows} == {2}
+
+
+def test_what_a_later_version_wrote_is_left_out_and_said_once(
+    whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(whole, run, symlinks=True)
+    lines = [json.loads(line) for line in (run / "journal.jsonl").read_text().splitlines()]
+    for line in lines:
+        if line["event"] == "Saved":
+            line["checkpoint"]["tier"] = "cold"
+        if line["event"] == "SectionEnded":
+            line["weather"] = {"rain": True}
+    lines.insert(1, {"event": "TideTurned", "at": 0.0, "height": 3})
+    (run / "journal.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for _ in range(2):
+        assert {row.name: row.metrics for row in argosy.load(run).rows} == {
+            row.name: row.metrics for row in argosy.load(whole).rows
+        }
+    said = capsys.readouterr().err
+    assert said.count("was written by a later argosy") == 1
+    assert "left out: Checkpoint.tier, SectionEnded.weather, TideTurned." in said
+
+
+@pytest.mark.tampers
+def test_a_run_with_a_driver_is_running_and_one_without_its_end_was_interrupted(whole: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(whole, run, symlinks=True)
+    lines = (run / "journal.jsonl").read_text().splitlines()
+    (run / "journal.jsonl").write_text("\n".join(line for line in lines if '"RunEnded"' not in line) + "\n")
+    assert argosy.load(run).status == "interrupted"
+    with pytest.raises(
+        RunError, match="has no driver: it was interrupted; start it again before you tell it something"
+    ):
+        tell(run, {"command": "stop", "member": "one"})
+    assert not (run / "commands").exists()
+    with Lock(run / "run.lock"):
+        assert argosy.load(run).status == "running"
+        (run / "study.json").unlink()
+        with pytest.raises(RunError, match="the data is not open yet"):
+            argosy.load(run)
+    # Of a driver that was killed, whose workers still hold the lock.
+    with Lock(run / "run.lock") as lock:
+        (run / "run.lock").write_text(f"{2**22 + 1} {socket.gethostname()} 0.0")
+        shutil.copy(whole / "study.json", run)
+        assert argosy.load(run).status == "interrupted"
+        assert lock.descriptor >= 0
+
+
+def test_a_study_that_is_not_the_runs_own_cannot_load_its_networks(whole: Path) -> None:
+    other = studies.study(90, fleet=[studies.member("two", hidden=9)])
+    report = argosy.load(whole, study=other)
+    with pytest.raises(RunError, match="the study has no member 'one', only two; give the run's own study"):
+        report.member("one").load()
+    with pytest.raises(RunError, match="the network that the study builds for member 'two' is not the one"):
+        report.member("two").load()

@@ -1,0 +1,260 @@
+"""What a study refuses when it is made: one sentence each, before anything starts."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import living
+import numpy as np
+import pytest
+import studies
+import torch
+from torch import nn
+from torch.optim import SGD
+from torch.optim.lr_scheduler import StepLR
+from torch.utils.data import IterableDataset
+
+import argosy
+from argosy.errors import StudyError
+
+
+def sgd_like(lr: float, parameters: Iterator[nn.Parameter], *more: float) -> SGD:
+    """An optimizer's factory whose arguments come first."""
+    return SGD(parameters, lr)
+
+
+class Lines(IterableDataset):
+    """Samples that come one after another."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(())
+
+
+def given(**fields: Any) -> Callable[[], object]:
+    """A member with these fields."""
+    return lambda: studies.member("a", **fields)
+
+
+def asked(**fields: Any) -> Callable[[], object]:
+    """A study with these fields."""
+    return lambda: argosy.Study(**{"data": arrays(), "members": [studies.member("a", metrics={})], **fields})
+
+
+def holding(**fields: Any) -> Callable[[], object]:
+    """Data with these fields."""
+    return lambda: argosy.Data(**fields)
+
+
+def arrays(val: bool = False) -> argosy.Data:
+    """Ten samples."""
+    rows = (torch.zeros(10, 12), torch.zeros(10, dtype=torch.long))
+    return argosy.Data(arrays=rows, val_arrays=rows if val else None)
+
+
+MASK = "is a mask of True and False, which would mean samples 1 and 0; give the indices that it selects: mask.nonzero()"
+MEMBERS = {
+    "list as mask": (given(subset=[True, False, True]), f"member 'a': subset {MASK}"),
+    "array as mask": (given(subset=np.arange(9) > 4), MASK),
+    "tensor as mask": (given(val_subset=torch.arange(9) > 4), f"member 'a': val_subset {MASK}"),
+    "list of floats": (given(subset=[0, 1.0]), "subset holds values of type float; indices are whole numbers"),
+    "array of floats": (given(subset=np.zeros(3)), "subset holds values of type float64"),
+    "no samples": (given(subset=[]), "subset is empty; give the indices of at least one sample, or None for all."),
+    "negative": (given(subset=torch.tensor([3, -1])), "subset has the index -1; indices count from 0 up"),
+    "nested": (given(subset=np.zeros((2, 2), int)), "subset has shape (2, 2); indices come in one dimension"),
+    "set": (given(subset={1, 2}), "subset is an instance of set; it must be a list, an array or a tensor of indices."),
+    "long name": (lambda: studies.member("ä" * 128), "has 256 bytes; at most 255 are possible. Shorten it"),
+    "no name": (lambda: studies.member(3), "member name 3 becomes a folder"),
+    "a network": (given(model=nn.Linear(12, 10)), "model must be a factory (a class, a function, a functools.partial)"),
+    "an optimizer": (
+        given(optimizer=SGD([torch.zeros(1)], 0.1)),
+        "optimizer of the parameters that it is given; found an",
+    ),
+    "rule": (given(stop=10), "member 'a': stop is 10; it must be a stopping rule, such as MaxEpochs(10)."),
+    "true": (given(batch_size=True), "batch_size is True; it must be a whole number (an int) from 1."),
+    "none": (given(batch_size=None), "batch_size is None; it must be a whole number (an int) from 1."),
+    "loss": (given(loss=0.5), "loss is 0.5; it must be a function: (output, target) -> losses"),
+    "class": (
+        given(loss=nn.CrossEntropyLoss),
+        "loss is the class CrossEntropyLoss; it is called with what it works on",
+    ),
+    "schedule": (
+        given(schedule=StepLR(SGD([torch.zeros(1)], 0.1), 2)),
+        "schedule is an instance of StepLR; it must be a factory: optimizer -> scheduler",
+    ),
+    "augment": (given(augment="flip"), "augment is 'flip'; it must be a function: batch -> batch."),
+    "step": (given(metrics={}, step=3), "step is 3; it must be a function: (model, batch) -> loss."),
+    "no norm": (given(clip_grad_norm=0.0), "clip_grad_norm is 0.0; it must be a finite number above 0."),
+    "norm": (given(clip_grad_norm=float("nan")), "clip_grad_norm is nan; it must be a finite number above 0."),
+    "negative seed": (given(seed=-1), "seed is -1; it must be a whole number (an int) from 0."),
+    "seed": (given(seed=1.5), "seed is 1.5; it must be a whole number"),
+    "large seed": (given(seed=2**64), "it must be below 2**63."),
+    "drop_last": (given(drop_last="no"), "drop_last is 'no'; it can be True or False."),
+    "precision": (given(precision="float16"), "precision is 'float16'; it can be 'float32' or 'bfloat16'."),
+    "per": (given(schedule_per="batch"), "schedule_per is 'batch'; it can be 'epoch' or 'step'."),
+    "metrics": (given(metrics=[argosy.accuracy]), "metrics is an instance of list; it must be a dict"),
+    "metric": (
+        given(metrics={"f1": 0.3}),
+        "the metric 'f1' is 0.3; it must be a function: (outputs, targets) -> values.",
+    ),
+    "called loss": (given(metrics={"loss": argosy.accuracy}), "a metric is called 'loss', and the column val_loss has"),
+    "called a list": (given(metrics={"f1,f2": argosy.accuracy}), "a metric has the name 'f1,f2'; it becomes a column"),
+}
+DATA = {
+    "needs arguments": (
+        holding(train=studies.Vectors),
+        "Data.train is Vectors, which is called without arguments and wants",
+    ),
+    "function": (holding(train=lambda path: path), "(missing a required argument: 'path')"),
+    "iterable class": (
+        holding(train=Lines),
+        "Data.train is an iterable-style Lines; the stream needs a map-style Dataset",
+    ),
+    "no dataset": (holding(train=3), "Data.train is 3; it must be a map-style Dataset or a function that returns one."),
+    "one tensor": (
+        holding(arrays=torch.zeros(9, 2)),
+        "Data.arrays is an instance of Tensor; it must be a tuple of tensors",
+    ),
+    "one array": (holding(train=[1], val_arrays=np.zeros(9)), "Data.val_arrays is an instance of ndarray"),
+    "strings": (holding(arrays=(np.array(["a", "b"]),)), "Data.arrays[0] has dtype <U1; samples are numbers"),
+    "objects": (holding(arrays=(np.array([[], None], object),)), "has dtype object; samples are numbers"),
+    "a number": (
+        holding(arrays=(torch.tensor(3),)),
+        "Data.arrays[0] is an instance of Tensor; it must be a tensor or an",
+    ),
+    "lengths": (
+        holding(arrays=(torch.zeros(9), [1, 2])),
+        "Data.arrays: its arrays have [9, 2] rows; they need one common",
+    ),
+    "nothing": (holding(arrays=()), "Data.arrays: its arrays have [] rows"),
+    "on_device": (
+        holding(train=[1], on_device=nn.Flatten),
+        "Data.on_device is the class Flatten; it is called with what",
+    ),
+    "on_error": (holding(train=[1], on_error=None), "Data.on_error is None; it can be 'raise' or 'skip'."),
+}
+WATCH = "it reports epochs, lr, samples, seconds, steps, train_loss. Name one of these"
+STUDIES = {
+    "data": (asked(data=[1, 2]), "Study.data is an instance of list; it must be an argosy.Data"),
+    "one member": (
+        asked(members=studies.member()),
+        "Study.members is an instance of Member; it must be a list of members.",
+    ),
+    "factories": (
+        asked(members=[studies.member]),
+        "Study.members[0] is an instance of function; it must be an argosy.Member.",
+    ),
+    "nobody": (asked(members=[]), "Study.members is empty; a study needs at least one member."),
+    "stop": (asked(stop=10), "Study.stop is 10; it must be a stopping rule, such as MaxEpochs(10)."),
+    "seed": (asked(seed=True), "Study.seed is True; it must be a whole number (an int) from 0."),
+    "parts": (asked(validations_per_epoch=0.5), "Study.validations_per_epoch is 0.5; it must be a whole number"),
+    "objective": (asked(objective=3), "Study.objective is 3; it must be the name of a metric."),
+    "mode": (asked(mode="low"), "Study: mode is 'low'; it can be 'min' or 'max'."),
+    "direction": (
+        asked(data=arrays(val=True), members=[given(metrics={"score": argosy.accuracy})()], objective="val_score"),
+        "Study: the name 'val_score' does not tell whether lower or higher is better; say mode='min' or mode='max'.",
+    ),
+    "val_subset": (
+        asked(members=[given(val_subset=[1])()]),
+        "member 'a' has a val_subset, and Data has no validation data",
+    ),
+    "rule of the study": (
+        asked(data=arrays(val=True), stop=argosy.MaxEpochs(3) | argosy.Target("val_f1", 0.5)),
+        "member 'a': its stopping rule watches 'val_f1', and it reports epochs, lr, samples, seconds, steps, train_loss, ",
+    ),
+    "rule of a member": (
+        asked(members=[given(stop=argosy.Plateau("val_loss", 2))()]),
+        f"watches 'val_loss', and {WATCH}",
+    ),
+}
+REFUSED = {**MEMBERS, **DATA, **STUDIES}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_meant_is_refused_in_one_sentence_when_it_is_said(name: str) -> None:
+    make, message = REFUSED[name]
+    with pytest.raises(StudyError) as error:
+        make()
+    assert message in str(error.value)
+
+
+def test_what_is_meant_is_taken() -> None:
+    for subset in ([3, 3, 5], range(4), np.array([1, 2], np.int32), list(np.arange(3)), torch.tensor([0, 4])):
+        studies.member(subset=subset)
+    studies.member(loss=nn.CrossEntropyLoss(), schedule=partial(StepLR, step_size=1), seed=0, clip_grad_norm=1)
+    argosy.Data(train=partial(studies.Vectors, 10), val=lambda length=3: studies.Vectors(length))
+    tried = studies.member(metrics={"top-5 %": argosy.accuracy}, stop=argosy.Target("lr", 1e-4, mode="min"))
+    study = argosy.Study(data=arrays(val=True), members=iter([tried]), objective="val_top-5 %", mode="max")
+    assert study.names == {"mlp"}
+
+
+def test_positional_arguments_are_hyperparameters_by_the_names_of_their_parameters() -> None:
+    found = studies.member(
+        model=partial(studies.Mlp, 24), optimizer=partial(sgd_like, 0.1, None, 0.5), schedule=partial(min, 3)
+    ).hyperparameters
+    assert found == {
+        "batch_size": 20,
+        "model.hidden": 24,
+        "optimizer.lr": 0.1,
+        "optimizer.2": 0.5,
+        "schedule.0": 3,
+    }
+
+
+class FortyVectors(studies.Vectors):
+    """A dataset whose class is a factory."""
+
+    def __init__(self) -> None:
+        super().__init__(40)
+
+
+def constant(output: torch.Tensor, target: torch.Tensor, value: float) -> torch.Tensor:
+    """A metric that knows its value."""
+    return torch.full((len(target),), value)
+
+
+def test_budgets_end_with_a_section_and_nan_is_neither_best_nor_a_target(tmp_path: Path) -> None:
+    def member(name: str, score: float, stop: argosy.MaxSteps, **fields: Any) -> argosy.Member:
+        return studies.member(name, metrics={"score": partial(constant, value=score)}, stop=stop, **fields)
+
+    study = argosy.Study(
+        data=argosy.Data(train=FortyVectors, val=lambda: studies.Vectors(8)),
+        members=[
+            member("nan", float("nan"), argosy.Target("val_score", 2.0, "min") | argosy.MaxEpochs(1)),
+            member("steps", 0.7, argosy.MaxSteps(7), batch_size=8),
+            member("samples", 0.5, argosy.MaxSamples(37), batch_size=9, drop_last=True),
+        ],
+        objective="val_score",
+        mode="min",
+        validations_per_epoch=2,
+    )
+    report = argosy.train(study, directory=tmp_path, launcher="inline", devices="cpu:1", block_size=16)
+    assert [(row.name, row.epochs, row.reason) for row in report.rows] == [
+        ("samples", 1.5, "37 samples"),
+        ("steps", 1.5, "7 steps"),
+        ("nan", 1, "1 epochs"),
+    ]
+    histories = {name: state.history for name, state in living.state_of(tmp_path).members.items()}
+    assert [(row["steps"], row["samples"]) for row in histories["steps"]] == [(2, 16), (5, 40), (7, 56)]
+    assert [(row["steps"], row["samples"]) for row in histories["samples"]] == [(2, 18), (4, 36), (6, 54)]
+    living.equal_alone(replace(study, data=argosy.Data(train=FortyVectors(), val=studies.Vectors(8))), tmp_path)
+
+
+def test_a_subset_that_its_split_cannot_have_is_refused_before_training(tmp_path: Path) -> None:
+    for fields, message in {
+        "beyond": ({"subset": [3, 40]}, "its train subset has indices 3 to 40; the split has 40 samples."),
+        "mask": (
+            {"subset": torch.arange(40) % 2},
+            "its train subset has the value 0 or 1 for each of the 40 samples, as a",
+        ),
+        "batch": (
+            {"subset": range(9), "drop_last": True},
+            "batch_size 20 is larger than its 9 training samples. Lower it.",
+        ),
+    }.values():
+        study = studies.study(40, val=8, fleet=[studies.member("a", **fields)])
+        with pytest.raises(StudyError) as error:
+            argosy.train(study, directory=tmp_path, launcher="inline", devices="cpu:1")
+        assert f"member 'a': {message}" in str(error.value)
+        assert not (tmp_path / "study.json").exists()

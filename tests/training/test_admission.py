@@ -1,0 +1,201 @@
+"""What is wrong with a member shows before anything is trained, in one sentence, and ends nobody else."""
+
+import copy
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import evidence
+import pytest
+import studies
+import torch
+from torch import Tensor, nn
+from torch.optim import LBFGS, SGD, Adam, SparseAdam
+from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau, StepLR
+
+import argosy
+from argosy.errors import PlanError
+from argosy.stream.order import permutation
+
+OLDER = studies.Mlp()
+OTHER = SGD(OLDER.parameters(), lr=0.1)
+
+
+class OnOlder(nn.Module):
+    """Its own last layer, on a network that others may train as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = OLDER, nn.Linear(10, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(x))
+
+
+def refused(tmp_path: Path, **wrong: argosy.Member) -> dict[str, str]:
+    """The reasons for which these members failed; nobody has trained a step, but one who is sound."""
+    fleet = [*wrong.values(), studies.member("sound")]
+    report = argosy.train(studies.study(fleet=fleet, epochs=1), directory=tmp_path, launcher="inline")
+    assert {row.name: row.status for row in report.rows} == {**dict.fromkeys(wrong, "failed"), "sound": "done"}
+    assert [line["member"] for line in evidence.event_lines(tmp_path, "MemberStarted")] == ["sound"]
+    for name in wrong:
+        log = (tmp_path / "members" / name / "log.txt").read_text()
+        assert log.strip().endswith(report.member(name).reason.strip().splitlines()[-1])
+    return {name: report.member(name).reason for name in wrong}
+
+
+def never(*_: Any) -> Any:
+    raise ValueError("never works")
+
+
+def too_short(epoch: int) -> float:
+    return [1.0][epoch]
+
+
+def beyond(batch: Any) -> Any:
+    return batch[0], batch[1] + 1
+
+
+def test_what_is_built_wrongly_is_refused(tmp_path: Path) -> None:
+    member, linear = studies.member, partial(nn.Linear, 12, 10)
+    reasons = refused(
+        tmp_path,
+        older=member("older", model=lambda: OLDER),
+        on_older=member("on_older", model=OnOlder),
+        lazy=member("lazy", model=lambda: nn.Sequential(nn.LazyLinear(10))),
+        no_network=member("no_network", model=lambda: "resnet"),
+        foreign=member("foreign", model=linear, optimizer=lambda _: SGD(OLDER.parameters(), lr=0.1)),
+        closure=member("closure", model=linear, optimizer=LBFGS),
+        no_optimizer=member("no_optimizer", model=linear, optimizer=list),
+        other=member("other", model=linear, schedule=lambda _: StepLR(OTHER, 1)),
+        watching=member("watching", model=linear, schedule=ReduceLROnPlateau, schedule_per="step"),
+    )
+    assert "returned 6 parameters that were there before the call" in reasons["older"]
+    assert "Build the network inside the factory, or return copy.deepcopy of it." in reasons["on_older"]
+    assert "0.weight, 0.bias of its network have no shape yet" in reasons["lazy"]
+    assert "its model factory returned str; it must return a torch.nn.Module" in reasons["no_network"]
+    assert "its optimizer holds 6 parameters that are not its network's" in reasons["foreign"]
+    assert "LBFGS.step needs a closure" in reasons["closure"]
+    assert "its optimizer factory returned list" in reasons["no_optimizer"]
+    assert "its schedule is that of another optimizer" in reasons["other"]
+    assert "ReduceLROnPlateau watches the objective" in reasons["watching"]
+    for name, reason in reasons.items():
+        assert reason.startswith(f"StudyError: member {name!r}: "), "one sentence, no traceback"
+        assert "\n" not in reason
+
+
+def test_what_would_raise_only_later_is_refused(tmp_path: Path) -> None:
+    member = studies.member
+    reasons = refused(
+        tmp_path,
+        metric=member("metric", metrics={"broken": never}),
+        nothing=member("nothing", metrics={"nothing": lambda o, t: None}),
+        shape=member("shape", metrics={"one": lambda o, t: torch.ones(1)}),
+        factory=member("factory", metrics={"dict": lambda: {"f1": 1}}),
+        compute=member("compute", metrics={"state": Raising}),
+        schedule=member("schedule", schedule=partial(LambdaLR, lr_lambda=too_short)),
+        augment=member("augment", augment=never),
+        labels=member("labels", augment=beyond),
+        few=member("few", model=partial(nn.Linear, 12, 5), loss=nn.CrossEntropyLoss()),
+        loss=member("loss", loss=lambda output, target: 1.0),
+        losses=member("losses", loss=lambda output, target: output.mean(0)),
+        step=member("step", step=lambda model, batch: {"loss": 1}, metrics={}),
+        frozen=member("frozen", model=partial(frozen, 12, 10)),
+        constant=member("constant", step=lambda model, batch: torch.zeros(()), metrics={}),
+        sparse=member("sparse", model=Embedded),
+        clipped=member("clipped", model=Embedded, optimizer=SparseAdam, clip_grad_norm=1.0),
+        dense=member("dense", model=Embedded, optimizer=Adam),
+    )
+    assert "ValueError: never works" in reasons["metric"]
+    assert "metric 'nothing' gave no number and no tensor of real numbers for a batch of 20" in reasons["nothing"]
+    assert "metric 'one' gave a tensor of shape (1,) for a batch of 20; a metric gives one" in reasons["shape"]
+    assert "metric 'dict' takes no arguments, so it is called for an object with update" in reasons["factory"]
+    assert "ValueError: only at the end" in reasons["compute"]
+    assert "IndexError: list index out of range" in reasons["schedule"]
+    assert "ValueError: never works" in reasons["augment"]
+    assert "a target is label 10, and its network has 10 outputs, for the labels 0 to 9" in reasons["labels"]
+    assert "a target is label 9, and its network has 5 outputs, for the labels 0 to 4" in reasons["few"]
+    assert "its loss gave float; it must give a tensor of losses" in reasons["loss"]
+    assert "the loss gave a tensor of shape (10,) for a batch of 20" in reasons["losses"]
+    assert "its step gave dict; it must give a tensor of losses" in reasons["step"]
+    assert "no gradient flows from its loss to a parameter" in reasons["frozen"]
+    assert "no gradient flows from its loss to a parameter" in reasons["constant"]
+    assert "SGD keeps sparse tensors in its state, which a checkpoint cannot hold" in reasons["sparse"]
+    assert "clip_grad_norm is 1.0, and torch clips no sparse gradients" in reasons["clipped"]
+    assert "Adam does not support sparse gradients, please consider SparseAdam instead" in reasons["dense"]
+
+
+def frozen(*sizes: int) -> nn.Module:
+    return nn.Linear(*sizes).requires_grad_(False)
+
+
+class Embedded(nn.Module):
+    """Its gradients are sparse."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(50, 10, sparse=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.table((x[:, 0] * 49).long())
+
+
+class Rotated(nn.Module):
+    """Its parameters are complex."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(12, 10, dtype=torch.complex64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x.to(torch.complex64)).abs()
+
+
+def mean_loss(model: nn.Module, batch: Any) -> Tensor:
+    return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+
+def test_what_is_unusual_trains_and_goes_on_where_it_was(tmp_path: Path) -> None:
+    linear = partial(nn.Linear, 12, 10)
+    fleet = [
+        studies.member("sparse", model=Embedded, optimizer=partial(SparseAdam, lr=0.1), accumulate=3),
+        studies.member("complex", model=Rotated, clip_grad_norm=1.0),
+        studies.member("copied", model=partial(copy.deepcopy, OLDER)),
+        studies.member("half", model=linear, precision="bfloat16", metrics={}, step=mean_loss),
+        studies.member("large", model=linear, eval_batch_size=1000, loss=nn.CrossEntropyLoss(ignore_index=9)),
+        studies.member("plateau", model=linear, schedule=ReduceLROnPlateau),
+    ]
+    for run, epochs in (("whole", (2,)), ("parts", (1, 2))):
+        for end in epochs:
+            study = studies.study(fleet=fleet, epochs=end)
+            report = argosy.train(study, directory=tmp_path / run, launcher="inline")
+            assert {row.status for row in report.rows} == {"done"}, [row.reason for row in report.rows]
+    for member in fleet:
+        whole, parts = (evidence.results_of(tmp_path / run, member.name) for run in ("whole", "parts"))
+        assert whole == parts, member.name
+
+
+def test_a_label_that_comes_late_is_named(tmp_path: Path) -> None:
+    inputs, labels = torch.randn(100, 12), torch.arange(100) % 10
+    labels[int(permutation(0, 0, 100)[-1])] = -1
+    study = studies.study(data=argosy.Data(arrays=(inputs, labels)), fleet=[studies.member(metrics={})])
+    report = argosy.train(study, directory=tmp_path, launcher="inline", block_size=16)
+    assert report.rows[0].status == "failed"
+    assert "StudyError: member 'mlp': a target is label -1, and its network has 10 outputs" in report.rows[0].reason
+
+
+def test_micro_batches_of_one_are_refused_with_batch_norm(tmp_path: Path) -> None:
+    study = studies.study(170, fleet=[studies.member(batch_size=22, accumulate=7)])
+    with pytest.raises(PlanError, match="of 7 micro-batches of a batch of 16 one would hold 1 sample"):
+        argosy.train(study, directory=tmp_path, launcher="inline")
+    assert not list((tmp_path / "members").glob("*/*.pt"))
+
+
+class Raising:
+    """A metric that raises when all has come."""
+
+    def update(self, outputs: Tensor, targets: Tensor) -> None:
+        pass
+
+    def compute(self) -> float:
+        raise ValueError("only at the end")

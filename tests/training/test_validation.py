@@ -1,0 +1,220 @@
+"""A metric's value does not depend on how the samples come: in which batches, blocks or sections, on which device."""
+
+import math
+from collections.abc import Sequence
+from contextvars import ContextVar
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import evidence
+import numpy as np
+import pytest
+import studies
+import torch
+from late import devices  # noqa: F401
+from torch import nn
+
+import argosy
+from argosy.errors import StudyError
+from argosy.stream.order import Digest
+from argosy.training.devices import backend_of
+from argosy.training.validation import Validation
+
+OUTPUTS = torch.randn(41, 10, generator=torch.Generator().manual_seed(0))
+TARGETS = torch.arange(41) ** 2 % 10
+
+
+def macro_f1(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Of the whole set: its mean over batches is another number."""
+    predicted, classes = output.argmax(1), torch.arange(output.shape[1])[:, None]
+    hits = ((predicted == classes) & (target == classes)).sum(1)
+    return (2 * hits / ((predicted == classes).sum(1) + (target == classes).sum(1)).clamp(min=1)).mean()
+
+
+def share_of_threes(output: torch.Tensor, target: torch.Tensor) -> float:
+    return float((target == 3).sum()) / len(output)
+
+
+class MacroF1(nn.Module):
+    """The same as torchmetrics would have it: counts that batches are added to."""
+
+    def __init__(self, classes: int = 10) -> None:
+        super().__init__()
+        self.register_buffer("counts", torch.full((3, classes), 1e9))
+        self.reset()
+
+    def reset(self) -> None:
+        self.counts.zero_()
+
+    def update(self, output: torch.Tensor, target: torch.Tensor) -> None:
+        predicted, classes = output.argmax(1), torch.arange(self.counts.shape[1])[:, None]
+        self.counts[0] += ((predicted == classes) & (target == classes)).sum(1)
+        self.counts[1] += (predicted == classes).sum(1)
+        self.counts[2] += (target == classes).sum(1)
+
+    def compute(self) -> torch.Tensor:
+        hits, predicted, there = self.counts
+        return (2 * hits / (predicted + there).clamp(min=1)).mean()
+
+
+class Mean:
+    """A state without a reset."""
+
+    def __init__(self) -> None:
+        self.values: list[float] = []
+
+    def update(self, output: torch.Tensor, target: torch.Tensor) -> None:
+        self.values += output[:, 0].tolist()
+
+    def compute(self) -> float:
+        return math.fsum(self.values) / len(self.values)
+
+
+def right(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return output.argmax(1) == target
+
+
+def squeezed(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Of a batch of one it makes a scalar."""
+    return output[:, :1].squeeze()
+
+
+def of_numpy(output: torch.Tensor, target: torch.Tensor) -> np.ndarray[Any, Any]:
+    return np.abs(output.numpy()).max(1)
+
+
+METRICS = {
+    "right": right,
+    "squeezed": squeezed,
+    "of_numpy": of_numpy,
+    "f1": macro_f1,
+    "threes": share_of_threes,
+    "state": MacroF1(),
+    "class": MacroF1,
+    "partial": partial(MacroF1, classes=10),
+    "factory": lambda: Mean(),
+}
+
+
+def validated(sizes: Sequence[int], metrics: dict[str, Any], device: str = "cpu:0") -> dict[str, float]:
+    """The values after batches of these sizes."""
+    member = studies.member(metrics=metrics)
+    validation, start = Validation(member, backend_of(device)), 0
+    for rows in sizes:
+        part = slice(start, start + rows)
+        validation.add(rows, Digest(), OUTPUTS[part, 0], OUTPUTS[part], TARGETS[part])
+        start += rows
+    validation.end()
+    return validation.values()
+
+
+@pytest.mark.parametrize("device", ["cpu:0", "late:0"])
+@pytest.mark.parametrize("sizes", [[41], [1] * 41, [1, 20, 20], [20, 20, 1], [7, 34]])
+def test_values_do_not_depend_on_batches(devices: None, device: str, sizes: list[int]) -> None:  # noqa: F811
+    found = validated(sizes, METRICS, device)
+    assert found["f1"] == float(macro_f1(OUTPUTS, TARGETS))
+    assert found["threes"] == share_of_threes(OUTPUTS, TARGETS)
+    assert found["right"] == float(right(OUTPUTS, TARGETS).double().mean())
+    assert found["squeezed"] == pytest.approx(float(OUTPUTS[:, 0].double().mean()), abs=1e-12)
+    assert found["of_numpy"] == pytest.approx(float(OUTPUTS.abs().max(1).values.double().mean()), abs=1e-12)
+    assert found["factory"] == pytest.approx(float(OUTPUTS[:, 0].double().mean()), abs=1e-7)
+    for name in ("state", "class", "partial"):
+        assert found[name] == pytest.approx(found["f1"], abs=1e-6)
+
+
+@pytest.mark.parametrize("value", [None, "0.5", (1.0, 2.0), torch.ones(3), torch.ones(20, dtype=torch.complex64)])
+def test_what_is_no_value_is_refused_in_one_sentence(value: Any) -> None:
+    with pytest.raises(
+        StudyError, match=r"member 'mlp': metric 'odd' gave .* for a batch of 20; a metric gives one value"
+    ):
+        validated([20], {"odd": lambda output, target: value})
+
+
+def test_a_metric_of_samples_must_not_become_one_of_the_set() -> None:
+    with pytest.raises(StudyError, match="metric 'odd' gave one number for a batch of 21; a metric gives"):
+        validated([20, 21], {"odd": lambda output, target: output[:, 0] if len(output) == 20 else output.mean()})
+
+
+def test_outputs_that_cannot_be_gathered_are_refused() -> None:
+    validation = Validation(studies.member(metrics={"f1": lambda output, target: 1.0}), backend_of("cpu:0"))
+    with pytest.raises(
+        StudyError, match=r"metric 'f1' is of the whole set.*batch of 20 is a tensor of shape \(2, 20\)"
+    ):
+        validation.add(20, Digest(), OUTPUTS[:20, 0], {"hidden": OUTPUTS[:20, :2].T}, TARGETS[:20])
+
+
+def test_nothing_validated_is_no_number() -> None:
+    assert all(math.isnan(value) for value in validated([], METRICS).values())
+
+
+class Identity(nn.Module):
+    """Its output is a view of the block that others share."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(12, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) if self.training else x[:, 1:11]
+
+
+@pytest.mark.parametrize("launcher", ["inline", "processes"])
+def test_blocks_go_though_outputs_are_gathered(tmp_path: Path, launcher: str) -> None:
+    """More blocks than the ring has slots; and figures are the same for whatever sizes."""
+    found = []
+    for batch, block, sections in ((7, 16, 1), (100, 64, 2)) if launcher == "inline" else ((7, 16, 1),):
+        member = studies.member(model=Identity, metrics={"f1": macro_f1}, eval_batch_size=batch, precision="bfloat16")
+        study = studies.study(100, val=400, fleet=[member], epochs=1, validations_per_epoch=sections)
+        folder = tmp_path / f"{batch}"
+        argosy.train(study, directory=folder, launcher=launcher, block_size=block)
+        found.append(evidence.event_lines(folder, "SectionEnded")[-1]["metrics"]["val_f1"])
+    assert len(set(found)) == 1
+    assert 0.9 < found[0] <= 1.0
+
+
+def noisy(output: torch.Tensor, target: torch.Tensor) -> float:
+    """A bootstrap, say: it draws at the end."""
+    return float(torch.rand(())) + float(np.random.rand())
+
+
+def test_what_a_metric_draws_is_its_members_own(tmp_path: Path) -> None:
+    both = [studies.member("first", metrics={"noisy": noisy}), studies.member("second", metrics={"noisy": noisy})]
+    for name, fleet in (("both", both), ("alone", both[1:])):
+        argosy.train(studies.study(fleet=fleet), directory=tmp_path / name, launcher="inline")
+    together, alone = (evidence.results_of(tmp_path / name, "second") for name in ("both", "alone"))
+    assert together == alone
+
+
+class Killed(BaseException):
+    """Ends a run where it stands."""
+
+
+CALLS = ContextVar("CALLS", default=0)
+"""Of the metric below, until it is killed."""
+
+
+def kills(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    CALLS.set(CALLS.get() - 1)
+    if CALLS.get() == 0:
+        raise Killed
+    return right(output, target)
+
+
+def killed(directory: Path, at: int) -> dict[str, Any]:
+    """What becomes of a member with a validation of seven batches in each half of its two epochs."""
+    CALLS.set(at)
+    metrics = {"kills": kills, "f1": macro_f1, "state": MacroF1()}
+    fleet = [studies.member(metrics=metrics, eval_batch_size=6), studies.member("beside")]
+    study = studies.study(fleet=fleet, validations_per_epoch=2)
+    argosy.train(study, directory=directory, launcher="inline", block_size=16, checkpoint_seconds=1e-9)
+    return evidence.results(directory)
+
+
+def test_a_validation_that_was_interrupted_begins_anew(tmp_path: Path) -> None:
+    """Members were saved between all of its batches."""
+    whole = killed(tmp_path / "whole", at=-1)
+    for at in (12, 20, 25):
+        with pytest.raises(Killed):
+            killed(tmp_path / f"{at}", at=at)
+        assert killed(tmp_path / f"{at}", at=-1) == whole
