@@ -48,7 +48,9 @@ def _study_of(module: ModuleType, path: Path) -> Study:
     study = getattr(module, "study", None)
     if not isinstance(study, Study):
         found = "none" if study is None else type(study).__name__
-        raise StudyError(f"{path} needs a variable `study` that is an argosy.Study; found {found}.")
+        raise StudyError(
+            f"{path} needs a variable `study` that is an argosy.Study; found {found}. Set it: study = argosy.Study(...)."
+        )
     return study
 
 
@@ -62,11 +64,11 @@ def _as_a_script(path: Path) -> Iterator[None]:
         raise
     except SystemExit as error:
         raise StudyError(
-            f"{path} ended with sys.exit({error.code!r}) while it was read; a study file has no arguments, runs to its end "
-            "and leaves a variable `study`."
+            f"{path} ended with sys.exit({error.code!r}) while it was read; a study file has no arguments: let it run to "
+            "its end and leave a variable `study`."
         ) from error
     except Exception as error:  # whatever a person's file does
-        raise StudyError(f"{path} cannot be read:\n{_own_traceback(error, path)}") from error
+        raise StudyError(f"{path} cannot be read:\n{_own_traceback(error, path)}\nMend it there.") from error
     finally:
         sys.argv = arguments
 

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from argosy import Data
 from argosy.stream.blocks import Layout, Place
 from argosy.stream.loaders import Task, run_task
 from argosy.stream.preparation import TRIES, Preparation
 from argosy.stream.pulse import Pulse
-from argosy.stream.sources import ArraySource, DatasetSource
+from argosy.stream.sources import ArraySource, Source, open_sources, reopened
 from argosy.stream.wire import LARGEST, LENGTH, NONCE, PROOF, Peer, dial
 
 __all__ = ["CASES"]
@@ -35,9 +36,9 @@ class Rows:
         return self.sample(index)
 
 
-def opened(sample: Any, *, skip_errors: bool = False, length: int = 20) -> DatasetSource:
-    """A dataset, opened as a feeder does it."""
-    return DatasetSource(Rows(sample, length), "train", seed=0, skip_errors=skip_errors, pulse=Pulse.private())
+def opened(sample: Any, *, length: int = 20, **rest: Any) -> Source:
+    """A dataset, opened and probed."""
+    return open_sources(Data(train=Rows(sample, length), **rest), seed=0)["train"]
 
 
 def filled(sample: Any) -> None:
@@ -45,6 +46,30 @@ def filled(sample: Any) -> None:
     source = opened(sample)
     block = source.layout.block(PLACE, np.zeros(source.layout.block_bytes(4), np.uint8))
     source.fill(block, 0, TASK.indices)
+
+
+def in_arrays(*arrays: Any) -> None:
+    """Arrays, opened."""
+    ArraySource(arrays, "train", pulse=Pulse.private())
+
+
+class Endless(Rows):
+    """A dataset that does not know its length."""
+
+    def __len__(self) -> int:
+        raise OSError("no such index")
+
+
+def unreadable() -> Any:
+    """A factory whose file is not there."""
+    raise FileNotFoundError("no photographs in /data")
+
+
+def another_one() -> None:
+    """Twenty samples, and nineteen when it is opened again."""
+    facts = opened(lambda index: torch.zeros(3)).facts
+    rest = {"seed": 0, "skip_errors": False, "pulse": Pulse.private()}
+    _ = reopened("train", facts, lambda: Data(train=Rows(lambda index: torch.zeros(3), 19)), **rest).dataset
 
 
 def lists() -> None:
@@ -76,18 +101,6 @@ def branching(index: int) -> Any:
 def broken(index: int) -> Any:
     """No sample can be had."""
     raise OSError("truncated file")
-
-
-def broken_later(numbers: list[int]) -> Any:
-    """The first can be had once."""
-
-    def sample(index: int) -> Any:
-        numbers.append(index)
-        if len(numbers) > 1:
-            raise OSError("truncated file")
-        return torch.zeros(3)
-
-    return sample
 
 
 GENERATOR = np.random.default_rng()
@@ -134,11 +147,17 @@ CASES = {
     "samples that are built differently": lambda: filled(branching),
     "samples of different shapes": lambda: filled(growing),
     "a sample that raises": lambda: opened(broken),
-    "a dataset of which every sample raises": lambda: opened(broken, skip_errors=True),
-    "a sample that raises the second time": lambda: opened(broken_later([])),
+    "a dataset of which every sample raises": lambda: opened(broken, on_error="skip"),
     "a dataset with a generator of its own": lambda: opened(lambda index: torch.tensor(GENERATOR.random())),
     "a dataset without samples": lambda: opened(growing, length=0),
-    "arrays of different lengths": lambda: ArraySource([np.zeros(3), np.zeros(4)], "train", pulse=Pulse.private()),
+    "tensors of different lengths": lambda: in_arrays(np.zeros(3), np.zeros(4)),
+    "a ragged array": lambda: open_sources(Data(arrays=([[1, 2], [3]],)), seed=0),
+    "a sparse tensor for an array": lambda: open_sources(Data(arrays=(torch.eye(3).to_sparse(),)), seed=0),
+    "an array of dates": lambda: open_sources(Data(arrays=(np.zeros(3, "datetime64[s]"),)), seed=0),
+    "a dataset whose length raises": lambda: open_sources(Data(train=Endless(growing)), seed=0),
+    "a factory of data that raises": lambda: open_sources(Data(train=unreadable), seed=0),
+    "a factory of data that returns none": lambda: open_sources(Data(train=lambda: 3), seed=0),
+    "a dataset that differs whenever it is opened": another_one,
     "a dataset that fails in a loader worker": lists,
     "a sample that kills loader workers": dying_loaders,
     "a name too long to call with": lambda: dial("\0argosy-door", b"key", "cpu:0" * 52),

@@ -7,13 +7,21 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from argosy.errors import ArgosyError
-from messages import of_plans, of_runs, of_streams, of_studies, of_training
+from messages import (
+    of_members,
+    of_plans,
+    of_runs,
+    of_streams,
+    of_studies,
+    of_training,
+)
 from messages.sites import Site, site_of, watched
 
 __all__ = ["CASES", "Case", "Shown", "all_shown", "show"]
@@ -23,6 +31,7 @@ Case = Callable[..., Any]
 
 CASES: Mapping[str, Case] = {
     **of_studies.CASES,
+    **of_members.CASES,
     **of_plans.CASES,
     **of_streams.CASES,
     **of_training.CASES,
@@ -40,11 +49,8 @@ class Shown:
     when: str
     error: ArgosyError
     site: Site | None
-
-    @property
-    def text(self) -> str:
-        """Without the lines of tracebacks, which change with every line of code."""
-        return TRACEBACK.sub("  (its traceback)\n", str(self.error))
+    text: str
+    """Without the lines of tracebacks, which change with every line of code."""
 
 
 def show(when: str) -> Shown:
@@ -58,7 +64,8 @@ def show(when: str) -> Shown:
             raised = error
         assert made, f"{when}: no error was made"
         last = next((each for each in reversed(made) if each.error is raised), made[-1])
-    return Shown(when=when, error=last.error, site=site_of(last))
+        text = TRACEBACK.sub("  (its traceback)\n", str(last.error)).replace(f"{Path.cwd()}/", "")
+    return Shown(when=when, error=last.error, site=site_of(last), text=text)
 
 
 @cache
@@ -76,4 +83,7 @@ def _own_place() -> Iterator[pytest.MonkeyPatch]:
         patch.setattr(sys, "path", [*sys.path])
         patch.setenv("XDG_CACHE_HOME", f"{folder}/cache")
         yield patch
+        for name, module in list(sys.modules.items()):
+            if (getattr(module, "__file__", None) or "").startswith(folder):
+                del sys.modules[name]
     torch.set_num_threads(threads)
