@@ -247,7 +247,9 @@ def forecast_cluster(
     carried = [known for known in profiles or () if known.member in names]
     if profiles is not None and len(carried) < len(names):
         missing = sorted(names - {known.member for known in carried})
-        raise PlanError(f"the profiles know nothing of {', '.join(missing)}; measure them: argosy profile.")
+        raise PlanError(
+            f"the profiles lack {', '.join(map(repr, missing))}; measure all members with `argosy profile`."
+        )
     core = costs.preparation_seconds_per_sample
     most = usable_cores()
     rates = tuple((cores, cores / core) for cores in sorted({1, most})) if core else ()
@@ -271,13 +273,18 @@ def load(directory: str | Path, *, study: Study | None = None) -> Report:
         # It ended before the data was open.
         summary = summarize(study)
     if summary is None:
-        how = "is not open yet; ask again in a moment" if working else "was not open when its run ended"
+        how = (
+            "is not open yet; ask again in a moment"
+            if working
+            else "was not open when its run ended; run the same command again"
+        )
         raise RunError(f"{directory} holds no study.json: the data {how}.")
 
     def opener(result: MemberResult) -> Any:
         if study is None:
             raise RunError(
-                "a report that was read without its study cannot build networks: argosy.load(dir, study=study)."
+                f"the report of {directory} was read without its study and cannot build networks; give it the study: "
+                "argosy.load(directory, study=study)."
             )
         return _open_member(study, state, result)
 
@@ -287,7 +294,9 @@ def load(directory: str | Path, *, study: Study | None = None) -> Report:
 def _open_member(study: Study, state: RunState, result: MemberResult) -> Any:
     saved = next((saved for saved in reversed(state.member(result.name).saved) if saved.best is not None), None)
     if saved is None or saved.best is None:
-        raise RunError(f"member {result.name!r} has not finished and saved a section; there is nothing to load.")
+        raise RunError(
+            f"member {result.name!r} has not finished and saved a section, so there is nothing to load; train it further."
+        )
     if result.name not in study.names:
         raise RunError(
             f"the study has no member {result.name!r}, only {', '.join(study.names)}; give the run's own study."
@@ -297,8 +306,9 @@ def _open_member(study: Study, state: RunState, result: MemberResult) -> Any:
     try:
         model.load_state_dict(best["model"])
     except RuntimeError as error:
+        first = str(error).splitlines()[1].strip().rstrip(".")
         raise RunError(
-            f"the network that the study builds for member {result.name!r} is not the one that was trained: {error}. Give "
+            f"the network that the study builds for member {result.name!r} is not the one that was trained: {first}. Give "
             "the run's own study."
         ) from error
     return model.eval()

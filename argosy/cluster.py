@@ -25,7 +25,7 @@ class Device:
 
     def __post_init__(self) -> None:
         if self.memory_bytes <= 0:
-            raise PlanError(f"device {self.name!r} has {self.memory_bytes} bytes of memory; a device needs some.")
+            raise PlanError(f"device {self.name!r} has {self.memory_bytes} bytes of memory; give it more than 0.")
 
     @property
     def torch_name(self) -> str:
@@ -52,9 +52,9 @@ class Cluster:
     def __post_init__(self) -> None:
         names = [device.name for device in self.devices]
         if not names:
-            raise PlanError("the cluster has no device; name one with --devices cpu:1 or cuda:0.")
+            raise PlanError("the cluster has no device; give it one, as in --devices cpu:1 or --devices cuda:0.")
         if len(set(names)) != len(names):
-            raise PlanError(f"device names must be unique; found {sorted(names)}.")
+            raise PlanError(f"the cluster's devices are named {_listing(sorted(names))}; give each a name of its own.")
 
     @classmethod
     def parse(cls, text: str, *, kind: str = "gpu", cores: int = 16) -> "Cluster":
@@ -108,7 +108,7 @@ class Cluster:
         for device in self.devices:
             if device.name == name:
                 return device
-        raise PlanError(f"no device {name!r} in this cluster; it has {_listing(d.name for d in self.devices)}.")
+        raise PlanError(f"no device {name!r} in this cluster; choose one of {_listing(d.name for d in self.devices)}.")
 
 
 def _listing(names: Iterable[str]) -> str:

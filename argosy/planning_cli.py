@@ -114,7 +114,8 @@ def explain_cluster(
     """The forecast for a cluster written as in ``2x4x80GB``, of the kind of device that the profiles were measured on."""
     kinds = sorted({profile.device_kind for profile in profiles})
     if len(kinds) != 1:
-        raise PlanError(f"the profiles must be of one kind of device, found {kinds}; measure all on one.")
+        found = ", ".join(map(repr, kinds)) or "none"
+        raise PlanError(f"the profiles must be of one kind of device; found {found}. Measure all members on one.")
     return forecast(
         profiles,
         Cluster.parse(cluster, kind=kinds[0]),
@@ -148,7 +149,7 @@ def read_networks(path: Path) -> list[Network]:
             ]
     except (OSError, KeyError, ValueError) as error:
         raise PlanError(
-            f"cannot read the table {path} ({error!r}); wanted columns: name, samples_per_second, epochs, model_mb."
+            f"cannot read the table {path} ({error!r}); give it the columns name, samples_per_second, epochs, model_mb."
         ) from error
 
 
@@ -158,19 +159,21 @@ def read_scaling(path: Path) -> list[list[float]]:
         with path.open(newline="") as file:
             return [[float(rate) for rate in row] for row in list(csv.reader(file))[1:]]
     except (OSError, ValueError) as error:
-        raise PlanError(f"cannot read the scaling curves {path} ({error!r}); wanted a header, then rates.") from error
+        raise PlanError(f"cannot read the scaling curves {path} ({error!r}); give it a header, then rates.") from error
 
 
 def _sizes(text: str) -> list[int]:
     if not all(part.strip().isdigit() for part in text.split(",")):
-        raise PlanError(f"--devices wants numbers, as in 20,40,80; found {text!r}.")
+        raise PlanError(f"--devices is {text!r}; give numbers, as in 20,40,80.")
     return [int(part) for part in text.split(",")]
 
 
 def _policies(text: str) -> Sequence[str]:
     names = REPLAYED if text == "all" else tuple(text.split(","))
     if unknown := [name for name in names if name not in POLICIES]:
-        raise PlanError(f"unknown policies {unknown}; choose all, or some of {', '.join(POLICIES)}.")
+        raise PlanError(
+            f"unknown policy {', '.join(map(repr, unknown))}; choose all, or some of {', '.join(POLICIES)}."
+        )
     return names
 
 

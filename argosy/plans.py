@@ -51,15 +51,22 @@ class Placement:
 
     def __post_init__(self) -> None:
         if not self.devices or len(set(self.devices)) != len(self.devices):
-            raise PlanError(f"placement of {self.member!r}: needs devices, each once; found {self.devices}.")
+            raise PlanError(
+                f"member {self.member!r} is placed on the devices {self.devices}; give it at least one, each once."
+            )
         if self.shares and (
             len(self.shares) != len(self.devices)
             or min(self.shares) <= 0
             or not math.isclose(sum(self.shares), 1.0, abs_tol=1e-6)
         ):
-            raise PlanError(f"placement of {self.member!r}: one positive share a device, sum 1; found {self.shares}.")
+            raise PlanError(
+                f"member {self.member!r} is placed with shares {self.shares}; give one above 0 a device, of sum 1."
+            )
         if self.device_seconds and len(self.device_seconds) != len(self.devices):
-            raise PlanError(f"placement of {self.member!r}: one work a device; found {self.device_seconds}.")
+            raise PlanError(
+                f"member {self.member!r} is placed on {len(self.devices)} device(s) with device_seconds "
+                f"{self.device_seconds}; give one number a device."
+            )
 
     @classmethod
     def whole(cls, profile: Profile, device: str) -> "Placement":
@@ -114,7 +121,7 @@ class Flotilla:
     def __post_init__(self) -> None:
         members = [placement.member for placement in self.placements]
         if not members or len(set(members)) != len(members):
-            raise PlanError(f"a flotilla needs members, each once; found {members}.")
+            raise PlanError(f"a flotilla has the members {members}; give it at least one, each once.")
 
     @property
     def members(self) -> tuple[str, ...]:
@@ -204,10 +211,10 @@ class Plan:
     def __post_init__(self) -> None:
         devices = [device for flotilla in self.flotillas for device in flotilla.devices]
         if len(set(devices)) != len(devices):
-            raise PlanError(f"concurrent flotillas need disjoint devices; found {devices}.")
+            raise PlanError(f"flotillas at the same time have the devices {devices}; give each device to one of them.")
         members = [*self.waiting, *(member for flotilla in self.flotillas for member in flotilla.members)]
         if len(set(members)) != len(members):
-            raise PlanError(f"a member trains in one flotilla or waits; found {sorted(members)}.")
+            raise PlanError(f"a plan has the members {sorted(members)}; let each be in one flotilla, or wait.")
 
     def check(self, profiles: Iterable[Profile], devices: Iterable[Device]) -> None:
         """Raise PlanError unless these devices can do what the plan says at the cost it predicts."""
@@ -221,8 +228,8 @@ class Plan:
                 needed, there = pack_memory_bytes(pack), by_name[name].memory_bytes
                 if needed > there:
                     raise PlanError(
-                        f"device {name!r} has {there} bytes of memory; its pack {[p.member for p in pack]} needs {needed}. "
-                        "Plan again with these profiles."
+                        f"device {name!r} has {there / 2**30:.1f} GiB of memory; its pack ({', '.join(p.member for p in pack)}) "
+                        f"needs {needed / 2**30:.1f} GiB. Plan again with these profiles."
                     )
 
     def to_json(self) -> dict[str, Any]:
@@ -279,13 +286,17 @@ def _check_placement(placement: Placement, profiles: Mapping[str, Profile], devi
     profile = profiles.get(placement.member)
     unknown = [name for name in placement.devices if name not in devices]
     if profile is None or unknown:
-        raise PlanError(f"placement of {placement.member!r}: no profile of it, or no devices {unknown}. Plan again.")
+        missing = f"the devices {', '.join(unknown)}" if unknown else "a profile of the member"
+        raise PlanError(f"member {placement.member!r} is placed where {missing} cannot be found. Plan again.")
     if placement.is_split and not profile.splittable:
-        raise PlanError(f"placement of {placement.member!r}: it may not be split, found {placement.devices}.")
+        raise PlanError(
+            f"member {placement.member!r} is split over {', '.join(placement.devices)}; its profile says that it may not "
+            "be. Plan again with these profiles."
+        )
     for name in placement.devices:
         wanted = profile.shard_seconds(len(placement.devices), placement.share(name))
         if not math.isclose(placement.seconds_on(name), wanted, rel_tol=1e-6, abs_tol=_TOLERANCE):
             raise PlanError(
-                f"placement of {placement.member!r} on {name!r}: predicts {placement.seconds_on(name):.3g} s a sample, "
-                f"its profile says {wanted:.3g} s. Plan again with these profiles."
+                f"member {placement.member!r} is placed on {name!r} for {placement.seconds_on(name):.3g} s a sample; its "
+                f"profile says {wanted:.3g} s. Plan again with these profiles."
             )

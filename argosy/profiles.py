@@ -47,7 +47,10 @@ class ShardCost:
 
     def __post_init__(self) -> None:
         if self.fixed_seconds < 0 or self.proportional_seconds <= 0:
-            raise PlanError(f"a shard costs no negative time and some work per share; found {self}.")
+            raise PlanError(
+                f"a shard has fixed_seconds {self.fixed_seconds} and proportional_seconds {self.proportional_seconds}; give "
+                "0 or more of the first, more than 0 of the second."
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,7 +80,10 @@ class Profile:
                 f"profile of {self.member!r}: rates must be positive, found {self.samples_per_second}; measure it again."
             )
         if not 0 <= self.activation_bytes <= self.memory_bytes or self.state_bytes < 0 or self.node_devices < 1:
-            raise PlanError(f"profile of {self.member!r}: impossible sizes, found {self}; measure it again.")
+            raise PlanError(
+                f"profile of {self.member!r} has impossible sizes: activations of {self.activation_bytes} bytes in a memory of "
+                f"{self.memory_bytes}, a state of {self.state_bytes}, nodes of {self.node_devices} devices; measure it again."
+            )
 
     @property
     def seconds_per_sample(self) -> float:
@@ -225,7 +231,7 @@ class Preparation:
     def __post_init__(self) -> None:
         cores = [count for count, _ in self.samples_per_second]
         if not cores or cores != sorted(set(cores)) or min(cores) < 1:
-            raise PlanError(f"preparation rates need rising numbers of cores, found {cores}; measure them again.")
+            raise PlanError(f"preparation rates are given for {cores} cores; give them in rising order, from 1 on.")
 
     def rate(self, cores: int) -> float:
         """Samples per second on that many cores: linear between measurements, flat beyond the last."""
@@ -253,7 +259,7 @@ def load_profiles(path: Path) -> tuple[Profile, ...]:
         return tuple(Profile.from_json(value) for value in json.loads(path.read_text())["profiles"])
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise PlanError(
-            f"cannot read profiles from {path} ({error}); write them with: argosy profile --out."
+            f"cannot read profiles from {path} ({error}); write them with `argosy profile --out`."
         ) from error
 
 

@@ -78,7 +78,9 @@ class Report:
         for row in self.rows:
             if row.name == name:
                 return row
-        raise RunError(f"no member {name!r} in {self.directory}; it has {', '.join(row.name for row in self.rows)}.")
+        raise RunError(
+            f"no member {name!r} in {self.directory}; choose one of {', '.join(row.name for row in self.rows)}."
+        )
 
     def table(self) -> list[dict[str, Any]]:
         """One plain row per member, best first."""

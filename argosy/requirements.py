@@ -118,10 +118,10 @@ def check_indices(what: str, subset: Any) -> None:
             "mask.nonzero()[0] of an array, mask.nonzero().flatten() of a tensor."
         )
     if wrong := [kind for kind in kinds if not kind.startswith(("int", "uint"))]:
-        raise StudyError(f"{what} holds values of type {wrong[0]}; indices are whole numbers, as in subset=[0, 3, 5].")
+        raise StudyError(f"{what} holds values of type {wrong[0]}; give whole numbers, as in subset=[0, 3, 5].")
     least = int(subset.min() if hasattr(subset, "min") else min(subset))
     if least < 0:
-        raise StudyError(f"{what} has the index {least}; indices count from 0 up, from the first sample.")
+        raise StudyError(f"{what} has the index {least}; give indices from 0, the first sample, up.")
 
 
 def check_arrays(what: str, arrays: Any) -> None:
@@ -145,7 +145,8 @@ def check_arrays(what: str, arrays: Any) -> None:
             )
     lengths = [len(array) for array in arrays]
     if len(set(lengths)) != 1 or 0 in lengths:
-        raise StudyError(f"{what}: its arrays have {lengths} rows; they need one common number above 0.")
+        found = ", ".join(map(str, lengths)) or "no"
+        raise StudyError(f"{what}: its arrays have {found} rows; give all of them the same number, above 0.")
 
 
 def check_dataset(what: str, dataset: Any) -> None:

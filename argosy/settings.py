@@ -51,10 +51,14 @@ class Settings:
         _one_of("packing", self.packing, ("auto", "interleaved"))
         _one_of("numerics", self.numerics, ("equivalent", "exact"))
         if self.sharing == "none" and self.policy != "solo":
-            raise StudyError("sharing 'none' gives every member a pipeline of its own; that is policy 'solo'.")
+            raise StudyError(
+                "sharing 'none' gives every member a pipeline of its own; that is policy 'solo', and policy is "
+                f"{self.policy!r}. Choose 'solo', or another way of sharing."
+            )
         if self.preparing_nodes is not None and not self.sharing.endswith("broadcast"):
             raise StudyError(
-                f"preparing_nodes belongs to sharing single-broadcast and multi-broadcast; found {self.sharing!r}."
+                f"preparing_nodes belongs to sharing single-broadcast and multi-broadcast; found {self.sharing!r}. Choose "
+                "one of these, or leave it out."
             )
         lowest = {"loader_workers": 0, "block_size": 1, "threads": 1, "cores": 1, "preparing_nodes": 1}
         for name, least in lowest.items():
@@ -64,7 +68,9 @@ class Settings:
         if not 1 <= self.nodes <= MOST_NODES:
             raise StudyError(f"nodes is {self.nodes}; it must be from 1 to {MOST_NODES}.")
         if self.preparing_nodes is not None and self.preparing_nodes > self.nodes:
-            raise StudyError(f"preparing_nodes is {self.preparing_nodes}; there are {self.nodes} nodes (--nodes).")
+            raise StudyError(
+                f"preparing_nodes is {self.preparing_nodes}; there are {self.nodes} nodes (--nodes). Give at most as many."
+            )
 
 
 def _one_of(name: str, value: str, choices: tuple[str, ...]) -> None:

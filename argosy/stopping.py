@@ -350,5 +350,8 @@ def _so_far(history: History, what: str) -> float:
 
 def _value(row: Mapping[str, float], metric: str) -> float:
     if metric not in row:
-        raise StudyError(f"a stopping rule watches {metric!r}; this member reports {', '.join(sorted(row))}.")
+        raise StudyError(
+            f"a stopping rule watches {metric!r}, which this member does not report; choose one of "
+            f"{', '.join(sorted(row))}, or add it to the member's metrics."
+        )
     return row[metric]

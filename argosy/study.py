@@ -190,7 +190,9 @@ class Study:
         object.__setattr__(self, "_by_name", {member.name: member for member in self.members})
         twice = sorted(name for name, count in Counter(member.name for member in self.members).items() if count > 1)
         if twice:
-            raise StudyError(f"member names must be unique; found twice: {', '.join(twice)}.")
+            raise StudyError(
+                f"Study.members has names that are found twice: {', '.join(twice)}; give each member its own."
+            )
         check_whole("Study.seed", self.seed, least=0)
         check_whole("Study.validations_per_epoch", self.validations_per_epoch, least=1)
         check_rule("Study.stop", self.stop)
@@ -281,7 +283,7 @@ def _members(members: Any) -> tuple[Member, ...]:
         if not isinstance(member, Member):
             raise StudyError(f"Study.members[{number}] is {shown(member)}; it must be an argosy.Member.")
     if not found:
-        raise StudyError("Study.members is empty; a study needs at least one member.")
+        raise StudyError("Study.members is empty; give the study at least one member.")
     return found
 
 

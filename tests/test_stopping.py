@@ -82,7 +82,9 @@ def test_parts_of_an_epoch_are_as_many_sections_as_they_say(sections: int, count
 
 
 def test_a_metric_that_is_not_there_is_named() -> None:
-    with pytest.raises(StudyError, match="watches 'val_f1'; this member reports seconds, val_loss"):
+    with pytest.raises(
+        StudyError, match="watches 'val_f1', which this member does not report; choose one of seconds, val_loss"
+    ):
         Target("val_f1", 1.0).reason([{"val_loss": 1.0, "seconds": 1.0}])
 
 

@@ -58,10 +58,10 @@ MEMBERS = {
     "list as mask": (given(subset=[True, False, True]), f"member 'a': subset {MASK}"),
     "array as mask": (given(subset=np.arange(9) > 4), MASK),
     "tensor as mask": (given(val_subset=torch.arange(9) > 4), f"member 'a': val_subset {MASK}"),
-    "list of floats": (given(subset=[0, 1.0]), "subset holds values of type float; indices are whole numbers"),
+    "list of floats": (given(subset=[0, 1.0]), "subset holds values of type float; give whole numbers"),
     "array of floats": (given(subset=np.zeros(3)), "subset holds values of type float64"),
     "no samples": (given(subset=[]), "subset is empty; give the indices of at least one sample, or None for all."),
-    "negative": (given(subset=torch.tensor([3, -1])), "subset has the index -1; indices count from 0 up"),
+    "negative": (given(subset=torch.tensor([3, -1])), "subset has the index -1; give indices from 0"),
     "nested": (given(subset=np.zeros((2, 2), int)), "subset has shape (2, 2); indices come in one dimension"),
     "set": (given(subset={1, 2}), "subset is an instance of set; it must be a list, an array or a tensor of indices."),
     "long name": (lambda: studies.member("ä" * 128), "has 256 bytes; at most 255 are possible. Shorten it"),
@@ -125,9 +125,9 @@ DATA = {
     ),
     "lengths": (
         holding(arrays=(torch.zeros(9), [1, 2])),
-        "Data.arrays: its arrays have [9, 2] rows; they need one common",
+        "Data.arrays: its arrays have 9, 2 rows; give all of them the same",
     ),
-    "nothing": (holding(arrays=()), "Data.arrays: its arrays have [] rows"),
+    "nothing": (holding(arrays=()), "Data.arrays: its arrays have no rows"),
     "on_device": (
         holding(train=[1], on_device=nn.Flatten),
         "Data.on_device is the class Flatten; it is called with what",
@@ -145,7 +145,7 @@ STUDIES = {
         asked(members=[studies.member]),
         "Study.members[0] is an instance of function; it must be an argosy.Member.",
     ),
-    "nobody": (asked(members=[]), "Study.members is empty; a study needs at least one member."),
+    "nobody": (asked(members=[]), "Study.members is empty; give the study at least one member."),
     "stop": (asked(stop=10), "Study.stop is 10; it must be a stopping rule, such as MaxEpochs(10)."),
     "seed": (asked(seed=True), "Study.seed is True; it must be a whole number (an int) from 0."),
     "parts": (asked(validations_per_epoch=0.5), "Study.validations_per_epoch is 0.5; it must be a whole number"),
@@ -243,7 +243,7 @@ def test_budgets_end_with_a_section_and_nan_is_neither_best_nor_a_target(tmp_pat
 
 def test_a_subset_that_its_split_cannot_have_is_refused_before_training(tmp_path: Path) -> None:
     for fields, message in {
-        "beyond": ({"subset": [3, 40]}, "its train subset has indices 3 to 40; the split has 40 samples."),
+        "beyond": ({"subset": [3, 40]}, "its train subset has indices 3 to 40; give indices from 0 to 39."),
         "mask": (
             {"subset": torch.arange(40) % 2},
             "its train subset has the value 0 or 1 for each of the 40 samples, as a",

@@ -72,7 +72,8 @@ def _solve(members: Sequence[Profile], devices: Sequence[Device]) -> list[list[i
     status = model.modelStatusToString(model.getModelStatus())
     if status != "Optimal":
         raise PlanError(
-            f"the members need more memory at once than the devices have ({status}). Use policy 'balanced'."
+            f"policy 'exact' found no plan ({status}): the members need more memory at once than the devices have. Use "
+            "policy 'balanced'."
         )
     chosen = [key for key, variable in choices.items() if model.val(variable) > 0.5]
     return [[position for number, _, position in chosen if number == member] for member in range(len(members))]
@@ -97,7 +98,9 @@ def _model() -> Any:
     try:
         import highspy
     except ImportError as error:
-        raise PlanError("policy 'exact' needs the solver HiGHS: pip install 'argosy[exact]'.") from error
+        raise PlanError(
+            "policy 'exact' needs the solver HiGHS, which is not there; pip install 'argosy[exact]'."
+        ) from error
     model: Any = highspy.Highs()  # type: ignore[no-untyped-call]
     model.setOptionValue("output_flag", False)
     model.setOptionValue("threads", 1)

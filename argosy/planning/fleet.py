@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from argosy.cluster import Device
 from argosy.errors import PlanError
-from argosy.planning.memory import require_fit
+from argosy.planning.memory import GIB, require_fit
 from argosy.planning.placement import place_contiguously
 from argosy.planning.policy import Situation
 from argosy.plans import Flotilla, Placement
@@ -109,5 +109,8 @@ def find_next(
 
 
 def _require_equal(devices: Sequence[Device]) -> None:
-    if len({(device.kind, device.memory_bytes) for device in devices}) > 1:
-        raise PlanError("FLEET's policies assume equal devices; found several kinds. Use policy 'balanced'.")
+    found = sorted({f"{device.kind} with {device.memory_bytes / GIB:.1f} GiB" for device in devices})
+    if len(found) > 1:
+        raise PlanError(
+            f"policies fleet and fleet-local assume equal devices; found {', '.join(found)}. Use policy 'balanced'."
+        )

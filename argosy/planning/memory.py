@@ -6,7 +6,7 @@ from argosy.cluster import Device
 from argosy.errors import PlanError
 from argosy.profiles import Profile
 
-__all__ = ["require_fit"]
+__all__ = ["GIB", "require_fit"]
 
 GIB = 2**30
 

@@ -24,8 +24,12 @@ class Workload:
 
     def __post_init__(self) -> None:
         missing = [profile.member for profile in self.profiles if profile.member not in self.epochs]
-        if missing or self.samples_per_epoch < 1:
-            raise PlanError(f"a workload needs samples and epochs for every member; missing {missing}.")
+        if missing:
+            raise PlanError(
+                f"the workload has no epochs for {', '.join(map(repr, missing))}; give each member its epochs."
+            )
+        if self.samples_per_epoch < 1:
+            raise PlanError(f"the workload has {self.samples_per_epoch} samples an epoch; give it at least 1.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,6 +7,7 @@ from random import Random
 from argosy.cluster import Device
 from argosy.errors import PlanError
 from argosy.planning import POLICIES
+from argosy.planning.memory import GIB
 from argosy.planning.outcomes import Charges, Simulation, Workload
 from argosy.planning.policy import Moving
 from argosy.planning.simulate import simulate
@@ -73,7 +74,8 @@ def workload_of(
         activation = min(activation_bytes, device_memory_bytes - resident)
         if activation <= 0:
             raise PlanError(
-                f"network {network.name!r} needs {resident} bytes without activations; the device has less."
+                f"network {network.name!r} needs {resident / GIB:.1f} GiB without activations; the device has "
+                f"{device_memory_bytes / GIB:.1f} GiB. Give devices more memory, or leave the network out."
             )
         curve = min(scaling, key=lambda rates: abs(rates[0] - network.samples_per_second), default=[1.0])
         return Profile(

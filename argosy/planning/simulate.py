@@ -241,8 +241,10 @@ class _Run:
         times = [runner.next_event(self.now) for leg in self.legs for runner in leg.runners.values()]
         times += [at for at, _, _ in self.device_changes[:1]]
         if not times:
-            waiting = [profile.member for profile in self.waiting]
-            raise PlanError(f"nothing runs and the policy starts nothing, but {waiting} wait; are devices left?")
+            waiting = ", ".join(repr(profile.member) for profile in self.waiting)
+            raise PlanError(
+                f"nothing runs, and the policy starts nothing though {waiting} wait; choose another policy."
+            )
         return min(times)
 
     def advance_to(self, time: float) -> None:

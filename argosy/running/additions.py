@@ -84,7 +84,9 @@ class Additions:
             _check_modules(copy.folder, rehearsed.modules)
             members = driver.roster.newcomers(copy.load())
             if not members:
-                raise StudyError("all members of the study are here already, or being added.")
+                raise StudyError(
+                    "all members of the study are here already, or being added; give `study` members of other names."
+                )
             check_batches(members, driver.lengths)
             driver.roster.extend(members)
         except ArgosyError as error:

@@ -21,7 +21,9 @@ def audit(directory: Path) -> list[str]:
     state = RunState.of(read_journal(directory))
     summary = found_study(directory)
     if summary is None:
-        raise RunError(f"{directory} holds no study.json: its run ended before anything was trained.")
+        raise RunError(
+            f"{directory} holds no study.json: its run ended before anything was trained. Run the same command again."
+        )
     found = []
     for name, described in summary["members"].items():
         found += _audit_member(state.members.get(name, MemberState(name)), described, summary, state.holes)

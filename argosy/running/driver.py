@@ -253,7 +253,7 @@ class Driver:
             if here != there:
                 raise StudyError(
                     f"the data of node {feeder.node!r} is not that of the others: {what} {here}, elsewhere {there}. Every "
-                    "node opens the data itself and must see the same files."
+                    "node opens the data itself; let all of them see the same files."
                 )
 
     # ---- measuring
@@ -343,7 +343,7 @@ def measure(
     roster, measuring = driver.roster, driver.measuring
     if not roster.waiting:
         reasons = [f"{m.name}: {m.reason.strip().splitlines()[-1]}" for m in driver.state.members.values() if m.reason]
-        raise PlanError("no member could be measured: " + "; ".join(reasons))
+        raise PlanError(f"no member could be measured; mend what they raised: {'; '.join(reasons)}.")
     return Costs(
         profiles=tuple(measuring.profiles(roster.waiting, roster.study)),
         notes=measuring.notes,

@@ -70,7 +70,9 @@ def tell(directory: Path, command: dict[str, Any]) -> str:
         if not working:
             for file in (directory / "commands").glob(f"{name.partition('-')[0]}-*"):
                 file.unlink(missing_ok=True)
-            raise RunError(f"the run in {directory} ended before it had heard this; nothing was changed.")
+            raise RunError(
+                f"the run in {directory} ended before it had heard this, and nothing was changed; start it again."
+            )
         time.sleep(ANSWER_SECONDS)
 
 

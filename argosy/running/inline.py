@@ -33,7 +33,9 @@ class Inline:
     def discover(self, settings: Settings) -> Cluster:
         """See `Launcher.discover`."""
         if settings.nodes > 1:
-            raise PlanError(f"nodes is {settings.nodes}; launcher inline has one process and one node. Use processes.")
+            raise PlanError(
+                f"nodes is {settings.nodes}; launcher inline has one process and one node. Use launcher 'processes'."
+            )
         return discover(settings)
 
     def open(self, job: Job) -> "InlineWorkers":

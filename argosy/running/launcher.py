@@ -95,7 +95,7 @@ def discover(settings: Settings) -> Cluster:
     cores, count = usable_cores(), settings.nodes
     kind, _, which = (settings.devices or default_kind()).partition(":")
     if which and not all(number.isdecimal() for number in which.split(",")):
-        raise PlanError(f"devices {kind}:{which} cannot be read; write cpu, cpu:2, cuda or cuda:0,1.")
+        raise PlanError(f"--devices {kind}:{which} cannot be read; write cpu, cpu:2, cuda or cuda:0,1.")
     if kind == "cpu":
         share = int(which) if which else max(cores // settings.threads // count, 1)
         devices = [_cpu_slots(share, nodes=count) for _ in range(count)]
@@ -114,13 +114,15 @@ def _node(name: str, devices: tuple[Device, ...], cores: int) -> Node:
 def _dealt(devices: tuple[Device, ...], nodes: int) -> list[tuple[Device, ...]]:
     share, rest = divmod(len(devices), nodes)
     if rest:
-        raise PlanError(f"{len(devices)} devices cannot be dealt to {nodes} nodes evenly; name others with --devices.")
+        raise PlanError(
+            f"{len(devices)} devices cannot be dealt to {nodes} nodes evenly; choose others with --devices."
+        )
     return [devices[number * share : (number + 1) * share] for number in range(nodes)]
 
 
 def _cpu_slots(count: int, *, nodes: int) -> tuple[Device, ...]:
     if count < 1:
-        raise PlanError(f"devices cpu:{count}: a run needs at least one slot.")
+        raise PlanError(f"--devices cpu:{count} is no device to train on; give at least one slot, as in cpu:1.")
     share = psutil.virtual_memory().total // (count * nodes)
     return tuple(Device(name=f"cpu:{i}", node="local", kind="cpu", memory_bytes=share) for i in range(count))
 
@@ -130,7 +132,10 @@ def _accelerators(kind: str, which: str) -> tuple[Device, ...]:
     numbers = [int(number) for number in which.split(",")] if which else list(range(len(there)))
     missing = [number for number in numbers if number >= len(there)]
     if missing or not numbers:
-        raise PlanError(f"devices {kind}:{missing or '0'}: this machine shows {len(there)} of them to this process.")
+        raise PlanError(
+            f"--devices {kind}:{','.join(map(str, missing)) or '0'} cannot be had: this machine shows {len(there)} of them to "
+            "this process. Choose others."
+        )
     return tuple(
         Device(name=f"{kind}:{i}", node="local", kind=there[i].name, memory_bytes=there[i].memory_bytes)
         for i in numbers

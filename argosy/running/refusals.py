@@ -29,7 +29,7 @@ def check_batches(members: Iterable[Member], lengths: Mapping[str, int]) -> None
 def _check_subset(what: str, subset: Indices, length: int) -> None:
     least, most = int(subset.min()), int(subset.max())
     if not 0 <= least <= most < length:
-        raise StudyError(f"{what} has indices {least} to {most}; the split has {length} samples.")
+        raise StudyError(f"{what} has indices {least} to {most}; give indices from 0 to {length - 1}.")
     if most <= 1 and len(subset) == length > 2:
         raise StudyError(
             f"{what} has the value 0 or 1 for each of the {length} samples, as a mask has it, and indices are wanted: give "

@@ -55,7 +55,10 @@ def _variable(path: Path, name: str, kind: type, folder: Path | None) -> Any:
     value = getattr(module, name, None)
     if not isinstance(value, kind):
         found = "none" if value is None else type(value).__name__
-        raise StudyError(f"{path} needs a variable `{name}` that is an argosy.{kind.__name__}; found {found}.")
+        raise StudyError(
+            f"{path} needs a variable `{name}` that is an argosy.{kind.__name__}; found {found}. Set it: "
+            f"{name} = argosy.{kind.__name__}(...)."
+        )
     return value
 
 
@@ -69,11 +72,11 @@ def _as_a_script(path: Path) -> Iterator[None]:
         raise
     except SystemExit as error:
         raise StudyError(
-            f"{path} ended with sys.exit({error.code!r}) while it was read; a study file has no arguments, runs to its end "
-            "and leaves a variable `study`."
+            f"{path} ended with sys.exit({error.code!r}) while it was read; a study file has no arguments: let it run to "
+            "its end and leave a variable `study`."
         ) from error
     except Exception as error:  # whatever a person's file does
-        raise StudyError(f"{path} cannot be read:\n{_own_traceback(error, path)}") from error
+        raise StudyError(f"{path} cannot be read:\n{_own_traceback(error, path)}\nMend it there.") from error
     finally:
         sys.argv = arguments
 

@@ -74,7 +74,9 @@ def work(arguments: dict[str, Any], descriptors: list[int]) -> int:
     except Exception as error:  # process boundary: the driver learns what happened
         trace = traceback.format_exc()
         told = error if isinstance(error, ArgosyError) else means_refused(error, name)
-        known = told or WorkerError(f"{name}: {trace_of(error).strip()}")
+        known = told or WorkerError(
+            f"worker {name!r} cannot go on:\n{trace_of(error).strip()}\nMend what raised; the same command goes on."
+        )
         driver.send(Failed(error=known, traceback=trace))
         return 1
     finally:

@@ -134,4 +134,6 @@ def run_task(task: Task, ring: Ring, sources: dict[str, Source]) -> Done:
     except StudyError as error:
         return Done([], error)
     except Exception as error:  # process boundary: whatever it is, the feeder must learn of it
-        return Done([], StudyError(f"Data.{task.place.split}: {''.join(traceback.format_exception(error))}"))
+        return Done(
+            [], StudyError(f"Data.{task.place.split}: {''.join(traceback.format_exception(error))}Mend the dataset.")
+        )

@@ -162,7 +162,7 @@ class Preparation:
         if tries == TRIES:
             raise WorkerError(
                 f"{TRIES} loader workers died while they prepared samples {task.indices.tolist()} of "
-                f"{task.place.split!r}. --loader-workers 0 prepares them in the feeder, which shows a crash in native code."
+                f"{task.place.split!r}. Try --loader-workers 0: the feeder prepares them then, and a crash in native code shows."
             )
         filling = next(f for f in (*self.filling, *self.abandoned) if f.slot == task.slot)
         if filling in self.abandoned:

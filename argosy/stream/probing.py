@@ -68,8 +68,8 @@ def _length_of(dataset: Any, split: str) -> int:
         length = len(dataset)
     except THROWN as error:  # the user's code
         raise StudyError(
-            f"Data.{split}: the {type(dataset).__name__} does not say how many samples it has: len() raised {error!r}. A "
-            "map-style Dataset has __len__ and __getitem__."
+            f"Data.{split}: the {type(dataset).__name__} does not say how many samples it has: len() raised {error!r}. Give "
+            "a map-style Dataset, with __len__ and __getitem__."
         ) from error
     if length == 0:
         raise StudyError(f"Data.{split} is empty: the len() of the {type(dataset).__name__} is 0. Give it samples.")

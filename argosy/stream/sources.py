@@ -69,8 +69,10 @@ class ArraySource(Source):
         self.arrays = tuple(_rows(array, f"array {number} of {split}") for number, array in enumerate(arrays))
         lengths = {len(array) for array in self.arrays}
         if len(lengths) != 1 or 0 in lengths:
-            found = [len(array) for array in self.arrays]
-            raise StudyError(f"Data: the arrays of {split} need one common length above 0; found {found}.")
+            found = ", ".join(str(len(array)) for array in self.arrays)
+            raise StudyError(
+                f"Data: the arrays of {split} have {found} rows; give all of them the same number, above 0."
+            )
         self.split = split
         self.pulse = pulse
         self.facts = Facts(
@@ -244,7 +246,7 @@ def _rows(array: Any, what: str) -> Any:
     try:
         array = array if isinstance(array, torch.Tensor | np.ndarray) else np.asarray(array)
     except ValueError as error:
-        raise StudyError(f"Data: {what} is ragged: {error}. Pad its rows to one shape.") from error
+        raise StudyError(f"Data: {what} is ragged: {str(error).rstrip('.')}. Pad its rows to one shape.") from error
     if isinstance(array, torch.Tensor):
         if array.device.type != "cpu" or array.layout != torch.strided:
             raise StudyError(

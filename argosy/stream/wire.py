@@ -96,7 +96,8 @@ class Peer:
         if len(word) > LARGEST or len(descriptors) > DESCRIPTORS:
             raise WorkerError(
                 f"a {type(value).__name__} of {len(word):,} bytes with {len(descriptors)} descriptors was to be sent to "
-                f"another process; at most {LARGEST:,} bytes and {DESCRIPTORS} descriptors travel at once."
+                f"another process; at most {LARGEST:,} bytes and {DESCRIPTORS} descriptors travel at once. Let factories open "
+                "what is large, instead of holding it."
             )
         if not self._deaf:
             self._unsent.append((LENGTH.pack(len(word)) + word, tuple(map(os.dup, descriptors))))
@@ -177,7 +178,9 @@ class Peer:
             while len(arrived) - at >= LENGTH.size:
                 (size,) = LENGTH.unpack_from(arrived, at)
                 if size > LARGEST:
-                    raise WorkerError(f"another process announced {size:,} bytes; at most {LARGEST:,} travel at once.")
+                    raise WorkerError(
+                        f"another process announced {size:,} bytes; at most {LARGEST:,} travel at once. Run the same command again."
+                    )
                 end = at + LENGTH.size + size
                 if end > len(arrived):
                     break
@@ -227,7 +230,9 @@ def _unpickle(word: memoryview) -> Any:
     try:
         return pickle.loads(word)
     except Exception as error:  # whatever the classes that it names raise; an EOFError would pass for the peer's end
-        raise WorkerError(f"{len(word):,} bytes from another process cannot be read: {error!r}.") from error
+        raise WorkerError(
+            f"{len(word):,} bytes from another process cannot be read: {error!r}. Make what they name importable in every process."
+        ) from error
 
 
 ROOM = socket.CMSG_SPACE(DESCRIPTORS * array("i").itemsize)
@@ -340,7 +345,9 @@ def dial(address: str, key: bytes, name: str) -> Peer:
     """Call a door under a name (at most 255 bytes); raises WorkerError where nobody answers with the right key."""
     words = name.encode()
     if len(words) > LONGEST_NAME:
-        raise WorkerError(f"{name!r} has {len(words)} bytes; a caller's name has at most {LONGEST_NAME}. Shorten it.")
+        raise WorkerError(
+            f"{name[:20]!r}… has {len(words)} bytes; a caller's name has at most {LONGEST_NAME}. Shorten it."
+        )
     caller = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     caller.settimeout(ANSWER_SECONDS)
     try:
@@ -351,10 +358,12 @@ def dial(address: str, key: bytes, name: str) -> Peer:
         proof = _receive(caller, PROOF)
     except OSError as error:
         caller.close()
-        raise WorkerError(f"{name}: the call to {address[1:]} failed: {error}.") from error
+        raise WorkerError(f"{name}: the call to {address[1:]} failed: {error}. Run the same command again.") from error
     if not hmac.compare_digest(proof, _prove(key, b"door", challenge)):
         caller.close()
-        raise WorkerError(f"{name}: whoever answers at {address[1:]} does not know the run's key.")
+        raise WorkerError(
+            f"{name}: whoever answers at {address[1:]} does not know the run's key. Run the same command again."
+        )
     return Peer(caller)
 
 

@@ -31,6 +31,8 @@ LITTLE = 64 * 2**20
 OURS = re.compile(r"(best-)?e\d{4,}(\.\d+)?(-s\d{7,}(\+\d+)?)?\.pt|\.[^/]+\.pt\.\d+")
 """Names of checkpoints, as `argosy.training.files` gives them, and of what is renamed to one or to a link."""
 
+ADVICE = "Put it back as it was written, or train in another directory."
+
 _libc = ctypes.CDLL(None)
 
 
@@ -100,15 +102,16 @@ def _write(state: Mapping[str, Any], path: Path) -> str:
 def load(path: Path, sha256: str | None = None) -> dict[str, Any]:
     """Read a state; raises CheckpointError where the file is missing, differs from its sum, or is more than data."""
     if not path.exists():
-        raise CheckpointError(f"checkpoint {path} does not exist.")
+        raise CheckpointError(f"checkpoint {path} does not exist: it was moved or deleted. {ADVICE}")
     if sha256 is not None and sum_of(path) != sha256:
-        raise CheckpointError(f"checkpoint {path} is damaged: its SHA-256 is not the journaled one.")
+        raise CheckpointError(f"checkpoint {path} is damaged: its SHA-256 is not the journaled one. {ADVICE}")
     try:
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises whatever its reader trips over
         # Torch's own words advise to load it all the same, with whatever code it brings; they stay the cause.
         raise CheckpointError(
-            f"checkpoint {path} cannot be opened as plain data and is refused. It was damaged or changed after it was written."
+            f"checkpoint {path} cannot be opened as plain data and is refused: it was damaged or changed after it was written. "
+            + ADVICE
         ) from error
     return state
 

@@ -87,8 +87,8 @@ def _bits(leaf: Tensor) -> Tensor:
 def _check_rows(leaves: list[Any], block: Block) -> None:
     for leaf in leaves:
         if not isinstance(leaf, Tensor) or not leaf.dim() or len(leaf) != block.place.rows:
-            found = tuple(leaf.shape) if isinstance(leaf, Tensor) else type(leaf).__name__
+            found = f"a tensor {tuple(leaf.shape)}" if isinstance(leaf, Tensor) else f"a {type(leaf).__name__}"
             raise StudyError(
-                f"Data.on_device returned {found} for a block of {block.place.rows} samples; it must return tensors with "
-                "one row per sample, in their order."
+                f"Data.on_device returned {found} for a block of {block.place.rows} samples; let it return tensors with one row "
+                "per sample, in their order."
             )

@@ -329,7 +329,7 @@ def kind_of(kind: str) -> type[Backend]:
     if kind not in KINDS and MODULES in os.environ:
         importlib.import_module(os.environ[MODULES])
     if kind not in KINDS:
-        raise PlanError(f"devices {kind!r} is unknown; write cpu, cpu:2, cuda or cuda:0,1.")
+        raise PlanError(f"--devices {kind} is of an unknown kind; write cpu, cpu:2, cuda or cuda:0,1.")
     return KINDS[kind]
 
 

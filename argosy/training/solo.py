@@ -225,7 +225,7 @@ class Solo:
     def _pair(self, data: Any) -> tuple[Any, Any]:
         if isinstance(data, tuple | list) and len(data) == 2:
             return data[0], data[1]
-        found = f"{len(data)} parts" if isinstance(data, tuple | list) else type(data).__name__
+        found = f"of {len(data)} parts" if isinstance(data, tuple | list) else f"a {type(data).__name__}"
         raise StudyError(
             f"member {self.live.member.name!r}: the standard step needs batches (inputs, target); these are {found}. Give "
             "the member its own step: (model, batch) -> loss."

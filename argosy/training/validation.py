@@ -27,7 +27,7 @@ from argosy.training.tally import Tally
 __all__ = ["Validation"]
 
 KINDS = (
-    "one value per sample, one number for the whole set, or is an object with update(outputs, targets) and compute()"
+    "one value per sample, or one number for the whole set, or is an object with update(outputs, targets) and compute()"
 )
 LOW_PRECISION = (torch.bfloat16, torch.float16)
 
@@ -149,7 +149,7 @@ class Validation:
         found = "no number and no tensor of real numbers"
         if value is not None:
             found = f"a tensor of shape {tuple(value.shape)}" if value.dim() else "one number"
-        return StudyError(f"{self._words(name)} gave {found} for {of}; a metric gives {KINDS}.")
+        return StudyError(f"{self._words(name)} gave {found} for {of}; a metric gives {KINDS}. Give one of these.")
 
     def _words(self, name: str) -> str:
         return f"member {self.member.name!r}: metric {name!r}"

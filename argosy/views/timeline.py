@@ -44,5 +44,5 @@ def _plotly() -> Any:
     try:
         import plotly.graph_objects
     except ImportError as error:
-        raise PlanError("the timeline needs plotly: pip install 'argosy[report]'.") from error
+        raise PlanError("the timeline needs plotly, which is not installed; pip install 'argosy[report]'.") from error
     return plotly.graph_objects

@@ -58,8 +58,8 @@ def test_simulate_prints_one_object_a_policy_and_size(tables: Path) -> None:
     ("changes", "says"),
     [
         (["--devices", "6"], "do not fill nodes"),
-        (["--devices", "four"], "wants numbers"),
-        (["--policy", "best"], "unknown policies"),
+        (["--devices", "four"], "give numbers"),
+        (["--policy", "best"], "unknown policy"),
         (["--memory-gb", "0.5"], "without activations"),
     ],
 )
@@ -71,7 +71,7 @@ def test_simulate_refuses_with_what_to_do(tables: Path, changes: list[str], says
 
 def test_simulate_names_the_columns_that_a_table_needs(tables: Path) -> None:
     found = CliRunner().invoke(app(), ["simulate", str(tables / "curves.csv")])
-    assert found.exit_code == 2 and "wanted columns" in found.output
+    assert found.exit_code == 2 and "give it the columns" in found.output
 
 
 def test_the_module_runs_alone(tables: Path) -> None:

@@ -78,15 +78,15 @@ def test_impossible_plans_are_refused_at_birth(make) -> None:
 def test_a_plan_checks_itself_against_profiles_and_devices() -> None:
     plan = split_plan()
     plan.check([A, B], TWO)
-    with pytest.raises(PlanError, match="no profile"):
+    with pytest.raises(PlanError, match="a profile of the member cannot be found"):
         plan.check([A], TWO)
-    with pytest.raises(PlanError, match="no devices"):
+    with pytest.raises(PlanError, match="cannot be found"):
         plan.check([A, B], TWO[:1])
-    with pytest.raises(PlanError, match="may not be split"):
+    with pytest.raises(PlanError, match=r"split over .* may not be"):
         plan.check([replace(A, splittable=False), B], TWO)
     with pytest.raises(PlanError, match="its profile says"):
         plan.check([replace(A, samples_per_second=(5.0, 9.0, 12.5)), B], TWO)
-    with pytest.raises(PlanError, match="bytes of memory"):
+    with pytest.raises(PlanError, match="GiB of memory"):
         plan.check([A, B], [replace(device, memory_bytes=GB) for device in TWO])
 
 

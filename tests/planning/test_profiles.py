@@ -137,7 +137,7 @@ def test_preparation_is_linear_between_measurements_and_flat_beyond() -> None:
 
 
 def test_preparation_refuses_disorder() -> None:
-    with pytest.raises(PlanError, match="rising numbers of cores"):
+    with pytest.raises(PlanError, match="rising order"):
         Preparation(samples_per_second=((4, 100.0), (1, 50.0)))
 
 

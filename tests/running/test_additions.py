@@ -86,7 +86,7 @@ REFUSED = {
         "member 'factory' failed while it was measured: TypeError: ",
     ),
     "metric": ("studies.member('metric', metrics={})", "does not report the objective 'val_accuracy'"),
-    "here": ("studies.member('one')", "all members of the study are here already, or being added."),
+    "here": ("studies.member('one')", "all members of the study are here already, or being added;"),
     "twice": (
         "*[studies.member(name, model=studies.partial(studies.Mlp, width=3)) for name in ('bad', 'worse')]",
         "failed while it was measured: TypeError: ",
@@ -253,6 +253,6 @@ def test_who_waits_for_a_run_that_ends_is_told_and_leaves_nothing(
     (tmp_path / "more.py").write_text("")
     works = iter([True, True, False])
     monkeypatch.setattr(inbox, "at_work", lambda directory: next(works))
-    with pytest.raises(RunError, match="ended before it had heard this; nothing was changed"):
+    with pytest.raises(RunError, match="ended before it had heard this, and nothing was changed"):
         inbox.tell(tmp_path, {"command": "add", "study": str(tmp_path / "more.py")})
     assert not list((tmp_path / "commands").iterdir())

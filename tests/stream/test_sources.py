@@ -131,7 +131,7 @@ def test_a_memory_map_stays_on_disk(tmp_path) -> None:
 
 def test_unequal_lengths_are_refused() -> None:
     with pytest.raises(
-        StudyError, match=r"^Data.arrays: its arrays have \[3, 4\] rows; they need one common number above 0"
+        StudyError, match=r"^Data.arrays: its arrays have 3, 4 rows; give all of them the same number, above 0"
     ):
         open_sources(Data(arrays=(np.zeros(3), np.zeros(4))), seed=0)
 

@@ -1,0 +1,84 @@
+"""What a member's own code does that cannot train: found when it is built, and tried on the first block."""
+
+from typing import Any
+
+import numpy as np
+import studies
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.optim import LBFGS, SGD
+from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
+
+import argosy
+from messages.of_studies import ARRAYS, trained
+
+__all__ = ["CASES"]
+
+NETWORK = nn.Linear(12, 10)
+OPTIMIZER = SGD(NETWORK.parameters(), lr=0.1)
+
+
+def linear() -> nn.Module:
+    """A network without BatchNorm."""
+    return nn.Linear(12, 10)
+
+
+def tried(**fields: Any) -> None:
+    """One member with these fields, trained."""
+    trained(studies.member("mlp", **{"model": linear, "batch_size": 20, **fields}))
+
+
+class Pair(nn.Linear):
+    """Returns its outputs and one number about the whole batch."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        output = super().forward(x)
+        return output, output.mean()
+
+
+def with_labels(labels: Any) -> argosy.Data:
+    """The data of `trained` with other labels."""
+    return argosy.Data(arrays=(ARRAYS[0], np.asarray(labels)))
+
+
+class Words(nn.Module):
+    """A sparse embedding, whose gradients are sparse tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(10, 10, sparse=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.embedding(x[:, 0].long())
+
+
+CASES = {
+    "a model factory that returns no network": lambda: tried(model=dict),
+    "a network with lazy modules": lambda: tried(model=lambda: nn.LazyLinear(10)),
+    "a network that was there before": lambda: tried(model=lambda: NETWORK),
+    "an optimizer factory that returns no optimizer": lambda: tried(optimizer=lambda parameters: {}),
+    "an optimizer that needs a closure": lambda: tried(optimizer=LBFGS),
+    "an optimizer of another network": lambda: tried(optimizer=lambda _: SGD(NETWORK.parameters(), lr=0.1)),
+    "a schedule of another optimizer": lambda: tried(schedule=lambda _: StepLR(OPTIMIZER, step_size=3)),
+    "ReduceLROnPlateau at every step": lambda: tried(schedule=ReduceLROnPlateau, schedule_per="step"),
+    "labels beyond the outputs": lambda: trained(
+        studies.member("mlp", model=linear, batch_size=20), data=with_labels(np.arange(40) % 11)
+    ),
+    "a loss that is no tensor": lambda: tried(loss=lambda output, target: 3.0),
+    "a loss with a value too many": lambda: tried(
+        loss=lambda output, target: functional.cross_entropy(
+            torch.cat([output, output[:1]]), torch.zeros(21).long(), reduction="none"
+        )
+    ),
+    "a loss without a gradient": lambda: tried(loss=lambda output, target: torch.zeros(len(target))),
+    "sparse gradients that are to be clipped": lambda: tried(model=Words, clip_grad_norm=1.0),
+    "sparse gradients and momentum": lambda: tried(model=Words),
+    "BatchNorm and micro-batches of one": lambda: tried(model=studies.Mlp, batch_size=35, accumulate=4),
+    "a metric without arguments that is no factory": lambda: tried(metrics={"f1": lambda: 3}),
+    "a metric of the whole set over outputs that cannot be gathered": lambda: tried(
+        model=lambda: Pair(12, 10),
+        loss=lambda output, target: functional.cross_entropy(output[0], target),
+        metrics={"f1": lambda output, target: output[0].mean()},
+    ),
+}

@@ -1,0 +1,248 @@
+"""What is wrong with a run's directory, its files, its processes."""
+
+import errno
+import fcntl
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NoReturn
+
+import pytest
+import studies
+
+import argosy
+from argosy.commands import Opened
+from argosy.events import RunEnded
+from argosy.running import worker
+from argosy.running.additions import Additions
+from argosy.running.audit import audit
+from argosy.running.driver import Driver
+from argosy.running.inbox import tell
+from argosy.running.journal import Journal, Lock, own_directory, read_journal
+from argosy.running.rehearsal import Rehearsed
+from argosy.running.studyfile import StudyCopy
+from argosy.running.tolerance import LOSSES, Tolerance
+from argosy.stream.memory import memory_file
+from argosy.stream.pulse import Pulse
+from argosy.stream.wire import Peer
+from argosy.system import refusals_told
+from messages.of_studies import misspelt, study
+
+__all__ = ["CASES"]
+
+RUN = Path("runs/x")
+
+
+def run(epochs: int = 1, **rest: Any) -> argosy.Report:
+    """A small run, in this process."""
+    asked = study(stop=argosy.MaxEpochs(epochs), **rest)
+    return argosy.train(asked, directory=RUN, launcher="inline", devices="cpu:1")
+
+
+def loaded(member: argosy.Member) -> None:
+    """The best network of a run, by a study with this member."""
+    run()
+    argosy.load(RUN, study=study(members=[member])).best().load()
+
+
+def journaled(*lines: str) -> Path:
+    """A run's directory with this journal."""
+    RUN.mkdir(parents=True)
+    (RUN / "journal.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    return RUN
+
+
+def opened_elsewhere() -> None:
+    """The second node has other data."""
+    there = Opened(address="", lengths={"train": 21}, fingerprint="", block_size=64, seconds_per_sample=0.0)
+    here = Opened(address="", lengths={"train": 20}, fingerprint="", block_size=64, seconds_per_sample=0.0)
+    Driver._check_same_data(SimpleNamespace(data=there), SimpleNamespace(node="node1"), here)
+
+
+def ended() -> None:
+    """Something is said to a run that is over."""
+    run()
+    tell(RUN, {"command": "stop", "member": "mlp"})
+
+
+def of_nobody() -> None:
+    """The driver went away while a command waited for its answer."""
+    (journaled() / "run.lock").touch()
+    with pytest.MonkeyPatch.context() as patch:
+        answers = iter([True, False])
+        patch.setattr("argosy.running.inbox.at_work", lambda _: next(answers))
+        tell(RUN, {"command": "stop", "member": "mlp"})
+
+
+def copied(text: str = "study = 3\n") -> StudyCopy:
+    """A study file, as `argosy add` hands it in."""
+    Path("more.py").write_text(text)
+    return StudyCopy.take(Path("more.py"), Path("1-more.py"))
+
+
+def added(rehearsed: Rehearsed) -> None:
+    """An added file whose members are here already, as the driver takes it up."""
+    orders, roster = SimpleNamespace(answer=lambda *_: None), SimpleNamespace(newcomers=lambda _: ())
+    additions = Additions(SimpleNamespace(orders=orders, roster=roster))
+    text = "import argosy, studies\nstudy = studies.study(fleet=[studies.member('mlp')])\n"
+    additions._copies["1-add.json"], additions._commands["1-add.json"] = copied(text), {}
+    additions._take_up("1-add.json", rehearsed)
+
+
+def another_module() -> None:
+    """A module beside an added file has the name of one that the run has."""
+    Path("beside.py").touch()
+    sys.path.insert(0, str(Path.cwd()))
+    added(Rehearsed(modules={"beside": "/home/me/beside.py"}))
+
+
+def changed_copy() -> None:
+    """A copy that somebody edited."""
+    copy = copied()
+    copy.path.write_text("study = 4\n")
+    copy.load()
+
+
+def missing_copy() -> None:
+    """A copy that somebody deleted."""
+    copy = copied()
+    copy.path.unlink()
+    copy.load()
+
+
+def in_use() -> None:
+    """Another process has the run."""
+    RUN.mkdir(parents=True)
+    with Lock(RUN / "run.lock"):
+        (RUN / "run.lock").write_text("4711 elsewhere 0")
+        with Lock(RUN / "run.lock"):
+            pass
+
+
+def refuses(number: int) -> Callable[..., NoReturn]:
+    """A call that the system refuses."""
+
+    def call(*_: Any) -> NoReturn:
+        raise OSError(number, os.strerror(number))
+
+    return call
+
+
+def somebody_elses(patch: pytest.MonkeyPatch) -> None:
+    """A directory that belongs to another user."""
+    patch.setattr(os, "geteuid", lambda: 1000)
+    patch.setattr(Path, "stat", lambda _: SimpleNamespace(st_uid=1001))
+    own_directory(RUN)
+
+
+def in_the_place_of_a_file() -> None:
+    """A directory that is a file."""
+    RUN.parent.mkdir()
+    RUN.touch()
+    run()
+
+
+def without_locks(patch: pytest.MonkeyPatch) -> None:
+    """A file system without locks."""
+    patch.setattr(fcntl, "flock", refuses(errno.ENOLCK))
+    run()
+
+
+def without_memory_files(patch: pytest.MonkeyPatch, number: int) -> None:
+    """Processes cannot share memory."""
+    patch.setattr(os, "memfd_create", refuses(number))
+    memory_file("ring")
+
+
+def small_memory_files(patch: pytest.MonkeyPatch) -> None:
+    """Processes cannot share so much memory."""
+    patch.setattr(os, "ftruncate", refuses(errno.EFBIG))
+    memory_file("ring", 10**9)
+
+
+def journal_on_a_full_disk(patch: pytest.MonkeyPatch) -> None:
+    """No event can be written."""
+    RUN.mkdir(parents=True)
+    patch.setattr(os, "fdatasync", refuses(errno.ENOSPC))
+    with Journal(RUN / "journal.jsonl") as journal:
+        journal.append(RunEnded(status="done", reason="", seconds=1.0))
+        journal.commit()
+
+
+def files_on_a_full_disk() -> None:
+    """Another file of the run cannot be written."""
+    with refusals_told(RUN):
+        refuses(errno.ENOSPC)()
+
+
+def equal_failures() -> None:
+    """Three members fail for one reason."""
+    fleet = [studies.member(name, model=misspelt) for name in "abc"]
+    run(members=fleet)
+
+
+def losses() -> None:
+    """A process that dies again and again."""
+    tolerance = Tolerance(RUN / "workers")
+    for _ in range(LOSSES + 1):
+        tolerance.worker_lost("cpu:0", "killed by signal 9")
+
+
+def damaged(_: int) -> None:
+    """Nothing that can be read."""
+    raise ValueError("no pickle")
+
+
+def unreadable(patch: pytest.MonkeyPatch) -> None:
+    """A worker that cannot read what it was given."""
+    driver, _there = Peer.pair()
+    patch.setattr(worker, "dial", lambda *_: driver)
+    patch.setattr(worker, "name_process", lambda _: None)
+    patch.setattr(worker, "from_descriptor", damaged)
+    _pulse, pulse = Pulse.create()
+    arguments = {"name": "cpu:0", "key": "00", "role": "trainer", "address": "", "ticket": "cpu:0"}
+    worker.work(arguments, [-1, pulse])
+
+
+CASES = {
+    "a report without its study": lambda: (run(), argosy.load(RUN).best().load()),
+    "a member that has saved nothing": lambda: run(epochs=0).member("mlp").load(),
+    "a report with a study that lacks the member": lambda: loaded(studies.member("vit")),
+    "a report with a study of another network": lambda: loaded(studies.member("mlp", hidden=9)),
+    "a damaged study.json": lambda: ((journaled() / "study.json").write_text("{}"), argosy.load(RUN)),
+    "a journal that cannot be read": lambda: ((RUN / "journal.jsonl").mkdir(parents=True), argosy.load(RUN)),
+    "a run that ended before its data was open": lambda: argosy.load(journaled()),
+    "an audit of such a run": lambda: audit(journaled()),
+    "a member that the run does not have": lambda: run().member("vit"),
+    "the best of a run that trained nothing": lambda: run(epochs=0).best(),
+    "another study in the same directory": lambda: (run(), run(epochs=2, seed=4)),
+    "a word to a run that has ended": ended,
+    "a run that ends before it hears": of_nobody,
+    "a command without a copy of its file": lambda: StudyCopy.of({"study": "more.py"}, RUN / "commands"),
+    "an added file that is not there": lambda: StudyCopy.take(Path("more.py"), Path("1-more.py")),
+    "an added file that does not come to its end": lambda: added(
+        Rehearsed(problem="the study file did not come to its end; it must, and leave a variable `study`.")
+    ),
+    "an added file with another module of a name": another_module,
+    "an added file without new members": lambda: added(Rehearsed()),
+    "a copy of an added file that is missing": missing_copy,
+    "a copy of an added file that was changed": changed_copy,
+    "a directory without a run": lambda: argosy.load(RUN),
+    "a journal that was changed by hand": lambda: read_journal(journaled("done!")),
+    "a run of an earlier version": lambda: read_journal(journaled('{"event": "EpochEnded"}')),
+    "a directory that is in use": in_use,
+    "a file in the place of the directory": in_the_place_of_a_file,
+    "a directory of another user": somebody_elses,
+    "a file system without locks": without_locks,
+    "a sandbox without shared memory": lambda patch: without_memory_files(patch, errno.EPERM),
+    "too many open files": lambda patch: without_memory_files(patch, errno.EMFILE),
+    "a limit on the size of files": small_memory_files,
+    "a full disk under the journal": journal_on_a_full_disk,
+    "a full disk under the run": files_on_a_full_disk,
+    "nodes with different data": opened_elsewhere,
+    "three members that fail alike": equal_failures,
+    "a process that is lost again and again": losses,
+    "a worker that breaks": unreadable,
+}

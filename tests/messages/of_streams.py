@@ -1,0 +1,169 @@
+"""What is wrong with samples, and between the processes that carry them."""
+
+import os
+import socket
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+
+from argosy import Data
+from argosy.stream.blocks import Layout, Place
+from argosy.stream.loaders import Task, run_task
+from argosy.stream.preparation import TRIES, Preparation
+from argosy.stream.pulse import Pulse
+from argosy.stream.sources import ArraySource, Source, open_sources, reopened
+from argosy.stream.wire import LARGEST, LENGTH, NONCE, PROOF, Peer, dial
+
+__all__ = ["CASES"]
+
+PLACE = Place(leg=0, split="train", epoch=0, section=0, start=0, rows=4, last=True)
+TASK = Task(0, PLACE, 0, np.arange(4))
+
+
+class Rows:
+    """A dataset whose samples are what a function makes of an index."""
+
+    def __init__(self, sample: Any, length: int = 20) -> None:
+        self.sample, self.length = sample, length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> Any:
+        return self.sample(index)
+
+
+def opened(sample: Any, *, length: int = 20, **rest: Any) -> Source:
+    """A dataset, opened and probed."""
+    return open_sources(Data(train=Rows(sample, length), **rest), seed=0)["train"]
+
+
+def filled(sample: Any) -> None:
+    """Four samples of it, prepared into a block."""
+    source = opened(sample)
+    block = source.layout.block(PLACE, np.zeros(source.layout.block_bytes(4), np.uint8))
+    source.fill(block, 0, TASK.indices)
+
+
+def in_arrays(*arrays: Any) -> None:
+    """Arrays, opened."""
+    ArraySource(arrays, "train", pulse=Pulse.private())
+
+
+class Endless(Rows):
+    """A dataset that does not know its length."""
+
+    def __len__(self) -> int:
+        raise OSError("no such index")
+
+
+def unreadable() -> Any:
+    """A factory whose file is not there."""
+    raise FileNotFoundError("no photographs in /data")
+
+
+def another_one() -> None:
+    """Twenty samples, and nineteen when it is opened again."""
+    facts = opened(lambda index: torch.zeros(3)).facts
+    rest = {"seed": 0, "skip_errors": False, "pulse": Pulse.private()}
+    _ = reopened("train", facts, lambda: Data(train=Rows(lambda index: torch.zeros(3), 19)), **rest).dataset
+
+
+def lists() -> None:
+    """A list of samples that cannot be had, in a loader worker."""
+
+    def fill(*_: Any) -> None:
+        raise OSError("truncated file")
+
+    source = SimpleNamespace(layout=Layout.of(torch.zeros(3)), fill=fill)
+    run_task(TASK, SimpleNamespace(slot=lambda _: np.zeros(4096, np.uint8)), {"train": source})
+
+
+def dying_loaders() -> None:
+    """A sample that kills whoever prepares it."""
+    tries = {(TASK.slot, TASK.low): TRIES - 1}
+    Preparation._again(SimpleNamespace(_tries=tries), TASK)
+
+
+def growing(index: int) -> torch.Tensor:
+    """Samples of unlike length."""
+    return torch.zeros(3 + (index == 2))
+
+
+def branching(index: int) -> Any:
+    """Samples of unlike build."""
+    return (torch.zeros(3), 0) if index == 2 else torch.zeros(3)
+
+
+def broken(index: int) -> Any:
+    """No sample can be had."""
+    raise OSError("truncated file")
+
+
+GENERATOR = np.random.default_rng()
+
+
+def said(words: bytes) -> None:
+    """Another process says something that is no value."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    with ours:
+        ours.sendall(words)
+        peer = Peer(theirs)
+        peer.receive()
+
+
+def many_descriptors() -> None:
+    """More than one word may bring."""
+    here, _there = Peer.pair()
+    here.send("files", [0] * 65)
+
+
+def stranger() -> None:
+    """Somebody who does not know the key answers at the address."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
+        door.bind("\0argosy-stranger")
+        door.listen()
+
+        def answer() -> None:
+            caller, _ = door.accept()
+            with caller:
+                caller.sendall(os.urandom(NONCE))
+                caller.sendall(os.urandom(PROOF))
+                caller.recv(4096)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        try:
+            dial("\0argosy-stranger", b"key", "cpu:0")
+        finally:
+            thread.join()
+
+
+CASES = {
+    "a sample that holds a string": lambda: opened(lambda index: ("cat", index)),
+    "samples that are built differently": lambda: filled(branching),
+    "samples of different shapes": lambda: filled(growing),
+    "a sample that raises": lambda: opened(broken),
+    "a dataset of which every sample raises": lambda: opened(broken, on_error="skip"),
+    "a dataset with a generator of its own": lambda: opened(lambda index: torch.tensor(GENERATOR.random())),
+    "a dataset without samples": lambda: opened(growing, length=0),
+    "tensors of different lengths": lambda: in_arrays(np.zeros(3), np.zeros(4)),
+    "a ragged array": lambda: open_sources(Data(arrays=([[1, 2], [3]],)), seed=0),
+    "a sparse tensor for an array": lambda: open_sources(Data(arrays=(torch.eye(3).to_sparse(),)), seed=0),
+    "an array of dates": lambda: open_sources(Data(arrays=(np.zeros(3, "datetime64[s]"),)), seed=0),
+    "a dataset whose length raises": lambda: open_sources(Data(train=Endless(growing)), seed=0),
+    "a factory of data that raises": lambda: open_sources(Data(train=unreadable), seed=0),
+    "a factory of data that returns none": lambda: open_sources(Data(train=lambda: 3), seed=0),
+    "a dataset that differs whenever it is opened": another_one,
+    "a dataset that fails in a loader worker": lists,
+    "a sample that kills loader workers": dying_loaders,
+    "a name too long to call with": lambda: dial("\0argosy-door", b"key", "cpu:0" * 52),
+    "nobody answers a call": lambda: dial("\0argosy-nobody", b"key", "cpu:0"),
+    "a stranger answers a call": stranger,
+    "too many open files for one message": many_descriptors,
+    "a message that cannot be read": lambda: said(LENGTH.pack(3) + b"abc"),
+    "a message too large": lambda: said(LENGTH.pack(LARGEST + 1)),
+}

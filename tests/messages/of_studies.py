@@ -1,0 +1,152 @@
+"""What is wrong with a study, its settings or its file."""
+
+import threading
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import studies
+import torch
+from torch import nn
+from torch.utils.data import IterableDataset, TensorDataset
+
+import argosy
+from argosy.running.blobs import data_to_descriptor, dump, to_descriptor
+from argosy.running.studyfile import load_study
+from argosy.settings import Settings
+
+__all__ = ["CASES"]
+
+ARRAYS = (np.zeros((40, 12), np.float32), np.zeros(40, np.int64))
+VALIDATED = argosy.Data(arrays=ARRAYS, val_arrays=ARRAYS)
+
+
+def trained(*members: argosy.Member, **rest: Any) -> argosy.Report:
+    """Train them in this process, on 40 samples."""
+    data = rest.pop("data", VALIDATED)
+    study = argosy.Study(data=data, members=members, stop=rest.pop("stop", argosy.MaxEpochs(1)))
+    return argosy.train(study, directory="runs/x", launcher="inline", devices="cpu:1", **rest)
+
+
+def study(**rest: Any) -> argosy.Study:
+    """One that is sound but for this."""
+    given = {"data": argosy.Data(arrays=ARRAYS), "members": [studies.member("mlp")], **rest}
+    return argosy.Study(**given)
+
+
+def study_file(text: str, name: str = "study.py") -> argosy.Study:
+    """A study file with this text, read."""
+    path = Path(name)
+    path.write_text(text)
+    return load_study(path)
+
+
+class Lines(IterableDataset):
+    """Records of a file, one after another."""
+
+    def __iter__(self) -> Any:
+        return iter(())
+
+
+class Locked(studies.Vectors):
+    """A dataset that holds what no other process can have."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__(length)
+        self.lock = threading.Lock()
+
+
+def plain_step(model: nn.Module, batch: Any) -> torch.Tensor:
+    """A step that computes its loss itself."""
+    return model(batch[0]).sum()
+
+
+def misspelt() -> nn.Module:
+    """A factory with a mistake."""
+    raise ValueError("no width 'hiden'")
+
+
+def locked() -> argosy.Member:
+    """A member that holds what no other process can have."""
+    return studies.member("mlp", model=partial(studies.Mlp, lock=threading.Lock()))
+
+
+CASES = {
+    "Data has no training samples": lambda: argosy.Data(),
+    "Data has validation samples twice": lambda: argosy.Data(arrays=ARRAYS, val=[1], val_arrays=ARRAYS),
+    "one array as arrays": lambda: argosy.Data(arrays=ARRAYS[0]),
+    "arrays without rows": lambda: argosy.Data(arrays=(ARRAYS[0], 3)),
+    "an array of strings": lambda: argosy.Data(arrays=(np.array(["cat", "dog"]),)),
+    "arrays of different lengths": lambda: argosy.Data(arrays=(ARRAYS[0], ARRAYS[1][1:])),
+    "a dataset's class that wants arguments": lambda: argosy.Data(train=studies.Vectors),
+    "Data.on_error is something else": lambda: argosy.Data(arrays=ARRAYS, on_error="ignore"),
+    "Data.train has no length": lambda: argosy.Data(train=Lines()),
+    "Data.train is no dataset": lambda: argosy.Data(train=3),
+    "a member's name cannot be a folder's": lambda: studies.member("a/b"),
+    "a batch size of 0": lambda: studies.member("mlp", batch_size=0),
+    "a network instead of a factory": lambda: studies.member("mlp", model=studies.Mlp().state_dict()),
+    "a member with a step of its own and metrics": lambda: studies.member("mlp", step=plain_step),
+    "a member's name longer than a file's": lambda: studies.member("mlp" * 100),
+    "a seed too large": lambda: studies.member("mlp", seed=2**63),
+    "clip_grad_norm below 0": lambda: studies.member("mlp", clip_grad_norm=-1.0),
+    "drop_last is a number": lambda: studies.member("mlp", drop_last=1),
+    "a loss that is no function": lambda: studies.member("mlp", loss="mse"),
+    "a loss that is a class": lambda: studies.member("mlp", loss=nn.MSELoss),
+    "metrics that have no names": lambda: studies.member("mlp", metrics=[argosy.accuracy]),
+    "a metric with a comma in its name": lambda: studies.member("mlp", metrics={"f1, macro": argosy.accuracy}),
+    "a metric called loss": lambda: studies.member("mlp", metrics={"loss": argosy.accuracy}),
+    "a metric that is no function": lambda: studies.member("mlp", metrics={"f1": 3}),
+    "a subset that is none": lambda: studies.member("mlp", subset="first half"),
+    "a subset of two dimensions": lambda: studies.member("mlp", subset=np.zeros((2, 2), int)),
+    "an empty subset": lambda: studies.member("mlp", subset=[]),
+    "a mask as a subset": lambda: studies.member("mlp", subset=np.ones(40, bool)),
+    "a subset of fractions": lambda: studies.member("mlp", subset=[0.5, 1.5]),
+    "an index below 0": lambda: studies.member("mlp", subset=[-1]),
+    "a number as a stopping rule": lambda: studies.member("mlp", stop=10),
+    "an unknown precision": lambda: studies.member("mlp", precision="float16"),
+    "an unknown schedule_per": lambda: studies.member("mlp", schedule_per="batch"),
+    "a study without members": lambda: study(members=[]),
+    "two members of one name": lambda: study(members=[studies.member("mlp")] * 2),
+    "Study.mode is something else": lambda: study(mode="lowest"),
+    "Study.validations_per_epoch is 0": lambda: study(validations_per_epoch=0),
+    "a study's data without argosy.Data": lambda: study(data=ARRAYS),
+    "a member instead of a list": lambda: study(members=studies.member("mlp")),
+    "something else among the members": lambda: study(members=[studies.member("mlp"), "vit"]),
+    "an objective that is no name": lambda: study(objective=3),
+    "an objective that may be better lower or higher": lambda: study(
+        data=VALIDATED, members=[studies.member("mlp", metrics={"score": argosy.accuracy})], objective="val_score"
+    ),
+    "a stopping rule watches what no member reports": lambda: study(stop=argosy.Target("val_f1", 0.9)),
+    "a val_subset without validation data": lambda: study(members=[studies.member("mlp", val_subset=[0, 1])]),
+    "a mask of 0 and 1 as a subset": lambda: trained(studies.member("mlp", subset=[0, 1] * 20)),
+    "an objective of validation data that is not there": lambda: study(objective="val_accuracy"),
+    "an objective that a member does not report": lambda: study(data=VALIDATED, objective="val_f1"),
+    "MaxEpochs below 0": lambda: argosy.MaxEpochs(-1),
+    "a stopping rule watches what is not reported": lambda: argosy.Target("val_f1", 0.9).reason([{"val_loss": 0.5}]),
+    "an unknown way of sharing": lambda: Settings(sharing="broadcast"),
+    "sharing 'none' with another policy": lambda: Settings(sharing="none"),
+    "preparing_nodes without a broadcast": lambda: Settings(preparing_nodes=2, nodes=2),
+    "a setting below what is possible": lambda: Settings(threads=0),
+    "more nodes than a run can have": lambda: Settings(nodes=200),
+    "more preparing nodes than nodes": lambda: Settings(sharing="multi-broadcast", nodes=2, preparing_nodes=3),
+    "a study file that is not there": lambda: load_study(Path("study.py")),
+    "a study file that is not Python": lambda: study_file("study: 1\n", "study.yaml"),
+    "a study file that ends the program": lambda: study_file("import sys\nsys.exit('usage')\n"),
+    "a study file with a mistake": lambda: study_file("study = argosy.Study()\n"),
+    "a study file without a study": lambda: study_file("studie = 3\n"),
+    "a member that cannot be sent to a process": lambda: dump([locked()]),
+    "data that cannot be sent to a process": lambda: data_to_descriptor(
+        argosy.Data(train=TensorDataset(torch.zeros(3)), val=Locked(9))
+    ),
+    "terms that cannot be sent to a process": lambda: to_descriptor(threading.Lock(), "Data.on_device"),
+    "a subset beyond the data": lambda: trained(studies.member("mlp", subset=[3, 99])),
+    "a batch larger than the data": lambda: trained(studies.member("mlp", batch_size=64)),
+    "BatchNorm and a last batch of one": lambda: trained(studies.member("mlp", batch_size=13)),
+    "batches that the standard step cannot take": lambda: trained(
+        studies.member("mlp", batch_size=20), data=argosy.Data(train=TensorDataset(torch.zeros(40, 12)))
+    ),
+    "a metric with two values per sample": lambda: trained(
+        studies.member("mlp", batch_size=20, metrics={"twice": lambda output, target: torch.cat([target, target])})
+    ),
+}

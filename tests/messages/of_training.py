@@ -1,0 +1,91 @@
+"""What members do that others cannot live with, and files that cannot be trusted."""
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import studies
+import torch
+from blocks import blocks
+from torch import nn
+
+import argosy
+from argosy.training import checkpoint, forks
+from argosy.training.copies import Copies
+from argosy.training.devices import backend_of
+from messages.of_studies import trained
+
+__all__ = ["CASES"]
+
+
+def on_device(*works: Any) -> None:
+    """What `Data.on_device` does to one block after another."""
+    turns = iter(works)
+    copies = Copies(backend_of("cpu:0"), lambda batch: next(turns)(batch))
+    for block in blocks(np.arange(8), 4):
+        copies.start(block)
+
+
+def changed(batch: Any) -> Any:
+    """In place."""
+    batch[0].add_(1)
+    return batch
+
+
+class Changing(nn.Linear):
+    """Writes into its input, from its tenth step on."""
+
+    steps = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.steps += 1
+        if self.steps > 9:
+            x.mul_(0.5)
+        return super().forward(x)
+
+
+def saved(path: str = "last.pt") -> Path:
+    """A small checkpoint."""
+    checkpoint.save({"step": 3}, Path(path))
+    return Path(path)
+
+
+def on_a_full_disk(patch: pytest.MonkeyPatch) -> None:
+    """A disk without room."""
+
+    def refuse(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    patch.setattr(os, "fsync", refuse)
+    saved()
+
+
+def foreign() -> None:
+    """A file that somebody else put there."""
+    Path("last.pt").write_text("weights")
+    checkpoint.load(Path("last.pt"))
+
+
+def forked(patch: pytest.MonkeyPatch) -> None:
+    """A process that was forked from one that used a GPU."""
+    patch.setitem(forks._before_fork, "pid", 4711 if os.getpid() != 4711 else 1)
+    patch.setitem(forks._before_fork, "found", "cuda")
+    forks.refuse_after_fork("cuda:0")
+
+
+CASES = {
+    "a checkpoint that is gone": lambda: checkpoint.load(Path("members/mlp/last.pt")),
+    "a damaged checkpoint": lambda: checkpoint.load(saved(), "0" * 64),
+    "a file that is no checkpoint": foreign,
+    "a checkpoint that cannot be written": on_a_full_disk,
+    "a state that is no plain data": lambda: checkpoint.plain({"queue": [Path("x")]}, "model"),
+    "Data.on_device leaves out rows": lambda: on_device(lambda batch: batch[0][1:]),
+    "Data.on_device writes into its input later": lambda: on_device(lambda batch: batch, changed),
+    "a member writes into its input later": lambda: trained(
+        studies.member("mlp", model=lambda: Changing(12, 10), batch_size=20), stop=argosy.MaxEpochs(5), block_size=40
+    ),
+    "a GPU that was used before the processes were forked": forked,
+}

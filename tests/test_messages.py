@@ -1,0 +1,41 @@
+"""Every error says what, what was found, what was wanted and what to do; each is made here once, and the docs show it."""
+
+from pathlib import Path
+
+import pytest
+from messages.page import table
+from messages.showing import all_shown
+from messages.sites import all_sites
+from messages.wording import faults
+
+PAGE = Path(__file__).parents[1] / "docs" / "messages.md"
+
+
+def test_every_place_that_makes_an_error_is_come_by() -> None:
+    shown = {message.site for message in all_shown()}
+    missing = sorted(all_sites().keys() - shown)
+    assert not missing, "no case of tests/messages/ comes by:\n" + "\n".join(map(str, missing))
+    assert None not in shown, [message.when for message in all_shown() if message.site is None]
+
+
+def test_every_message_says_what_and_what_to_do() -> None:
+    found = [f"{message.text}\n  {fault}" for message in all_shown() for fault in faults(message.text)]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "wrong.",
+        "member 'a': batch_size is 0, which is no batch size at all, and no network trains on it.",
+        "member 'a': batch_size is 0; give a whole number from 1",
+        "member 'a': batch_size is None; give a whole number from 1.",
+        "something that was given is wrong; give something else.",
+    ],
+)
+def test_the_lint_of_messages_finds_what_is_missing(text: str) -> None:
+    assert list(faults(text))
+
+
+def test_the_page_of_messages_is_up_to_date() -> None:
+    assert PAGE.read_text() == table(all_shown()), "PYTHONPATH=tests python -m messages > docs/messages.md"
