@@ -20,6 +20,7 @@ from argosy.events import REFUSED
 from argosy.profiles import load_profiles, save_profiles
 from argosy.settings import Settings, Sharing
 from argosy.study import Study
+from argosy.system import means_refused
 from argosy.tuning.search import Store
 from argosy.views.timeline import write_timeline
 
@@ -329,11 +330,14 @@ def main() -> None:
     _open_what_is_closed()
     try:
         app()
-    except ArgosyError as error:
+    except (ArgosyError, OSError, MemoryError) as error:
+        told = error if isinstance(error, ArgosyError) else means_refused(error, "argosy cannot start")
+        if told is None:
+            raise
         # Not wrapped where no terminal is: a path is to be copied as it is.
-        said = f"{type(error).__name__}: {error}"
+        said = f"{type(told).__name__}: {told}"
         Console(stderr=True).print(said, style="red", highlight=False, markup=False, soft_wrap=True)
-        sys.exit(error.exit_code)
+        sys.exit(told.exit_code)
 
 
 @contextlib.contextmanager

@@ -224,11 +224,14 @@ def unkind(around: Surroundings, faults: Sequence[str]) -> list[str]:
     """What was wrong on the way: a run that ended for what it should go on through, or said so in no sentence for people."""
     found, errors = [], around.run.errors
     ends = len(around.runs) - 1 - faults.count("driver: stopped for ever")
-    if ends and not any(fault.endswith("descriptors") for fault in faults):
+    exhausted = any(fault.endswith("descriptors") for fault in faults)
+    if ends and not exhausted:
         found.append(f"the run ended {ends} times of itself: {errors[-500:]}")
     answers = [asked.wait(60) for asked in around.asked]
     if set(answers) - {2}:
         found.append(f"nonsense was answered with exit codes {answers}")
-    if "Traceback" in errors:
+    # An interpreter that cannot open its own modules has no words of ours yet.
+    importing = exhausted and "frozen importlib" in errors and "Errno 24" in errors
+    if "Traceback" in errors and not importing:
         found.append(f"a traceback: {errors[errors.index('Traceback') :][-2000:]}")
     return found
