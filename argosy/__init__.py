@@ -18,12 +18,14 @@ from argosy.study import Member as Member
 from argosy.study import Study as Study
 from argosy.study import accuracy as accuracy
 from argosy.study import grid as grid
+from argosy.tuning.search import Search as Search
 
 if TYPE_CHECKING:
     # Type checkers see what __getattr__ gives at run time.
     from argosy.api import load as load
     from argosy.api import plan as plan
     from argosy.api import train as train
+    from argosy.api import tune as tune
 
 __version__ = "0.1.0"
 __all__ = [
@@ -36,6 +38,7 @@ __all__ = [
     "Member",
     "Plateau",
     "Report",
+    "Search",
     "Study",
     "Target",
     "accuracy",
@@ -43,11 +46,12 @@ __all__ = [
     "load",
     "plan",
     "train",
+    "tune",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("load", "plan", "train"):
+    if name in ("load", "plan", "train", "tune"):
         from argosy import api  # imports torch, which ``import argosy`` and ``argosy --help`` must not
 
         return getattr(api, name)

@@ -1,14 +1,15 @@
-"""The stages as functions: `train`, `plan`, `load`, each a few lines over what the folders do."""
+"""The stages as functions: `train`, `tune`, `plan`, `load`, each a few lines over what the folders do."""
 
 import contextlib
 import math
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from argosy.errors import PlanError, RunError
+from argosy.errors import PlanError, RunError, StudyError
+from argosy.events import SearchBegan
 from argosy.fold import RunState
 from argosy.planning import make_plan
 from argosy.planning.forecast import Forecast
@@ -20,17 +21,21 @@ from argosy.running.costs import Costs
 from argosy.running.driver import drive, measure
 from argosy.running.identity import found_study, summarize
 from argosy.running.inline import Inline
-from argosy.running.journal import Journal, Lock, at_work, own_directory, read_journal
+from argosy.running.journal import Journal, Lock, at_work, own_directory, read_journal, timeline
 from argosy.running.launcher import Job, Launcher
 from argosy.running.limits import only_cores, usable_cores
 from argosy.running.processes import Processes
 from argosy.running.view import Silent, View
 from argosy.settings import Settings, Sharing
-from argosy.study import Study
+from argosy.stopping import Mode
+from argosy.study import Data, Member, Study
 from argosy.system import refusals_told
 from argosy.training import checkpoint
+from argosy.tuning.hyperband import Brackets
+from argosy.tuning.report import SearchReport
+from argosy.tuning.search import Search, Store
 
-__all__ = ["LAUNCHERS", "forecast_cluster", "load", "plan", "profile", "run", "train"]
+__all__ = ["LAUNCHERS", "forecast_cluster", "load", "plan", "profile", "run", "run_search", "train", "tune"]
 
 LAUNCHERS: dict[str, type[Processes] | type[Inline]] = {"processes": Processes, "inline": Inline}
 
@@ -86,6 +91,17 @@ def train(
 def run(study: Study, settings: Settings, directory: Path, *, launcher: Launcher, view: View) -> Report:
     """`train` with its settings as a value."""
     directory = directory.absolute()  # what the study runs may change the folder that this process is in
+    with _claimed(directory, settings, launcher) as (lock, journal):
+        state = RunState.of(read_journal(directory))
+        cluster = launcher.discover(settings)
+        job = Job(study=study, settings=settings, directory=directory, lock=lock.descriptor)
+        drive(job, cluster, launcher.open(job), journal, state, view)
+    return load(directory, study=study)
+
+
+@contextlib.contextmanager
+def _claimed(directory: Path, settings: Settings, launcher: Launcher) -> Iterator[tuple[Lock, Journal]]:
+    """A run directory for one driver alone."""
     own_directory(directory)
     with (
         contextlib.closing(launcher),
@@ -94,11 +110,90 @@ def run(study: Study, settings: Settings, directory: Path, *, launcher: Launcher
         Lock(directory / "run.lock") as lock,
         Journal(directory / "journal.jsonl") as journal,
     ):
-        state = RunState.of(read_journal(directory))
+        yield lock, journal
+
+
+def tune(
+    build: Callable[[dict[str, Any]], Member],
+    space: Mapping[str, Any] | Callable[[Any], Mapping[str, Any] | None],
+    *,
+    data: Data,
+    max_epochs: float,
+    scheduler: str = "hyperband",
+    eta: int = 3,
+    n_trials: int | None = None,
+    brackets: Brackets = "together",
+    at_once: int | None = None,
+    objective: str = "",
+    mode: Mode | None = None,
+    sampler: Callable[..., Any] | None = None,
+    seed: int = 0,
+    validations_per_epoch: int = 1,
+    directory: str | Path = "runs/search",
+    storage: str | None = None,
+    study_name: str | None = None,
+    launcher: Launcher | str = "processes",
+    view: View | None = None,
+    **settings: Any,
+) -> SearchReport:
+    """Search for the best parameters: every trial is a member of one fleet, on one shared stream; needs the extra ``tune``.
+
+    What is searched is described in `argosy.Search`; `settings` are those of `argosy.train`. The same call on the
+    same directory goes on, and with more `n_trials` or `max_epochs` further than before. Optuna's storage is a file in the
+    directory, or at any URL that Optuna knows, under `study_name`. Raises what `train` raises.
+    """
+    search = Search(
+        build=build,
+        space=space,
+        data=data,
+        max_epochs=max_epochs,
+        scheduler=scheduler,
+        eta=eta,
+        n_trials=n_trials,
+        brackets=brackets,
+        at_once=at_once,
+        objective=objective,
+        mode=mode,
+        sampler=sampler,
+        seed=seed,
+        validations_per_epoch=validations_per_epoch,
+    )
+    place = LAUNCHERS[launcher]() if isinstance(launcher, str) else launcher
+    store = Store(url=storage, name=study_name)
+    return run_search(search, Settings(**settings), Path(directory), store=store, launcher=place, view=view or Silent())
+
+
+def run_search(
+    search: Search, settings: Settings, directory: Path, *, store: Store, launcher: Launcher, view: View
+) -> SearchReport:
+    """`tune` with what it is told as values."""
+    from argosy.running.tuner import Tuner  # imports Optuna
+
+    if settings.retry_failed:
+        raise StudyError(
+            "retry_failed belongs to argosy.train: a trial that failed is a failed trial of its search. Leave it out."
+        )
+    directory = directory.absolute()  # what is searched may change the folder that this process is in
+    with _claimed(directory, settings, launcher) as (lock, journal):
+        events = read_journal(directory)
+        state = RunState.of(events)
+        tuner = Tuner(search)
+        tuner.recall(events, state)
+        begins = [SearchBegan(terms=tuner.terms), *(new.proposed for new in tuner.bring(state))]
+        study = tuner.study
+        tuner.show(directory, store)
+        for event in begins:
+            journal.append(event)
+            state.apply(event)
+        journal.commit()
         cluster = launcher.discover(settings)
         job = Job(study=study, settings=settings, directory=directory, lock=lock.descriptor)
-        drive(job, cluster, launcher.open(job), journal, state, view)
-    return load(directory, study=study)
+        try:
+            drive(job, cluster, launcher.open(job), journal, state, view, judges=[tuner], bringers=[tuner])
+        finally:
+            tuner.leave(state)
+    run = load(directory, study=tuner.study)
+    return SearchReport.of(run, tuner.parameters, timeline(directory))
 
 
 def plan(study: Study, *, settings: Settings | None = None, launcher: Launcher | None = None) -> Plan:

@@ -20,11 +20,13 @@ from argosy.events import REFUSED
 from argosy.profiles import load_profiles, save_profiles
 from argosy.settings import Settings, Sharing
 from argosy.study import Study
+from argosy.tuning.search import Store
 from argosy.views.timeline import write_timeline
 
 if TYPE_CHECKING:
     from argosy.report import Report
     from argosy.running.launcher import Launcher
+    from argosy.running.view import View
 
 app = typer.Typer(
     add_completion=False,
@@ -36,6 +38,7 @@ app = typer.Typer(
 app.command("simulate")(planning_cli.simulate)
 
 StudyFile = Annotated[Path, typer.Argument(help="Python file with a variable `study`.")]
+SearchFile = Annotated[Path, typer.Argument(help="Python file with a variable `search`.")]
 Directory = Annotated[Path, typer.Option("--dir", help="Directory of the run; the same command again resumes.")]
 RunDirectory = Annotated[Path, typer.Argument(help="Directory of a run.")]
 
@@ -126,6 +129,58 @@ def run(
         report = _train(load_study(study_file), settings, directory, launcher=place, quiet=as_json)
     _print_report(report, as_json=as_json)
     raise typer.Exit(_exit_code(report))
+
+
+@app.command()
+def tune(
+    search_file: SearchFile,
+    directory: Directory = Path("runs/search"),
+    storage: Annotated[
+        str | None, typer.Option(help="Optuna's storage, as sqlite:///search.db; by default a file in the directory.")
+    ] = None,
+    study_name: Annotated[str | None, typer.Option(help="Of the study there; by default the directory's name.")] = None,
+    devices: Devices = None,
+    launcher: LauncherName = "processes",
+    nodes: Nodes = 1,
+    sharing: SharingName = "auto",
+    numerics: Numerics = "equivalent",
+    time_limit: TimeLimit = None,
+    loader_workers: LoaderWorkers = None,
+    cores: Cores = None,
+    block_size: BlockSize = None,
+    checkpoint_seconds: CheckpointSeconds = 300.0,
+    hang_seconds: HangSeconds = 120.0,
+    threads: Threads = 1,
+    as_json: Json = False,
+) -> None:
+    """Search for the best parameters: every trial is a member of one fleet (extra: tune)."""
+    settings = Settings(
+        devices=devices,
+        nodes=nodes,
+        sharing=sharing,
+        numerics=numerics,
+        time_limit=time_limit,
+        loader_workers=loader_workers,
+        cores=cores,
+        block_size=block_size,
+        checkpoint_seconds=checkpoint_seconds,
+        hang_seconds=hang_seconds,
+        threads=threads,
+    )
+    directory = directory.absolute()  # what the study file does may change the folder that this process is in
+    with _launcher(launcher) as place:
+        from argosy import api  # beside the launcher's own imports
+        from argosy.running.studyfile import load_search
+
+        store, view = Store(url=storage, name=study_name), _view(quiet=as_json)
+        report = api.run_search(load_search(search_file), settings, directory, store=store, launcher=place, view=view)
+    if as_json:
+        _print(report.to_json())
+    else:
+        from argosy.views.terminal import search_table
+
+        _show(search_table(report))
+    raise typer.Exit(_exit_code(report.run) if report.run.status == "paused" else 0)
 
 
 @app.command()
@@ -298,11 +353,15 @@ def _launcher(name: str) -> Iterator["Launcher"]:
 
 def _train(study: Study, settings: Settings, directory: Path, *, launcher: "Launcher", quiet: bool) -> "Report":
     from argosy import api
+
+    return api.run(study, settings, directory, launcher=launcher, view=_view(quiet=quiet))
+
+
+def _view(*, quiet: bool) -> "View":
     from argosy.running.view import Silent
     from argosy.views.terminal import Terminal
 
-    view = Silent() if quiet else Terminal(Console())
-    return api.run(study, settings, directory, launcher=launcher, view=view)
+    return Silent() if quiet else Terminal(Console())
 
 
 def _print_report(report: "Report", *, as_json: bool) -> None:

@@ -17,10 +17,12 @@ __all__ = [
     "MemberRested",
     "MemberStarted",
     "PlanMade",
+    "Proposed",
     "Retried",
     "RunEnded",
     "RunStarted",
     "Saved",
+    "SearchBegan",
     "SectionEnded",
     "SharingChosen",
     "Skipped",
@@ -57,6 +59,23 @@ class PlanMade(Event):
     """Flotillas start."""
 
     plan: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchBegan(Event):
+    """A driver searches under these terms from here on."""
+
+    terms: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proposed(Event):
+    """A trial of a search: what its member is built from."""
+
+    trial: int
+    """From 0."""
+    member: str
+    parameters: Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -268,6 +287,8 @@ KINDS: dict[str, type[Event]] = {
     for kind in (
         RunStarted,
         PlanMade,
+        SearchBegan,
+        Proposed,
         SharingChosen,
         Assigned,
         Divided,

@@ -14,6 +14,7 @@ from argosy.events import (
     MemberEnded,
     MemberRested,
     MemberStarted,
+    Proposed,
     Retried,
     RunEnded,
     RunStarted,
@@ -124,6 +125,8 @@ class RunState:
     lost: list[WorkerLost] = field(default_factory=list)
     answered: list[Answered] = field(default_factory=list)
     sharing: SharingChosen | None = None
+    brought: list[str] = field(default_factory=list)
+    """Members that somebody brought when the run had begun."""
     seconds: float = 0.0
     """Of all drivers that worked on the run and ended in order; so are the CPU seconds."""
     cpu_seconds: float = 0.0
@@ -186,6 +189,9 @@ class RunState:
             self.used.append(event)
         elif isinstance(event, WorkerLost):
             self.lost.append(event)
+        elif isinstance(event, Proposed):
+            if self.started is not None:
+                self.brought.append(event.member)
         elif isinstance(event, Answered):
             self.answered.append(event)
 

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import select
 import time
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,9 +15,11 @@ from measuring import arguments, finish, hardware, quartiles, target
 from torch.utils.data import DataLoader, TensorDataset
 
 from argosy import Data
-from argosy.commands import Feed, Leg, Open
+from argosy.commands import Credit, Feed, Leg, Open
+from argosy.running.blobs import data_to_descriptor, from_descriptor
 from argosy.settings import Settings
 from argosy.stream.batches import Cutter
+from argosy.stream.blocks import Block
 from argosy.stream.feed import feed
 from argosy.stream.order import Selection
 from argosy.stream.pulse import Pulse
@@ -42,7 +45,8 @@ def argosy_rate(x: torch.Tensor, y: torch.Tensor, epochs: int) -> float:
     readers = tuple(f"reader-{number}" for number in range(len(os.sched_getaffinity(0))))
     context = multiprocessing.get_context("fork")
     ours, theirs = Peer.pair()
-    feeder = context.Process(target=run_feeder, args=(theirs, x, y))
+    data = data_to_descriptor(Data(arrays=(x, y)))
+    feeder = context.Process(target=run_feeder, args=(theirs, data))
     feeder.start()
     ours.send(Open())
     (opened,) = ours.wait()
@@ -51,7 +55,8 @@ def argosy_rate(x: torch.Tensor, y: torch.Tensor, epochs: int) -> float:
     processes = [context.Process(target=run_reader, args=(opened.address, n, share, epochs, results)) for n in readers]
     for process in processes:
         process.start()
-    ours.send(Feed(leg=Leg(number=0, epoch=0, position=0, until=epochs), readers=readers))
+    ours.send(Feed(leg=Leg(number=0, section=0, position=0)))
+    ours.send(Credit(leg=0, until=epochs, horizon=epochs, crews=dict.fromkeys(readers, 1)))
     found = [results.get() for _ in readers]
     for process in (*processes, feeder):
         process.kill()
@@ -64,25 +69,36 @@ def run_reader(address: str, name: str, members: int, epochs: int, results: Any)
     """A trainer whose members do nothing; reports when it began and ended, and the samples that they got."""
     torch.set_num_threads(1)
     reader = RingReader(dial(address, KEY, name))
-    orders, delivered, began = Orders(0, {"train": LENGTH}), 0, time.perf_counter()
-    for epoch in range(epochs):
-        order, selection = orders.epoch("train", epoch), Selection.of(None, LENGTH)
-        cutters = [Cutter(selection=selection, order=order, batch_size=BATCH, drop_last=False) for _ in range(members)]
-        while not cutters[0].done:
-            delivered += take(reader, cutters)
+    orders, selection = Orders(0, {"train": LENGTH}), Selection.of(None, LENGTH)
+    delivered, began, cutters = 0, time.perf_counter(), list[Cutter]()
+    over = False
+    while not over:
+        select.select([reader.peer], [], [])
+        for block, _ in reader.blocks():
+            if not cutters or cutters[0].done:
+                order = orders.epoch("train", block.place.epoch)
+                cutters = [
+                    Cutter(selection=selection, order=order, batch_size=BATCH, drop_last=False) for _ in range(members)
+                ]
+            delivered += sum(_rows(cutter, block) for cutter in cutters)
+            over = cutters[0].done and block.place.epoch == epochs - 1
+            del block  # it goes back to the ring
     results.put((began, time.perf_counter(), delivered))
 
 
-def take(reader: RingReader, cutters: list[Cutter]) -> int:
-    """The blocks that are there, cut for every member; they go back to the ring when this returns."""
-    while not (found := reader.blocks()):
-        select.select([reader.peer], [], [])
-    return sum(batch.rows for block, _ in found for cutter in cutters for batch in cutter.take(block))
+def _rows(cutter: Cutter, block: Block) -> int:
+    """Samples of a member's batches of a block."""
+    rows = 0
+    for batch in cutter.take(block):
+        rows += batch.rows
+        cutter.commit(batch)
+    return rows
 
 
-def run_feeder(driver: Peer, x: torch.Tensor, y: torch.Tensor) -> None:
+def run_feeder(driver: Peer, data: int) -> None:
     torch.set_num_threads(1)
-    feed(driver, Data(arrays=(x, y)), Settings(), name="feeder-0", seed=0, key=KEY, pulse=Pulse.private())
+    opened = partial(from_descriptor, data)
+    feed(driver, opened, Settings(), name="feeder-0", seed=0, per_epoch=1, key=KEY, pulse=Pulse.private())
 
 
 def main() -> None:

@@ -28,9 +28,9 @@ TIERS = [
     {"cli"},
     {"__main__"},
 ]
-NOUNS = set().union(*TIERS[:6]) | {"planning"}
+NOUNS = set().union(*TIERS[:6]) | {"planning", "tuning"}
 TORCH_FREE = NOUNS | {"cli", ""}
-OPTIONAL = {"pandas", "plotly", "highspy", "optuna", "ray", "lightning", "sklearn", "PIL", "transformers"}
+OPTIONAL = {"pandas", "plotly", "highspy", "optuna", "sqlalchemy", "ray", "lightning", "sklearn", "PIL", "transformers"}
 
 
 def imports() -> list[tuple[Path, str, str, bool]]:
@@ -115,6 +115,7 @@ def test_public_names() -> None:
         "Member",
         "Plateau",
         "Report",
+        "Search",
         "Study",
         "Target",
         "accuracy",
@@ -122,6 +123,7 @@ def test_public_names() -> None:
         "load",
         "plan",
         "train",
+        "tune",
     ]
     assert all(hasattr(argosy, name) for name in argosy.__all__)
 

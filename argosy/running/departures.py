@@ -10,6 +10,7 @@ from argosy.plans import Flotilla
 from argosy.running.identity import write_json
 from argosy.running.legs import Change, Sailing
 from argosy.running.phase import Phase
+from argosy.running.refusals import check_batches
 from argosy.running.sharing_choice import SharingChoice
 from argosy.running.workforce import Feeder
 from argosy.stream.schedule import section_start
@@ -79,6 +80,24 @@ class Departures:
 
     # ---- newcomers
 
+    def bring(self) -> None:
+        """Let those join whom somebody brings."""
+        driver = self.driver
+        if driver.orders.pausing is not None:
+            return
+        brought = [new for bringer in driver.bringers for new in bringer.bring(driver.state)]
+        if not brought:
+            return
+        members = [new.member for new in brought]
+        check_batches(members, driver.lengths)
+        for new in brought:
+            driver.record(new.proposed)
+        # Before study.json names them, which the next driver compares with what it finds here.
+        driver.journal.commit()
+        self.roster.extend(members)
+        driver.view.study(driver.study)
+        self.expect(member.name for member in members)
+
     def expect(self, names: Iterable[str]) -> None:
         """Members are to be added: they are in the study, and nobody knows their costs."""
         self.newcomers |= set(names)
@@ -91,19 +110,20 @@ class Departures:
             return
         measuring = self.driver.measuring
         measuring.want(map(self.driver.study.member, self.newcomers))
-        if measuring.missing & self.newcomers and self.voyage.legs:
+        if measuring.missing & self.newcomers and self.voyage.devices:
             self._measure([min(self.voyage.devices, key=lambda device: len(self.voyage.crew_of(device)))], None)
         self.newcomers_known()
 
     def newcomers_known(self) -> None:
         """Those whose costs are known wait from here on."""
-        known = self.driver.additions.settle()
-        if not known:
+        driver = self.driver
+        here = driver.additions.settle()
+        entering = [n for n in self.newcomers if n in driver.measuring.measured and n not in driver.additions.names]
+        if not here and not entering:
             return
-        entering = [name for name in known if name in self.newcomers]
         self.newcomers -= set(entering)
         self.roster.enter(entering)
-        self.driver.write_study()
+        driver.write_study()
         self.voyage.make_room()
 
     def forget_measuring(self) -> None:

@@ -32,7 +32,14 @@ __all__ = ["Check", "Gpus", "examine"]
 GIB = 2**30
 # Before 2.10 of torch, a file could do more than bring data, though it was opened with weights_only=True (CVE-2026-24747).
 WANTED_VERSIONS = {"python": "3.11", "torch": "2.10", "numpy": "1.26"}
-EXTRAS = {"scikit-learn": "demo", "pillow": "demo", "transformers": "examples", "plotly": "report", "highspy": "exact"}
+EXTRAS = {
+    "scikit-learn": "demo",
+    "pillow": "demo",
+    "transformers": "examples",
+    "plotly": "report",
+    "highspy": "exact",
+    "optuna": "tune",
+}
 """Optional packages, and the extra of Argosy that brings each."""
 FORK_SECONDS = 20.0
 """Longest wait for the first worker: a cold disk takes most of it to import torch."""

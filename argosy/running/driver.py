@@ -49,7 +49,7 @@ from argosy.running.phase import Phase
 from argosy.running.records import Metrics, run_started, tree_cpu_seconds
 from argosy.running.refusals import check_batch_norm, check_batches
 from argosy.running.roster import Roster
-from argosy.running.verdicts import Judge, Rules
+from argosy.running.verdicts import Bringer, Judge, Rules
 from argosy.running.view import Fragile, Silent, View
 from argosy.running.voyage import Voyage
 from argosy.running.workforce import Feeder, Workforce
@@ -75,6 +75,7 @@ class Driver:
         view: View,
         *,
         judges: Sequence[Judge] = (),
+        bringers: Sequence[Bringer] = (),
         node_devices: int | None = None,
         only_measure: bool = False,
     ) -> None:
@@ -86,11 +87,12 @@ class Driver:
         self.view = Fragile(view, job.directory / "workers" / "view.log")
         self.began = time.monotonic()
         self.phase = Phase.OPENING
-        self.roster = Roster(job, state)
+        self.judges: tuple[Judge, ...] = (Rules(), *judges)
+        self.bringers = bringers
+        self.roster = Roster(job, state, self.judges)
         self.force = Workforce(workers, cluster, job.directory)
         self.measuring = Measuring(device_kind=cluster.devices[0].kind, node_devices=node_devices)
         self.only_measure = only_measure
-        self.judges: tuple[Judge, ...] = (Rules(), *judges)
         self.voyage = Voyage(self)
         self.orders = Orders(self)
         self.additions = Additions(self)
@@ -307,7 +309,7 @@ class Driver:
         self.voyage.ended(member)
         if status == "failed":
             any_section = any(state.sections for state in self.state.members.values())
-            self.faults.tolerance.member_failed(reason, any_section=any_section)
+            self.faults.tolerance.member_failed(member, reason, any_section=any_section)
         if member in self.roster.waiting:
             # It failed while it was measured, or was told to stop while it waited.
             self.roster.leave([member])
@@ -359,9 +361,10 @@ def drive(
     view: View,
     *,
     judges: Sequence[Judge] = (),
+    bringers: Sequence[Bringer] = (),
 ) -> None:
     """Train a study to its end, and journal it; `state` is the fold of what the journal holds already."""
-    driver = Driver(job, cluster, workers, journal, state, view, judges=judges)
+    driver = Driver(job, cluster, workers, journal, state, view, judges=judges, bringers=bringers)
     before = tree_cpu_seconds()
     with interrupts(driver.orders.want_pause):
         status, reason = "failed", ""

@@ -149,7 +149,9 @@ class Faults:
         """An earlier driver may have gone between a member's last file and its word on that member."""
         for name in self.driver.study.names:
             status = self.driver.state.member(name).status
-            if status in ("training", "paused") and name not in self.driver.roster.resting:
+            # One that was done, and waits, may do so because a search is to compare more than it was.
+            revived = status == "done" and name in self.driver.roster.waiting
+            if (status in ("training", "paused") and name not in self.driver.roster.resting) or revived:
                 self._decided(name)
 
     def _decided(self, name: str) -> bool:

@@ -9,6 +9,7 @@ import os
 import socket
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -16,10 +17,10 @@ from typing import Any
 import psutil
 
 from argosy.errors import RunError
-from argosy.events import Event, from_line, to_line
+from argosy.events import Event, SearchBegan, from_line, to_line
 from argosy.system import disk_refused
 
-__all__ = ["Journal", "Lock", "at_work", "own_directory", "read_journal"]
+__all__ = ["Journal", "Lock", "at_work", "own_directory", "read_journal", "timeline"]
 
 
 PATIENCE_SECONDS = 10.0
@@ -146,6 +147,19 @@ def at_work(directory: Path) -> bool:
     finally:
         os.close(descriptor)
     return False
+
+
+def timeline(directory: Path) -> Iterator[tuple[float, Event]]:
+    """(seconds that drivers had worked by then, event) of a run; the time between two drivers does not count."""
+    seconds, before = 0.0, None
+    for line in (directory / "journal.jsonl").read_bytes().split(b"\n")[:-1]:
+        value = json.loads(line)
+        event = from_line(value, set())
+        if before is not None and not isinstance(event, SearchBegan):
+            seconds += max(value["at"] - before, 0.0)
+        before = value["at"]
+        if event is not None:
+            yield seconds, event
 
 
 class Lock:

@@ -10,6 +10,7 @@ from argosy.fold import RunState
 from argosy.running.launcher import Job
 from argosy.running.resume import Resume, last_section, leg_for, resume_point, resume_points
 from argosy.running.studyfile import StudyCopy
+from argosy.running.verdicts import Fate, Judge, Rules, judge
 from argosy.study import Member, Study
 
 __all__ = ["Roster"]
@@ -20,9 +21,10 @@ OVER = ("failed", "diverged", "stopped")
 class Roster:
     """Members by name; what has become of them is in the run's state."""
 
-    def __init__(self, job: Job, state: RunState) -> None:
+    def __init__(self, job: Job, state: RunState, judges: Sequence[Judge] = (Rules(),)) -> None:
         self.job = job
         self.state = state
+        self.judges = judges
         self.waiting: list[str] = []
         """Members that train nowhere and want to, in the order of the study."""
         self.resting: set[str] = set()
@@ -60,7 +62,8 @@ class Roster:
         self.waiting = [name for name in self.unfinished() if name not in self.resting]
         states = [self.state.member(name) for name in self.unfinished()]
         self._points.update(resume_points(states, self.job.directory))
-        self.joining = {name for name in added if name in self._points and not self.state.member(name).assigned}
+        late = (*added, *self.state.brought)
+        self.joining = {name for name in late if name in self._points and not self.state.member(name).assigned}
         begun = self._begun()
         self._points.update({name: Resume(member=name, stream_epoch=begun) for name in self.joining})
 
@@ -187,7 +190,7 @@ class Roster:
         state = self.state.member(member.name)
         if state.status in OVER:
             return False
-        if self.study.stop_of(member).reason(state.history) is None:
+        if judge(self.judges, member.name, self.state, self.study).fate is not Fate.END:
             return True
         # Who has trained enough and was not saved then is not over: the file is what a person gets.
         return bool(state.sections) and not state.saved_at_its_end

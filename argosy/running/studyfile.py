@@ -1,4 +1,4 @@
-"""Study files: Python files with a variable `study`."""
+"""Study files: Python files with a variable `study`, or `search`."""
 
 import contextlib
 import hashlib
@@ -9,15 +9,15 @@ import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import cloudpickle
 
 from argosy.errors import ArgosyError, RunError, StudyError
 from argosy.study import Study
+from argosy.tuning.search import Search
 
-__all__ = ["StudyCopy", "load_study"]
+__all__ = ["StudyCopy", "load_search", "load_study"]
 
 
 def load_study(path: Path, *, folder: Path | None = None) -> Study:
@@ -26,11 +26,22 @@ def load_study(path: Path, *, folder: Path | None = None) -> Study:
     With `folder` the file is a copy of one that was there: that folder is the last on sys.path, so that nobody else's
     modules are found there. Raises StudyError whatever the file does, with its own traceback.
     """
+    found: Study = _variable(path, "study", Study, folder)
+    return found
+
+
+def load_search(path: Path) -> Search:
+    """The variable `search` of one; raises what `load_study` raises."""
+    found: Search = _variable(path, "search", Search, None)
+    return found
+
+
+def _variable(path: Path, name: str, kind: type, folder: Path | None) -> Any:
     if not path.is_file():
-        raise StudyError(f"{path} is not a file; give a Python file with a variable `study`.")
+        raise StudyError(f"{path} is not a file; give a Python file with a variable `{name}`.")
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
-        raise StudyError(f"{path} is not a Python file; give one with a variable `study`.")
+        raise StudyError(f"{path} is not a Python file; give one with a variable `{name}`.")
     if folder is None:
         sys.path.insert(0, str(path.resolve().parent))
     elif str(folder) not in sys.path:
@@ -41,17 +52,14 @@ def load_study(path: Path, *, folder: Path | None = None) -> Study:
         spec.loader.exec_module(module)
     # Workers get what the file defines by value, so that no process runs the file again.
     cloudpickle.register_pickle_by_value(module)
-    return _study_of(module, path)
-
-
-def _study_of(module: ModuleType, path: Path) -> Study:
-    study = getattr(module, "study", None)
-    if not isinstance(study, Study):
-        found = "none" if study is None else type(study).__name__
+    value = getattr(module, name, None)
+    if not isinstance(value, kind):
+        found = "none" if value is None else type(value).__name__
         raise StudyError(
-            f"{path} needs a variable `study` that is an argosy.Study; found {found}. Set it: study = argosy.Study(...)."
+            f"{path} needs a variable `{name}` that is an argosy.{kind.__name__}; found {found}. Set it: "
+            f"{name} = argosy.{kind.__name__}(...)."
         )
-    return study
+    return value
 
 
 @contextlib.contextmanager

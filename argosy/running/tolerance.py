@@ -1,5 +1,6 @@
 """How much may go wrong before a run, or a node of it, is given up."""
 
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -8,7 +9,7 @@ from argosy.errors import MemberError, WorkerError
 __all__ = ["Tolerance"]
 
 EQUAL_FAILURES = 3
-"""So many first members that fail with one traceback stop the study."""
+"""So many first members that fail alike stop the study."""
 LOSSES = 10
 """So many losses without one finished section end the run."""
 NODE_LOSSES = 3
@@ -29,10 +30,10 @@ class Tolerance:
         self._losses = 0
         self._of_nodes.clear()
 
-    def member_failed(self, reason: str, *, any_section: bool) -> None:
+    def member_failed(self, member: str, reason: str, *, any_section: bool) -> None:
         """Raise MemberError where the first members have all failed alike."""
-        self._reasons.append(reason)
-        alike = len({_cause(reason) for reason in self._reasons}) == 1
+        self._reasons.append(_cause(member, reason))
+        alike = len(set(self._reasons)) == 1
         if not any_section and len(self._reasons) >= EQUAL_FAILURES and alike:
             raise MemberError(
                 f"the first {EQUAL_FAILURES} members failed alike, so the study stops:\n{reason.rstrip()}\nMend the study; "
@@ -54,6 +55,7 @@ class Tolerance:
         return self._of_nodes[node] == NODE_LOSSES
 
 
-def _cause(trace: str) -> str:
-    """The last line of a traceback and where it was raised."""
-    return "\n".join(trace.strip().splitlines()[-3:])
+def _cause(member: str, trace: str) -> str:
+    """The last line of a traceback and where it was raised, whoever's it is and whatever the numbers."""
+    last = "\n".join(trace.strip().splitlines()[-3:])
+    return re.sub(r"\d+", "", last.replace(repr(member), ""))

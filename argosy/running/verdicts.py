@@ -1,7 +1,10 @@
 """What becomes of a member after a section: it goes on, rests, or ends. One seam for everybody who has a say in it.
 
 A judge is one class with three answers, all functions of what is journaled: stopping rules, a budget, a search. The driver asks
-each of them after every section; who ends a member counts before who rests it, and that before who lets it go on.
+each of them after every section; who ends a member counts before who rests it, and that before who lets it go on. A verdict
+counts at the gate behind the section, where it is asked for again: what others have reached there is known by then.
+
+Who brings members (`Bringer`) may judge them as well, and need not.
 """
 
 from collections.abc import Collection, Sequence
@@ -9,10 +12,11 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Protocol
 
+from argosy.events import Proposed
 from argosy.fold import RunState
-from argosy.study import Study
+from argosy.study import Member, Study
 
-__all__ = ["GO_ON", "Fate", "Judge", "Rules", "Verdict", "judge"]
+__all__ = ["GO_ON", "Bringer", "Fate", "Judge", "Newcomer", "Rules", "Verdict", "judge"]
 
 
 class Fate(IntEnum):
@@ -44,9 +48,28 @@ class Judge(Protocol):
         """On a member where its history ends; asked after each of its sections, and before its first."""
 
     def called(self, resting: Collection[str], state: RunState, study: Study) -> Sequence[str]:
-        """Those of the resting members that are to train again; asked in every round of the driver, so it must be quick.
+        """Those of the resting members whose rest is over: they train again, or end if that is their verdict.
 
+        Asked in every round of the driver, so it must be quick.
         A member that was called, and was lost before it ended a section, is judged by its old history and may rest again.
+        """
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Newcomer:
+    """A member that is to join a run, and what is journaled of it before anybody else knows it."""
+
+    member: Member
+    proposed: Proposed
+
+
+class Bringer(Protocol):
+    """Somebody who lets members join while a run goes on."""
+
+    def bring(self, state: RunState) -> Sequence[Newcomer]:
+        """Members that join now, each once; asked in every round of the driver after `Judge.called`, so it must be quick.
+
+        Whoever brings them finds their events in the journal of a later driver, and has them in the study that it starts with.
         """
 
 

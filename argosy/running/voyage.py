@@ -39,8 +39,8 @@ class Voyage:
         self.crew_count = 0
         self.changed = False
         """Whether members wait or devices are free that the policy has not been asked about."""
-        self.fates: dict[str, Verdict] = {}
-        """Of members aboard that leave at the next gate."""
+        self.judged: set[str] = set()
+        """Members aboard that have ended a section since the last gate, where their verdicts count."""
         self.leaving: dict[str, Verdict | None] = {}
         """Members that were told to leave, until they are saved; None: to go on elsewhere."""
 
@@ -78,7 +78,7 @@ class Voyage:
         for leg in self.legs:
             self.force.rest(leg.feeders)
         self.legs.clear()
-        self.fates.clear()
+        self.judged.clear()
         self.leaving.clear()
         self.departures.forget_measuring()
 
@@ -95,7 +95,7 @@ class Voyage:
 
     def ended(self, member: str) -> None:
         """A member has left the run, wherever it was."""
-        self.fates.pop(member, None)
+        self.judged.discard(member)
         self.leaving.pop(member, None)
         self.departures.newcomers.discard(member)
         for leg in self.legs:
@@ -114,17 +114,25 @@ class Voyage:
     # ---- what crews say
 
     def judge(self, member: str) -> None:
-        """After a section of a member: how far it goes on for certain, or what its fate is."""
+        """After a section of a member: how far it goes on for certain; where it does not, the leg comes to a gate."""
         leg = self.leg_of(member)
         if leg is None:
             return
+        self.judged.add(member)
+        self._verdict(leg, member)
+
+    def _verdict(self, leg: Sailing, member: str) -> Verdict:
         verdict = judge(self.driver.judges, member, self.state, self.driver.study)
-        next_section = self._next_section(member)
-        if verdict.fate is Fate.GO_ON:
-            leg.free_until[member] = next_section + verdict.certain
-        else:
-            leg.free_until[member] = next_section
-            self.fates[member] = verdict
+        certain = verdict.certain if verdict.fate is Fate.GO_ON else 0
+        leg.free_until[member] = self._next_section(member) + certain
+        return verdict
+
+    def _fates(self, leg: Sailing) -> dict[str, Verdict]:
+        """Who leaves a leg at its gate: with what others have reached there, who would have waited for it may go on."""
+        judged = [name for name in leg.members if name in self.judged]
+        self.judged -= set(judged)
+        verdicts = {name: self._verdict(leg, name) for name in judged}
+        return {name: verdict for name, verdict in verdicts.items() if verdict.fate is not Fate.GO_ON}
 
     def _next_section(self, member: str) -> int:
         last = self.state.member(member).sections[-1]
@@ -177,6 +185,7 @@ class Voyage:
     def go_on(self) -> None:
         """Whatever can go on goes on: gates, credit, and new legs for members that wait."""
         self.call()
+        self.departures.bring()
         for leg in list(self.legs):
             if leg.at_gate and not leg.boarding:
                 self._gate(leg)
@@ -188,11 +197,16 @@ class Voyage:
         self.departures.measure_newcomers_at_rest()
 
     def call(self) -> None:
-        """Let those resting members wait for a place whom a judge calls."""
-        called = {n for j in self.driver.judges for n in j.called(self.roster.resting, self.state, self.driver.study)}
+        """Let those resting members wait for a place whom a judge calls, or end."""
+        driver = self.driver
+        called = {n for j in driver.judges for n in j.called(self.roster.resting, self.state, driver.study)}
         for name in called & self.roster.resting:
-            self.roster.call(name)
-            self.make_room()
+            verdict = judge(driver.judges, name, self.state, driver.study)
+            if verdict.fate is Fate.END:
+                driver.end(name, "done", verdict.reason)
+            else:
+                self.roster.call(name)
+                self.make_room()
 
     def _extend(self, leg: Sailing) -> None:
         if self._others_wait and leg.until % self.driver.study.validations_per_epoch == 0:
@@ -220,7 +234,7 @@ class Voyage:
 
     def _gate(self, leg: Sailing) -> None:
         """Nobody steps: let those leave whose fate it is, ask the policy if anything has changed, and go on."""
-        fates = {name: self.fates.pop(name) for name in leg.members if name in self.fates}
+        fates = self._fates(leg)
         live = [name for name in leg.members if name not in fates]
         wanted: Mapping[str, Iterable[str]] = {
             device: [name for name in crew.members if name not in fates] for device, crew in leg.crews.items()

@@ -18,6 +18,7 @@ from argosy.plans import Plan
 from argosy.report import Report
 from argosy.running.launcher import Job
 from argosy.study import Study
+from argosy.tuning.report import SearchReport
 
 __all__ = ["Terminal", "report_table"]
 
@@ -164,6 +165,33 @@ class Terminal:
         metric = f"{history[-1][self.asked.objective]:.4f}" if history else ""
         shown = state.status if state.status != "training" else (f"{rate:,.0f}" if rate else "")
         return state.name, state.device, f"{state.epochs:g}", "" if loss is None else f"{loss:.4f}", metric, shown
+
+
+def search_table(report: SearchReport) -> Group:
+    """A search for people: trials, best first, and how soon the best was known."""
+    metric = report.run.objective
+    names = list(dict.fromkeys(name for row in report.run.rows for name in report.parameters.get(row.name, ())))
+    table = Table("trial", "status", "epochs", metric, *names, "reason", box=None, pad_edge=False)
+    for row in report.run.rows:
+        parameters = report.parameters.get(row.name, {})
+        values = [_short(parameters[name]) if name in parameters else "" for name in names]
+        reached = f"{row.metrics[metric]:.4g}" if row.metrics else ""
+        reason = row.reason.strip().splitlines()[-1] if row.reason else ""
+        table.add_row(row.name, row.status, f"{row.epochs:g}", reached, *values, reason)
+    text = (
+        f"{report.run.status} after {report.seconds:.1f} s: {len(report.run.rows)} trials, {report.epochs:g} epochs, "
+        f"{report.trials_per_hour:,.0f} trials an hour."
+    )
+    if report.first_comparison_seconds is not None:
+        text += f" All could be compared after {report.first_comparison_seconds:.1f} s."
+    if report.best_seconds is not None:
+        best = ", ".join(f"{name} = {_short(value)}" for name, value in report.best_parameters.items())
+        text += f"\nBest, found after {report.best_seconds:.1f} s: {report.best().name} with {best}."
+    return Group(table, Text(text))
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def report_table(report: Report) -> Group:

@@ -1,0 +1,25 @@
+"""Which trials there are, how far each trains, and which go on. Pure decisions but for `sampling`, which is Optuna's.
+
+A scheduler is one file with one class that answers the questions of ``scheduler.Scheduler``, and one line in `make_scheduler`.
+"""
+
+from argosy.tuning.asha import Asha
+from argosy.tuning.hyperband import Brackets, Hyperband
+from argosy.tuning.in_full import InFull
+from argosy.tuning.median import Median
+from argosy.tuning.scheduler import Scheduler
+
+__all__ = ["SCHEDULERS", "make_scheduler"]
+
+SCHEDULERS = ("hyperband", "asha", "median", "random", "grid")
+
+
+def make_scheduler(name: str, *, most: int, eta: int, trials: int, brackets: Brackets) -> Scheduler:
+    """The scheduler of that name for so many trials of at most so many sections."""
+    if name == "hyperband":
+        return Hyperband(most=most, eta=eta, trials=trials, order=brackets)
+    if name == "asha":
+        return Asha(most=most, eta=eta, trials=trials)
+    if name == "median":
+        return Median(most=most, trials=trials)
+    return InFull(most=most, trials=trials)

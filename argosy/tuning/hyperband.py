@@ -1,0 +1,142 @@
+"""Hyperband (Li et al., JMLR 2018): brackets of successive halving, from many short trials to few long ones.
+
+Of the n trials of a rung the best ⌊n/η⌋ go on to the next one's budget, where they are. A rung is decided when the last of its
+trials has reached it, so that its outcome depends on nothing but what they reached.
+"""
+
+from bisect import bisect_right
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Literal
+
+from argosy.tuning.scheduler import Results, ranked
+
+__all__ = ["Brackets", "Hyperband", "brackets", "rungs"]
+
+Brackets = Literal["together", "in-turn"]
+
+
+@dataclass(slots=True)
+class Bracket:
+    """One of them, and how far it is."""
+
+    trials: range
+    budgets: tuple[int, ...]
+    """Sections of its rungs."""
+    rung: int = 0
+    """The first that is not decided; as many as there are budgets where all are."""
+    racing: list[int] = field(default_factory=list)
+    """Trials of that rung, or the survivors of the last one."""
+    missing: set[int] = field(default_factory=set)
+    """Those of them that have not reached it."""
+    out: dict[int, str] = field(default_factory=dict)
+    """Why the others are."""
+
+    @property
+    def over(self) -> bool:
+        """Whether every rung is decided."""
+        return self.rung == len(self.budgets)
+
+
+class Hyperband:
+    """Its rounds of brackets, again and again until there are enough trials."""
+
+    def __init__(self, *, most: int, eta: int, trials: int, order: Brackets = "together") -> None:
+        self.eta, self.order = eta, order
+        self.results = Results()
+        self.brackets = _dealt(brackets(most, eta), trials)
+        self._ends = list(accumulate(len(bracket.trials) for bracket in self.brackets))
+        for bracket in self.brackets:
+            bracket.racing = list(bracket.trials)
+            bracket.missing = set(bracket.trials)
+
+    def wanted(self, begun: int) -> int:
+        """See `Scheduler.wanted`: the trials of every bracket, or of the next one when those before it are over."""
+        if self.order == "together":
+            return max(self._ends[-1] - begun, 0)
+        if begun >= self._ends[-1]:
+            return 0
+        now = bisect_right(self._ends, begun)
+        before_are_over = all(bracket.over for bracket in self.brackets[:now])
+        return self._ends[now] - begun if before_are_over or begun > self.brackets[now].trials.start else 0
+
+    def tell(self, trial: int, sections: int, cost: float) -> None:
+        """See `Scheduler.tell`."""
+        self.results.tell(trial, sections, cost)
+        self._look(trial)
+
+    def close(self, trial: int) -> None:
+        """See `Scheduler.close`."""
+        self.results.close(trial)
+        self._look(trial)
+
+    def fail(self, trial: int) -> None:
+        """See `Scheduler.fail`."""
+        self.results.fail(trial)
+        self._look(trial)
+
+    def budget(self, trial: int) -> int:
+        """See `Scheduler.budget`."""
+        bracket = self._bracket(trial)
+        if trial in bracket.out:
+            return self.results.sections(trial)
+        return bracket.budgets[min(bracket.rung, len(bracket.budgets) - 1)]
+
+    def out(self, trial: int) -> str | None:
+        """See `Scheduler.out`."""
+        return self._bracket(trial).out.get(trial)
+
+    def _bracket(self, trial: int) -> Bracket:
+        return self.brackets[bisect_right(self._ends, trial)]
+
+    def _look(self, trial: int) -> None:
+        """Decide the rungs of a trial's bracket that all have reached."""
+        bracket = self._bracket(trial)
+        while not bracket.over:
+            budget = bracket.budgets[bracket.rung]
+            if trial in bracket.missing and self.results.at(trial, budget) is not None:
+                bracket.missing.discard(trial)
+            if bracket.missing:
+                return
+            self._decide(bracket, budget)
+
+    def _decide(self, bracket: Bracket, budget: int) -> None:
+        order = ranked(self.results.all_at(bracket.racing, budget))
+        last = bracket.rung + 1 == len(bracket.budgets)
+        # A bracket that was cut short by the number of trials still has a winner.
+        count = len(order) if last else max(len(order) // self.eta, 1)
+        for place, trial in enumerate(order[count:], start=count + 1):
+            bracket.out[trial] = f"number {place} of {len(order)} after section {budget}"
+        # One that fails later on counts as the worst of the rung to come, whenever that is heard.
+        bracket.racing = order[:count]
+        bracket.rung += 1
+        if not bracket.over:
+            next_budget = bracket.budgets[bracket.rung]
+            bracket.missing = {trial for trial in bracket.racing if self.results.at(trial, next_budget) is None}
+
+
+def brackets(most: int, eta: int) -> list[tuple[int, tuple[int, ...]]]:
+    """(trials, budgets) of each bracket for `most` sections a trial, the one with most trials first."""
+    deepest = len(rungs(most, eta)) - 1
+    # In whole numbers: n = ⌈(deepest + 1) η^s / (s + 1)⌉.
+    sizes = [(s, -((deepest + 1) * eta**s // -(s + 1))) for s in range(deepest, -1, -1)]
+    return [(size, rungs(most, eta)[deepest - s :]) for s, size in sizes]
+
+
+def rungs(most: int, eta: int) -> tuple[int, ...]:
+    """Budgets from the least, of one section or a little more, up to `most`, each η times the one before."""
+    deepest = 0
+    while eta ** (deepest + 1) <= most:
+        deepest += 1
+    return tuple(most // eta**s for s in range(deepest, -1, -1))
+
+
+def _dealt(table: list[tuple[int, tuple[int, ...]]], trials: int) -> list[Bracket]:
+    """Brackets for so many trials, the last of them maybe cut short."""
+    found: list[Bracket] = []
+    start = 0
+    while start < trials:
+        size, budgets = table[len(found) % len(table)]
+        found.append(Bracket(trials=range(start, min(start + size, trials)), budgets=budgets))
+        start += size
+    return found

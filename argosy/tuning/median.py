@@ -1,0 +1,65 @@
+"""The median rule (Golovin et al., KDD 2017): who is worse than the usual trial was so far, ends.
+
+A trial ends after a section where its best cost is worse than the median of what all trials had on the mean over the same
+sections, those with fewer over the ones that they have. The first sections decide nothing.
+"""
+
+import statistics
+
+from argosy.tuning.scheduler import Results
+
+__all__ = ["Median"]
+
+LEAST_TRIALS = 5
+"""So many must have been seen before anybody ends."""
+
+
+class Median:
+    """All trials at once, each watched after every section."""
+
+    def __init__(self, *, most: int, trials: int, grace: int = 1) -> None:
+        self.most, self.trials, self.grace = most, trials, grace
+        """Nobody ends before more than `grace` sections."""
+        self.results = Results()
+        self._medians: dict[int, tuple[int, float]] = {}
+        """(trials, median of their means) by section, as far as all has been told."""
+
+    def wanted(self, begun: int) -> int:
+        """See `Scheduler.wanted`: all that there are to be."""
+        return max(self.trials - begun, 0)
+
+    def tell(self, trial: int, sections: int, cost: float) -> None:
+        """See `Scheduler.tell`."""
+        self.results.tell(trial, sections, cost)
+        self._medians.clear()
+
+    def close(self, trial: int) -> None:
+        """See `Scheduler.close`."""
+        self.results.close(trial)
+
+    def fail(self, trial: int) -> None:
+        """See `Scheduler.fail`; what it had reached by then is no less usual."""
+        self.results.fail(trial)
+
+    def budget(self, trial: int) -> int:
+        """See `Scheduler.budget`: one more section, where it is not out."""
+        reached = self.results.sections(trial)
+        return reached if self.out(trial) else min(reached + 1, self.most)
+
+    def out(self, trial: int) -> str | None:
+        """See `Scheduler.out`."""
+        reached = self.results.sections(trial)
+        if reached <= self.grace or reached >= self.most:
+            return None
+        best = min(self.results.until(trial, reached))
+        count, median = self._median(reached)
+        if count < LEAST_TRIALS or best <= median:
+            return None
+        return f"worse than the median of {count} trials after section {reached}"
+
+    def _median(self, sections: int) -> tuple[int, float]:
+        if sections not in self._medians:
+            costs = (self.results.until(trial, sections) for trial in range(self.trials))
+            means = [statistics.fmean(of_one) for of_one in costs if of_one]
+            self._medians[sections] = len(means), statistics.median(means)
+        return self._medians[sections]

@@ -1,0 +1,287 @@
+"""Optuna's part: it proposes parameters, and its storage shows the search to its dashboard. The only file that imports it.
+
+What was proposed is in the run's journal before anything trains, and all that is here follows from that: trials are sampled in
+memory, each under a seed of its own number, so that a search that was killed proposes the same ones again. The storage is a copy
+that Argosy alone writes; where it is not what the journal says, it is written anew.
+"""
+
+import contextlib
+import itertools
+import os
+import queue
+import random
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from argosy.errors import RunError, StudyError
+from argosy.stopping import Mode
+from argosy.tuning.search import Store
+
+try:
+    import optuna
+    from optuna.distributions import BaseDistribution, CategoricalDistribution
+    from optuna.storages import JournalStorage
+    from optuna.storages.journal import JournalFileBackend
+    from optuna.study import StudyDirection
+    from optuna.trial import FrozenTrial, TrialState
+    from sqlalchemy.exc import SQLAlchemyError
+except ModuleNotFoundError as error:
+    raise StudyError("argosy.tune samples with Optuna, which is not installed: pip install 'argosy[tune]'.") from error
+
+__all__ = ["Copy", "Outcome", "Sampling"]
+
+Outcome = Literal["complete", "pruned", "failed"]
+STATES = {"complete": TrialState.COMPLETE, "pruned": TrialState.PRUNED, "failed": TrialState.FAIL}
+DIRECTIONS = {"min": StudyDirection.MINIMIZE, "max": StudyDirection.MAXIMIZE}
+OWNER = "argosy directory"
+PLAIN = (bool, int, float, str, type(None))
+
+
+class Copy:
+    """A study in Optuna's storage that shows the trials of one directory.
+
+    Contract. A thread of its own writes there, so that nobody waits for a disk or a database; whoever has news of trials leaves
+    their newest frozen states, which nobody changes any more. A write that fails is told at the end, when nothing is lost by it:
+    the same command writes everything that lacks.
+    """
+
+    def __init__(self, directory: Path, store: Store, *, mode: Mode) -> None:
+        self.name, self.mode = store.name or directory.resolve().name, mode
+        # A file goes where its directory goes.
+        self.owner = "this directory" if store.url is None else str(directory.resolve())
+        try:
+            file = directory / "optuna.log"
+            self.storage: Any = JournalStorage(_file(file)) if store.url is None else _database(store.url)
+            self.study = self._open()
+        except (SQLAlchemyError, ImportError, ValueError) as error:
+            # Without the address, in which there may be a password.
+            raise RunError(
+                f"Optuna's storage cannot be opened: {str(error).splitlines()[0]}. Give another, as sqlite:///search.db, or "
+                "none for a file in the directory."
+            ) from error
+        self._known: dict[int, tuple[int, set[int]]] = {}
+        """By number: the storage's own, and the steps that are reported there."""
+        self._news: queue.SimpleQueue[list[FrozenTrial] | None] = queue.SimpleQueue()
+        self._writer = threading.Thread(target=self._write_news, name="optuna-storage", daemon=True)
+        self._failure: Exception | None = None
+
+    def settle(self, trials: list[FrozenTrial]) -> None:
+        """Let it hold these trials and no others."""
+        there = self.study.get_trials(deepcopy=False)
+        if any(map(_contradicts, there, trials)) or len(there) > len(trials):
+            optuna.delete_study(study_name=self.name, storage=self.storage)
+            self.study, there = self._open(), []
+        study = self.storage.get_study_id_from_name(self.name)
+        for trial in there:
+            number = self.storage.get_trial_id_from_study_id_trial_number(study, trial.number)
+            self._known[trial.number] = (number, set(trial.intermediate_values))
+        for trial in trials:
+            if not (trial.number < len(there) and there[trial.number].state.is_finished()):
+                self._write(trial)
+        self._writer.start()
+
+    def show(self, trials: list[FrozenTrial]) -> None:
+        """These have got further."""
+        self._news.put(trials)
+
+    def close(self) -> None:
+        """Wait until everything is written; raises RunError where something could not be."""
+        self._news.put(None)
+        self._writer.join()
+        if self._failure is not None:
+            raise RunError(
+                f"Optuna's storage of {self.name!r} could not be written: {self._failure}. The search itself is whole; run the "
+                "same command again, which writes there what lacks."
+            ) from self._failure
+
+    def _write_news(self) -> None:
+        try:
+            while (trials := self._news.get()) is not None:
+                for trial in trials:
+                    self._write(trial)
+        except Exception as error:  # the end of a thread: `close` raises it
+            self._failure = error
+
+    def _write(self, trial: FrozenTrial) -> None:
+        if trial.number not in self._known:
+            study = self.storage.get_study_id_from_name(self.name)
+            number = self.storage.create_new_trial(study, template_trial=trial)
+            self._known[trial.number] = (number, set(trial.intermediate_values))
+            return
+        number, steps = self._known[trial.number]
+        for step in sorted(trial.intermediate_values.keys() - steps):
+            self.storage.set_trial_intermediate_value(number, step, trial.intermediate_values[step])
+            steps.add(step)
+        if trial.state.is_finished():
+            self.storage.set_trial_state_values(number, trial.state, trial.values)
+
+    def _open(self) -> optuna.Study:
+        with _quietly():
+            study = optuna.create_study(
+                storage=self.storage,
+                study_name=self.name,
+                direction=DIRECTIONS[self.mode],
+                sampler=optuna.samplers.RandomSampler(),
+                load_if_exists=True,
+            )
+        owner = study.user_attrs.get(OWNER)
+        if owner is None and not study.get_trials(deepcopy=False):
+            study.set_user_attr(OWNER, self.owner)
+        elif owner != self.owner:
+            raise RunError(
+                f"the storage has a study {self.name!r} that is not the search in this directory, but of "
+                f"{owner or 'somebody else'}. Choose another study_name."
+            )
+        return study
+
+
+class Sampling:
+    """The trials of one search as Optuna knows them, numbered from 0."""
+
+    def __init__(
+        self,
+        space: Mapping[str, Any] | Callable[[Any], Mapping[str, Any] | None],
+        *,
+        mode: Mode,
+        seed: int,
+        sampler: Callable[..., Any] | None,
+        grid: bool = False,
+    ) -> None:
+        self.space, self.seed = space, seed
+        self.sampler = sampler or optuna.samplers.RandomSampler
+        with _quietly():
+            self.study = optuna.create_study(direction=DIRECTIONS[mode])
+        self.points = _points(space) if grid else None
+        """Of a grid, in order."""
+        self._trials: list[optuna.Trial] = []
+        if not callable(space):
+            _check_distributions(space)
+
+    def ask(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The next trial: what is to be journaled of it, and what its member is built from."""
+        number = len(self._trials)
+        if self.points is not None:
+            return self.again(self.points[number])
+        # Under a seed of its own, so that it is the same after a restart.
+        self.study.sampler = self.sampler(seed=random.Random(f"{self.seed}/{number}").getrandbits(32))
+        return self._ask()
+
+    def again(self, parameters: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The same of a trial whose parameters are known; raises RunError where the space has others."""
+        self.study.sampler = optuna.samplers.RandomSampler(seed=self.seed)
+        with _quietly(), warnings.catch_warnings():
+            warnings.simplefilter("error")
+            number = len(self._trials)
+            try:
+                self.study.enqueue_trial(dict(parameters))
+                found, built_from = self._ask()
+            except (UserWarning, ValueError) as error:
+                raise RunError(_changed(number, parameters, error)) from error
+        if found != parameters:
+            raise RunError(_changed(number, parameters, f"it has {', '.join(found) or 'nothing'} there"))
+        return found, built_from
+
+    def report(self, number: int, sections: int, value: float) -> None:
+        """What a trial has reached after so many sections."""
+        self._trials[number].report(value, sections)
+
+    def end(self, number: int, outcome: Outcome, value: float | None) -> None:
+        """What has become of a trial."""
+        final = value if outcome == "complete" else None
+        self.study.tell(number, final, STATES[outcome])
+
+    def frozen(self) -> list[FrozenTrial]:
+        """All trials as they are."""
+        return self.study.get_trials(deepcopy=False)
+
+    def _ask(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        if callable(self.space):
+            trial = self.study.ask()
+            built_from = self.space(trial)
+        else:
+            trial, built_from = self.study.ask(dict(self.space)), None
+        self._trials.append(trial)
+        strange = {name: value for name, value in trial.params.items() if not isinstance(value, PLAIN)}
+        if strange or not trial.params:
+            raise StudyError(
+                f"space: a trial's parameters must be numbers, texts, bools or None; found {strange or 'none at all'}. "
+                "Suggest a name or a number, and look up in build what it stands for."
+            )
+        return trial.params, dict(trial.params if built_from is None else built_from)
+
+
+def _file(path: Path) -> JournalFileBackend:
+    """A journal of Optuna's without what a killed driver left there: its lock, and a part of its last line."""
+    path.with_name(f"{path.name}.lock").unlink(missing_ok=True)
+    if path.exists():
+        os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
+    return JournalFileBackend(str(path.resolve()))
+
+
+def _database(url: str) -> Any:
+    with _quietly():
+        return optuna.storages.get_storage(url)
+
+
+def _contradicts(there: FrozenTrial, here: FrozenTrial) -> bool:
+    """Whether a stored trial can no longer become what it is."""
+    if there.params != here.params:
+        return True
+    ended = there.state.is_finished()
+    return ended and (there.state, there.values, there.intermediate_values) != (
+        here.state,
+        here.values,
+        here.intermediate_values,
+    )
+
+
+def _changed(number: int, parameters: Mapping[str, Any], why: object) -> str:
+    return (
+        f"the space has changed: trial {number} of this directory has {dict(parameters)}, and {str(why).rstrip('.')}. "
+        "Choose another directory, or undo the change."
+    )
+
+
+def _check_distributions(space: Mapping[str, Any]) -> None:
+    for name, distribution in space.items():
+        if not isinstance(distribution, BaseDistribution):
+            raise StudyError(
+                f"space: {name!r} is {distribution!r}; use a distribution of Optuna, as "
+                "FloatDistribution(1e-4, 1e-1, log=True) or CategoricalDistribution(['sgd', 'adam'])."
+            )
+
+
+def _points(space: Any) -> list[dict[str, Any]]:
+    """All points of a space whose every parameter has a finite number of values, the last one changing fastest."""
+    if callable(space):
+        raise StudyError(
+            "scheduler 'grid' needs a space of distributions by name, and found a function; give a dictionary."
+        )
+    _check_distributions(space)
+    axes = {name: _values(name, distribution) for name, distribution in space.items()}
+    return [dict(zip(axes, point, strict=True)) for point in itertools.product(*axes.values())]
+
+
+def _values(name: str, distribution: Any) -> list[Any]:
+    if isinstance(distribution, CategoricalDistribution):
+        return list(distribution.choices)
+    if distribution.step is None:
+        raise StudyError(
+            f"scheduler 'grid': {name!r} has no finite number of values; give step= or a choice of values."
+        )
+    count = round((distribution.high - distribution.low) / distribution.step) + 1
+    return [min(distribution.low + number * distribution.step, distribution.high) for number in range(count)]
+
+
+@contextlib.contextmanager
+def _quietly() -> Iterator[None]:
+    """Without Optuna's lines about studies that begin and trials that are taken up."""
+    before = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    try:
+        yield
+    finally:
+        optuna.logging.set_verbosity(before)

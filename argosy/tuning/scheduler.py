@@ -1,0 +1,84 @@
+"""The seam of the schedulers: how many trials begin, how far each may train, and which of them are out.
+
+A scheduler is a pure state machine: it is told what trials reached, in any order and again after a restart, and asked what
+follows. Trials are numbered from 0 as they begin; budgets are sections of a trial's own training. What a trial reached is a
+*cost*: lower is better, and what is not a number is worse than any.
+"""
+
+import math
+from collections.abc import Iterable
+from typing import Protocol
+
+__all__ = ["Results", "Scheduler", "ranked"]
+
+
+class Scheduler(Protocol):
+    """Decides for one search. Its answers are functions of what it was told, and of nothing else."""
+
+    def wanted(self, begun: int) -> int:
+        """How many trials are to begin beside so many that have."""
+
+    def tell(self, trial: int, sections: int, cost: float) -> None:
+        """What a trial reached in so many sections; the first word counts."""
+
+    def close(self, trial: int) -> None:
+        """A trial ended by its own rule: what it reached stands for every longer budget."""
+
+    def fail(self, trial: int) -> None:
+        """A trial ended without being worth anything: it failed, diverged, or was stopped."""
+
+    def budget(self, trial: int) -> int:
+        """Sections up to which a trial may train now; it never shrinks."""
+
+    def out(self, trial: int) -> str | None:
+        """Why a trial that has used its budget ends there; None while it has not, or waits for others."""
+
+
+class Results:
+    """What trials reached, and how they ended."""
+
+    def __init__(self) -> None:
+        self.failed: set[int] = set()
+        self._costs: dict[int, dict[int, float]] = {}
+        self._closed: set[int] = set()
+
+    def tell(self, trial: int, sections: int, cost: float) -> None:
+        """See `Scheduler.tell`."""
+        self._costs.setdefault(trial, {}).setdefault(sections, cost)
+
+    def close(self, trial: int) -> None:
+        """See `Scheduler.close`."""
+        self._closed.add(trial)
+
+    def fail(self, trial: int) -> None:
+        """See `Scheduler.fail`."""
+        self.failed.add(trial)
+
+    def sections(self, trial: int) -> int:
+        """The most that it was told with."""
+        return max(self._costs.get(trial, ()), default=0)
+
+    def at(self, trial: int, sections: int) -> float | None:
+        """Its cost after so many sections; None where that is not known yet."""
+        costs = self._costs.get(trial, {})
+        if sections in costs:
+            return costs[sections]
+        if trial in self.failed:
+            return math.nan
+        return costs.get(max(costs, default=0), math.nan) if trial in self._closed else None
+
+    def all_at(self, trials: Iterable[int], sections: int) -> list[tuple[float, int]]:
+        """(cost, trial) of these that have reached so many sections."""
+        found = ((self.at(trial, sections), trial) for trial in trials)
+        return [(cost, trial) for cost, trial in found if cost is not None]
+
+    def until(self, trial: int, sections: int) -> list[float]:
+        """Its costs up to so many sections; what is not a number is worse than any."""
+        costs = self._costs.get(trial, {}).items()
+        return [math.inf if math.isnan(cost) else cost for number, cost in costs if number <= sections]
+
+
+def ranked(costs: Iterable[tuple[float, int]]) -> list[int]:
+    """Trials by (cost, trial), best first: ties by the trial's number, what is not a number last."""
+    keys = ((True, 0.0, trial) if math.isnan(cost) else (False, cost, trial) for cost, trial in costs)
+    return [trial for _, _, trial in sorted(keys)]

@@ -1,0 +1,113 @@
+"""What is asked of a search: how a trial's member is built, from which space, on which data, and how far trials train."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from argosy.errors import StudyError
+from argosy.stopping import MaxEpochs, Mode, mode_of, sections_in
+from argosy.study import Data, Member, Study
+from argosy.tuning import SCHEDULERS
+from argosy.tuning.hyperband import Brackets
+from argosy.tuning.hyperband import brackets as table
+
+__all__ = ["Search", "Store"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Store:
+    """Where Optuna's own tools find a search."""
+
+    url: str | None = None
+    """Of a database, as ``sqlite:///search.db``; by default a file in the search's directory."""
+    name: str | None = None
+    """Of the study there; by default the directory's."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Search:
+    """Every keyword of `argosy.tune` that decides what comes out, and every name in the file of ``argosy tune``."""
+
+    build: Callable[[dict[str, Any]], Member]
+    """A trial's parameters -> its member; the trial's number is added to the name."""
+    space: Mapping[str, Any] | Callable[[Any], Mapping[str, Any] | None]
+    """Optuna distributions by name; or a function of an Optuna trial that suggests (and may return other parameters)."""
+    data: Data
+    max_epochs: float
+    """Of a trial that is never out."""
+    scheduler: str = "hyperband"
+    """``hyperband``, ``asha``, ``median``; ``random`` and ``grid`` train every trial to the end."""
+    eta: int = 3
+    """Of a rung, one in so many goes on, for so many times the budget."""
+    n_trials: int | None = None
+    """In all; by default one round of Hyperband's brackets, or all points of a grid."""
+    brackets: Brackets = "together"
+    """Hyperband's: all on one stream, or one after another, so that a sampler learns from those before."""
+    at_once: int | None = None
+    """Trials that train at the same time at most; the next begin where others rest or are out."""
+    objective: str = ""
+    """The metric that ranks trials, by its best section; by default ``val_loss``, without validation data ``train_loss``."""
+    mode: Mode | None = None
+    """Whether the objective is minimised or maximised; by default ``min`` for names that end in loss or error."""
+    sampler: Callable[..., Any] | None = None
+    """A class of ``optuna.samplers``, or a partial of one, that is called with ``seed=``; by default random."""
+    seed: int = 0
+    validations_per_epoch: int = 1
+    """Sections of an epoch: budgets are counted in them, so the least is this part of an epoch."""
+
+    def __post_init__(self) -> None:
+        if not callable(self.build):
+            raise StudyError(f"`build` must be a function: parameters -> Member; found {type(self.build).__name__}.")
+        if not callable(self.space) and not (isinstance(self.space, Mapping) and self.space):
+            raise StudyError(
+                "space must be a dictionary of Optuna distributions by name, or a function of an Optuna trial; found "
+                f"{self.space!r}."
+            )
+        _one_of("scheduler", self.scheduler, SCHEDULERS)
+        _one_of("brackets", self.brackets, get_args(Brackets))
+        for name, least in (("eta", 2), ("n_trials", 1), ("at_once", 1), ("validations_per_epoch", 1)):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or value < least):
+                raise StudyError(f"{name} is {value!r}; it must be a whole number from {least}.")
+        if not self.max_epochs > 0:
+            raise StudyError(f"max_epochs is {self.max_epochs!r}; it must be more than 0.")
+        if self.sampler is not None and not callable(self.sampler):
+            raise StudyError(
+                "sampler must be a class of optuna.samplers, or a partial of one; an instance has its seed."
+            )
+
+    @property
+    def most(self) -> int:
+        """Sections of a trial that is never out."""
+        return sections_in(self.max_epochs, self.validations_per_epoch)
+
+    def trials(self, points: int | None) -> int:
+        """How many in all, where a grid has so many points; raises StudyError where nobody knows."""
+        if points is not None:
+            return min(self.n_trials or points, points)
+        if self.n_trials is None and self.scheduler != "hyperband":
+            raise StudyError(f"scheduler {self.scheduler!r} has no number of trials of its own; give n_trials.")
+        return self.n_trials or sum(size for size, _ in table(self.most, self.eta))
+
+    @property
+    def ranks_by(self) -> tuple[str, Mode]:
+        """The objective and its mode, as `Study` has them."""
+        objective = self.objective or ("val_loss" if self.data.has_val else "train_loss")
+        return objective, self.mode or mode_of(objective)
+
+    def study(self, members: Sequence[Member]) -> Study:
+        """The fleet of these trials."""
+        return Study(
+            data=self.data,
+            members=members,
+            stop=MaxEpochs(self.max_epochs),
+            objective=self.objective,
+            mode=self.mode,
+            seed=self.seed,
+            validations_per_epoch=self.validations_per_epoch,
+        )
+
+
+def _one_of(name: str, value: str, choices: Sequence[str]) -> None:
+    if value not in choices:
+        raise StudyError(f"{name} is {value!r}; choose one of {', '.join(choices)}.")

@@ -1,0 +1,113 @@
+"""What is wrong with a search, or with what it finds in its directory and its storage."""
+
+import sys
+import warnings
+from functools import partial
+from typing import Any
+
+import optuna
+import pytest
+import studies
+from optuna.distributions import CategoricalDistribution, FloatDistribution
+from torch import nn
+
+import argosy
+from messages.of_studies import VALIDATED, study
+
+__all__ = ["CASES"]
+
+SPACE = {"lr": CategoricalDistribution([0.1])}
+
+
+def build(parameters: dict[str, Any]) -> argosy.Member:
+    """A trial."""
+    return studies.member("mlp", model=partial(nn.Linear, 12, 10), lr=parameters.get("lr", 0.1))
+
+
+def tune(space: Any = SPACE, build: Any = build, **rest: Any) -> None:
+    """One trial of one epoch, in this process."""
+    given = {
+        "data": VALIDATED,
+        "max_epochs": 1,
+        "n_trials": 1,
+        "scheduler": "random",
+        "directory": "runs/search",
+        **rest,
+    }
+    argosy.tune(build, space, launcher="inline", devices="cpu:1", **given)
+
+
+def beside_a_run() -> None:
+    """A directory in which no search has begun."""
+    argosy.train(study(stop=argosy.MaxEpochs(1)), directory="runs/search", launcher="inline", devices="cpu:1")
+    tune()
+
+
+def in_another_search() -> None:
+    """A directory with another search."""
+    tune()
+    tune(seed=4)
+
+
+def in_another_space(space: Any) -> None:
+    """The space was changed since."""
+    tune()
+    tune(space, n_trials=2)
+
+
+def another_owner() -> None:
+    """A database that has another search of this name."""
+    tune(storage="sqlite:///search.db", study_name="nets")
+    tune(storage="sqlite:///search.db", study_name="nets", directory="runs/other")
+
+
+def locked_storage(patch: pytest.MonkeyPatch) -> None:
+    """What trials have reached cannot be written."""
+    from argosy.tuning.sampling import Copy
+
+    def refuse(*_: Any) -> None:
+        raise OSError("database is locked")
+
+    begin = Copy.settle
+    patch.setattr(Copy, "settle", lambda *given: (begin(*given), patch.setattr(Copy, "_write", refuse)))
+    tune()
+
+
+def of_networks() -> None:
+    """A space whose values are no plain ones, of which Optuna warns as well."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        tune({"net": CategoricalDistribution([nn.ReLU()])})
+
+
+def without_optuna(patch: pytest.MonkeyPatch) -> None:
+    """The extra of searches is missing."""
+    for name in ("argosy.running.tuner", "argosy.tuning.sampling"):
+        patch.delitem(sys.modules, name, raising=False)
+    patch.setitem(sys.modules, "optuna", None)
+    tune()
+
+
+CASES = {
+    "a search without its extra": without_optuna,
+    "build is no function": lambda: tune(build=3),
+    "build returns no member": lambda: tune(build=lambda parameters: "mlp"),
+    "a space that is none": lambda: tune([0.1, 0.01]),
+    "a space of numbers": lambda: tune({"lr": (0.1, 0.01)}),
+    "a space of networks": of_networks,
+    "a grid over a function": lambda: tune(lambda trial: None, scheduler="grid"),
+    "a grid over all numbers between two": lambda: tune({"lr": FloatDistribution(0.01, 1.0)}, scheduler="grid"),
+    "an unknown scheduler": lambda: tune(scheduler="best"),
+    "a search of 0 trials": lambda: tune(n_trials=0),
+    "a search of 0 epochs": lambda: tune(max_epochs=0),
+    "a sampler instead of its class": lambda: tune(sampler=optuna.samplers.TPESampler()),
+    "a scheduler without a number of trials": lambda: tune(n_trials=None),
+    "a search in the directory of a run": beside_a_run,
+    "a search in the directory of another": in_another_search,
+    "a search whose space has another parameter": lambda: in_another_space({"rate": FloatDistribution(0.01, 1.0)}),
+    "a search whose space has another range": lambda: in_another_space({"lr": FloatDistribution(2.0, 3.0)}),
+    "a search that is to retry failed trials": lambda: tune(retry_failed=True),
+    "a storage that cannot be opened": lambda: tune(storage="search.db"),
+    "a storage that cannot be written": locked_storage,
+    "a storage with another search of the name": another_owner,
+}

@@ -1,0 +1,219 @@
+"""Schedulers as state machines: reference tables, and whatever the order in which results come."""
+
+import math
+from collections.abc import Iterator
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from argosy.tuning.asha import Asha
+from argosy.tuning.hyperband import Hyperband, brackets, rungs
+from argosy.tuning.in_full import InFull
+from argosy.tuning.median import Median
+from argosy.tuning.scheduler import Scheduler
+
+MOST = 27
+
+
+class World:
+    """Trials with fixed costs, some of which fail; they train in whatever order, and are as far as the scheduler lets them."""
+
+    def __init__(self, scheduler: Scheduler, costs: dict[int, list[float]], fails: dict[int, int]) -> None:
+        self.scheduler, self.costs, self.fails = scheduler, costs, fails
+        self.reached: dict[int, int] = {}
+        self.failed: set[int] = set()
+
+    def begin(self) -> int:
+        """Let as many begin as are wanted; returns how many."""
+        count = self.scheduler.wanted(len(self.reached))
+        for trial in range(len(self.reached), len(self.reached) + count):
+            self.reached[trial] = 0
+        return count
+
+    def step(self, trial: int) -> None:
+        """One more section, unless it is to fail there."""
+        if self.fails.get(trial) == self.reached[trial]:
+            self.failed.add(trial)
+            self.scheduler.fail(trial)
+            return
+        self.reached[trial] += 1
+        self.scheduler.tell(trial, self.reached[trial], self.costs[trial][self.reached[trial]])
+
+    def movable(self) -> list[int]:
+        return [t for t, reached in self.reached.items() if t not in self.failed and reached < self.scheduler.budget(t)]
+
+    def play(self, draw: Random) -> None:
+        """To the end, in a random order."""
+        while self.begin() or self.movable():
+            movable = self.movable()
+            for trial in draw.sample(movable, draw.randint(1, len(movable))):
+                if self.reached[trial] < self.scheduler.budget(trial):
+                    self.step(trial)
+
+    @property
+    def outcome(self) -> dict[int, tuple[int, str | None]]:
+        return {t: (reached, self.scheduler.out(t)) for t, reached in self.reached.items() if t not in self.failed}
+
+
+def fleet(draw: Random, trials: int) -> tuple[dict[int, list[float]], dict[int, int]]:
+    """Costs with ties and some that are no number, and who fails after how many sections."""
+    values = [0.0, 0.25, 0.5, 0.75, 1.0, math.nan]
+    costs = {t: [draw.choice(values) for _ in range(MOST + 1)] for t in range(trials)}
+    return costs, {t: draw.randint(0, MOST) for t in range(trials) if draw.random() < 0.2}
+
+
+def test_the_table_of_the_paper() -> None:
+    table = brackets(81, 3)
+    assert [size for size, _ in table] == [81, 34, 15, 8, 5]
+    assert [budgets for _, budgets in table] == [(1, 3, 9, 27, 81), (3, 9, 27, 81), (9, 27, 81), (27, 81), (81,)]
+    sizes = [[size // 3**rung for rung in range(len(budgets))] for size, budgets in table]
+    assert sizes == [[81, 27, 9, 3, 1], [34, 11, 3, 1], [15, 5, 1], [8, 2], [5]]
+    assert sum(map(sum, sizes)) == 206
+    from_scratch = [sum(n * r for n, r in zip(s, b, strict=True)) for s, (_, b) in zip(sizes, table, strict=True)]
+    assert sum(from_scratch) == 1902
+    world = World(Hyperband(most=81, eta=3, trials=143), {t: [float(t)] * 82 for t in range(143)}, {})
+    world.play(Random(0))
+    assert len(world.reached) == 143
+    assert sum(world.reached.values()) == 1581, "survivors go on where they are"
+    assert [t for t, reached in world.reached.items() if reached == 81] == [0, 81, 115, 130, 131, *range(138, 143)]
+
+
+def test_budgets_are_whole_sections_and_one_round_follows_the_other() -> None:
+    assert rungs(100, 3) == (1, 3, 11, 33, 100)
+    assert rungs(1, 3) == (1,)
+    assert rungs(16, 2) == (1, 2, 4, 8, 16)
+    assert [len(b.trials) for b in Hyperband(most=9, eta=3, trials=40).brackets] == [9, 5, 3, 9, 5, 3, 6]
+
+
+@given(st.integers(0, 2**32), st.sampled_from(["together", "in-turn"]))
+@settings(max_examples=50)
+def test_hyperband_decides_the_same_whatever_the_order(seed: int, order: str) -> None:
+    draw = Random(seed)
+    trials, eta = draw.randint(1, 60), draw.choice([2, 3, 4])
+    costs, fails = fleet(draw, trials)
+    worlds = [World(Hyperband(most=MOST, eta=eta, trials=trials, order=order), costs, fails) for _ in range(2)]
+    for world in worlds:
+        world.play(draw)
+    assert worlds[0].outcome == worlds[1].outcome == by_definition(trials, eta, costs, fails)
+    assert worlds[0].failed == worlds[1].failed
+    assert len(worlds[0].reached) == trials
+
+
+def by_definition(
+    trials: int, eta: int, costs: dict[int, list[float]], fails: dict[int, int]
+) -> dict[int, tuple[int, str | None]]:
+    """Li et al., algorithm 1, with trials in a row."""
+    found: dict[int, tuple[int, str | None]] = {}
+    start = 0
+    table = brackets(MOST, eta)
+    while start < trials:
+        for size, budgets in table:
+            racing = list(range(start, min(start + size, trials)))
+            start += size
+            for number, budget in enumerate(budgets):
+                at = {t: costs[t][budget] if fails.get(t, MOST + 1) >= budget else math.nan for t in racing}
+                order = sorted(racing, key=lambda t: (math.isnan(at[t]), 0 if math.isnan(at[t]) else at[t], t))
+                count = max(len(order) // eta, 1) if number + 1 < len(budgets) else len(order)
+                for place, trial in enumerate(order, start=1):
+                    out = None if place <= count else f"number {place} of {len(order)} after section {budget}"
+                    found[trial] = budget, out
+                racing = order[:count]
+    return {t: result for t, result in found.items() if t not in fails or fails[t] >= result[0]}
+
+
+@given(st.integers(0, 2**32))
+@settings(max_examples=50)
+def test_asha_promotes_only_the_best_third_and_somebody_to_the_end(seed: int) -> None:
+    draw = Random(seed)
+    trials, eta = draw.randint(1, 40), draw.choice([2, 3])
+    costs, fails = fleet(draw, trials)
+    asha = Asha(most=MOST, eta=eta, trials=trials)
+    world = World(asha, costs, fails)
+    world.begin()
+    while movable := world.movable():
+        before = list(asha.rung)
+        world.step(draw.choice(movable))
+        promoted = {t for t in range(trials) if asha.rung[t] > before[t]}
+        for rung, reached in enumerate(asha._reached[:-1]):
+            best = set(reached[: len(reached) // eta]) - world.failed
+            assert all(asha.rung[t] > rung for t in best)
+            # Beyond its third nobody goes on before all others are through, or out.
+            beyond = {t for t in promoted - best if before[t] == rung}
+            assert not beyond or {*world.movable()} <= beyond
+    if len(world.failed) < trials:
+        assert max(reached for t, reached in world.reached.items() if t not in world.failed) == MOST
+    for trial, (reached, out) in world.outcome.items():
+        assert (reached == MOST) == (out is None), trial
+
+
+@given(st.integers(0, 2**32), st.integers(0, 400))
+@settings(max_examples=50)
+def test_a_restart_knows_who_was_promoted(seed: int, steps: int) -> None:
+    draw = Random(seed)
+    costs, fails = fleet(draw, 20)
+    world = World(Asha(most=MOST, eta=3, trials=20), costs, fails)
+    world.begin()
+    for _ in range(steps):
+        if movable := world.movable():
+            world.step(draw.choice(movable))
+    again = Asha(most=MOST, eta=3, trials=20)
+    for trial, sections in told(world):
+        again.tell(trial, sections, costs[trial][sections])
+    for trial in world.failed:
+        again.fail(trial)
+    for trial in set(world.reached) - world.failed:
+        assert again.budget(trial) >= world.reached[trial]
+    world.scheduler = again
+    world.play(draw)
+    assert all((reached == MOST) == (out is None) for reached, out in world.outcome.values())
+
+
+def told(world: World) -> Iterator[tuple[int, int]]:
+    for trial, reached in world.reached.items():
+        yield from ((trial, sections) for sections in range(1, reached + 1))
+
+
+@given(st.integers(0, 2**32))
+@settings(max_examples=50)
+def test_the_median_rule_ends_whom_it_should(seed: int) -> None:
+    draw = Random(seed)
+    costs, fails = fleet(draw, 12)
+    median = Median(most=MOST, trials=12, grace=2)
+    world = World(median, costs, fails)
+    world.begin()
+    for _ in range(draw.randint(0, 200)):
+        if movable := world.movable():
+            world.step(draw.choice(movable))
+    for trial, reached in world.reached.items():
+        known = {t: [worst(c) for c in costs[t][1 : min(reached, r) + 1]] for t, r in world.reached.items() if r}
+        means = sorted(sum(row) / len(row) for row in known.values() if row)
+        if reached <= 2 or reached == MOST or len(means) < 5:
+            assert median.out(trial) is None
+            continue
+        middle = (means[(len(means) - 1) // 2] + means[len(means) // 2]) / 2
+        assert (median.out(trial) is not None) == (min(known[trial]) > middle + 1e-12)
+
+
+def worst(cost: float) -> float:
+    return math.inf if math.isnan(cost) else cost
+
+
+def test_who_ended_by_its_own_rule_keeps_its_place() -> None:
+    hyperband = Hyperband(most=9, eta=3, trials=3)
+    for trial, cost in enumerate([0.3, 0.1, 0.2]):
+        hyperband.tell(trial, 1, cost)
+    assert [hyperband.budget(trial) for trial in range(3)] == [1, 3, 1]
+    hyperband.tell(1, 2, 0.05)
+    hyperband.close(1)
+    assert hyperband.brackets[0].over
+    assert hyperband.out(1) is None
+
+
+@pytest.mark.parametrize(
+    "scheduler", [InFull(most=4, trials=3), Median(most=4, trials=3), Asha(most=1, eta=2, trials=3)]
+)
+def test_all_trials_begin_at_once(scheduler: Scheduler) -> None:
+    assert [scheduler.wanted(begun) for begun in range(5)] == [3, 2, 1, 0, 0]
+    assert scheduler.out(0) is None

@@ -1,0 +1,365 @@
+"""Searches on a living fleet: who goes on is what the scheduler's definition says, and a killed search ends as any other."""
+
+import json
+import math
+import random
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import evidence
+import forked
+import living
+import optuna
+import pytest
+import studies
+import torch
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.trial import TrialState
+from torch import nn
+from torch.optim import SGD
+from torch.utils.data import TensorDataset
+
+import argosy
+from argosy.api import run_search
+from argosy.errors import MemberError, RunError, StudyError
+from argosy.events import SectionEnded
+from argosy.running.inline import Inline
+from argosy.running.phase import Phase
+from argosy.running.studyfile import load_search
+from argosy.running.view import Silent
+from argosy.running.voyage import Voyage
+from argosy.settings import Settings
+from argosy.tuning.hyperband import brackets
+from argosy.tuning.search import Store
+
+ROWS = TensorDataset(torch.randn(40, 6, generator=torch.Generator().manual_seed(0)), torch.arange(40) % 10)
+DATA = argosy.Data(train=ROWS, val=ROWS)
+SPACE = {"lr": FloatDistribution(1e-3, 1.0, log=True), "batch_size": CategoricalDistribution([8, 20])}
+
+
+def build(parameters: dict[str, Any]) -> argosy.Member:
+    """One layer; so bad a learning rate diverges, so bad a width fails."""
+    width = parameters.get("width", 10)
+    return argosy.Member(
+        "net",
+        model=partial(nn.Linear, 6, width),
+        optimizer=partial(SGD, lr=parameters.get("lr", 0.1)),
+        batch_size=parameters.get("batch_size", 20),
+        metrics={"accuracy": argosy.accuracy},
+    )
+
+
+def tune(directory: Path, *, space: Any = SPACE, **rest: Any) -> Any:
+    """A search in this process."""
+    settings = {"max_epochs": 9, "data": DATA, "devices": "cpu:2", **rest}
+    return argosy.tune(settings.pop("build", build), space, directory=directory, launcher="inline", **settings)
+
+
+def outcome(report: Any) -> dict[str, Any]:
+    """What must not depend on when a search was killed."""
+    return {row["trial"]: (row["epochs"], row["status"], row["reason"], row.get("val_loss")) for row in report.table()}
+
+
+def stored(directory: Path, name: str | None = None) -> optuna.Study:
+    """The search as Optuna's own tools find it."""
+    backend = optuna.storages.journal.JournalFileBackend(str(directory / "optuna.log"))
+    storage = optuna.storages.JournalStorage(backend)
+    return optuna.load_study(study_name=name or directory.name, storage=storage)
+
+
+def by_definition(directory: Path, *, most: int, eta: int) -> dict[str, float]:
+    """How far each trial of one round of Hyperband trains, by what the trials reached."""
+    members, reached, start = living.state_of(directory).members, {}, 0
+    for size, budgets in brackets(most, eta):
+        racing = list(range(start, start + size))
+        start += size
+        for budget in budgets:
+            worth = {t: min(row["val_loss"] for row in members[f"net-{t}"].history[:budget]) for t in racing}
+            reached.update(dict.fromkeys(racing, budget))
+            racing = sorted(racing, key=lambda t: (worth[t], t))[: len(racing) // eta]
+    return {f"net-{trial}": epochs for trial, epochs in reached.items()}
+
+
+def test_a_rung_that_trains_in_turns_is_compared_when_all_have_had_theirs(tmp_path: Path) -> None:
+    report = tune(tmp_path / "run", policy="rounds")
+    assert {row.name: row.epochs for row in report.run.rows} == by_definition(tmp_path / "run", most=9, eta=3)
+    assert evidence.event_lines(tmp_path / "run", "MemberRested")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_faults_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    whole, draw = tune(tmp_path / "whole", n_trials=9), random.Random(seed)
+
+    def act(voyage: Voyage) -> None:
+        if voyage.driver.phase is Phase.SAILING and draw.random() < 0.1:
+            voyage.driver.faults.regroup()
+
+    living.at_every_round(monkeypatch, act)
+    assert outcome(tune(tmp_path / "run", n_trials=9)) == outcome(whole)
+
+
+class Looks(Silent):
+    """Opens the search's storage in the middle of the run."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.seen: list[optuna.trial.FrozenTrial] = []
+
+    def hear(self, worker: str, message: Any) -> None:
+        if isinstance(message, SectionEnded) and message.epoch == 4 and not self.seen:
+            self.seen = stored(self.directory).trials
+
+
+def test_hyperband_is_the_table_and_a_killed_search_ends_like_any_other(tmp_path: Path) -> None:
+    run, looks = tmp_path / "run", Looks(tmp_path / "run")
+    report = tune(run, view=looks)
+    assert {row.name: row.epochs for row in report.run.rows} == by_definition(run, most=9, eta=3)
+    assert len(report.run.rows) == 9 + 5 + 3
+    assert report.epochs == sum(row.epochs for row in report.run.rows) == 69
+    # Who goes on goes on where it is, and nobody sees more than the one stream.
+    started = evidence.event_lines(run, "MemberStarted")
+    assert sorted(line["member"] for line in started) == sorted(row.name for row in report.run.rows)
+    assert report.run.preparations == 1.0
+    assert report.best() is report.run.rows[0]
+    assert report.best_parameters == report.parameters[report.best().name]
+    assert report.best().load()(report.best().load().weight.new_zeros(1, 6)).shape == (1, 10)
+    assert 0 < report.first_comparison_seconds < report.best_seconds <= report.seconds
+    assert report.trials_per_hour == pytest.approx(17 / report.seconds * 3600)
+    json.dumps(report.to_json())
+    assert {trial.state for trial in looks.seen} == {TrialState.RUNNING, TrialState.PRUNED}
+    trials = stored(run).trials
+    assert [trial.params for trial in trials] == [report.parameters[f"net-{trial.number}"] for trial in trials]
+    assert [trial.state == TrialState.COMPLETE for trial in trials] == [
+        report.run.member(f"net-{trial.number}").epochs == 9 for trial in trials
+    ]
+    assert stored(run).best_trial.number == int(report.best().name.removeprefix("net-"))
+
+    whole = (run / "journal.jsonl").read_bytes().splitlines(keepends=True)
+    for number, cut in enumerate([1, 12, 40, 75, len(whole) - 2]):
+        again = shutil.copytree(run, tmp_path / f"killed-{number}")
+        (again / "journal.jsonl").write_bytes(b"".join(whole[:cut]) + whole[cut][:20])
+        with (again / "optuna.log").open("ab") as log:
+            log.write(b'{"op_code": 5, "wor')
+        (again / "optuna.log.lock").symlink_to("nowhere")
+        found = tune(again, study_name="run")
+        assert outcome(found) == outcome(report), cut
+        assert [(t.params, t.state, t.values) for t in stored(again, "run").trials] == [
+            (t.params, t.state, t.values) for t in trials
+        ]
+
+
+def test_totals_grow_and_trials_that_are_over_go_on(tmp_path: Path) -> None:
+    once = tune(tmp_path / "once", n_trials=8, max_epochs=4, eta=2)
+    tune(tmp_path / "run", n_trials=5, max_epochs=2, eta=2)
+    before = {name: member.epochs for name, member in living.state_of(tmp_path / "run").members.items()}
+    report = tune(tmp_path / "run", n_trials=8, max_epochs=4, eta=2)
+    assert len(before) == 5
+    assert report.parameters == once.parameters
+    assert all(row.epochs >= before.get(row.name, 0) for row in report.run.rows)
+    assert report.best().name == once.best().name
+    # The storage was written anew: what Optuna holds for over may go on.
+    values = {trial.number: trial.value for trial in stored(tmp_path / "run").trials}
+    worth = {
+        name: min(r["val_loss"] for r in m.history) for name, m in living.state_of(tmp_path / "run").members.items()
+    }
+    assert values == {int(name.removeprefix("net-")): value for name, value in worth.items()}
+    with pytest.raises(RunError, match=r"n_trials: 8 there, 5 here\n.*max_epochs and n_trials may grow"):
+        tune(tmp_path / "run", n_trials=5, max_epochs=4, eta=2)
+    with pytest.raises(RunError, match="eta: 2 there, 3 here"):
+        tune(tmp_path / "run", n_trials=8, max_epochs=4)
+    with pytest.raises(RunError, match=r"the space has changed: trial 0 .*out of range"):
+        tune(tmp_path / "run", n_trials=8, max_epochs=4, eta=2, space={**SPACE, "lr": FloatDistribution(5.0, 6.0)})
+    assert outcome(tune(tmp_path / "run", n_trials=8, max_epochs=4, eta=2)) == outcome(report)
+
+
+def test_failures_are_failed_trials_and_the_search_goes_on(tmp_path: Path) -> None:
+    def suggest(trial: optuna.Trial) -> dict[str, Any]:
+        kind = trial.suggest_categorical("kind", ["good", "bad", "wild"])
+        lr = trial.suggest_float("lr", 0.01, 0.1) if kind == "good" else {"bad": 0.1, "wild": math.inf}[kind]
+        return {"lr": lr, "width": 2 if kind == "bad" else 10}
+
+    run = tmp_path / "run"
+    report = tune(
+        run, space=suggest, n_trials=9, max_epochs=3, brackets="in-turn", sampler=optuna.samplers.RandomSampler
+    )
+    status = {row.name: row.status for row in report.run.rows}
+    kinds = {name: parameters["kind"] for name, parameters in report.parameters.items()}
+    wanted = {"good": {"done"}, "bad": {"failed"}, "wild": {"diverged"}}
+    assert all(status[name] in wanted[kind] for name, kind in kinds.items())
+    assert set(kinds.values()) == {"good", "bad", "wild"}
+    assert all(
+        set(parameters) == {"kind", "lr"} for name, parameters in report.parameters.items() if kinds[name] == "good"
+    )
+    for trial in stored(run).trials:
+        assert (trial.state == TrialState.FAIL) == (kinds[f"net-{trial.number}"] != "good")
+    # One bracket after the other: the first trial of the second is proposed when the first is over.
+    events = [json.loads(line) for line in (run / "journal.jsonl").read_text().splitlines()]
+    began = next(number for number, line in enumerate(events) if line["event"] == "Proposed" and line["trial"] == 3)
+    assert {line["member"] for line in events[:began] if line["event"] == "MemberEnded"} == {"net-0", "net-1", "net-2"}
+    whole = (run / "journal.jsonl").read_bytes().splitlines(keepends=True)
+    again = shutil.copytree(run, tmp_path / "killed")
+    (again / "journal.jsonl").write_bytes(b"".join(whole[: began + 1]))
+    (again / "study.json").unlink()  # It is never ahead of the journal.
+    found = tune(
+        again, space=suggest, n_trials=9, max_epochs=3, brackets="in-turn", sampler=optuna.samplers.RandomSampler
+    )
+    assert outcome(found).keys() == outcome(report).keys()
+    assert found.parameters == report.parameters
+    assert {row.name: (row.status, row.epochs) for row in found.run.rows} == {
+        row.name: (row.status, row.epochs) for row in report.run.rows
+    }
+
+
+def test_three_trials_that_fail_alike_stop_the_search(tmp_path: Path) -> None:
+    with pytest.raises(MemberError, match="the first 3 members failed alike"):
+        tune(tmp_path, space={"width": IntDistribution(2, 4)}, n_trials=9)
+
+
+@pytest.mark.parametrize("scheduler", ["hyperband", "asha", "median", "random"])
+def test_other_schedulers(tmp_path: Path, scheduler: str) -> None:
+    rest = {"scheduler": scheduler, "n_trials": 7, "max_epochs": 4, "eta": 2, "at_once": 3, "validations_per_epoch": 2}
+    report = tune(tmp_path / "run", objective="val_accuracy", **rest)
+    epochs = sorted(row.epochs for row in report.run.rows)
+    assert len(epochs) == 7
+    assert epochs[-1] == 4
+    assert epochs == [4] * 7 if scheduler == "random" else epochs[0] < 4
+    assert {row.status for row in report.run.rows} == {"done"}
+    assert at_once(tmp_path / "run") <= 3
+    # Of those that joined later as well, each is what it would be alone.
+    members = [replace(build(dict(report.parameters[name])), name=name) for name in report.parameters]
+    living.equal_alone(argosy.Study(data=DATA, members=members, validations_per_epoch=2), tmp_path / "run")
+    again = tune(tmp_path / "run", objective="val_accuracy", **rest)
+    assert outcome(again) == outcome(report)
+    assert again.run.status == "done"
+
+
+def at_once(directory: Path) -> int:
+    """The most members that were training at one time."""
+    training, most = set(), 0
+    for line in (directory / "journal.jsonl").read_text().splitlines():
+        event = json.loads(line)
+        if event["event"] == "MemberStarted":
+            training.add(event["member"])
+        elif event["event"] in ("MemberEnded", "MemberRested"):
+            training.discard(event["member"])
+        most = max(most, len(training))
+    return most
+
+
+def test_a_grid_is_every_point_and_any_storage_of_optuna_shows_it(tmp_path: Path) -> None:
+    space = {"batch_size": CategoricalDistribution([8, 20]), "lr": FloatDistribution(0.1, 0.3, step=0.1)}
+    url = f"sqlite:///{tmp_path}/search.db"
+    report = tune(tmp_path / "run", space=space, scheduler="grid", max_epochs=1, storage=url, study_name="points")
+    points = [(parameters["batch_size"], round(parameters["lr"], 6)) for parameters in report.parameters.values()]
+    assert points == [(8, 0.1), (8, 0.2), (8, 0.3), (20, 0.1), (20, 0.2), (20, 0.3)]
+    study = optuna.load_study(study_name="points", storage=url)
+    assert [trial.state for trial in study.trials] == [TrialState.COMPLETE] * 6
+    assert study.best_value == report.best().metrics["val_loss"]
+    with pytest.raises(RunError, match="the storage has a study 'points' that is not the search in this directory"):
+        tune(tmp_path / "other", scheduler="random", n_trials=1, max_epochs=1, storage=url, study_name="points")
+
+
+def test_what_is_asked_is_checked_before_anything_trains(tmp_path: Path) -> None:
+    def refused(match: str, **rest: Any) -> None:
+        with pytest.raises(StudyError, match=match):
+            tune(tmp_path / "run", **{"n_trials": 2, **rest})
+
+    refused("scheduler is 'hyper'; choose one of hyperband, asha, median, random, grid", scheduler="hyper")
+    refused("scheduler 'random' has no number of trials of its own; give n_trials", scheduler="random", n_trials=None)
+    refused("space must be a dictionary of Optuna distributions by name", space={})
+    refused("space: 'lr' is 0.1; use a distribution of Optuna", space={"lr": 0.1})
+    refused("parameters must be numbers, texts, bools or None; found none at all", space=lambda trial: None)
+    refused("'lr' has no finite number of values; give step=", scheduler="grid")
+    refused("'grid' needs a space of distributions by name", scheduler="grid", space=lambda trial: None)
+    refused("eta is 1; it must be a whole number from 2", eta=1)
+    refused("max_epochs is 0; it must be more than 0", max_epochs=0)
+    refused("does not report the objective 'val_f1'", objective="val_f1")
+    refused(r"build\(\{.*\}\) returned dict; it must return an argosy.Member", build=lambda parameters: parameters)
+    refused("sampler must be a class of optuna.samplers", sampler=3)
+    refused("batch_size 64 is larger than its 40 training samples", space={"batch_size": IntDistribution(64, 64)})
+    for url in ("nonsense", f"sqlite:///{tmp_path}/no/such/search.db"):
+        with pytest.raises(
+            RunError, match=r"Optuna's storage cannot be opened: .* Give another, as sqlite:///search.db"
+        ):
+            tune(tmp_path / "run", storage=url)
+    assert not (tmp_path / "run" / "members").exists()
+    # What stood in the way is changed, and the same directory will do.
+    assert tune(tmp_path / "run", n_trials=2, max_epochs=1).run.status == "done"
+    argosy.train(
+        studies.study(40, fleet=[studies.member("m")], epochs=1), directory=tmp_path / "plain", launcher="inline"
+    )
+    with pytest.raises(RunError, match="holds a run that is not a search"):
+        tune(tmp_path / "plain")
+
+
+FILE = """
+from functools import partial
+import numpy as np
+from optuna.distributions import FloatDistribution
+from torch import nn
+from torch.optim import SGD
+import argosy
+
+x = np.random.RandomState(0).randn(400, 6).astype(np.float32)
+data = argosy.Data(arrays=(x, np.arange(400) % 10), val_arrays=(x, np.arange(400) % 10))
+
+def build(parameters):
+    return argosy.Member("net", model=partial(nn.Linear, 6, 10), optimizer=partial(SGD, lr=parameters["lr"]), batch_size=4)
+
+search = argosy.Search(build=build, space={"lr": FloatDistribution(0.001, 1.0, log=True)}, data=data, max_epochs=9)
+"""
+
+
+def test_without_optuna_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    for name in ("argosy.running.tuner", "argosy.tuning.sampling"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    with pytest.raises(StudyError, match=r"Optuna, which is not installed: pip install 'argosy\[tune\]'"):
+        tune(tmp_path / "run", space=lambda trial: None)
+
+
+def test_the_command_goes_on_after_kill_9(tmp_path: Path) -> None:
+    (tmp_path / "search.py").write_text(FILE)
+    words = ["tune", "search.py", "--devices", "cpu:2", "--dir"]
+    with (tmp_path / "said").open("w") as said:
+        command = [sys.executable, "-W", "error", "-m", "argosy", *words, "killed"]
+        killed = subprocess.Popen(command, cwd=tmp_path, stdout=said, stderr=said)
+        ended = 0
+        while killed.poll() is None and ended < 5:
+            time.sleep(0.05)
+            journal = tmp_path / "killed" / "journal.jsonl"
+            ended = journal.read_text().count("SectionEnded") if journal.exists() else 0
+        killed.kill()
+    assert killed.wait() == -9, (tmp_path / "said").read_text()
+    reports = {}
+    for name, launcher in (("killed", "processes"), ("whole", "inline")):
+        found = forked.command(tmp_path, [*words, name, "--launcher", launcher, "--json"])
+        assert found.returncode == 0, found.stderr
+        reports[name] = json.loads(found.stdout)
+    kept = ("trial", "status", "epochs", "lr", "val_loss", "reason")
+    tables = [[{key: row[key] for key in kept} for row in report["trials"]] for report in reports.values()]
+    assert tables[0] == tables[1]
+    assert reports["killed"]["best"] == tables[0][0]["trial"]
+    shown = forked.command(tmp_path, [*words, "whole", "--launcher", "inline"]).stdout
+    assert f"{reports['whole']['best']} with lr = " in shown
+    assert "17 trials, 69 epochs" in shown
+    (tmp_path / "search.py").write_text("search = 3\n")
+    wrong = forked.command(tmp_path, [*words, "whole", "--launcher", "inline"])
+    assert wrong.returncode == 2
+    assert "is an argosy.Search; found int" in " ".join(wrong.stderr.split())
+
+
+def test_the_example_searches(tmp_path: Path) -> None:
+    example = Path(__file__).parents[2] / "examples" / "optuna_search.py"
+    assert len(example.read_text().splitlines()) <= 25
+    search = replace(load_search(example), max_epochs=3)
+    settings = Settings(devices="cpu:1")
+    report = run_search(search, settings, tmp_path / "run", store=Store(), launcher=Inline(), view=Silent())
+    assert len(report.table()) == 5
+    assert report.best().metrics["val_loss"] < 2.0
