@@ -170,7 +170,9 @@ def run_search(
     from argosy.running.tuner import Tuner  # imports Optuna
 
     if settings.retry_failed:
-        raise StudyError("retry_failed belongs to argosy.train: a trial that failed is a failed trial of its search.")
+        raise StudyError(
+            "retry_failed belongs to argosy.train: a trial that failed is a failed trial of its search. Leave it out."
+        )
     directory = directory.absolute()  # what is searched may change the folder that this process is in
     with _claimed(directory, settings, launcher) as (lock, journal):
         events = read_journal(directory)

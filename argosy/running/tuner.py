@@ -242,7 +242,7 @@ class Tuner:
 def check_terms(there: Mapping[str, Any] | None, here: Mapping[str, Any]) -> None:
     """Raise RunError where a search with the terms `here` cannot go on with one that had those `there`."""
     if there is None:
-        raise RunError("the directory holds a run that is not a search; choose another directory.")
+        raise RunError("the directory holds a run that is not a search of `argosy tune`; choose another directory.")
     differences = [
         f"{key}: {there[key]!r} there, {value!r} here"
         for key, value in here.items()

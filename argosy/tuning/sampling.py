@@ -93,8 +93,8 @@ class Copy:
         self._writer.join()
         if self._failure is not None:
             raise RunError(
-                f"Optuna's storage could not be written: {self._failure}. The search itself is whole; the same command writes "
-                "there what lacks."
+                f"Optuna's storage of {self.name!r} could not be written: {self._failure}. The search itself is whole; run the "
+                "same command again, which writes there what lacks."
             ) from self._failure
 
     def _write_news(self) -> None:
@@ -240,7 +240,7 @@ def _contradicts(there: FrozenTrial, here: FrozenTrial) -> bool:
 
 def _changed(number: int, parameters: Mapping[str, Any], why: object) -> str:
     return (
-        f"the space has changed: trial {number} of this directory has {dict(parameters)}, and {why}. "
+        f"the space has changed: trial {number} of this directory has {dict(parameters)}, and {str(why).rstrip('.')}. "
         "Choose another directory, or undo the change."
     )
 
@@ -257,7 +257,9 @@ def _check_distributions(space: Mapping[str, Any]) -> None:
 def _points(space: Any) -> list[dict[str, Any]]:
     """All points of a space whose every parameter has a finite number of values, the last one changing fastest."""
     if callable(space):
-        raise StudyError("scheduler 'grid' needs a space of distributions by name; a function has no points.")
+        raise StudyError(
+            "scheduler 'grid' needs a space of distributions by name, and found a function; give a dictionary."
+        )
     _check_distributions(space)
     axes = {name: _values(name, distribution) for name, distribution in space.items()}
     return [dict(zip(axes, point, strict=True)) for point in itertools.product(*axes.values())]

@@ -57,7 +57,7 @@ class Search:
 
     def __post_init__(self) -> None:
         if not callable(self.build):
-            raise StudyError(f"build must be a function: parameters -> Member; found {type(self.build).__name__}.")
+            raise StudyError(f"`build` must be a function: parameters -> Member; found {type(self.build).__name__}.")
         if not callable(self.space) and not (isinstance(self.space, Mapping) and self.space):
             raise StudyError(
                 "space must be a dictionary of Optuna distributions by name, or a function of an Optuna trial; found "

@@ -61,6 +61,18 @@ def another_owner() -> None:
     tune(storage="sqlite:///search.db", study_name="nets", directory="runs/other")
 
 
+def locked_storage(patch: pytest.MonkeyPatch) -> None:
+    """What trials have reached cannot be written."""
+    from argosy.tuning.sampling import Copy
+
+    def refuse(*_: Any) -> None:
+        raise OSError("database is locked")
+
+    begin = Copy.settle
+    patch.setattr(Copy, "settle", lambda *given: (begin(*given), patch.setattr(Copy, "_write", refuse)))
+    tune()
+
+
 def of_networks() -> None:
     """A space whose values are no plain ones, of which Optuna warns as well."""
     with warnings.catch_warnings():
@@ -94,5 +106,8 @@ CASES = {
     "a search in the directory of another": in_another_search,
     "a search whose space has another parameter": lambda: in_another_space({"rate": FloatDistribution(0.01, 1.0)}),
     "a search whose space has another range": lambda: in_another_space({"lr": FloatDistribution(2.0, 3.0)}),
+    "a search that is to retry failed trials": lambda: tune(retry_failed=True),
+    "a storage that cannot be opened": lambda: tune(storage="search.db"),
+    "a storage that cannot be written": locked_storage,
     "a storage with another search of the name": another_owner,
 }

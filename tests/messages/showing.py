@@ -18,6 +18,7 @@ from messages import (
     of_members,
     of_plans,
     of_runs,
+    of_searches,
     of_streams,
     of_studies,
     of_training,
@@ -36,6 +37,7 @@ CASES: Mapping[str, Case] = {
     **of_streams.CASES,
     **of_training.CASES,
     **of_runs.CASES,
+    **of_searches.CASES,
 }
 """By what leads there, in the words of the person whom it befalls."""
 
