@@ -83,7 +83,7 @@ def command(folder: Path, words: Iterable[str]) -> subprocess.CompletedProcess[s
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
 
         def live() -> None:
-            _forget_modules_of_tests()
+            _forget_modules_of_tests(folder)
             os.chdir(folder)
             sys.argv[:] = [str(Path(cli.__file__).with_name("__main__.py")), *words]
             warnings.simplefilter("error")
@@ -93,12 +93,14 @@ def command(folder: Path, words: Iterable[str]) -> subprocess.CompletedProcess[s
         return subprocess.CompletedProcess(list(words), code, _text(out), _text(err))
 
 
-def _forget_modules_of_tests() -> None:
-    """What earlier tests of this process imported of their own."""
-    temporary = tempfile.gettempdir()
-    sys.path[:] = [folder for folder in sys.path if not folder.startswith(temporary)]
+def _forget_modules_of_tests(folder: Path) -> None:
+    """What earlier tests of this process imported of their own, from folders beside this one's."""
+    shared = next((str(above) for above in folder.parents if above.name.startswith(("popen-", "pytest-"))), None)
+    if shared is None:
+        return
+    sys.path[:] = [path for path in sys.path if not path.startswith(shared)]
     for name, module in list(sys.modules.items()):
-        if (getattr(module, "__file__", None) or "").startswith(temporary):
+        if (getattr(module, "__file__", None) or "").startswith(shared):
             del sys.modules[name]
 
 
