@@ -1,0 +1,367 @@
+"""The program of several members of one architecture: one vectorised forward pass, one backward pass, one optimizer step.
+
+Only the forward pass is vectorised over the members (`torch.vmap`); autograd is the ordinary one, outside of that. The
+members' losses are added up, never averaged: so the gradient of each is its own. Weights lie in an `Arena`; optimizers step
+in `kernels`, and where there is none for one, it steps as it is on its member's views, along gradients that are views too.
+
+A turn is what the members step on at once. Those that have no batch in it, or one of another length, are stepped apart:
+their weights are gathered, and their own optimizers step them.
+"""
+
+import contextlib
+import operator
+import time
+import warnings
+from collections.abc import Collection, Iterator, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.optim import Optimizer
+
+from argosy.errors import StudyError
+from argosy.stream.blocks import Block
+from argosy.stream.trees import flatten, map_leaves, unflatten
+from argosy.study import Member
+from argosy.training.arena import Arena
+from argosy.training.draws import OwnDraws, own_rates
+from argosy.training.heap import large_outside
+from argosy.training.kernels import Kernel, kind_of
+from argosy.training.member import LiveMember
+from argosy.training.randomness import Randomness
+from argosy.training.solo import cross_entropy
+from argosy.training.turns import Turn, equally_long, own, shared, turns
+
+__all__ = ["Fused"]
+
+There = TypeVar("There")
+Rows = Sequence[int]
+"""Numbers of members in the arena."""
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """The samples of some members: of all the same, or of each its own."""
+
+    tree: Any
+    """Each leaf ``[samples, …]``, or ``[members, samples, …]``."""
+    samples: int
+    apart: bool
+
+    def pieces(self, count: int) -> Iterator["Data"]:
+        """Micro-batches."""
+        size = -(-self.samples // count)
+        for start in range(0, self.samples, size):
+            part: Any = slice(start, start + size)
+            cut = operator.itemgetter((slice(None), part) if self.apart else part)
+            yield Data(map_leaves(cut, self.tree), min(size, self.samples - start), self.apart)
+
+
+@dataclass(slots=True)
+class Part:
+    """The members of a turn that are stepped at once, between `begin` and `finish`."""
+
+    rows: Rows
+    losses: Tensor
+    """Mean over the batch of each of them, float64 ``[rows]``."""
+    gradients: Tensor
+    """``[rows, columns]``."""
+    idle: frozenset[str]
+    """Weights that had no part in the losses: their optimizers leave them alone."""
+
+
+class Fused:
+    """See `argosy.training.program.Program`. Its members are in the order of their rows."""
+
+    def __init__(self, lives: Sequence[LiveMember], whole: "Whole", arena: Arena, kernels: Sequence[Kernel]) -> None:
+        self._lives = tuple(lives)
+        self._whole = whole
+        self._arena = arena
+        self._kernels = kernels
+        self._even = True
+        """Whether all weights of a member have made equally many steps, which is what kernels are for."""
+        self._device = lives[0].backend.device
+        self._numbers = torch.arange(len(lives), device=self._device)
+        self._limits = self._clip_limits()
+        self._states: Sequence[Randomness] = [live.randomness for live in lives]
+        """That the members draw from."""
+        self._turn: Turn = ()
+        """Begun, and not finished."""
+        self._parts: list[Part] = []
+
+    @classmethod
+    def of(cls, lives: Sequence[LiveMember]) -> "Fused":
+        """Take up members that were admitted together."""
+        # An operator that torch runs for one member after another is slower, and no concern of a user's.
+        warnings.filterwarnings("ignore", message="There is a performance drop because we have not yet implemented")
+        kinds: dict[Any, list[LiveMember]] = {}
+        for live in lives:
+            kinds.setdefault(kind_of(live.optimizer), []).append(live)
+        ordered = [live for alike in kinds.values() for live in alike]
+        models = [live.model for live in ordered]
+        whole = Whole(deepcopy(models[0]), ordered[0].member)
+        own_rates(whole.network, models)
+        arena = Arena.of(models, [live.optimizer for live in ordered])
+        kernels, first = [], 0
+        for alike in kinds.values():
+            kernels.append(Kernel.of([live.optimizer for live in alike], arena, first))
+            first += len(alike)
+        return cls(ordered, whole, arena, [kernel for kernel in kernels if kernel is not None])
+
+    @property
+    def members(self) -> tuple[LiveMember, ...]:
+        """By row."""
+        return self._lives
+
+    @contextlib.contextmanager
+    def active(self, *, keep: bool = False) -> Iterator[None]:
+        """See `Program.active`. Each member has an even share of the time."""
+        started = time.perf_counter()
+        if keep:
+            self._states = [live.randomness.copy() for live in self._lives]
+        try:
+            with torch.set_grad_enabled(not keep):
+                yield
+        finally:
+            self._states = [live.randomness for live in self._lives]
+            share = (time.perf_counter() - started) / len(self._lives)
+            for live in self._lives:
+                live.seconds += share
+
+    def cut(self, block: Block) -> Iterator[Turn]:
+        """See `Program.cut`."""
+        self._whole.train()
+        cutters = shared([_there(live.cutter) for live in self._lives])
+        for live, cutter in zip(self._lives, cutters, strict=True):
+            live.keep_best()
+            live.cutter = cutter
+        return turns(cutters, block)
+
+    def begin(self, batch: Turn) -> None:
+        """See `Program.begin`."""
+        self._turn = batch
+        with contextlib.nullcontext() if self._lives[0].steps else large_outside():
+            self._parts = [self._differentiated(rows) for rows in equally_long(batch)]
+
+    def gradients(self, row: int) -> dict[str, Tensor]:
+        """Of a member with a batch in the turn begun, by the names of its weights; those that are idle have none."""
+        part = next(part for part in self._parts if row in part.rows)
+        gradients = part.gradients[part.rows.index(row)]
+        return {piece.name: piece.of(gradients) for piece in self._arena.pieces if piece.name not in part.idle}
+
+    def finish(self) -> int:
+        """See `Program.finish`."""
+        losses: dict[int, Tensor] = {}
+        with contextlib.nullcontext() if self._lives[0].steps else large_outside():
+            for part in self._parts:
+                losses.update(zip(part.rows, part.losses.unbind(), strict=True))
+                self._step(part)
+        samples = 0
+        for row, (live, batch) in enumerate(zip(self._lives, self._turn, strict=True)):
+            if batch is not None:
+                live.commit(batch, losses.get(row))
+                samples += batch.rows
+        self._turn, self._parts = (), []
+        return samples
+
+    def evaluate(self, block: Block) -> Iterator[None]:
+        """See `Program.evaluate`."""
+        self._whole.eval()
+        cutters = shared([_there(live.val_cutter) for live in self._lives])
+        for live, cutter in zip(self._lives, cutters, strict=True):
+            live.val_cutter = cutter
+        for turn in turns(cutters, block):
+            for rows in equally_long(turn):
+                values = self._values(rows, self._data(rows, turn), self._tensors(rows))
+                for row, *numbers in zip(rows, *values.values(), strict=True):
+                    batch = _there(turn[row])
+                    self._lives[row].val.add(batch.rows, batch.digest, dict(zip(values, numbers, strict=True)))
+            for cutter, batch in zip(cutters, turn, strict=True):
+                if batch is not None:
+                    cutter.commit(batch)
+            yield
+
+    def release(self) -> None:
+        """See `Program.release`."""
+        self._arena.dissolve()
+        for kernel in self._kernels:
+            kernel.dissolve()
+        for name in ("cutter", "val_cutter"):
+            cutters = [getattr(live, name) for live in self._lives]
+            for live, cutter in zip(self._lives, own(cutters), strict=True):
+                setattr(live, name, cutter)
+        self._turn, self._parts = (), []
+
+    def without(self, names: Collection[str]) -> "Fused":
+        """The program of the others, which close up; those that go have memory of their own. Between two turns."""
+        self.release()
+        return Fused.of([live for live in self._lives if live.member.name not in names])
+
+    # ---- a turn
+
+    def _differentiated(self, rows: Rows) -> Part:
+        """Losses and gradients of members with equally long batches; a batch is one whatever its micro-batches."""
+        tensors, data = self._tensors(rows), self._data(rows, self._turn, augment=True)
+        means = torch.zeros(len(rows), dtype=torch.float64, device=self._device)
+        for piece in data.pieces(self._lives[0].member.accumulate):
+            share = piece.samples / data.samples
+            losses = self._values(rows, piece, tensors)["loss"]
+            torch.autograd.backward(losses, torch.full_like(losses, share * len(rows) / losses.numel()))
+            means += losses.detach().double().view(len(rows), -1).mean(1) * share
+        leaves = tensors[0]
+        idle = frozenset(name for name, leaf in leaves.items() if leaf.grad is None)
+        gradients = [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves.values()]
+        for leaf in leaves.values():
+            leaf.grad = None
+        return Part(rows, means, torch.cat([gradient.view(len(rows), -1) for gradient in gradients], 1), idle)
+
+    def _tensors(self, rows: Rows) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
+        """The members' trained weights, fixed weights and buffers: the arena's own where they are all of it."""
+        arena = self._arena
+        if len(rows) == len(self._lives):
+            return arena.leaves, arena.fixed, arena.buffers
+        index = self._index(rows)
+        leaves = {name: leaf.detach()[index].requires_grad_() for name, leaf in arena.leaves.items()}
+        fixed, buffers = ({name: t[index] for name, t in tensors.items()} for tensors in (arena.fixed, arena.buffers))
+        return leaves, fixed, buffers
+
+    def _index(self, rows: Rows) -> Tensor:
+        return torch.tensor(rows, device=self._device)
+
+    def _data(self, rows: Rows, turn: Turn, *, augment: bool = False) -> Data:
+        batches = [_there(turn[row]) for row in rows]
+        first = batches[0]
+        if augment and any(self._lives[row].member.augment for row in rows):
+            trees = [self._augmented(row, batch.data) for row, batch in zip(rows, batches, strict=True)]
+        elif all(batch is first for batch in batches):
+            return Data(first.data, first.rows, apart=False)
+        else:
+            trees = [batch.data for batch in batches]
+        leaves = zip(*(flatten(tree)[0] for tree in trees), strict=True)
+        return Data(unflatten([torch.stack(own) for own in leaves], flatten(trees[0])[1]), first.rows, apart=True)
+
+    def _augmented(self, row: int, data: Any) -> Any:
+        augment = self._lives[row].member.augment
+        if augment is None:
+            return data
+        with self._states[row].active():
+            return augment(data)
+
+    def _values(
+        self, rows: Rows, data: Data, tensors: tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]
+    ) -> dict[str, Tensor]:
+        """Loss, and in evaluation metrics, of each member ``[rows, …]``; its buffers move."""
+        leaves, fixed, buffers = tensors
+        states = [self._states[row] for row in rows]
+
+        def of_one(leaves: Any, fixed: Any, buffers: dict[str, Tensor], number: Tensor, data: Any) -> Any:
+            given = {f"network.{name}": tensor for name, tensor in (leaves | fixed | buffers).items()}
+            with OwnDraws(states, rows, number):
+                values = functional_call(self._whole, given, (data,))
+            # A module that assigns its buffer anew has put another tensor into `given`.
+            moved = {name: given[f"network.{name}"] for name in buffers}
+            return values, {name: tensor for name, tensor in moved.items() if tensor is not buffers[name]}
+
+        over_members = torch.vmap(of_one, in_dims=(0, 0, 0, 0, 0 if data.apart else None), randomness="error")
+        with self._autocast(), self._attention():
+            values, moved = over_members(leaves, fixed, buffers, self._numbers[: len(rows)], data.tree)
+        with torch.no_grad():
+            for name, tensor in moved.items():
+                buffers[name].copy_(tensor)
+            if buffers is not self._arena.buffers:
+                index = self._index(rows)
+                for name, tensor in buffers.items():
+                    self._arena.buffers[name][index] = tensor
+        return dict(values)
+
+    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
+        if self._lives[0].member.precision == "float32":
+            return contextlib.nullcontext()
+        return torch.autocast(self._device.type, torch.bfloat16)
+
+    def _attention(self) -> contextlib.AbstractContextManager[Any]:
+        """On the CPU torch's fast attention would run for one member after another, and warn of that."""
+        if self._device.type != "cpu":
+            return contextlib.nullcontext()
+        return sdpa_kernel(SDPBackend.MATH)
+
+    # ---- a step
+
+    def _clip_limits(self) -> Tensor | None:
+        """The norm to which each member's gradient is clipped ``[members]``, infinity where it is not."""
+        limits = [live.member.clip_grad_norm for live in self._lives]
+        if all(limit is None for limit in limits):
+            return None
+        return torch.tensor([float("inf") if limit is None else limit for limit in limits], device=self._device)
+
+    @torch.no_grad()
+    def _step(self, part: Part) -> None:
+        self._clip(part)
+        self._even = self._even and not part.idle
+        stepped: set[int] = set()
+        if self._even and len(part.rows) == len(self._lives):
+            for kernel in self._kernels:
+                if kernel.step(part.gradients[kernel.rows]):
+                    stepped.update(range(kernel.rows.start, kernel.rows.stop))
+        for number, row in enumerate(part.rows):
+            if row not in stepped:
+                self._step_itself(row, part.gradients[number], part.idle)
+            live = self._lives[row]
+            if live.schedule is not None and live.member.schedule_per == "step":
+                live.schedule.step()
+            live.steps += 1
+
+    def _clip(self, part: Part) -> None:
+        """As `clip_grad_norm_` does it for each."""
+        if self._limits is None:
+            return
+        limits = self._limits if len(part.rows) == len(self._lives) else self._limits[self._index(part.rows)]
+        factors = (limits / (part.gradients.norm(dim=1) + 1e-6)).clamp(max=1.0)
+        part.gradients.mul_(torch.where(limits.isinf(), torch.ones_like(factors), factors).unsqueeze(1))
+
+    def _step_itself(self, row: int, gradients: Tensor, idle: frozenset[str]) -> None:
+        """A step of the member's own optimizer, on its views."""
+        live, parameters = self._lives[row], self._arena.parameters[row]
+        for piece, parameter in zip(self._arena.pieces, parameters, strict=True):
+            parameter.grad = None if piece.name in idle else piece.of(gradients)
+        with live.randomness.active(), torch.enable_grad():
+            live.optimizer.step()
+            if type(live.optimizer).zero_grad is not Optimizer.zero_grad:
+                live.optimizer.zero_grad(set_to_none=True)
+        for parameter in parameters:
+            parameter.grad = None
+
+
+class Whole(nn.Module):
+    """A network with what is computed of its output, as one module."""
+
+    def __init__(self, network: nn.Module, member: Member) -> None:
+        super().__init__()
+        self.network = network
+        self._member = member
+
+    def forward(self, data: Any) -> dict[str, Tensor]:
+        """The loss; in evaluation the metrics as well."""
+        member = self._member
+        if member.step is not None:
+            return {"loss": member.step(self.network, data)}
+        if not isinstance(data, tuple | list) or len(data) != 2:
+            raise StudyError(
+                f"member {member.name!r}: the standard step needs batches (inputs, target); these are "
+                f"{type(data).__name__}. Give the member its own step: (model, batch) -> loss."
+            )
+        inputs, target = data
+        output = self.network(inputs)
+        values = {"loss": (member.loss or cross_entropy)(output, target)}
+        if not self.training:
+            values |= {name: metric(output, target) for name, metric in member.metrics.items()}
+        return values
+
+
+def _there(value: There | None) -> There:
+    assert value is not None
+    return value
