@@ -1,5 +1,6 @@
 """Members that may be one program, and the oracle of such programs: each member alone."""
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -155,7 +156,8 @@ def difference(one: Any, other: Any) -> float:
     """The largest between two states: weights, buffers, optimizer state, random state, numbers."""
     if isinstance(one, Tensor):
         assert one.shape == other.shape and one.dtype == other.dtype
-        return float((one.double() - other.double()).abs().max()) if one.numel() else 0.0
+        gaps = (one.double() - other.double()).abs()[~(one.isnan() & other.isnan())]
+        return float(gaps.nan_to_num(nan=math.inf).max()) if gaps.numel() else 0.0
     if isinstance(one, Mapping):
         assert one.keys() == other.keys(), (one.keys(), other.keys())
         return max((difference(one[key], other[key]) for key in one), default=0.0)
@@ -163,7 +165,7 @@ def difference(one: Any, other: Any) -> float:
         assert len(one) == len(other)
         return max(map(difference, one, other), default=0.0)
     if isinstance(one, float):
-        return 0.0 if one == other or (one != one and other != other) else abs(one - other)
+        return difference(torch.tensor(one), torch.tensor(other))
     assert one == other, (one, other)
     return 0.0
 

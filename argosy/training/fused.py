@@ -9,6 +9,7 @@ their weights are gathered, and their own optimizers step them.
 """
 
 import contextlib
+import math
 import operator
 import time
 import warnings
@@ -296,7 +297,8 @@ class Fused:
         limits = [live.member.clip_grad_norm for live in self._lives]
         if all(limit is None for limit in limits):
             return None
-        return torch.tensor([float("inf") if limit is None else limit for limit in limits], device=self._device)
+        weights = self._arena.weights
+        return weights.new_tensor([math.inf if limit is None else limit for limit in limits])
 
     @torch.no_grad()
     def _step(self, part: Part) -> None:
