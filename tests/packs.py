@@ -156,7 +156,7 @@ def difference(one: Any, other: Any) -> float:
     """The largest between two states: weights, buffers, optimizer state, random state, numbers."""
     if isinstance(one, Tensor):
         assert one.shape == other.shape and one.dtype == other.dtype
-        gaps = (one.double() - other.double()).abs()[~(one.isnan() & other.isnan())]
+        gaps = (one.double() - other.double()).abs()[(one != other) & ~(one.isnan() & other.isnan())]
         return float(gaps.nan_to_num(nan=math.inf).max()) if gaps.numel() else 0.0
     if isinstance(one, Mapping):
         assert one.keys() == other.keys(), (one.keys(), other.keys())

@@ -51,10 +51,8 @@ class Arena:
         """In the order of the columns."""
         self.groups = groups
         """The pieces of each group of the optimizer, side by side."""
-        self.leaves = {piece.name: piece.over(weights).requires_grad_() for piece in pieces}
-        """What autograd sees of the weights: each one ``[members, *shape]``."""
-        self.fixed = fixed
-        """Weights that nobody trains, each ``[members, *shape]``."""
+        self.named = {piece.name: piece.over(weights).requires_grad_() for piece in pieces} | fixed
+        """What autograd sees of the weights, of those too that nobody trains: each ``[members, *shape]``."""
         self.buffers = buffers
         """The same of buffers."""
         self.parameters = parameters

@@ -10,56 +10,28 @@ their weights are gathered, and their own optimizers step them.
 
 import contextlib
 import math
-import operator
 import time
 import warnings
 from collections.abc import Collection, Iterator, Sequence
-from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
-from torch.func import functional_call
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch import Tensor
 from torch.optim import Optimizer
 
-from argosy.errors import StudyError
 from argosy.stream.blocks import Block
-from argosy.stream.trees import flatten, map_leaves, unflatten
-from argosy.study import Member
 from argosy.training.arena import Arena
-from argosy.training.draws import OwnDraws, own_rates
+from argosy.training.forward import Data, Forward, Rows
 from argosy.training.heap import large_outside
 from argosy.training.kernels import Kernel, kind_of
 from argosy.training.member import LiveMember
 from argosy.training.randomness import Randomness
-from argosy.training.solo import cross_entropy
 from argosy.training.turns import Turn, equally_long, own, shared, turns
 
 __all__ = ["Fused"]
 
 There = TypeVar("There")
-Rows = Sequence[int]
-"""Numbers of members in the arena."""
-
-
-@dataclass(frozen=True, slots=True)
-class Data:
-    """The samples of some members: of all the same, or of each its own."""
-
-    tree: Any
-    """Each leaf ``[samples, …]``, or ``[members, samples, …]``."""
-    samples: int
-    apart: bool
-
-    def pieces(self, count: int) -> Iterator["Data"]:
-        """Micro-batches."""
-        size = -(-self.samples // count)
-        for start in range(0, self.samples, size):
-            part: Any = slice(start, start + size)
-            cut = operator.itemgetter((slice(None), part) if self.apart else part)
-            yield Data(map_leaves(cut, self.tree), min(size, self.samples - start), self.apart)
 
 
 @dataclass(slots=True)
@@ -78,15 +50,15 @@ class Part:
 class Fused:
     """See `argosy.training.program.Program`. Its members are in the order of their rows."""
 
-    def __init__(self, lives: Sequence[LiveMember], whole: "Whole", arena: Arena, kernels: Sequence[Kernel]) -> None:
+    def __init__(self, lives: Sequence[LiveMember], forward: Forward, arena: Arena, kernels: Sequence[Kernel]) -> None:
         self._lives = tuple(lives)
-        self._whole = whole
+        self._forward = forward
         self._arena = arena
         self._kernels = kernels
         self._even = True
         """Whether all weights of a member have made equally many steps, which is what kernels are for."""
         self._device = lives[0].backend.device
-        self._numbers = torch.arange(len(lives), device=self._device)
+        self._shares: dict[tuple[torch.Size, torch.dtype, float], Tensor] = {}
         self._limits = self._clip_limits()
         self._states: Sequence[Randomness] = [live.randomness for live in lives]
         """That the members draw from."""
@@ -104,14 +76,13 @@ class Fused:
             kinds.setdefault(kind_of(live.optimizer), []).append(live)
         ordered = [live for alike in kinds.values() for live in alike]
         models = [live.model for live in ordered]
-        whole = Whole(deepcopy(models[0]), ordered[0].member)
-        own_rates(whole.network, models)
+        forward = Forward.of(models, ordered[0].member, ordered[0].backend.device)
         arena = Arena.of(models, [live.optimizer for live in ordered])
         kernels, first = [], 0
         for alike in kinds.values():
             kernels.append(Kernel.of([live.optimizer for live in alike], arena, first))
             first += len(alike)
-        return cls(ordered, whole, arena, [kernel for kernel in kernels if kernel is not None])
+        return cls(ordered, forward, arena, [kernel for kernel in kernels if kernel is not None])
 
     @property
     def members(self) -> tuple[LiveMember, ...]:
@@ -135,7 +106,7 @@ class Fused:
 
     def cut(self, block: Block) -> Iterator[Turn]:
         """See `Program.cut`."""
-        self._whole.train()
+        self._forward.train(True)
         cutters = shared([_there(live.cutter) for live in self._lives])
         for live, cutter in zip(self._lives, cutters, strict=True):
             live.keep_best()
@@ -171,13 +142,13 @@ class Fused:
 
     def evaluate(self, block: Block) -> Iterator[None]:
         """See `Program.evaluate`."""
-        self._whole.eval()
+        self._forward.train(False)
         cutters = shared([_there(live.val_cutter) for live in self._lives])
         for live, cutter in zip(self._lives, cutters, strict=True):
             live.val_cutter = cutter
         for turn in turns(cutters, block):
             for rows in equally_long(turn):
-                values = self._values(rows, self._data(rows, turn), self._tensors(rows))
+                values = self._values(rows, self._data(rows, turn), *self._tensors(rows))
                 for row, *numbers in zip(rows, *values.values(), strict=True):
                     batch = _there(turn[row])
                     self._lives[row].val.add(batch.rows, batch.digest, dict(zip(values, numbers, strict=True)))
@@ -206,29 +177,39 @@ class Fused:
 
     def _differentiated(self, rows: Rows) -> Part:
         """Losses and gradients of members with equally long batches; a batch is one whatever its micro-batches."""
-        tensors, data = self._tensors(rows), self._data(rows, self._turn, augment=True)
-        means = torch.zeros(len(rows), dtype=torch.float64, device=self._device)
-        for piece in data.pieces(self._lives[0].member.accumulate):
-            share = piece.samples / data.samples
-            losses = self._values(rows, piece, tensors)["loss"]
-            torch.autograd.backward(losses, torch.full_like(losses, share * len(rows) / losses.numel()))
-            means += losses.detach().double().view(len(rows), -1).mean(1) * share
-        leaves = tensors[0]
-        idle = frozenset(name for name, leaf in leaves.items() if leaf.grad is None)
-        gradients = [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves.values()]
-        for leaf in leaves.values():
+        weights, buffers = self._tensors(rows)
+        data = self._data(rows, self._turn, augment=True)
+        means = []
+        for part in data.pieces(self._lives[0].member.accumulate):
+            losses = self._values(rows, part, weights, buffers)["loss"]
+            share = part.samples / data.samples
+            torch.autograd.backward(losses, self._share_of(losses, share))
+            mean = losses.detach().double().reshape(len(rows), -1).mean(1)
+            means.append(mean if share == 1.0 else mean * share)
+        gradients, idle = [], []
+        for piece in self._arena.pieces:
+            leaf = weights[piece.name]
+            if leaf.grad is None:
+                idle.append(piece.name)
+            gradients.append((torch.zeros_like(leaf) if leaf.grad is None else leaf.grad).reshape(len(rows), -1))
             leaf.grad = None
-        return Part(rows, means, torch.cat([gradient.view(len(rows), -1) for gradient in gradients], 1), idle)
+        return Part(rows, sum(means[1:], means[0]), torch.cat(gradients, 1), frozenset(idle))
 
-    def _tensors(self, rows: Rows) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
-        """The members' trained weights, fixed weights and buffers: the arena's own where they are all of it."""
+    def _share_of(self, losses: Tensor, share: float) -> Tensor:
+        """The gradient of each member's mean loss times its share of the batch, made once."""
+        key = (losses.shape, losses.dtype, share)
+        if key not in self._shares:
+            self._shares[key] = torch.full_like(losses, share * len(losses) / losses.numel())
+        return self._shares[key]
+
+    def _tensors(self, rows: Rows) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """The members' weights and buffers: the arena's own where they are all of it."""
         arena = self._arena
         if len(rows) == len(self._lives):
-            return arena.leaves, arena.fixed, arena.buffers
+            return arena.named, arena.buffers
         index = self._index(rows)
-        leaves = {name: leaf.detach()[index].requires_grad_() for name, leaf in arena.leaves.items()}
-        fixed, buffers = ({name: t[index] for name, t in tensors.items()} for tensors in (arena.fixed, arena.buffers))
-        return leaves, fixed, buffers
+        weights = {name: leaf.detach()[index].requires_grad_(leaf.requires_grad) for name, leaf in arena.named.items()}
+        return weights, {name: buffer[index] for name, buffer in arena.buffers.items()}
 
     def _index(self, rows: Rows) -> Tensor:
         return torch.tensor(rows, device=self._device)
@@ -238,12 +219,10 @@ class Fused:
         first = batches[0]
         if augment and any(self._lives[row].member.augment for row in rows):
             trees = [self._augmented(row, batch.data) for row, batch in zip(rows, batches, strict=True)]
-        elif all(batch is first for batch in batches):
+            return Data.of(trees, first.rows)
+        if all(batch is first for batch in batches):
             return Data(first.data, first.rows, apart=False)
-        else:
-            trees = [batch.data for batch in batches]
-        leaves = zip(*(flatten(tree)[0] for tree in trees), strict=True)
-        return Data(unflatten([torch.stack(own) for own in leaves], flatten(trees[0])[1]), first.rows, apart=True)
+        return Data.of([batch.data for batch in batches], first.rows)
 
     def _augmented(self, row: int, data: Any) -> Any:
         augment = self._lives[row].member.augment
@@ -253,42 +232,14 @@ class Fused:
             return augment(data)
 
     def _values(
-        self, rows: Rows, data: Data, tensors: tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]
+        self, rows: Rows, data: Data, weights: dict[str, Tensor], buffers: dict[str, Tensor]
     ) -> dict[str, Tensor]:
-        """Loss, and in evaluation metrics, of each member ``[rows, …]``; its buffers move."""
-        leaves, fixed, buffers = tensors
-        states = [self._states[row] for row in rows]
-
-        def of_one(leaves: Any, fixed: Any, buffers: dict[str, Tensor], number: Tensor, data: Any) -> Any:
-            given = {f"network.{name}": tensor for name, tensor in (leaves | fixed | buffers).items()}
-            with OwnDraws(states, rows, number):
-                values = functional_call(self._whole, given, (data,))
-            # A module that assigns its buffer anew has put another tensor into `given`.
-            moved = {name: given[f"network.{name}"] for name in buffers}
-            return values, {name: tensor for name, tensor in moved.items() if tensor is not buffers[name]}
-
-        over_members = torch.vmap(of_one, in_dims=(0, 0, 0, 0, 0 if data.apart else None), randomness="error")
-        with self._autocast(), self._attention():
-            values, moved = over_members(leaves, fixed, buffers, self._numbers[: len(rows)], data.tree)
-        with torch.no_grad():
-            for name, tensor in moved.items():
-                buffers[name].copy_(tensor)
-            if buffers is not self._arena.buffers:
-                index = self._index(rows)
-                for name, tensor in buffers.items():
-                    self._arena.buffers[name][index] = tensor
-        return dict(values)
-
-    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
-        if self._lives[0].member.precision == "float32":
-            return contextlib.nullcontext()
-        return torch.autocast(self._device.type, torch.bfloat16)
-
-    def _attention(self) -> contextlib.AbstractContextManager[Any]:
-        """On the CPU torch's fast attention would run for one member after another, and warn of that."""
-        if self._device.type != "cpu":
-            return contextlib.nullcontext()
-        return sdpa_kernel(SDPBackend.MATH)
+        values = self._forward.values(weights, buffers, data, rows, [self._states[row] for row in rows])
+        if buffers is not self._arena.buffers:
+            index = self._index(rows)
+            for name, buffer in buffers.items():
+                self._arena.buffers[name][index] = buffer
+        return values
 
     # ---- a step
 
@@ -336,32 +287,6 @@ class Fused:
                 live.optimizer.zero_grad(set_to_none=True)
         for parameter in parameters:
             parameter.grad = None
-
-
-class Whole(nn.Module):
-    """A network with what is computed of its output, as one module."""
-
-    def __init__(self, network: nn.Module, member: Member) -> None:
-        super().__init__()
-        self.network = network
-        self._member = member
-
-    def forward(self, data: Any) -> dict[str, Tensor]:
-        """The loss; in evaluation the metrics as well."""
-        member = self._member
-        if member.step is not None:
-            return {"loss": member.step(self.network, data)}
-        if not isinstance(data, tuple | list) or len(data) != 2:
-            raise StudyError(
-                f"member {member.name!r}: the standard step needs batches (inputs, target); these are "
-                f"{type(data).__name__}. Give the member its own step: (model, batch) -> loss."
-            )
-        inputs, target = data
-        output = self.network(inputs)
-        values = {"loss": (member.loss or cross_entropy)(output, target)}
-        if not self.training:
-            values |= {name: metric(output, target) for name, metric in member.metrics.items()}
-        return values
 
 
 def _there(value: There | None) -> There:

@@ -53,9 +53,9 @@ class Tile:
     state: dict[str, Tensor]
     """By torch's names: of the weights' shape, and ``step`` ``[rows, weights]``."""
 
-    def column(self, values: Sequence[float]) -> Tensor:
-        """One number for each row, as ``[rows, 1]``."""
-        return torch.tensor(values, dtype=self.weights.dtype, device=self.weights.device).unsqueeze(1)
+    def numbers(self, *values: Sequence[float]) -> tuple[Tensor, ...]:
+        """One number for each row, as ``[rows, 1]``, of each of some kinds."""
+        return torch.tensor(values, dtype=self.weights.dtype, device=self.weights.device).unsqueeze(2).unbind()
 
 
 class Kernel:
@@ -119,32 +119,41 @@ class Kernel:
 
 def _sgd(tile: Tile, gradients: Tensor) -> None:
     groups, weights = tile.groups, tile.weights
+    rate, momentum, decay = tile.numbers(
+        [-group["lr"] for group in groups],
+        [group["momentum"] for group in groups],
+        [group["weight_decay"] for group in groups],
+    )
     if any(group["weight_decay"] for group in groups):
-        gradients.addcmul_(weights, tile.column([group["weight_decay"] for group in groups]))
+        gradients.addcmul_(weights, decay)
     if tile.momentum:
-        momentum = tile.column([group["momentum"] for group in groups])
         buffer = tile.state["momentum_buffer"].mul_(momentum).add_(gradients)
         gradients = gradients.addcmul_(buffer, momentum) if groups[0]["nesterov"] else buffer
-    weights.addcmul_(gradients, tile.column([-group["lr"] for group in groups]))
+    weights.addcmul_(gradients, rate)
 
 
 def _adam(tile: Tile, gradients: Tensor) -> None:
     groups, weights = tile.groups, tile.weights
     steps = tile.state["step"].add_(1)[:, 0].tolist()
-    first, second = tile.state["exp_avg"], tile.state["exp_avg_sq"]
-    if any(group["weight_decay"] for group in groups):
-        if tile.decoupled:
-            weights.mul_(tile.column([1 - group["lr"] * group["weight_decay"] for group in groups]))
-        else:
-            gradients.addcmul_(weights, tile.column([group["weight_decay"] for group in groups]))
-    betas = [group["betas"] for group in groups]
-    first.lerp_(gradients, tile.column([1 - beta for beta, _ in betas]))
-    second.mul_(tile.column([beta for _, beta in betas]))
-    second.addcmul_(gradients * tile.column([1 - beta for _, beta in betas]), gradients)
-    sizes = [-group["lr"] / (1 - beta**step) for group, (beta, _), step in zip(groups, betas, steps, strict=True)]
-    roots = [(1 - beta**step) ** 0.5 for (_, beta), step in zip(betas, steps, strict=True)]
-    denominator = second.sqrt().div_(tile.column(roots)).add_(tile.column([group["eps"] for group in groups]))
-    weights.addcdiv_(first * tile.column(sizes), denominator)
+    own = [(group["lr"], *group["betas"], step) for group, step in zip(groups, steps, strict=True)]
+    decays = [group["weight_decay"] for group in groups]
+    shrink = [1 - lr * decay for (lr, *_), decay in zip(own, decays, strict=True)] if tile.decoupled else decays
+    decay, fresh, kept, fresh_square, rate, root, eps = tile.numbers(
+        shrink,
+        [1 - beta for _, beta, _, _ in own],
+        [beta for _, _, beta, _ in own],
+        [1 - beta for _, _, beta, _ in own],
+        [-lr / (1 - beta**step) for lr, beta, _, step in own],
+        [(1 - beta**step) ** 0.5 for _, _, beta, step in own],
+        [group["eps"] for group in groups],
+    )
+    if tile.decoupled:
+        weights.mul_(decay)
+    elif any(decays):
+        gradients.addcmul_(weights, decay)
+    first = tile.state["exp_avg"].lerp_(gradients, fresh)
+    second = tile.state["exp_avg_sq"].mul_(kept).addcmul_(gradients * fresh_square, gradients)
+    weights.addcdiv_(first * rate, second.sqrt().div_(root).add_(eps))
 
 
 STEPS: dict[type[Optimizer], Callable[[Tile, Tensor], None]] = {SGD: _sgd, Adam: _adam, AdamW: _adam}
