@@ -23,6 +23,7 @@ from argosy.stream.blocks import Block, Layout, Place
 from argosy.stream.schedule import Orders
 from argosy.training.devices import backend_of
 from argosy.training.fused import Fused
+from argosy.training.heap import keep_freed_memory
 from argosy.training.member import build
 from argosy.training.program import Program
 from argosy.training.solo import Solo
@@ -161,6 +162,7 @@ def main() -> None:
     options = arguments(__doc__).parse_args()
     print(hardware())
     torch.set_num_threads(1)
+    keep_freed_memory()  # as every trainer does
     figures: dict[str, Any] = {}
     targets = []
     for name, (model, inputs, batch, wanted) in WORKLOADS.items():

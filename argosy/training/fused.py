@@ -116,6 +116,8 @@ class Fused:
     def begin(self, batch: Turn) -> None:
         """See `Program.begin`."""
         self._turn = batch
+        for leaf in self._arena.named.values():
+            leaf.grad = None  # where an error left some
         with contextlib.nullcontext() if self._lives[0].steps else large_outside():
             self._parts = [self._differentiated(rows) for rows in equally_long(batch)]
 
@@ -160,6 +162,7 @@ class Fused:
     def release(self) -> None:
         """See `Program.release`."""
         self._arena.dissolve()
+        self._shares.clear()
         for kernel in self._kernels:
             kernel.dissolve()
         for name in ("cutter", "val_cutter"):

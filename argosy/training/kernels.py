@@ -2,8 +2,7 @@
 
 Hyper-parameters are read from the members' own optimizers at every step, so torch's schedules work as ever. The state is
 theirs as well: `optimizer.state` holds views of the matrices here, of the form that torch gives them, so that any step may
-as well be made by the optimizer itself. Operations come in torch's own order (`torch/optim/{sgd,adam}.py`), which keeps
-single members equal to the bit wherever the processor rounds alike.
+as well be made by the optimizer itself. The arithmetic is that of `torch/optim/{sgd,adam}.py`.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -138,22 +137,26 @@ def _adam(tile: Tile, gradients: Tensor) -> None:
     own = [(group["lr"], *group["betas"], step) for group, step in zip(groups, steps, strict=True)]
     decays = [group["weight_decay"] for group in groups]
     shrink = [1 - lr * decay for (lr, *_), decay in zip(own, decays, strict=True)] if tile.decoupled else decays
-    decay, fresh, kept, fresh_square, rate, root, eps = tile.numbers(
+    decay, fresh, kept, fresh_root, root, eps, rate = tile.numbers(
         shrink,
         [1 - beta for _, beta, _, _ in own],
         [beta for _, _, beta, _ in own],
-        [1 - beta for _, _, beta, _ in own],
-        [-lr / (1 - beta**step) for lr, beta, _, step in own],
+        [(1 - beta) ** 0.5 for _, _, beta, _ in own],
         [(1 - beta**step) ** 0.5 for _, _, beta, step in own],
         [group["eps"] for group in groups],
+        [-lr / (1 - beta**step) for lr, beta, _, step in own],
     )
     if tile.decoupled:
         weights.mul_(decay)
     elif any(decays):
         gradients.addcmul_(weights, decay)
-    first = tile.state["exp_avg"].lerp_(gradients, fresh)
-    second = tile.state["exp_avg_sq"].mul_(kept).addcmul_(gradients * fresh_square, gradients)
-    weights.addcdiv_(first * rate, second.sqrt().div_(root).add_(eps))
+    first, second = tile.state["exp_avg"], tile.state["exp_avg_sq"]
+    first.lerp_(gradients, fresh)
+    gradients.mul_(fresh_root)
+    second.mul_(kept).addcmul_(gradients, gradients)
+    # The gradients' memory serves for what is left: more of that size would cost more than all the arithmetic.
+    torch.sqrt(second, out=gradients).div_(root).add_(eps)
+    weights.addcmul_(torch.div(first, gradients, out=gradients), rate)
 
 
 STEPS: dict[type[Optimizer], Callable[[Tile, Tensor], None]] = {SGD: _sgd, Adam: _adam, AdamW: _adam}

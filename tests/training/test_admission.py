@@ -179,6 +179,43 @@ def test_exact(kind: str) -> None:
     assert (found.packs, dict(found.alone)) == ((("m0", "m1", "m2"),), {})
 
 
+def one_hot(target: Tensor, like: Tensor) -> Tensor:
+    return functional.one_hot(target, 4).to(like.dtype)
+
+
+def own_step(model: nn.Module, batch: Any) -> Tensor:
+    """Two passes, of which the second is compared with the first."""
+    x, target = batch
+    first, second = model(x), model(x * 0.5)
+    return functional.cross_entropy(first, target) + functional.mse_loss(first, second, reduction="none").mean(1)
+
+
+LOSSES: dict[str, dict[str, Any]] = {
+    "cross-entropy, its mean": {"loss": nn.CrossEntropyLoss()},
+    "label smoothing": {"loss": partial(functional.cross_entropy, label_smoothing=0.1, reduction="none")},
+    "weights and an ignored class": {
+        "loss": nn.CrossEntropyLoss(torch.tensor([1.0, 2.0, 0.5, 1.0]).double(), ignore_index=3)
+    },
+    "squares": {"loss": lambda output, target: (output - one_hot(target, output)).square()},
+    "binary": {
+        "loss": lambda output, target: functional.binary_cross_entropy_with_logits(output, one_hot(target, output))
+    },
+    "divergence": {
+        "loss": lambda output, target: functional.kl_div(
+            output.log_softmax(1), one_hot(target, output), reduction="batchmean"
+        )
+    },
+    "Huber": {"loss": lambda output, target: functional.huber_loss(output, one_hot(target, output), reduction="none")},
+    "an own step": {"step": own_step, "metrics": {}},
+}
+
+
+@pytest.mark.parametrize("kind", LOSSES)
+def test_losses(kind: str) -> None:
+    found = admission(pack(packs.mlp, **LOSSES[kind]))
+    assert (found.packs, dict(found.alone)) == ((("m0", "m1", "m2"),), {})
+
+
 class Noting(nn.Module):
     def __init__(self) -> None:
         super().__init__()

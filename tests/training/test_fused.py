@@ -63,11 +63,12 @@ def without_noise(one: Any, model: str) -> dict[str, Any]:
 @pytest.mark.parametrize("model", MODELS)
 def test_fused_equals_alone(model: str) -> None:
     members, ends = various(MODELS[model]), {"m1": 4, "m6": 2}
+    members = members if model == "mlp" else [members[n] for n in (1, 2, 4, 6, 7)]
     (lives, history), (fused, found) = (run(members, EPOCHS, ends=ends) for run in (alone, together))
     for one, other in zip(lives, fused, strict=True):
         assert difference(without_noise(one, model), without_noise(other, model)) <= EXACT, one.member.name
     assert difference(history, found) <= EXACT
-    assert found["m0"][-1]["val_loss"] < found["m0"][0]["val_loss"]
+    assert found["m2"][-1]["val_loss"] < found["m2"][0]["val_loss"]
 
 
 @pytest.mark.parametrize("model", MODELS)
