@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from argosy.stream.trees import flatten, unflatten
@@ -92,6 +93,10 @@ class OwnDraws(TorchFunctionMode):
             return self._masked(function, *args, **kwargs)
         if _draws(function, args, kwargs):
             return self._one_by_one(function, args, kwargs)
+        if function in ATTENTION and self._number.device.type == "cpu":
+            # Torch's fast one for the CPU would run for one member after another.
+            with sdpa_kernel(SDPBackend.MATH):
+                return function(*args, **kwargs)
         return function(*args, **kwargs)
 
     def _masked(

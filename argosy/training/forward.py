@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from argosy.errors import StudyError
 from argosy.stream.trees import flatten, map_leaves, unflatten
@@ -108,7 +107,7 @@ class Forward:
 
         tensors = (self._numbers[: len(rows)], *weights.values(), *buffers.values())
         in_dims = (*(0 for _ in tensors), *(0 if data.apart else None for _ in leaves))
-        with self._autocast(), self._attention():
+        with self._autocast():
             made = torch.vmap(of_one, in_dims=in_dims, randomness="error")(*tensors, *leaves)
             found = dict(zip(names, made, strict=False))
             if "output" in found:
@@ -159,12 +158,6 @@ class Forward:
         if self._member.precision == "float32":
             return contextlib.nullcontext()
         return torch.autocast(self._device.type, torch.bfloat16)
-
-    def _attention(self) -> contextlib.AbstractContextManager[Any]:
-        """On the CPU torch's fast attention would run for one member after another."""
-        if self._device.type != "cpu":
-            return contextlib.nullcontext()
-        return sdpa_kernel(SDPBackend.MATH)
 
 
 def _cross_entropies(output: Tensor, data: Data) -> Tensor:

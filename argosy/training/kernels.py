@@ -137,14 +137,13 @@ def _adam(tile: Tile, gradients: Tensor) -> None:
     own = [(group["lr"], *group["betas"], step) for group, step in zip(groups, steps, strict=True)]
     decays = [group["weight_decay"] for group in groups]
     shrink = [1 - lr * decay for (lr, *_), decay in zip(own, decays, strict=True)] if tile.decoupled else decays
-    decay, fresh, kept, fresh_root, root, eps, rate = tile.numbers(
+    roots = [(1 - beta**step) ** 0.5 for _, _, beta, step in own]
+    decay, fresh, fresh_square, eps, rate = tile.numbers(
         shrink,
         [1 - beta for _, beta, _, _ in own],
-        [beta for _, _, beta, _ in own],
-        [(1 - beta) ** 0.5 for _, _, beta, _ in own],
-        [(1 - beta**step) ** 0.5 for _, _, beta, step in own],
-        [group["eps"] for group in groups],
-        [-lr / (1 - beta**step) for lr, beta, _, step in own],
+        [1 - beta for _, _, beta, _ in own],
+        [group["eps"] * root for group, root in zip(groups, roots, strict=True)],
+        [-lr / (1 - beta**step) * root for (lr, beta, _, step), root in zip(own, roots, strict=True)],
     )
     if tile.decoupled:
         weights.mul_(decay)
@@ -152,10 +151,10 @@ def _adam(tile: Tile, gradients: Tensor) -> None:
         gradients.addcmul_(weights, decay)
     first, second = tile.state["exp_avg"], tile.state["exp_avg_sq"]
     first.lerp_(gradients, fresh)
-    gradients.mul_(fresh_root)
-    second.mul_(kept).addcmul_(gradients, gradients)
-    # The gradients' memory serves for what is left: more of that size would cost more than all the arithmetic.
-    torch.sqrt(second, out=gradients).div_(root).add_(eps)
+    second.lerp_(gradients.mul_(gradients), fresh_square)
+    # The gradients' memory serves for what is left: more of that size would cost more than all the arithmetic. Both sides
+    # of the quotient are multiplied by the correction of the second moment, which spares a pass.
+    torch.sqrt(second, out=gradients).add_(eps)
     weights.addcmul_(torch.div(first, gradients, out=gradients), rate)
 
 
