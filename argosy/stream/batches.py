@@ -79,6 +79,21 @@ class Cutter:
         """What is gathered for the next batch."""
         return self._open.carried() if self._open is not None else None
 
+    def same(self, other: "Cutter") -> bool:
+        """Whether both cut the same batches from here on, so that one of them can do for both."""
+        mine, theirs = (
+            (
+                cutter.batch_size,
+                cutter.length,
+                cutter.position,
+                0 if cutter.carried is None else cutter.carried.elements,
+            )
+            for cutter in (self, other)
+        )
+        if self.positions is None or other.positions is None:
+            return mine == theirs and self.positions is other.positions
+        return mine == theirs and np.array_equal(self.positions, other.positions)
+
     def take(self, block: Block, *, private: bool = False, after: Batch | None = None) -> Iterator[Batch]:
         """The batches that this block completes, behind the last committed one; with `private`, none is a view of the block.
 

@@ -1,6 +1,7 @@
 """A member of a crew: its program, its files, and where in the stream it is."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -23,7 +24,7 @@ __all__ = ["Aboard"]
 class Aboard:
     """Its epochs are those of the blocks that it is given: the driver alone counts them."""
 
-    program: Program
+    program: Program[Any]
     live: LiveMember
     files: Files
     orders: Orders

@@ -15,16 +15,19 @@ between two turns, outside of `active`, each of them can be saved exactly where 
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import Protocol, TypeVar
 
-from argosy.stream.batches import Batch
 from argosy.stream.blocks import Block
 from argosy.training.member import LiveMember
 
 __all__ = ["Program"]
 
 
-class Program(Protocol):
+Cut = TypeVar("Cut")
+"""What a program steps on at once: a batch, or one for each of its members."""
+
+
+class Program(Protocol[Cut]):
     """Steps some members; owns nothing that outlives a save, and no member's state."""
 
     @property
@@ -39,11 +42,11 @@ class Program(Protocol):
         """
         ...
 
-    def cut(self, block: Block) -> Iterator[Batch]:
+    def cut(self, block: Block) -> Iterator[Cut]:
         """The batches that a training block completes, behind the last one that was finished."""
         ...
 
-    def begin(self, batch: Batch) -> None:
+    def begin(self, batch: Cut) -> None:
         """Forward and backward; never waits for another device."""
         ...
 

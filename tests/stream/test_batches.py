@@ -170,3 +170,18 @@ def test_what_is_gathered_moves_with_its_member(size, batch_size, moves, holes) 
     for batch in found:
         total = total.plus(batch.digest)
     assert total == selection.digest(order, elements=len(seen), holes=tuple(holes))
+
+
+def test_cutters_are_the_same_where_one_can_do_for_both() -> None:
+    def cutter(subset: list[int] | None = None, **rest: object) -> Cutter:
+        fields = {"order": np.arange(64, dtype=np.int64), "batch_size": 8, "drop_last": False} | rest
+        return Cutter(selection=Selection.of(subset, 64), **fields)
+
+    assert cutter().same(cutter()) and cutter([1, 2, 3]).same(cutter([3, 2, 1]))
+    others = [cutter([1, 2, 3]), cutter(batch_size=9), cutter(list(range(63))), cutter(position=8)]
+    assert not any(cutter().same(other) or other.same(cutter()) for other in others)
+    assert not cutter([1, 2, 3]).same(cutter([1, 2, 4]))
+    begun, (block,) = cutter(), blocks(np.arange(64, dtype=np.int64), 64, stop=12)
+    for batch in stepped(begun, block):
+        assert batch.rows == 8
+    assert not begun.same(cutter(position=8))

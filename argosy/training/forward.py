@@ -1,0 +1,188 @@
+"""The forward pass of several members of one architecture at once: `torch.vmap` over their tensors.
+
+One copy of the network computes for all. For a pass, its parameters and buffers are those of the members, stacked, which a
+vectorised function sees as if they were one member's; afterwards they are its own again.
+"""
+
+import contextlib
+import operator
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from argosy.errors import StudyError
+from argosy.stream.trees import flatten, map_leaves, unflatten
+from argosy.study import Member
+from argosy.training.draws import OwnDraws, own_rates
+from argosy.training.randomness import Randomness
+from argosy.training.solo import cross_entropy
+
+__all__ = ["Data", "Forward", "Rows"]
+
+Rows = Sequence[int]
+"""Numbers of members in the arena."""
+Slots = list[tuple[dict[str, Any], str]]
+"""Where a tensor is held, in modules' own tables; more than one for what is tied."""
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """The samples of some members: for all the same, or for each its own."""
+
+    tree: Any
+    """Each leaf ``[samples, …]``, or ``[members, samples, …]``."""
+    samples: int
+    apart: bool
+
+    @classmethod
+    def of(cls, trees: Sequence[Any], samples: int) -> "Data":
+        """Each member's own."""
+        leaves = zip(*(flatten(tree)[0] for tree in trees), strict=True)
+        return cls(unflatten([torch.stack(own) for own in leaves], flatten(trees[0])[1]), samples, apart=True)
+
+    def pieces(self, count: int) -> Iterator["Data"]:
+        """So many micro-batches."""
+        if count == 1:
+            yield self
+            return
+        size = -(-self.samples // count)
+        for start in range(0, self.samples, size):
+            part: Any = slice(start, start + size)
+            cut = operator.itemgetter((slice(None), part) if self.apart else part)
+            yield Data(map_leaves(cut, self.tree), min(size, self.samples - start), self.apart)
+
+
+class Forward:
+    """Loss and metrics of members; holds none of their tensors."""
+
+    def __init__(self, network: nn.Module, member: Member, device: torch.device, count: int) -> None:
+        self._network = network
+        self._member = member
+        self._device = device
+        self._numbers = torch.arange(count, device=device)
+        self._slots = _slots(network)
+        self._training = True
+
+    @classmethod
+    def of(cls, models: Sequence[nn.Module], member: Member, device: torch.device) -> "Forward":
+        """Of networks of one fingerprint, whose members have this one's loss and metrics."""
+        network = deepcopy(models[0])
+        own_rates(network, models)
+        return cls(network, member, device, len(models))
+
+    def train(self, mode: bool) -> None:
+        """Whether it is for training, or for evaluation."""
+        self._training = mode
+        self._network.train(mode)
+
+    def values(
+        self,
+        weights: Mapping[str, Tensor],
+        buffers: Mapping[str, Tensor],
+        data: Data,
+        rows: Rows,
+        states: Sequence[Randomness],
+    ) -> tuple[Tensor, Any]:
+        """Losses of each member ``[rows, …]`` and, in evaluation, what networks made of the samples; buffers move.
+
+        Tensors are ``[rows, *shape]``, leaves of what was made ``[rows, samples, …]``; `rows` are the members' numbers among
+        all, and `states` their random states.
+        """
+        leaves, structure = flatten(data.tree)
+        moved: list[str] = []
+        made_as: list[Any] = []
+
+        def of_one(number: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
+            tensors = dict(zip((*weights, *buffers), given, strict=False))
+            samples = unflatten(given[len(tensors) :], structure)
+            with self._holding(tensors), OwnDraws(states, rows, number):
+                losses, output = self._of_one(samples)
+                found = {name: self._held(name) for name in buffers}
+            moved[:] = [name for name, tensor in found.items() if tensor is not tensors[name]]
+            parts, tree = flatten(output)
+            made_as[:] = [tree]
+            return (*losses, *parts, *(found[name] for name in moved))
+
+        tensors = (self._numbers[: len(rows)], *weights.values(), *buffers.values())
+        in_dims = (*(0 for _ in tensors), *(0 if data.apart else None for _ in leaves))
+        with self._autocast():
+            made = list(torch.vmap(of_one, in_dims=in_dims, randomness="error")(*tensors, *leaves))
+            with torch.no_grad():
+                for name in reversed(moved):
+                    buffers[name].copy_(made.pop())
+            own = [] if self._default_loss else [made.pop(0)]
+            output = unflatten(made, made_as[0])
+            losses = own[0] if own else _cross_entropies(output, data)
+        return losses, None if self._training or self._member.step is not None else output
+
+    @property
+    def _default_loss(self) -> bool:
+        return self._member.step is None and self._member.loss is None
+
+    def _of_one(self, data: Any) -> tuple[tuple[Tensor, ...], Any]:
+        """What `Solo` computes: the losses, none for the default one, and the output where it is wanted."""
+        member = self._member
+        if member.step is not None:
+            return (member.step(self._network, data),), ()
+        if not isinstance(data, tuple | list) or len(data) != 2:
+            raise StudyError(
+                f"member {member.name!r}: the standard step needs batches (inputs, target); these are "
+                f"{type(data).__name__}. Give the member its own step: (model, batch) -> loss."
+            )
+        inputs, target = data
+        output = self._network(inputs)
+        if member.loss is None:
+            return (), output
+        return (member.loss(output, target),), () if self._training else output
+
+    @contextlib.contextmanager
+    def _holding(self, tensors: Mapping[str, Tensor]) -> Iterator[None]:
+        """Inside, the network's tensors are these."""
+        before = {name: self._held(name) for name in tensors}
+        try:
+            self._hold(tensors)
+            yield
+        finally:
+            self._hold(before)
+
+    def _hold(self, tensors: Mapping[str, Tensor]) -> None:
+        for name, tensor in tensors.items():
+            for table, key in self._slots[name]:
+                table[key] = tensor
+
+    def _held(self, name: str) -> Tensor:
+        table, key = self._slots[name][0]
+        tensor: Tensor = table[key]
+        return tensor
+
+    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
+        if self._member.precision == "float32":
+            return contextlib.nullcontext()
+        return torch.autocast(self._device.type, torch.bfloat16)
+
+
+def _cross_entropies(output: Tensor, data: Data) -> Tensor:
+    """The default loss ``[members, samples]`` of outputs ``[members, samples, classes]``.
+
+    It is one of each sample alone, so members are nothing but more samples; vectorised by torch it takes ten times as long.
+    """
+    target: Tensor = data.tree[1] if data.apart else data.tree[1].expand(len(output), *data.tree[1].shape)
+    losses = cross_entropy(output.flatten(0, 1), target.flatten(0, 1))
+    return losses.view(*output.shape[:2], *losses.shape[1:])
+
+
+def _slots(network: nn.Module) -> dict[str, Slots]:
+    """Of each tensor, by the first name that it has."""
+    names = {id(tensor): name for name, tensor in (*network.named_parameters(), *network.named_buffers())}
+    slots: dict[str, Slots] = {name: [] for name in names.values()}
+    for module in network.modules():
+        tables: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
+        for table in tables:
+            for key, tensor in table.items():
+                if tensor is not None:
+                    slots[names[id(tensor)]].append((table, key))
+    return slots

@@ -1,0 +1,308 @@
+"""The program of several members of one architecture: one vectorised forward pass, one backward pass, one optimizer step.
+
+Only the forward pass is vectorised over the members (`torch.vmap`); autograd is the ordinary one, outside of that. The
+members' losses are added up, never averaged: so the gradient of each is its own. Weights lie in an `Arena`; optimizers step
+in `kernels`, and where there is none for one, it steps as it is on its member's views, along gradients that are views too.
+
+A turn is what the members step on at once. Those that have no batch in it, or one of another length, are stepped apart:
+their weights are gathered, and their own optimizers step them.
+"""
+
+import contextlib
+import math
+import time
+import warnings
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from argosy.stream.batches import Batch
+from argosy.stream.blocks import Block
+from argosy.stream.trees import map_leaves
+from argosy.training.arena import Arena
+from argosy.training.forward import Data, Forward, Rows
+from argosy.training.heap import large_outside
+from argosy.training.kernels import Kernel, kind_of
+from argosy.training.member import LiveMember
+from argosy.training.randomness import Randomness
+from argosy.training.turns import Turn, equally_long, own, shared, turns
+
+__all__ = ["Fused"]
+
+There = TypeVar("There")
+
+
+@dataclass(slots=True)
+class Part:
+    """The members of a turn that are stepped at once, between `begin` and `finish`."""
+
+    rows: Rows
+    losses: Tensor
+    """Mean over the batch of each of them, float64 ``[rows]``."""
+    gradients: Tensor
+    """``[rows, columns]``."""
+    idle: frozenset[str]
+    """Weights that had no part in the losses: their optimizers leave them alone."""
+
+
+class Fused:
+    """See `argosy.training.program.Program`. Its members are in the order of their rows."""
+
+    def __init__(self, lives: Sequence[LiveMember], forward: Forward, arena: Arena, kernels: Sequence[Kernel]) -> None:
+        self._lives = tuple(lives)
+        self._forward = forward
+        self._arena = arena
+        self._kernels = kernels
+        self._even = True
+        """Whether all weights of a member have made equally many steps, which is what kernels are for."""
+        self._device = lives[0].backend.device
+        self._shares: dict[tuple[torch.Size, torch.dtype, float], Tensor] = {}
+        self._limits = self._clip_limits()
+        self._states: Sequence[Randomness] = [live.randomness for live in lives]
+        """That the members draw from."""
+        self._turn: Turn = ()
+        """Begun, and not finished."""
+        self._parts: list[Part] = []
+
+    @classmethod
+    def of(cls, lives: Sequence[LiveMember]) -> "Fused":
+        """Take up members that were admitted together."""
+        # An operator that torch runs for one member after another is slower, and no concern of a user's.
+        warnings.filterwarnings("ignore", message="There is a performance drop because we have not yet implemented")
+        kinds: dict[Any, list[LiveMember]] = {}
+        for live in lives:
+            kinds.setdefault(kind_of(live.optimizer), []).append(live)
+        ordered = [live for alike in kinds.values() for live in alike]
+        models = [live.model for live in ordered]
+        forward = Forward.of(models, ordered[0].member, ordered[0].backend.device)
+        arena = Arena.of(models, [live.optimizer for live in ordered])
+        kernels, first = [], 0
+        for alike in kinds.values():
+            kernels.append(Kernel.of([live.optimizer for live in alike], arena, first))
+            first += len(alike)
+        return cls(ordered, forward, arena, [kernel for kernel in kernels if kernel is not None])
+
+    @property
+    def members(self) -> tuple[LiveMember, ...]:
+        """By row."""
+        return self._lives
+
+    @contextlib.contextmanager
+    def active(self, *, keep: bool = False) -> Iterator[None]:
+        """See `Program.active`. Each member has an even share of the time."""
+        started = time.perf_counter()
+        if keep:
+            self._states = [live.randomness.copy() for live in self._lives]
+        try:
+            with torch.set_grad_enabled(not keep):
+                yield
+        finally:
+            self._states = [live.randomness for live in self._lives]
+            share = (time.perf_counter() - started) / len(self._lives)
+            for live in self._lives:
+                live.seconds += share
+
+    def cut(self, block: Block) -> Iterator[Turn]:
+        """See `Program.cut`."""
+        self._forward.train(True)
+        cutters = shared([_there(live.cutter) for live in self._lives])
+        for live, cutter in zip(self._lives, cutters, strict=True):
+            live.keep_best()
+            live.cutter = cutter
+        return turns(cutters, block)
+
+    def begin(self, batch: Turn) -> None:
+        """See `Program.begin`."""
+        self._turn = batch
+        for leaf in self._arena.named.values():
+            leaf.grad = None  # where an error left some
+        with contextlib.nullcontext() if self._lives[0].steps else large_outside():
+            self._parts = [self._differentiated(rows) for rows in equally_long(batch)]
+
+    def gradients(self, row: int) -> dict[str, Tensor]:
+        """Of a member with a batch in the turn begun, by the names of its weights; those that are idle have none."""
+        part = next(part for part in self._parts if row in part.rows)
+        gradients = part.gradients[part.rows.index(row)]
+        return {piece.name: piece.of(gradients) for piece in self._arena.pieces if piece.name not in part.idle}
+
+    def finish(self) -> int:
+        """See `Program.finish`."""
+        losses: dict[int, Tensor] = {}
+        with contextlib.nullcontext() if self._lives[0].steps else large_outside():
+            for part in self._parts:
+                losses.update(zip(part.rows, part.losses.unbind(), strict=True))
+                self._step(part)
+        samples = 0
+        for row, (live, batch) in enumerate(zip(self._lives, self._turn, strict=True)):
+            if batch is not None:
+                live.commit(batch, losses.get(row))
+                samples += batch.rows
+        self._turn, self._parts = (), []
+        return samples
+
+    def evaluate(self, block: Block) -> Iterator[None]:
+        """See `Program.evaluate`."""
+        self._forward.train(False)
+        cutters = shared([_there(live.val_cutter) for live in self._lives])
+        for live, cutter in zip(self._lives, cutters, strict=True):
+            live.val_cutter = cutter
+        for turn in turns(cutters, block):
+            for rows in equally_long(turn):
+                losses, output = self._values(rows, self._data(rows, turn), *self._tensors(rows))
+                for place, row in enumerate(rows):
+                    made = None if output is None else map_leaves(itemgetter(place), output)
+                    self._validate(row, _there(turn[row]), losses[place], made)
+            for live, cutter, batch in zip(self._lives, cutters, turn, strict=True):
+                if batch is not None:
+                    cutter.commit(batch)
+                    if cutter.done:
+                        live.val.end()
+            yield
+
+    def _validate(self, row: int, batch: Batch, losses: Tensor, output: Any) -> None:
+        """Add a batch to a member's validation."""
+        with self._states[row].active():
+            target = batch.data[1] if output is not None else None
+            self._lives[row].val.add(batch.rows, batch.digest, losses, output, target)
+
+    def release(self) -> None:
+        """See `Program.release`."""
+        self._arena.dissolve()
+        self._shares.clear()
+        for kernel in self._kernels:
+            kernel.dissolve()
+        for name in ("cutter", "val_cutter"):
+            cutters = [getattr(live, name) for live in self._lives]
+            for live, cutter in zip(self._lives, own(cutters), strict=True):
+                setattr(live, name, cutter)
+        self._turn, self._parts = (), []
+
+    def without(self, names: Collection[str]) -> "Fused":
+        """The program of the others, which close up; those that go have memory of their own. Between two turns."""
+        self.release()
+        return Fused.of([live for live in self._lives if live.member.name not in names])
+
+    # ---- a turn
+
+    def _differentiated(self, rows: Rows) -> Part:
+        """Losses and gradients of members with equally long batches; a batch is one whatever its micro-batches."""
+        weights, buffers = self._tensors(rows)
+        data = self._data(rows, self._turn, augment=True)
+        means = []
+        for part in data.pieces(self._lives[0].member.accumulate):
+            losses = self._values(rows, part, weights, buffers)[0]
+            share = part.samples / data.samples
+            torch.autograd.backward(losses, self._share_of(losses, share))
+            mean = losses.detach().double().reshape(len(rows), -1).mean(1)
+            means.append(mean if share == 1.0 else mean * share)
+        gradients, idle = [], []
+        for piece in self._arena.pieces:
+            leaf = weights[piece.name]
+            if leaf.grad is None:
+                idle.append(piece.name)
+            gradients.append((torch.zeros_like(leaf) if leaf.grad is None else leaf.grad).reshape(len(rows), -1))
+            leaf.grad = None
+        return Part(rows, sum(means[1:], means[0]), torch.cat(gradients, 1), frozenset(idle))
+
+    def _share_of(self, losses: Tensor, share: float) -> Tensor:
+        """The gradient of each member's mean loss times its share of the batch, made once."""
+        key = (losses.shape, losses.dtype, share)
+        if key not in self._shares:
+            self._shares[key] = torch.full_like(losses, share * len(losses) / losses.numel())
+        return self._shares[key]
+
+    def _tensors(self, rows: Rows) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """The members' weights and buffers: the arena's own where they are all of it."""
+        arena = self._arena
+        if len(rows) == len(self._lives):
+            return arena.named, arena.buffers
+        index = self._index(rows)
+        weights = {name: leaf.detach()[index].requires_grad_(leaf.requires_grad) for name, leaf in arena.named.items()}
+        return weights, {name: buffer[index] for name, buffer in arena.buffers.items()}
+
+    def _index(self, rows: Rows) -> Tensor:
+        return torch.tensor(rows, device=self._device)
+
+    def _data(self, rows: Rows, turn: Turn, *, augment: bool = False) -> Data:
+        batches = [_there(turn[row]) for row in rows]
+        first = batches[0]
+        if augment and any(self._lives[row].member.augment for row in rows):
+            trees = [self._augmented(row, batch.data) for row, batch in zip(rows, batches, strict=True)]
+            return Data.of(trees, first.rows)
+        if all(batch is first for batch in batches):
+            return Data(first.data, first.rows, apart=False)
+        return Data.of([batch.data for batch in batches], first.rows)
+
+    def _augmented(self, row: int, data: Any) -> Any:
+        augment = self._lives[row].member.augment
+        if augment is None:
+            return data
+        with self._states[row].active():
+            return augment(data)
+
+    def _values(
+        self, rows: Rows, data: Data, weights: dict[str, Tensor], buffers: dict[str, Tensor]
+    ) -> tuple[Tensor, Any]:
+        values = self._forward.values(weights, buffers, data, rows, [self._states[row] for row in rows])
+        if buffers is not self._arena.buffers:
+            index = self._index(rows)
+            for name, buffer in buffers.items():
+                self._arena.buffers[name][index] = buffer
+        return values
+
+    # ---- a step
+
+    def _clip_limits(self) -> Tensor | None:
+        """The norm to which each member's gradient is clipped ``[members]``, infinity where it is not."""
+        limits = [live.member.clip_grad_norm for live in self._lives]
+        if all(limit is None for limit in limits):
+            return None
+        weights = self._arena.weights
+        return weights.new_tensor([math.inf if limit is None else limit for limit in limits])
+
+    @torch.no_grad()
+    def _step(self, part: Part) -> None:
+        self._clip(part)
+        self._even = self._even and not part.idle
+        stepped: set[int] = set()
+        if self._even and len(part.rows) == len(self._lives):
+            for kernel in self._kernels:
+                if kernel.step(part.gradients[kernel.rows]):
+                    stepped.update(range(kernel.rows.start, kernel.rows.stop))
+        for number, row in enumerate(part.rows):
+            if row not in stepped:
+                self._step_itself(row, part.gradients[number], part.idle)
+            live = self._lives[row]
+            if live.schedule is not None and live.member.schedule_per == "step":
+                live.schedule.step()
+            live.steps += 1
+
+    def _clip(self, part: Part) -> None:
+        """As `clip_grad_norm_` does it for each."""
+        if self._limits is None:
+            return
+        limits = self._limits if len(part.rows) == len(self._lives) else self._limits[self._index(part.rows)]
+        factors = (limits / (part.gradients.norm(dim=1) + 1e-6)).clamp(max=1.0)
+        part.gradients.mul_(torch.where(limits.isinf(), torch.ones_like(factors), factors).unsqueeze(1))
+
+    def _step_itself(self, row: int, gradients: Tensor, idle: frozenset[str]) -> None:
+        """A step of the member's own optimizer, on its views."""
+        live, parameters = self._lives[row], self._arena.parameters[row]
+        for piece, parameter in zip(self._arena.pieces, parameters, strict=True):
+            parameter.grad = None if piece.name in idle else piece.of(gradients)
+        with live.randomness.active(), torch.enable_grad():
+            live.optimizer.step()
+            if type(live.optimizer).zero_grad is not Optimizer.zero_grad:
+                live.optimizer.zero_grad(set_to_none=True)
+        for parameter in parameters:
+            parameter.grad = None
+
+
+def _there(value: There | None) -> There:
+    assert value is not None
+    return value

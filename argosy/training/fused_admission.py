@@ -1,0 +1,202 @@
+"""Which members are one program: those of one fingerprint that are seen to get from it what they get alone.
+
+Twins of the members make a step and an evaluation on a real batch, once each by itself and once together, in float64 where
+their code allows it: there what differs by rounding is far from what differs. What vectorised code gets wrong without a word
+is found so: buffers that a module assigns anew, draws of Python's and NumPy's generators, what a module notes for itself.
+"""
+
+import functools
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from argosy.stream.batches import Cutter
+from argosy.stream.blocks import Block
+from argosy.stream.order import Selection
+from argosy.training.fingerprint import Fingerprint, attributes, obstacle
+from argosy.training.fused import Fused
+from argosy.training.member import LiveMember
+from argosy.training.solo import Solo
+
+__all__ = ["Admission", "admit"]
+
+TRIED = 4
+"""Members of a pack that are tried: one forward pass serves all, and twins take memory."""
+DOUBLE, SINGLE = 1e-9, 1e-3
+"""Allowed differences, as a share of the largest number beside it: of float64, and of other types."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Admission:
+    """What may be one program."""
+
+    packs: tuple[tuple[str, ...], ...]
+    """Members that may be fused, at least two together."""
+    alone: Mapping[str, str]
+    """The others, and for each the reason."""
+
+
+def admit(lives: Sequence[LiveMember], block: Block) -> Admission:
+    """Try these members on a block of training samples; they stay as they are."""
+    alike: dict[Fingerprint, list[LiveMember]] = {}
+    packs, reasons = [], {}
+    for live in lives:
+        reason = obstacle(live)
+        if reason is None:
+            alike.setdefault(Fingerprint.of(live), []).append(live)
+        else:
+            reasons[live.member.name] = reason
+    for fingerprint, pack in alike.items():
+        names = tuple(live.member.name for live in pack)
+        reason = _lonely(fingerprint, alike) if len(pack) == 1 else _mismatch(pack[:TRIED], block)
+        if reason is None:
+            packs.append(names)
+        else:
+            reasons |= dict.fromkeys(names, reason)
+    return Admission(packs=tuple(packs), alone=reasons)
+
+
+def _lonely(fingerprint: Fingerprint, alike: Mapping[Fingerprint, Sequence[LiveMember]]) -> str:
+    for other, lives in alike.items():
+        if other != fingerprint:
+            return f"no other member does the same as it: {lives[0].member.name!r} differs in {fingerprint.difference(other)}"
+    return "there is no other member that could be fused with it"
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A twin after a step and an evaluation."""
+
+    live: LiveMember
+    gradients: Mapping[str, Tensor]
+
+
+def _mismatch(lives: Sequence[LiveMember], block: Block) -> str | None:
+    """Why these members are not to be one program; None where they are."""
+    reason = None
+    for double in (True, False):
+        try:
+            alone = [_alone(twin, _given(block, double=double)) for twin in _twins(lives, block, double=double)]
+        except Unfit as unfit:
+            return str(unfit)
+        except Exception as error:  # boundary between a member's code and ours: it may insist on its own types
+            reason = f"its own step raises {_first_line(error)}"
+            continue
+        try:
+            together = _together(_twins(lives, block, double=double), _given(block, double=double))
+        except Exception as error:  # the same boundary
+            return f"as one program it raises {_first_line(error)}"
+        pairs = zip(alone, together, strict=True)
+        return next((words for pair in pairs for words in _differences(*pair, DOUBLE if double else SINGLE)), None)
+    return reason
+
+
+# ---- twins
+
+
+def _twins(lives: Sequence[LiveMember], block: Block, *, double: bool) -> list[LiveMember]:
+    """Copies that stand before the block, each with batches of its own where the members have such."""
+    twins = [live.trial() for live in lives]
+    apart = any(live.member.subset is not None for live in lives)
+    order = np.arange(block.place.rows, dtype=np.int64)
+    for number, twin in enumerate(twins):
+        if double:
+            _make_double(twin)
+        seen = np.roll(order, -number)[:-1].tolist() if apart else None
+        cutter = functools.partial(Cutter, selection=Selection.of(seen, len(order)), order=order, drop_last=False)
+        member = twin.member
+        twin.cutter = cutter(batch_size=member.batch_size)
+        twin.val_cutter = cutter(batch_size=member.eval_batch_size or member.batch_size)
+    return twins
+
+
+def _make_double(live: LiveMember) -> None:
+    live.model.double()
+    for state in live.optimizer.state.values():
+        for name, value in state.items():
+            if isinstance(value, Tensor) and value.is_floating_point() and value.dim():
+                state[name] = value.double()
+
+
+def _given(block: Block, *, double: bool) -> Block:
+    """A copy of the block, for a trial."""
+    leaves = (leaf.double() if double and leaf.is_floating_point() else leaf for leaf in block.leaves)
+    place = replace(block.place, start=0)
+    return Block(place, block.tree, tuple(leaves), block.indices, block.sound).private()
+
+
+# ---- trials
+
+
+class Unfit(Exception):  # noqa: N818
+    """What a member does alone already speaks against its being fused."""
+
+
+def _alone(twin: LiveMember, block: Block) -> Trial:
+    solo, before = Solo(twin), attributes(twin.model)
+    twin.model.train()
+    gradients = {}
+    with solo.active():
+        for batch in itertools.islice(solo.cut(block), 1):
+            solo.begin(batch)
+            gradients = {name: p.grad.clone() for name, p in twin.model.named_parameters() if p.grad is not None}
+            solo.finish()
+    with solo.active(keep=True):
+        next(solo.evaluate(block))
+    if block.touched:
+        raise Unfit("it writes into its input")
+    twin.model.train()
+    changed = [where for where, value in attributes(twin.model).items() if before.get(where) != value]
+    if changed:
+        raise Unfit(f"a step changes {changed[0]}, which is no buffer")
+    return Trial(twin, gradients)
+
+
+def _together(twins: Sequence[LiveMember], block: Block) -> list[Trial]:
+    """By the order of the twins."""
+    fused = Fused.of(twins)
+    gradients: dict[int, Mapping[str, Tensor]] = {}
+    with fused.active():
+        for turn in itertools.islice(fused.cut(block), 1):
+            fused.begin(turn)
+            for row, live in enumerate(fused.members):
+                gradients[id(live)] = {name: gradient.clone() for name, gradient in fused.gradients(row).items()}
+            fused.finish()
+    with fused.active(keep=True):
+        next(fused.evaluate(block))
+    return [Trial(twin, gradients[id(twin)]) for twin in twins]
+
+
+# ---- what differs
+
+
+def _differences(alone: Trial, fused: Trial, tolerance: float) -> Iterator[str]:
+    """Words for each thing that is not the same; the first ones are nearer to the cause."""
+    mine, theirs = alone.live, fused.live
+    if not torch.equal(mine.randomness.torch_state, theirs.randomness.torch_state):
+        yield "as one program it draws other random numbers"
+    if not mine.randomness.others_equal(theirs.randomness):
+        yield "its steps draw from numpy or random, which would draw once for all members"
+    if alone.gradients.keys() != fused.gradients.keys():
+        names = ", ".join(sorted(alone.gradients.keys() ^ fused.gradients.keys()))
+        yield f"as one program other weights get a gradient: {names}"
+        return
+    largest = max((float(gradient.abs().max()) for gradient in alone.gradients.values()), default=0.0)
+    pairs = [(f"the gradient of {n!r}", g, fused.gradients[n], largest) for n, g in alone.gradients.items()]
+    pairs += [(f"the buffer {n!r}", b, theirs.model.get_buffer(n), 0.0) for n, b in mine.model.named_buffers()]
+    trained, validated = (mine.train.sums, theirs.train.sums), (mine.val.values(), theirs.val.values())
+    for split, (one, other) in (("training", trained), ("validation", validated)):
+        pairs += [(f"the {split} {n}", torch.tensor(v), torch.tensor(other[n]), 0.0) for n, v in one.items()]
+    for what, number, found, scale in pairs:
+        allowed = tolerance * max(scale, float(number.abs().max()) if number.numel() else 0.0, 1e-3)
+        if not torch.allclose(number.double(), found.double(), rtol=0.0, atol=allowed, equal_nan=True):
+            yield f"as one program {what} is another than alone"
+
+
+def _first_line(error: Exception) -> str:
+    words = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {words[0]}"

@@ -1,0 +1,175 @@
+"""Members that may be one program, and the oracle of such programs: each member alone."""
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from blocks import blocks
+from torch import Tensor, nn
+from torch.optim import SGD
+
+from argosy.stream.schedule import Orders
+from argosy.study import Member, accuracy
+from argosy.training.devices import backend_of
+from argosy.training.fused import Fused
+from argosy.training.member import LiveMember, build
+from argosy.training.solo import Solo
+
+TRAIN, VAL = 96, 20
+
+
+class ResNet(nn.Module):
+    """Convolutions with BatchNorm and a way around them."""
+
+    def __init__(self, width: int = 4) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(1, width, 3, padding=1, bias=False)
+        self.norms = nn.ModuleList(nn.BatchNorm2d(width) for _ in range(3))
+        self.convs = nn.ModuleList(nn.Conv2d(width, width, 3, padding=1, bias=False) for _ in range(2))
+        self.head = nn.Linear(width, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.norms[0](self.stem(x.unflatten(1, (1, 4, 4)))))
+        for conv, norm in zip(self.convs, self.norms[1:], strict=True):
+            x = torch.relu(x + norm(conv(x)))
+        return self.head(x.mean((2, 3)))
+
+
+class Transformer(nn.Module):
+    """Attention before a head; the samples are sequences of four vectors."""
+
+    def __init__(self, width: int = 8, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.embed = nn.Linear(4, width)
+        self.layer = nn.TransformerEncoderLayer(width, 2, 16, dropout, "gelu", batch_first=True, norm_first=True)
+        self.head = nn.Linear(width, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.layer(self.embed(x.unflatten(1, (4, 4)))).mean(1))
+
+
+def mlp(dropout: float = 0.0, hidden: int = 12) -> nn.Module:
+    """One hidden layer."""
+    return nn.Sequential(nn.Linear(16, hidden), nn.Tanh(), nn.Dropout(dropout), nn.Linear(hidden, 4))
+
+
+def convnet(dropout: float = 0.2) -> nn.Module:
+    """A convolution, dropout of channels and of features."""
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 4, 4)),
+        nn.Conv2d(1, 6, 3),
+        nn.Dropout2d(dropout),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(24, 12),
+        nn.ReLU(),
+        nn.Dropout(dropout),
+        nn.Linear(12, 4),
+    )
+
+
+def double(model: Any) -> nn.Module:
+    """A network in float64."""
+    return model().double()
+
+
+def member(name: str, *, model: Any = mlp, dtype: torch.dtype = torch.float64, **rest: Any) -> Member:
+    """A member of a pack, in float64 unless told."""
+    rest.setdefault("optimizer", partial(SGD, lr=0.1))
+    rest.setdefault("batch_size", 16)
+    rest.setdefault("metrics", {"accuracy": accuracy})
+    return Member(name, model=partial(double, model) if dtype == torch.float64 else model, **rest)
+
+
+def live(member: Member) -> LiveMember:
+    """At its beginning."""
+    return build(member, backend_of("cpu:0"), study_seed=0, objective="val_loss", mode="min")
+
+
+def samples(
+    dtype: torch.dtype = torch.float64, train: int = TRAIN
+) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Training and validation: four classes of vectors."""
+    generator = torch.Generator().manual_seed(1)
+    centres = torch.randn(4, 16, generator=generator, dtype=dtype)
+    splits = []
+    for length in (train, VAL):
+        targets = torch.arange(length) % 4
+        splits.append((centres[targets] + torch.randn(length, 16, generator=generator, dtype=dtype), targets))
+    return splits[0], splits[1]
+
+
+def train(
+    program: Solo | Fused,
+    epochs: int,
+    *,
+    size: int = 40,
+    dtype: torch.dtype = torch.float64,
+    data: Any = None,
+    ends: Mapping[str, int] | None = None,
+    holes: Sequence[int] = (),
+) -> dict[str, list[dict[str, float]]]:
+    """Train for some epochs in blocks of a size; returns each member's metrics of each. A member ends after its epoch."""
+    arrays, val = data or samples(dtype)
+    orders = Orders(0, {"train": len(arrays[0]), "val": len(val[0])})
+    history: dict[str, list[dict[str, float]]] = {one.member.name: [] for one in program.members}
+    for epoch in range(program.members[0].epoch, program.members[0].epoch + epochs):
+        for one in program.members:
+            one.begin_epoch(orders, epoch, one.position)
+        for block in blocks(orders.epoch("train", epoch), size, arrays=arrays, epoch=epoch, holes=holes):
+            with program.active():
+                for batch in program.cut(block):
+                    program.begin(batch)
+                    program.finish()
+        for block in blocks(orders.epoch("val", epoch), size, arrays=val, split="val"):
+            with program.active(keep=True):
+                for _ in program.evaluate(block):
+                    pass
+        for one in program.members:
+            history[one.member.name].append(one.end_section(1))
+        gone = [one.member.name for one in program.members if (ends or {}).get(one.member.name) == epoch + 1]
+        if gone and isinstance(program, Fused):
+            program = program.without(gone)
+    return history
+
+
+def alone(
+    members: Sequence[Member], epochs: int, *, ends: Mapping[str, int] | None = None, **how: Any
+) -> tuple[Any, Any]:
+    """Each member by itself: the members as they are then, and their histories."""
+    lives = [live(one) for one in members]
+    history: dict[str, Any] = {}
+    for one in lives:
+        history |= train(Solo(one), (ends or {}).get(one.member.name, epochs), **how)
+    return lives, history
+
+
+def together(members: Sequence[Member], epochs: int, **how: Any) -> tuple[Any, Any]:
+    """The members as one program: as they are then, and their histories."""
+    lives = [live(one) for one in members]
+    return lives, train(Fused.of(lives), epochs, **how)
+
+
+def difference(one: Any, other: Any) -> float:
+    """The largest between two states: weights, buffers, optimizer state, random state, numbers."""
+    if isinstance(one, Tensor):
+        assert one.shape == other.shape and one.dtype == other.dtype
+        gaps = (one.double() - other.double()).abs()[(one != other) & ~(one.isnan() & other.isnan())]
+        return float(gaps.nan_to_num(nan=math.inf).max()) if gaps.numel() else 0.0
+    if isinstance(one, Mapping):
+        assert one.keys() == other.keys(), (one.keys(), other.keys())
+        return max((difference(one[key], other[key]) for key in one), default=0.0)
+    if isinstance(one, list | tuple):
+        assert len(one) == len(other)
+        return max(map(difference, one, other), default=0.0)
+    if isinstance(one, float):
+        return difference(torch.tensor(one), torch.tensor(other))
+    assert one == other, (one, other)
+    return 0.0
+
+
+def state(one: LiveMember) -> dict[str, Any]:
+    """All of a member that decides what it does next."""
+    return {key: value for key, value in one.state_dict().items() if key != "seconds"}

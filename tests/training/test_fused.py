@@ -1,0 +1,274 @@
+"""A fused program gives each of its members what it gets alone."""
+
+import math
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import packs
+import pytest
+import torch
+from packs import alone, difference, member, state, together
+from torch import Tensor, nn
+from torch.optim import SGD, Adam, AdamW, RMSprop
+from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR, ReduceLROnPlateau, StepLR
+
+from argosy.study import Member
+from argosy.training import checkpoint
+from argosy.training.fused import Fused
+from argosy.training.solo import Solo
+
+EPOCHS = 9
+"""Of six steps each."""
+EXACT = 1e-10
+MODELS = {"mlp": packs.mlp, "resnet": packs.ResNet, "convnet": packs.convnet, "transformer": packs.Transformer}
+
+
+def by_groups(optimizer: Any, parameters: Any) -> Any:
+    """Weights decay, biases do not."""
+    parameters = list(parameters)
+    decayed = [p for p in parameters if p.dim() > 1]
+    return optimizer([{"params": decayed}, {"params": [p for p in parameters if p.dim() == 1], "weight_decay": 0.0}])
+
+
+def various(model: Any, **rest: Any) -> list[Member]:
+    """Every kernel, and what has none, with numbers of their own."""
+    every_step: Any = {"schedule_per": "step"}
+    cycle = partial(OneCycleLR, max_lr=0.02, total_steps=60)
+    optimizers: list[tuple[Any, dict[str, Any]]] = [
+        (partial(SGD, lr=0.05), {"schedule": partial(StepLR, step_size=2, gamma=0.5)}),
+        (partial(SGD, lr=0.01, momentum=0.9, weight_decay=1e-3), {"clip_grad_norm": 0.5}),
+        (partial(SGD, lr=0.02, momentum=0.8, nesterov=True), {"schedule": cycle, **every_step}),
+        (partial(SGD, lr=0.02, momentum=0.8, dampening=0.1), {}),
+        (partial(Adam, lr=0.003, betas=(0.8, 0.99)), {"schedule": cycle, **every_step}),
+        (partial(Adam, lr=0.002, weight_decay=0.01, eps=1e-7), {"schedule": partial(CosineAnnealingLR, T_max=9)}),
+        (partial(AdamW, lr=0.004, weight_decay=0.1), {"schedule": ReduceLROnPlateau, "clip_grad_norm": 1.0}),
+        (partial(RMSprop, lr=0.001, centered=True), {"schedule": partial(StepLR, step_size=3), **every_step}),
+    ]
+    return [
+        member(f"m{n}", model=model, optimizer=partial(by_groups, optimizer), **fields, **rest)
+        for n, (optimizer, fields) in enumerate(optimizers)
+    ]
+
+
+def without_noise(one: Any, model: str) -> dict[str, Any]:
+    """A member's state without the bias of attention's keys: its true gradient is nothing, and Adam makes noise as large as its rate."""
+    found = state(one)
+    if model == "transformer":
+        del found["model"]["layer.self_attn.in_proj_bias"], found["optimizer"]
+    return found
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_fused_equals_alone(model: str) -> None:
+    members, ends = various(MODELS[model]), {"m1": 4, "m6": 2}
+    members = members if model == "mlp" else [members[n] for n in (1, 2, 4, 6, 7)]
+    (lives, history), (fused, found) = (run(members, EPOCHS, ends=ends) for run in (alone, together))
+    for one, other in zip(lives, fused, strict=True):
+        assert difference(without_noise(one, model), without_noise(other, model)) <= EXACT, one.member.name
+    assert difference(history, found) <= EXACT
+    assert found["m2"][-1]["val_loss"] < found["m2"][0]["val_loss"]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_in_float32_the_difference_is_that_of_the_network_itself(model: str) -> None:
+    def members(moved: float = 0.0) -> list[Member]:
+        return [
+            member(f"m{n}", model=partial(nudged, MODELS[model], moved), optimizer=optimizer, dtype=torch.float32)
+            for n, optimizer in enumerate([partial(SGD, lr=0.1, momentum=0.9), partial(SGD, lr=0.2)])
+        ]
+
+    def weights(run: Any, epochs: int, moved: float = 0.0, **how: Any) -> list[Any]:
+        return [one.model.state_dict() for one in run(members(moved), epochs, dtype=torch.float32, **how)[0]]
+
+    one_step = packs.samples(torch.float32, train=16)
+    assert difference(weights(alone, 1, data=one_step), weights(together, 1, data=one_step)) <= 1e-6
+    longer = weights(alone, EPOCHS)
+    control = difference(longer, weights(alone, EPOCHS, moved=1.0))
+    assert difference(longer, weights(together, EPOCHS)) <= 3 * control
+
+
+def nudged(model: Any, moved: float) -> nn.Module:
+    """A network whose weights lie an ulp higher."""
+    built: nn.Module = model()
+    if moved:
+        for parameter in built.parameters():
+            parameter.data = torch.nextafter(parameter.data, torch.full_like(parameter, math.inf))
+    return built
+
+
+def test_one_that_diverges_touches_nobody() -> None:
+    members = [member("calm", model=packs.ResNet), member("wild", model=packs.ResNet, optimizer=partial(SGD, lr=1e300))]
+    (calm, _), _ = alone(members, 2)
+    (other, wild), _ = together(members, 2)
+    assert difference(state(calm), state(other)) <= EXACT
+    assert not all(torch.isfinite(weight).all() for weight in wild.model.state_dict().values())
+
+
+def noisy(scale: float, batch: Any) -> Any:
+    return batch[0] + scale * torch.randn_like(batch[0]), batch[1]
+
+
+def test_batches_of_ones_own() -> None:
+    """Folds, bootstraps, own augmentation, broken samples, short batches: who has none in a turn waits."""
+    fields: list[dict[str, Any]] = [
+        {},
+        {"subset": range(70)},
+        {"subset": [3, 3, 5, *range(20, 96)], "drop_last": True, "optimizer": partial(Adam, lr=0.01)},
+        {"subset": range(30, 96), "clip_grad_norm": 0.2, "optimizer": partial(AdamW, lr=0.01)},
+        {"drop_last": True, "optimizer": partial(SGD, lr=0.01, momentum=0.9)},
+        {"val_subset": [1, 2, 3, 5, 8], "optimizer": RMSprop},
+    ]
+    for augmented in (False, True):
+        members = [
+            member(f"m{n}", model=packs.ResNet, **{**own, "accumulate": 3, "batch_size": 21, "schedule_per": "step"},
+                   augment=partial(noisy, 0.1 * n) if augmented and n else None, schedule=partial(StepLR, step_size=5))
+            for n, own in enumerate(fields)
+        ]  # fmt: skip
+        how: dict[str, Any] = {"holes": (7, 50, 51), "size": 17}
+        (lives, history), (fused, found) = (run(members, 3, **how) for run in (alone, together))
+        assert difference([state(one) for one in lives], [state(other) for other in fused]) <= EXACT
+        assert difference(history, found) <= EXACT
+
+
+def test_dropout_and_seeds_are_each_members_own() -> None:
+    members = [
+        *(member(f"p{p}", model=partial(packs.convnet, p)) for p in (0.0, 0.1, 0.5)),
+        *(member(f"s{seed}", model=packs.convnet, seed=seed) for seed in (1, 2)),
+    ]
+    attentive = [member(f"p{p}", model=partial(packs.Transformer, dropout=p)) for p in (0.1, 0.3)]
+    for fleet in (members, attentive):
+        (lives, history), (fused, found) = (run(fleet, 2) for run in (alone, together))
+        assert difference([state(one) for one in lives], [state(other) for other in fused]) <= EXACT
+        assert difference(history, found) <= EXACT
+        assert all(one.state_dict()["random"]["torch"] is not None for one in fused[1:])
+
+
+def test_bfloat16_rounds_as_alone() -> None:
+    members = [
+        member(f"m{n}", optimizer=partial(SGD, lr=lr), dtype=torch.float32, precision="bfloat16")
+        for n, lr in enumerate((0.1, 0.2))
+    ]
+    (lives, history), (fused, found) = (run(members, 2, dtype=torch.float32) for run in (alone, together))
+    assert difference([state(one)["model"] for one in lives], [state(other)["model"] for other in fused]) <= 0.02
+    exact = together([replace(one, precision="float32") for one in members], 2, dtype=torch.float32)[1]
+    assert difference(history, found) < difference(exact, found)
+
+
+def test_saved_from_a_pack_and_resumed_alone(tmp_path: Path) -> None:
+    """A file holds the member alone, not its neighbours; what goes on from it is what went on in memory."""
+    members = various(partial(packs.convnet, 0.2))
+    lives = [packs.live(one) for one in members]
+    program = Fused.of(lives)
+    packs.train(program, 2)
+    paths = [tmp_path / f"{one.member.name}.pt" for one in lives]
+    checkpoint.save_all([(checkpoint.plain(one.state_dict()), path) for one, path in zip(lives, paths, strict=True)])
+    assert all(path.stat().st_size < 40_000 for path in paths)
+    program.release()
+    for one, path in zip(lives, paths, strict=True):
+        resumed = packs.live(one.member)
+        resumed.load_state_dict(checkpoint.load(path))
+        assert difference(state(resumed), state(one)) == 0.0
+        ahead = [packs.train(Solo(each), 2) for each in (one, resumed)]
+        assert difference(state(resumed), state(one)) == 0.0 and difference(*ahead) == 0.0
+
+
+def test_resumed_into_a_pack_beside_one_that_begins() -> None:
+    members = various(packs.mlp)
+    (lives, _), (fused, _) = (run(members[:6], 2) for run in (alone, together))
+    begun = packs.live(members[6])
+    begun.epoch = 2
+    late = packs.live(members[6])
+    late.epoch = 2
+    for one in [*lives, late]:
+        packs.train(Solo(one), 2)
+    packs.train(Fused.of([*fused, begun]), 2)
+    assert difference([state(one) for one in [*lives, late]], [state(one) for one in [*fused, begun]]) <= EXACT
+
+
+def test_while_fused_a_members_own_objects_are_views() -> None:
+    lives = [packs.live(one) for one in various(packs.ResNet)]
+    parameters = [list(one.model.parameters()) for one in lives]
+    program = Fused.of(lives)
+    packs.train(program, 1)
+    shared = {p.untyped_storage().data_ptr() for one in lives for p in one.model.parameters()}
+    assert len(shared) == 1
+    program.release()
+    tensors = [t for one in lives for t in [*one.model.state_dict().values(), *moments(one)]]
+    assert all(t.untyped_storage().nbytes() == t.numel() * t.itemsize for t in tensors)
+    assert all(p.grad is None for one in parameters for p in one)
+    assert [list(map(id, one.model.parameters())) for one in lives] == [list(map(id, one)) for one in parameters]
+
+
+def moments(one: Any) -> list[Tensor]:
+    return [value for own in one.optimizer.state.values() for value in own.values() if isinstance(value, Tensor)]
+
+
+class TwoHeads(nn.Module):
+    """The second head takes part at times."""
+
+    uses = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.first, self.second = nn.Linear(16, 8), nn.Linear(8, 4), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.body(x).tanh()
+        return self.first(hidden) + (self.second(hidden) if TwoHeads.uses else 0.0)
+
+
+@pytest.mark.parametrize("uses", [(True, False, True), (False, True, False)])
+def test_weights_that_have_no_part_in_a_loss_are_left_alone(uses: tuple[bool, ...], monkeypatch: Any) -> None:
+    members = various(TwoHeads)
+    runs = [[Solo(packs.live(one)) for one in members], [Fused.of([packs.live(one) for one in members])]]
+    for used in uses:
+        monkeypatch.setattr(TwoHeads, "uses", used)
+        for programs in runs:
+            for program in programs:
+                packs.train(program, 1)
+    lives = [solo.members[0] for solo in runs[0]]
+    fused = {one.member.name: one for one in runs[1][0].members}
+    for one in lives:
+        assert difference(weighty(one), weighty(fused[one.member.name])) <= EXACT, one.member.name
+
+
+def weighty(one: Any) -> Any:
+    """A member's state without an optimizer's for weights that it never stepped: torch has none, a kernel nothing but zeros."""
+    found = state(one)
+    found["optimizer"] = {
+        number: own for number, own in found["optimizer"]["state"].items() if any(t.any() for t in own.values())
+    }
+    return found
+
+
+def test_a_schedule_that_ends_momentum_for_a_step() -> None:
+    cycle = partial(OneCycleLR, max_lr=0.05, total_steps=19, pct_start=0.5, base_momentum=0.0, anneal_strategy="linear")
+    members = [
+        member(f"m{n}", optimizer=partial(SGD, lr=0.01, momentum=0.9), schedule=cycle, schedule_per="step", seed=n)
+        for n in range(3)
+    ]
+    (lives, _), (fused, _) = (run(members, 3) for run in (alone, together))
+    assert difference([state(one) for one in lives], [state(other) for other in fused]) <= EXACT
+
+
+def test_left_at_any_turn_it_goes_on_behind_the_last_one_finished() -> None:
+    members = various(packs.ResNet, subset=range(80))
+    fused = together(members, 1, size=96)[0]
+    program = Fused.of([packs.live(one) for one in members])
+    (arrays, _), orders = packs.samples(), packs.Orders(0, {"train": packs.TRAIN})
+    for one in program.members:
+        one.begin_epoch(orders, 0)
+    (block,) = packs.blocks(orders.epoch("train", 0), 96, arrays=arrays)
+    for _ in range(5):
+        with program.active():
+            turn = next(iter(program.cut(block)))
+            program.begin(turn)
+            assert program.finish() == 16 * len(members)
+    by_name = {one.member.name: one for one in program.members}
+    assert program.members[0].position == 80
+    assert (
+        difference([one.model.state_dict() for one in fused], [by_name[m.name].model.state_dict() for m in members])
+        == 0.0
+    )
