@@ -14,12 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from argosy.errors import StudyError
 from argosy.stream.trees import flatten, map_leaves, unflatten
 from argosy.study import Member
 from argosy.training.draws import OwnDraws, own_rates
 from argosy.training.randomness import Randomness
-from argosy.training.solo import cross_entropy
+from argosy.training.solo import cross_entropy, pair_of
 
 __all__ = ["Data", "Forward", "Rows"]
 
@@ -128,12 +127,7 @@ class Forward:
         member = self._member
         if member.step is not None:
             return (member.step(self._network, data),), ()
-        if not isinstance(data, tuple | list) or len(data) != 2:
-            raise StudyError(
-                f"member {member.name!r}: the standard step needs batches (inputs, target); these are "
-                f"{type(data).__name__}. Give the member its own step: (model, batch) -> loss."
-            )
-        inputs, target = data
+        inputs, target = pair_of(member, data)
         output = self._network(inputs)
         if member.loss is None:
             return (), output

@@ -15,12 +15,13 @@ from argosy.stream.batches import Batch
 from argosy.stream.blocks import Block
 from argosy.stream.order import Digest
 from argosy.stream.trees import map_leaves
+from argosy.study import Member
 from argosy.training.admission import check_gradients, check_labels
 from argosy.training.heap import large_outside
 from argosy.training.member import LiveMember
 from argosy.training.tally import per_sample
 
-__all__ = ["Solo"]
+__all__ = ["Solo", "cross_entropy", "pair_of"]
 
 
 class Solo:
@@ -97,7 +98,7 @@ class Solo:
 
         Training would end at the first of them, and an accelerator be of no more use to its process.
         """
-        (inputs, _), (_, target) = self._pair(data), self._pair(whole)
+        (inputs, _), (_, target) = pair_of(self.live.member, data), pair_of(self.live.member, whole)
         with torch.no_grad(), self._autocast():
             output = self.live.model(map_leaves(operator.itemgetter(slice(2)), inputs))
         check_labels(self.live.member, output, target)
@@ -205,7 +206,7 @@ class Solo:
         member = self.live.member
         if member.step is not None:
             return self._loss(member.step(self.live.model, data)), None, None
-        inputs, target = self._pair(data)
+        inputs, target = pair_of(member, data)
         output = self.live.model(inputs)
         try:
             return self._loss((member.loss or cross_entropy)(output, target)), output, target
@@ -222,19 +223,21 @@ class Solo:
             "give a tensor of losses, one per sample, or their mean, from which gradients flow."
         )
 
-    def _pair(self, data: Any) -> tuple[Any, Any]:
-        if isinstance(data, tuple | list) and len(data) == 2:
-            return data[0], data[1]
-        found = f"of {len(data)} parts" if isinstance(data, tuple | list) else f"a {type(data).__name__}"
-        raise StudyError(
-            f"member {self.live.member.name!r}: the standard step needs batches (inputs, target); these are {found}. Give "
-            "the member its own step: (model, batch) -> loss."
-        )
-
     def _autocast(self) -> contextlib.AbstractContextManager[Any]:
         if self.live.member.precision == "float32":
             return contextlib.nullcontext()  # entered for every batch, and a tenth of what a disabled autocast costs
         return torch.autocast(self.live.backend.device.type, torch.bfloat16)
+
+
+def pair_of(member: Member, data: Any) -> tuple[Any, Any]:
+    """Inputs and target of a batch; raises StudyError where it is no pair and the member has no step of its own."""
+    if isinstance(data, tuple | list) and len(data) == 2:
+        return data[0], data[1]
+    found = f"of {len(data)} parts" if isinstance(data, tuple | list) else f"a {type(data).__name__}"
+    raise StudyError(
+        f"member {member.name!r}: the standard step needs batches (inputs, target); these are {found}. Give "
+        "the member its own step: (model, batch) -> loss."
+    )
 
 
 def cross_entropy(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
