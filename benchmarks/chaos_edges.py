@@ -230,8 +230,8 @@ def unkind(around: Surroundings, faults: Sequence[str]) -> list[str]:
     answers = [asked.wait(60) for asked in around.asked]
     if set(answers) - {2}:
         found.append(f"nonsense was answered with exit codes {answers}")
-    # An interpreter that cannot open its own modules has no words of ours yet.
-    importing = exhausted and "frozen importlib" in errors and "Errno 24" in errors
-    if "Traceback" in errors and not importing:
-        found.append(f"a traceback: {errors[errors.index('Traceback') :][-2000:]}")
+    for trace in errors.split("Traceback (most recent call last)")[1:]:
+        # An interpreter that cannot open its own modules has no words of ours yet.
+        if not (exhausted and "frozen importlib" in trace):
+            found.append(f"a traceback: {trace[-2000:]}")
     return found
