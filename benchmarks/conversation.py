@@ -247,7 +247,7 @@ def _fleets(options: Any, folder: Path, figures: dict[str, Any], targets: list[d
     for work in (large, replace(large, devices="cpu:2"), turns):
         found = figures[str(work)] = fleet(work, folder)
         targets.append(target(f"{work}: driver, ms a member and section", [found["driver_ms"]], at_most=1.0))
-        if options.signals and work.devices == "cpu:1":
+        if options.signals:
             seconds = found["seconds_to_start"] + found["seconds"]
             found |= interrupted(work, folder, signals=options.signals, seconds=0.8 * seconds, dice=dice)
             targets.append(target(f"{work}: s from SIGTERM to the end", [max(found["seconds_to_end"])], at_most=30.0))
