@@ -6,6 +6,7 @@ import json
 import math
 import random
 import statistics
+from dataclasses import replace
 from pathlib import Path
 
 import evidence
@@ -161,6 +162,18 @@ def test_a_run_of_replicates_reports_means_and_differences(tmp_path: Path) -> No
     assert "3 of 3" in shown
     assert "val_loss less that of good" in shown
     assert "not distinguishable (0 ± 0)" in shown
+
+
+def test_seeds_that_are_asked_for_later_join_the_others(tmp_path: Path) -> None:
+    counted = []
+    for seeds in (2, 3):
+        study = studies.study(fleet=argosy.replicate(studies.member("mlp"), seeds), epochs=1)
+        report = argosy.train(study, directory=tmp_path, launcher="inline", devices="cpu:1")
+        counted += [(found.counted, found.metrics["val_loss"].count) for found in report.repetitions.configurations]
+    assert counted == [(2, 2), (3, 3)]
+    with pytest.raises(argosy.ArgosyError, match="seed: 2 there, 7 here"):
+        other = [*study.members[:2], replace(study.members[2], seed=7)]
+        argosy.train(replace(study, members=other), directory=tmp_path, launcher="inline", devices="cpu:1")
 
 
 def test_a_run_without_replicates_says_nothing_of_them(tmp_path: Path) -> None:
