@@ -6,6 +6,8 @@ The names below are the public API; everything else may change. Functions that n
 from typing import TYPE_CHECKING, Any
 
 from argosy.errors import ArgosyError as ArgosyError
+from argosy.members import grid as grid
+from argosy.members import replicate as replicate
 from argosy.report import Report as Report
 from argosy.stopping import MaxEpochs as MaxEpochs
 from argosy.stopping import MaxSamples as MaxSamples
@@ -17,7 +19,6 @@ from argosy.study import Data as Data
 from argosy.study import Member as Member
 from argosy.study import Study as Study
 from argosy.study import accuracy as accuracy
-from argosy.study import grid as grid
 from argosy.tuning.search import Search as Search
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from argosy.api import plan as plan
     from argosy.api import train as train
     from argosy.api import tune as tune
+    from argosy.resampling import bootstrap as bootstrap
+    from argosy.resampling import kfold as kfold
 
 __version__ = "0.1.0"
 __all__ = [
@@ -42,9 +45,12 @@ __all__ = [
     "Study",
     "Target",
     "accuracy",
+    "bootstrap",
     "grid",
+    "kfold",
     "load",
     "plan",
+    "replicate",
     "train",
     "tune",
 ]
@@ -55,4 +61,8 @@ def __getattr__(name: str) -> Any:
         from argosy import api  # imports torch, which ``import argosy`` and ``argosy --help`` must not
 
         return getattr(api, name)
+    if name in ("bootstrap", "kfold"):
+        from argosy import resampling  # imports numpy
+
+        return getattr(resampling, name)
     raise AttributeError(f"module 'argosy' has no attribute {name!r}")

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
+from argosy.ensembling.trained import Trained
 from argosy.errors import PlanError, RunError, StudyError
 from argosy.events import SearchBegan
 from argosy.fold import RunState
@@ -16,7 +17,7 @@ from argosy.planning.forecast import Forecast
 from argosy.planning_cli import explain_cluster
 from argosy.plans import Plan
 from argosy.profiles import Preparation, Profile
-from argosy.report import MemberResult, Report
+from argosy.report import Report
 from argosy.running.costs import Costs
 from argosy.running.driver import drive, measure
 from argosy.running.identity import found_study, summarize
@@ -30,7 +31,6 @@ from argosy.settings import Settings, Sharing
 from argosy.stopping import Mode
 from argosy.study import Data, Member, Study
 from argosy.system import refusals_told
-from argosy.training import checkpoint
 from argosy.tuning.hyperband import Brackets
 from argosy.tuning.report import SearchReport
 from argosy.tuning.search import Search, Store
@@ -282,35 +282,5 @@ def load(directory: str | Path, *, study: Study | None = None) -> Report:
         )
         raise RunError(f"{directory} holds no study.json: the data {how}.")
 
-    def opener(result: MemberResult) -> Any:
-        if study is None:
-            raise RunError(
-                f"the report of {directory} was read without its study and cannot build networks; give it the study: "
-                "argosy.load(directory, study=study)."
-            )
-        return _open_member(study, state, result)
-
-    return Report.of(state, directory=directory, summary=summary, opener=opener, at_work=working)
-
-
-def _open_member(study: Study, state: RunState, result: MemberResult) -> Any:
-    saved = next((saved for saved in reversed(state.member(result.name).saved) if saved.best is not None), None)
-    if saved is None or saved.best is None:
-        raise RunError(
-            f"member {result.name!r} has not finished and saved a section, so there is nothing to load; train it further."
-        )
-    if result.name not in study.names:
-        raise RunError(
-            f"the study has no member {result.name!r}, only {', '.join(study.names)}; give the run's own study."
-        )
-    best = checkpoint.load(result.folder / saved.best, saved.best_sha256)
-    model = study.member(result.name).model()
-    try:
-        model.load_state_dict(best["model"])
-    except RuntimeError as error:
-        first = str(error).splitlines()[1].strip().rstrip(".")
-        raise RunError(
-            f"the network that the study builds for member {result.name!r} is not the one that was trained: {first}. Give "
-            "the run's own study."
-        ) from error
-    return model.eval()
+    networks = Trained(study, state, directory)
+    return Report.of(state, directory=directory, summary=summary, networks=networks, at_work=working)

@@ -1,17 +1,36 @@
 """What came out: the fold of a run's events, as values a person or a program can ask."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Protocol
 
 from argosy.diagnosis import Diagnosis, diagnose
 from argosy.errors import RunError
 from argosy.events import SharingChosen
 from argosy.fold import MemberState, RunState
+from argosy.repetitions import Comparison, Repetitions
+from argosy.requirements import check_choice, check_whole
+from argosy.study import Repetition
 
-__all__ = ["MemberResult", "Report"]
+__all__ = ["MemberResult", "Networks", "Report"]
+
+
+class Networks(Protocol):
+    """The trained networks of a run; given by whoever knows torch and may have its study."""
+
+    def load(self, name: str) -> Any:
+        """A member's network with its best weights, in ``eval()`` on the CPU."""
+
+    def predict(self, network: Any, samples: Any) -> Any:
+        """What a network answers to each sample; None are the validation samples."""
+
+    def out_of_fold(self, names: Sequence[str]) -> Any:
+        """What these answer to the validation samples of their own."""
+
+    def ensemble(self, names: Sequence[str], *, combine: Any, select: Any, calibrate: bool) -> Any:
+        """One network made of those of several members."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,16 +46,17 @@ class MemberResult:
     """Of the section with the best objective; empty before the first one's end."""
     best_epoch: int | None
     hyperparameters: dict[str, Any]
+    repetition: Repetition | None
+    """Of a network that several members repeat, which one it is."""
     device: str
     seconds: float
     """Time in the member's own steps and validation."""
     folder: Path
-    opener: Callable[["MemberResult"], Any] = field(repr=False)
-    """Builds the network and loads its best weights; given by whoever knows torch."""
+    networks: Networks = field(repr=False)
 
     def load(self) -> Any:
         """The member's network with its best weights, in ``eval()`` on the CPU."""
-        return self.opener(self)
+        return self.networks.load(self.name)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,8 +82,11 @@ class Report:
     """How nodes shared the stream, and why."""
     diagnosis: Diagnosis | None
     """Which stage held up the run; None where nothing was trained."""
+    repetitions: Repetitions
+    """Networks that several members repeat, with the means of their metrics."""
     gauges: Mapping[str, Mapping[str, Any]]
     """What stages did and how full the queues between them were, by worker."""
+    networks: Networks = field(repr=False)
 
     def best(self) -> MemberResult:
         """The member with the best objective; raises RunError where no epoch was finished."""
@@ -81,6 +104,73 @@ class Report:
         raise RunError(
             f"no member {name!r} in {self.directory}; choose one of {', '.join(row.name for row in self.rows)}."
         )
+
+    def ensemble(
+        self,
+        *,
+        top: int | None = None,
+        members: Sequence[str] | None = None,
+        select: Literal["greedy"] | None = None,
+        combine: Literal["probabilities", "logits", "votes", "mean"] | None = None,
+        calibrate: bool = False,
+    ) -> Any:
+        """One ``nn.Module`` made of the best weights of the `top` members, of those named, or of all; `argosy.ensembling.Ensemble`.
+
+        With ``select="greedy"`` only those are taken, and weighted, that make the ensemble better on the validation samples
+        (Caruana et al. 2004); with `calibrate` each member's logits are divided by a temperature that is fitted there. Its
+        ``scores`` say what it and each member are worth on them. `combine` follows from the members' losses where these tell it.
+        Raises RunError and StudyError.
+        """
+        if select is not None:
+            check_choice("report.ensemble: select", select, ("greedy",))
+        if combine is not None:
+            check_choice("report.ensemble: combine", combine, ("probabilities", "logits", "votes", "mean"))
+        names = [row.name for row in self._candidates(top, members)]
+        return self.networks.ensemble(names, combine=combine, select=select, calibrate=calibrate)
+
+    def predict(self, samples: Any = None, network: Any = None) -> Any:
+        """What a network, by default the best member's, answers to each sample, ``[N, …]`` on the host.
+
+        Samples are prepared as validation samples of the study are, which they are by default: arrays, alone or in a tuple, or a
+        Dataset. The network may be any, such as an ensemble; it runs where it is.
+        """
+        return self.networks.predict(self.best().load() if network is None else network, samples)
+
+    def out_of_fold(self, configuration: str) -> Any:
+        """What networks of a cross-validation answer to the samples that they did not train on, ``[N, …]`` on the host.
+
+        Row n is of validation sample n, by the best weights of the member that holds it out: the mean where several do, as
+        bootstraps may, and NaN where none does.
+        """
+        found = [row.name for row in self.rows if row.repetition is not None and row.repetition.of == configuration]
+        if not found:
+            raise RunError(
+                f"{self.directory} has no configuration {configuration!r}; ask for a member that argosy.kfold was given."
+            )
+        return self.networks.out_of_fold(found)
+
+    def _candidates(self, top: int | None, members: Sequence[str] | None) -> Sequence[MemberResult]:
+        """Best first."""
+        if top is not None and members is not None:
+            raise RunError(
+                f"report.ensemble was given top={top} and members=; give one of them, or neither for all members."
+            )
+        if top is not None:
+            check_whole("report.ensemble: top", top, least=1)
+        known = [row for row in self.rows if row.metrics]
+        if members is not None:
+            wanted = {self.member(name).name for name in members}
+            known = [row for row in self.rows if row.name in wanted]
+        if len(known) < (top or 1):
+            raise RunError(
+                f"report.ensemble was to be made of {top or 'one or more'} members, and {len(known)} of {self.directory} have "
+                "finished an epoch or were named. Choose fewer, or train them further."
+            )
+        return known[:top]
+
+    def compare(self, first: str, second: str, metric: str | None = None) -> Comparison:
+        """How far the second of two replicated networks lies above the first, pair by pair; by default in the objective."""
+        return self.repetitions.compare(first, second, metric)
 
     def table(self) -> list[dict[str, Any]]:
         """One plain row per member, best first."""
@@ -114,6 +204,8 @@ class Report:
             "diagnosis": asdict(self.diagnosis) if self.diagnosis else None,
             "gauges": {worker: dict(gauge) for worker, gauge in self.gauges.items()},
             "members": self.table(),
+            "configurations": [found.to_json() for found in self.repetitions.configurations],
+            "comparisons": [found.to_json() for found in self.repetitions.comparisons],
         }
 
     def to_pandas(self) -> Any:
@@ -129,7 +221,7 @@ class Report:
         *,
         directory: Path,
         summary: dict[str, Any],
-        opener: Callable[[MemberResult], Any],
+        networks: Networks,
         at_work: bool = False,
     ) -> "Report":
         """From a run's fold and its ``study.json``; `at_work` says that it has a driver."""
@@ -147,10 +239,11 @@ class Report:
                     metrics=dict(best.metrics) if best else {},
                     best_epoch=best.epoch if best else None,
                     hyperparameters=described["hyperparameters"],
+                    repetition=_repetition(described),
                     device=member.device,
                     seconds=sum(ended.seconds for ended in member.sections),
                     folder=directory / "members" / name,
-                    opener=opener,
+                    networks=networks,
                 )
             )
         sign = 1.0 if mode == "min" else -1.0
@@ -176,5 +269,22 @@ class Report:
             cpu_seconds=state.cpu_seconds,
             sharing=state.sharing,
             diagnosis=diagnose((used.worker, used.gauge) for used in state.used),
+            repetitions=Repetitions.of(
+                [(row.repetition, _outcome(row)) for row in rows if row.repetition is not None],
+                objective=objective,
+                mode=mode,
+            ),
+            networks=networks,
             gauges={used.worker: {**used.gauge, "cpu_seconds": used.cpu_seconds} for used in state.used},
         )
+
+
+def _repetition(described: Mapping[str, Any]) -> Repetition | None:
+    """Of a member in ``study.json``; earlier versions wrote none."""
+    found = described.get("repetition")
+    return None if found is None else Repetition(**found)
+
+
+def _outcome(row: MemberResult) -> dict[str, float]:
+    """Metrics of a member that is done. A learning rate is none."""
+    return {name: value for name, value in row.metrics.items() if name != "lr" and row.status == "done"}

@@ -2,10 +2,9 @@
 
 import functools
 import inspect
-import itertools
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from argosy.errors import StudyError
@@ -25,7 +24,7 @@ from argosy.requirements import (
 )
 from argosy.stopping import MaxEpochs, Mode, Stop, check_rule, mode_of
 
-__all__ = ["Data", "Member", "Study", "Terms", "accuracy", "grid"]
+__all__ = ["Data", "Member", "Repetition", "Study", "Terms", "accuracy"]
 
 OTHER_COLUMNS = frozenset({"lr", "seconds", "epochs", "steps", "samples"})
 """Of a row of history, beside a member's losses and metrics."""
@@ -89,6 +88,18 @@ class Data:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Repetition:
+    """Which one of the members a member is that repeat one network: the report compares networks over their repetitions."""
+
+    of: str
+    """What is repeated."""
+    under: str
+    """What differs, as ``seed=3``; repetitions of two networks under the same are compared as a pair."""
+    overlap: float = 0.0
+    """Where members share training samples by design, as those of folds do: validation samples for each training sample."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Member:
     """One network to train, with all that belongs to it alone."""
 
@@ -125,6 +136,8 @@ class Member:
     """From 0, instead of the seed that follows from the study's seed and the member's name."""
     step: Callable[[Any, Any], Any] | None = None
     """Own training step: (model, batch) -> loss, instead of ``loss(model(x), y)`` on batches ``(x, y)``."""
+    repetition: Repetition | None = None
+    """Given by `argosy.replicate`; it decides nothing of what the member becomes."""
 
     def __post_init__(self) -> None:
         check_name(self.name)
@@ -255,24 +268,6 @@ class Study:
     def stop_of(self, member: Member) -> Stop:
         """The member's own rule, or the study's."""
         return self.stop if member.stop is None else member.stop
-
-
-def grid(build: Callable[..., Member], **axes: Sequence[Any]) -> list[Member]:
-    """One member per point of a grid, named after it.
-
-    >>> from functools import partial
-    >>> def mlp(lr, hidden):
-    ...     return Member("mlp", model=partial(dict, hidden=hidden), optimizer=partial(dict, lr=lr), batch_size=32)
-    >>> [m.name for m in grid(mlp, lr=[0.1, 0.01], hidden=[64])]
-    ['mlp-lr=0.1-hidden=64', 'mlp-lr=0.01-hidden=64']
-    """
-    members = []
-    for point in itertools.product(*axes.values()):
-        values = dict(zip(axes, point, strict=True))
-        member = build(**values)
-        suffix = "-".join(f"{key}={value}" for key, value in values.items())
-        members.append(replace(member, name=f"{member.name}-{suffix}"))
-    return members
 
 
 def _members(members: Any) -> tuple[Member, ...]:

@@ -4,6 +4,7 @@ import functools
 import json
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -220,6 +221,7 @@ def _describe(member: Member, measured: Measured | None) -> dict[str, Any]:
         "stop": repr(member.stop),
         "subset": _spell_subset(member.subset),
         "val_subset": _spell_subset(member.val_subset),
+        "repetition": None if member.repetition is None else asdict(member.repetition),
     }
 
 

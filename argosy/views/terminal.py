@@ -4,7 +4,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -212,4 +212,22 @@ def report_table(report: Report) -> Group:
         text += f"\nNodes shared the stream: {report.sharing.sharing} ({report.sharing.reason})."
     if report.diagnosis is not None:
         text += f"\nBottleneck: {report.diagnosis.verdict}."
-    return Group(table, Text(text))
+    return Group(table, *_repetitions(report), Text(text))
+
+
+def _repetitions(report: Report) -> list[RenderableType]:
+    """Networks that several members repeat, where there are any: their means, and how they differ from the best."""
+    found = report.repetitions.configurations
+    if not found:
+        return []
+    metrics = list(dict.fromkeys(metric for each in found for metric in each.metrics))
+    less = {each.second: str(each) for each in report.repetitions.comparisons}
+    table = Table("configuration", "done", *metrics, box=None, pad_edge=False)
+    if less:
+        table.add_column(f"{report.objective} less that of {found[0].name}")
+    for each in found:
+        means = [str(each.metrics.get(metric, "")) for metric in metrics]
+        differences = [less.get(each.name, "")] if less else []
+        table.add_row(each.name, f"{each.counted} of {each.repetitions}", *means, *differences)
+    pairs = " Differences are taken pair by pair." if less else ""
+    return [Text(""), table, Text(f"Means over repetitions, ± half of their 95 % intervals.{pairs}\n")]

@@ -15,6 +15,7 @@ import torch
 
 from argosy.errors import ArgosyError
 from messages import (
+    of_ensembles,
     of_members,
     of_plans,
     of_runs,
@@ -38,6 +39,7 @@ CASES: Mapping[str, Case] = {
     **of_training.CASES,
     **of_runs.CASES,
     **of_searches.CASES,
+    **of_ensembles.CASES,
 }
 """By what leads there, in the words of the person whom it befalls."""
 

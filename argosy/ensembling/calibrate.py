@@ -1,0 +1,28 @@
+"""How sure a network should be of what it says: temperature scaling (Guo et al. 2017)."""
+
+import math
+
+from torch import Tensor
+
+__all__ = ["temperature"]
+
+SPAN = 20.0
+"""Temperatures lie between its inverse and this: of a network that is never wrong the best one would be 0."""
+HALVINGS = 50
+
+
+def temperature(logits_NC: Tensor, target_N: Tensor) -> float:
+    """The temperature by which logits are divided for the least negative log-likelihood of these targets.
+
+    With β for its inverse that is convex, and its derivative, the mean of Σ p z - z_target with p = softmax(β z), rises with β: so
+    the β where it is zero is found by bisection.
+    """
+    logits_NC = logits_NC.double()
+    of_target_N = logits_NC.gather(1, target_N[:, None]).squeeze(1)
+    low, high = -math.log(SPAN), math.log(SPAN)
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        expected_N = ((logits_NC * math.exp(middle)).softmax(dim=1) * logits_NC).sum(dim=1)
+        too_high = (expected_N - of_target_N).mean().item() > 0
+        low, high = (low, middle) if too_high else (middle, high)
+    return math.exp(-low)

@@ -1,0 +1,119 @@
+"""What networks make of samples: every sample is prepared once, as the study prepares validation samples, for all networks."""
+
+import contextlib
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from argosy.errors import RunError
+from argosy.stream.blocks import ALIGNMENT, Block, Place
+from argosy.stream.pulse import Pulse
+from argosy.stream.sources import Source, open_split, probed
+from argosy.stream.trees import unflatten
+from argosy.study import Data, Study
+
+__all__ = ["Predicted", "predict", "samples_of"]
+
+ROWS = 256
+"""Samples that networks see at a time."""
+
+
+class Predicted(NamedTuple):
+    """Of a set of samples, in their order."""
+
+    outputs: list[Tensor]
+    """Of each network, ``[N, …]``, on the host."""
+    targets: Any
+    """The second part of the samples, ``[N, …]``; None where that is not one tensor."""
+    indices: Tensor
+    """Of the samples, int64 ``[N]``."""
+    length: int
+    """Samples that there are."""
+
+
+def samples_of(study: Study, samples: Any) -> Data:
+    """The study's data with these samples for validation: arrays, alone or in a tuple, a Dataset, or what returns one."""
+    if hasattr(samples, "shape"):
+        samples = (samples,)
+    arrays = isinstance(samples, tuple | list) and all(hasattr(array, "shape") for array in samples)
+    return replace(study.data, val=None if arrays else samples, val_arrays=samples if arrays else None)
+
+
+def predict(networks: Sequence[nn.Module], data: Data, *, seed: int, indices: Sequence[int] | None = None) -> Predicted:
+    """Let networks answer to the validation samples of the data, or to some of them. Raises StudyError for what cannot be had.
+
+    They are on one device, where `Data.on_device` runs as well, and are put into ``eval()``. A sample that raised, where these are
+    skipped, is left out.
+    """
+    device = next((tensor.device for tensor in networks[0].state_dict().values()), torch.device("cpu"))
+    with _random_states_kept(), torch.no_grad():
+        for network in networks:
+            network.eval()
+        source = _opened(data, seed)
+        chosen = np.arange(source.length) if indices is None else np.asarray(indices, dtype=np.int64)
+        outputs: list[list[Tensor]] = [[] for _ in networks]
+        targets, kept = [], []
+        for start in range(0, len(chosen), ROWS):
+            block = _prepared(source, chosen[start : start + ROWS])
+            inputs, target = _batch(block, data, device)
+            for number, network in enumerate(networks):
+                outputs[number].append(_tensor(network(inputs)).cpu())
+            targets.append(target)
+            kept.append(torch.from_numpy(block.indices[block.sound]))
+    whole = None if targets[0] is None else torch.cat(targets)
+    return Predicted([torch.cat(parts) for parts in outputs], whole, torch.cat(kept), source.length)
+
+
+def _opened(data: Data, seed: int) -> Source:
+    pulse = Pulse.private()
+    found = open_split(data, "val", seed=seed, pulse=pulse)
+    return probed(found, "val", seed=seed, skip_errors=data.on_error == "skip", pulse=pulse)
+
+
+def _batch(block: Block, data: Data, device: torch.device) -> tuple[Any, Any]:
+    """Inputs and target; the latter is None of samples without a second part."""
+    sound = torch.from_numpy(block.sound)
+    leaves = [(leaf if block.whole else leaf[sound]).to(device) for leaf in block.leaves]
+    batch = unflatten(leaves, block.tree)
+    if data.on_device is not None:
+        batch = data.on_device(batch)
+    if not isinstance(batch, tuple | list):
+        return batch, None
+    target = batch[1] if len(batch) > 1 else None
+    return batch[0], target.cpu() if isinstance(target, Tensor) else None
+
+
+def _prepared(source: Source, indices: np.ndarray[Any, Any]) -> Block:
+    """These samples as the first epoch has them."""
+    rows = len(indices)
+    place = Place(leg=0, split="val", epoch=0, section=0, start=0, rows=rows, last=True)
+    memory = np.empty(source.layout.block_bytes(rows) + ALIGNMENT, np.uint8)
+    block = source.layout.block(place, memory[-memory.ctypes.data % ALIGNMENT :])
+    source.fill(block, 0, indices)
+    return block
+
+
+def _tensor(output: Any) -> Tensor:
+    if isinstance(output, Tensor):
+        return output
+    raise RunError(
+        f"a network returned {type(output).__name__} where predictions are tensors. Let it return one in eval(), or call "
+        "report.member(name).load() and take the tensor that you mean from what it returns."
+    )
+
+
+@contextlib.contextmanager
+def _random_states_kept() -> Iterator[None]:
+    """Preparation seeds the generators of the process, which are somebody else's here."""
+    before = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])
+        torch.default_generator.set_state(before[2])

@@ -1,0 +1,125 @@
+"""The networks of a run: what a report needs the run's study, and torch, for."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from argosy.ensembling.combining import Combine
+from argosy.ensembling.ensemble import Ensemble
+from argosy.ensembling.making import Select, alike, make
+from argosy.ensembling.opening import opened
+from argosy.ensembling.predict import predict, samples_of
+from argosy.errors import RunError
+from argosy.fold import RunState
+from argosy.study import Member, Study
+from argosy.training import checkpoint
+
+__all__ = ["Trained"]
+
+OF_NUMBERS = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss)
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """See `argosy.report.Networks`."""
+
+    study: Study | None
+    state: RunState
+    directory: Path
+
+    def load(self, name: str) -> nn.Module:
+        """See `Networks.load`."""
+        study = self._study()
+        saved = next((saved for saved in reversed(self.state.member(name).saved) if saved.best is not None), None)
+        if saved is None or saved.best is None:
+            raise RunError(
+                f"member {name!r} has not finished and saved a section, so there is nothing to load; train it further."
+            )
+        if name not in study.names:
+            raise RunError(
+                f"the study has no member {name!r}, only {', '.join(study.names)}; give the run's own study."
+            )
+        best = checkpoint.load(self.directory / "members" / name / saved.best, saved.best_sha256)
+        return opened(study.member(name), best["model"])
+
+    def predict(self, network: nn.Module, samples: Any) -> Tensor:
+        """See `Networks.predict`."""
+        study = self._study()
+        if samples is None and not study.data.has_val:
+            raise RunError(
+                f"the study of {self.directory} has no validation data to predict; give samples, as in report.predict((x,))."
+            )
+        data = study.data if samples is None else samples_of(study, samples)
+        return predict([network], data, seed=study.seed).outputs[0]
+
+    def ensemble(self, names: Sequence[str], *, combine: Combine | None, select: Select, calibrate: bool) -> Ensemble:
+        """See `Networks.ensemble`."""
+        study = self._study()
+        networks = {name: self.load(name) for name in names}
+        members = [study.member(name) for name in names]
+        combine = combine or _usual(members)
+        if study.data.has_val and _all_validated_alike(members):
+            chosen = members[0].val_subset
+            predicted = predict(list(networks.values()), study.data, seed=study.seed, indices=chosen)
+            return make(networks, predicted, combine=combine, select=select, calibrate=calibrate)
+        if select is not None or calibrate:
+            found = "have validation samples of their own each" if study.data.has_val else "have no validation samples"
+            raise RunError(
+                f"members {', '.join(map(repr, names))} {found}, and select= and calibrate= need the same for all. Leave "
+                "them out, or choose members that share theirs, with members=."
+            )
+        return alike(networks, combine)
+
+    def out_of_fold(self, names: Sequence[str]) -> Tensor:
+        """See `Networks.out_of_fold`."""
+        study = self._study()
+        parts = []
+        for name in names:
+            network = self.load(name)
+            if study.member(name).val_subset is None:
+                raise RunError(
+                    f"member {name!r} has no val_subset, so it holds out no fold. Ask for members made by argosy.kfold."
+                )
+            parts.append(predict([network], study.data, seed=study.seed, indices=study.member(name).val_subset))
+        total = torch.zeros(parts[0].length, *parts[0].outputs[0].shape[1:])
+        times = torch.zeros(parts[0].length, *[1] * (total.dim() - 1))
+        for part in parts:
+            total.index_add_(0, part.indices, part.outputs[0])
+            times.index_add_(0, part.indices, torch.ones(len(part.indices), *times.shape[1:]))
+        return total / times
+
+    def _study(self) -> Study:
+        if self.study is None:
+            raise RunError(
+                f"the report of {self.directory} was read without its study and cannot build networks; give it the study: "
+                "argosy.load(directory, study=study)."
+            )
+        return self.study
+
+
+def _usual(members: Sequence[Member]) -> Combine:
+    """How members are combined that were trained by these losses; raises RunError for losses that do not tell."""
+    if all(_of_classes(member) for member in members):
+        return "probabilities"
+    if all(isinstance(member.loss, OF_NUMBERS) for member in members):
+        return "mean"
+    raise RunError(
+        f"what the outputs of members {', '.join(repr(member.name) for member in members)} are, their losses do not tell. Say "
+        "combine='probabilities' where they are logits of classes, combine='mean' where they are numbers."
+    )
+
+
+def _of_classes(member: Member) -> bool:
+    return member.step is None and (member.loss is None or isinstance(member.loss, nn.CrossEntropyLoss))
+
+
+def _all_validated_alike(members: Sequence[Member]) -> bool:
+    first, *others = [member.val_subset for member in members]
+    if first is None:
+        return all(other is None for other in others)
+    return all(other is not None and np.array_equal(first, other) for other in others)

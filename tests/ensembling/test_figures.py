@@ -1,0 +1,153 @@
+"""Figures and choices of ensembles, as pure functions: against scikit-learn, SciPy, values by hand, and a slow reference."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import minimize_scalar
+from sklearn.metrics import log_loss
+from torch import Tensor
+from torch.nn import functional
+
+from argosy.ensembling.calibrate import SPAN, temperature
+from argosy.ensembling.combining import combined, quantiles, variance
+from argosy.ensembling.scores import class_scores, disagreement, number_scores
+from argosy.ensembling.select import ROUNDS, greedy
+
+CLASSES = ("probabilities", "logits", "votes")
+
+
+def members(count: int, samples: int = 60, classes: int = 4, *, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Logits ``[members, N, classes]`` that are right more often than not, each member at its own samples, and the truth ``[N]``."""
+    generator = torch.Generator().manual_seed(seed)
+    target = torch.randint(classes, (samples,), generator=generator)
+    signal = 1.5 * functional.one_hot(target, classes)
+    noise = torch.randn(count, samples, classes, generator=generator, dtype=torch.float64)
+    return signal + noise, target
+
+
+def even(count: int) -> Tensor:
+    """The same weight for all."""
+    return torch.full((count,), 1 / count)
+
+
+def test_scores_of_classes() -> None:
+    logits, target = members(1)
+    probabilities = logits[0].softmax(dim=1)
+    found = class_scores(probabilities, target)
+    assert found["accuracy"] == pytest.approx(float((logits[0].argmax(1) == target).double().mean()))
+    assert found["nll"] == pytest.approx(log_loss(target, probabilities, labels=range(4)))
+    truth = functional.one_hot(target, 4).double()
+    assert found["brier"] == pytest.approx(float(((probabilities - truth) ** 2).sum() / 60))
+
+
+def test_calibration_error_is_the_gap_between_confidence_and_accuracy() -> None:
+    probabilities = torch.tensor([[0.9, 0.1], [0.9, 0.1], [0.9, 0.1], [0.6, 0.4]])
+    found = class_scores(probabilities, torch.tensor([0, 0, 1, 0]))
+    assert found["ece"] == pytest.approx(3 / 4 * (0.9 - 2 / 3) + 1 / 4 * 0.4)
+    assert class_scores(torch.eye(3), torch.arange(3))["ece"] == 0.0
+
+
+def test_disagreement_is_a_mean_over_pairs() -> None:
+    said = functional.one_hot(torch.tensor([[0, 1, 2, 0], [0, 1, 2, 1], [0, 2, 2, 1]]), 3).double()
+    assert disagreement(said) == pytest.approx((1 / 4 + 2 / 4 + 1 / 4) / 3)
+    assert disagreement(said[:1]) == 0.0
+
+
+def test_scores_of_numbers() -> None:
+    found = number_scores(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 4.0]))
+    assert found == pytest.approx({"rmse": math.sqrt(2), "mae": 1.0})
+
+
+def test_ways_to_combine() -> None:
+    logits, weights = torch.tensor([[[2.0, 0.0]], [[0.0, 1.0]], [[0.0, 3.0]]]), torch.tensor([0.5, 0.25, 0.25])
+    temperatures = torch.tensor([2.0, 1.0, 1.0])
+    cooled = logits / temperatures[:, None, None]
+    expected = {
+        "probabilities": (cooled.softmax(2) * weights[:, None, None]).sum(0),
+        "logits": (cooled * weights[:, None, None]).sum(0).softmax(1),
+        "votes": torch.tensor([[0.5, 0.5]]),
+        "mean": (logits * weights[:, None, None]).sum(0),
+    }
+    for combine, values in expected.items():
+        torch.testing.assert_close(combined(logits, weights, temperatures, combine), values)
+    pixels = torch.randn(3, 2, 4, 5, 5)
+    for combine in CLASSES:
+        together = combined(pixels, weights, temperatures, combine)
+        torch.testing.assert_close(together.sum(dim=1), torch.ones(2, 5, 5))
+
+
+def test_spread_of_numbers() -> None:
+    outputs = torch.tensor([4.0, 1.0, 2.0, 3.0])[:, None]
+    torch.testing.assert_close(variance(outputs, even(4)), torch.tensor([1.25]))
+    found = quantiles(outputs, even(4), [0.0, 0.25, 0.5, 0.51, 1.0])
+    assert found.flatten().tolist() == [1.0, 1.0, 2.0, 3.0, 4.0]
+    heavy = quantiles(outputs, torch.tensor([0.7, 0.1, 0.1, 0.1]), [0.3, 0.5])
+    assert heavy.flatten().tolist() == [3.0, 4.0]
+    ten = torch.arange(10.0)[:, None]
+    assert quantiles(ten, even(10), [k / 10 for k in range(1, 11)]).flatten().tolist() == list(range(10))
+
+
+def test_temperature_has_the_least_negative_log_likelihood() -> None:
+    logits, target = members(1, samples=200)
+    for scale in (0.3, 1.0, 4.0):
+        found = temperature(logits[0] * scale, target)
+
+        def loss(log_temperature: float, logits: Tensor = logits[0] * scale) -> float:
+            return functional.cross_entropy(logits / math.exp(log_temperature), target).item()
+
+        best = minimize_scalar(loss, bounds=(-3, 3), method="bounded", options={"xatol": 1e-9})
+        assert math.log(found) == pytest.approx(best.x, abs=1e-5)
+
+
+def test_the_temperature_of_a_network_that_is_never_or_always_wrong_is_bounded() -> None:
+    logits = 3.0 * torch.eye(4)
+    assert temperature(logits, torch.arange(4)) == pytest.approx(1 / SPAN)
+    assert temperature(logits, torch.arange(4).roll(1)) == pytest.approx(SPAN)
+
+
+def loss_of(weights: list[float], outputs: Tensor, target: Tensor, combine: str) -> float:
+    """What greedy selection makes small."""
+    together = combined(outputs, torch.tensor(weights, dtype=torch.float64), torch.ones(len(outputs)), combine)
+    if combine == "mean":
+        return (together - target).pow(2).mean().item()
+    if combine == "votes":
+        return (together.argmax(1) != target).double().mean().item()
+    return functional.nll_loss(together.log(), target).item()
+
+
+def slow_greedy(outputs: Tensor, target: Tensor, combine: str) -> list[float]:
+    """The same by its definition."""
+    counts, tried = np.zeros(len(outputs), int), []
+    for _ in range(ROUNDS):
+        options = [counts + np.eye(len(outputs), dtype=int)[number] for number in range(len(outputs))]
+        losses = [loss_of(list(option / option.sum()), outputs, target, combine) for option in options]
+        counts = options[int(np.argmin(losses))]
+        tried.append((min(losses), counts / counts.sum()))
+    return list(min(tried, key=lambda one: one[0])[1])
+
+
+@pytest.mark.parametrize("combine", ["probabilities", "logits", "mean"])
+def test_greedy_selection_is_that_of_its_definition(combine: str) -> None:
+    outputs, target = members(5)
+    truth = torch.randn(60, 4, dtype=torch.float64) if combine == "mean" else target
+    assert greedy(outputs, truth, combine) == pytest.approx(slow_greedy(outputs, truth, combine))
+
+
+@pytest.mark.parametrize(("combine", "seed"), list(itertools.product((*CLASSES, "mean"), range(5))))
+def test_greedy_selection_is_never_worse_than_the_best_alone(combine: str, seed: int) -> None:
+    outputs, target = members(6, seed=seed)
+    truth = outputs[0] * 0.9 if combine == "mean" else target
+    weights = greedy(outputs, truth, combine)
+    assert sum(weights) == pytest.approx(1.0)
+    alone = [loss_of([float(n == number) for n in range(6)], outputs, truth, combine) for number in range(6)]
+    assert loss_of(weights, outputs, truth, combine) <= min(alone) + 1e-12
+
+
+def test_greedy_selection_leaves_out_what_says_nothing() -> None:
+    outputs, target = members(3)
+    outputs[1] = math.nan
+    assert greedy(outputs, target, "probabilities")[1] == 0.0
+    assert greedy(outputs[:1], target, "probabilities") == [1.0]

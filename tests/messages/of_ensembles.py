@@ -1,0 +1,92 @@
+"""What is wrong with an ensemble, a prediction, or a comparison that a report is asked for."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import studies
+import torch
+from torch import Tensor, nn
+
+import argosy
+from argosy.ensembling.ensemble import Ensemble
+from messages.of_studies import VALIDATED, trained
+
+__all__ = ["CASES"]
+
+ROWS = np.zeros((40, 12), np.float32)
+
+
+class Pair(nn.Module):
+    """A network that returns more than one thing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(12, 10)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.linear(x) if self.training or len(x) == 20 else {"logits": self.linear(x)}
+
+
+def wide() -> nn.Module:
+    """A network of 12 classes."""
+    return nn.Linear(12, 12)
+
+
+def member(name: str = "mlp", **rest: Any) -> argosy.Member:
+    """One that trains on 40 samples."""
+    return studies.member(name, batch_size=20, **rest)
+
+
+def report(*members: argosy.Member, **rest: Any) -> argosy.Report:
+    """Of a run of these members, or of one."""
+    return trained(*(members or (member(),)), **rest)
+
+
+def summed(output: Tensor, target: Tensor) -> Tensor:
+    """A loss of a person's own."""
+    return (output.sum(dim=1) - target) ** 2
+
+
+def halves() -> argosy.Report:
+    """Of two members that are validated on samples of their own."""
+    return report(member("one", val_subset=range(20)), member("two", val_subset=range(20, 40)))
+
+
+def without_validation() -> argosy.Report:
+    """Of a study without validation data."""
+    return report(data=argosy.Data(arrays=VALIDATED.arrays))
+
+
+def loaded_by_others() -> None:
+    """An ensemble that was saved, and members of another study."""
+    report().ensemble().save(Path("ensemble.pt"))
+    Ensemble.load(Path("ensemble.pt"), [member("vit")])
+
+
+CASES = {
+    "a comparison with what was not replicated": lambda: report().compare("mlp", "vit"),
+    "a comparison by what is not reported": lambda: report(*argosy.replicate(member(), 2)).compare(
+        "mlp", "mlp", "val_f1"
+    ),
+    "an ensemble of the best and of named members": lambda: report().ensemble(top=2, members=["mlp"]),
+    "an ensemble of more members than there are": lambda: report().ensemble(top=5),
+    "an ensemble of members whose loss does not tell what they say": lambda: report(
+        member(loss=summed, metrics={})
+    ).ensemble(),
+    "an ensemble of members that answer different questions": lambda: report(
+        member("one"), member("two", model=wide)
+    ).ensemble(),
+    "an ensemble of numbers whose targets have another shape": lambda: report().ensemble(combine="mean"),
+    "an ensemble of classes whose targets are none": lambda: report(
+        member(loss=nn.MSELoss(), metrics={}),
+        data=argosy.Data(arrays=(ROWS, ROWS[:, :10]), val_arrays=(ROWS, ROWS[:, :10])),
+    ).ensemble(combine="votes"),
+    "a selection among members that were validated on different samples": lambda: halves().ensemble(select="greedy"),
+    "a selection without validation data": lambda: without_validation().ensemble(calibrate=True),
+    "a prediction without validation data": lambda: without_validation().predict(),
+    "a prediction of a network that returns no tensor": lambda: report(member(model=Pair)).predict(torch.zeros(3, 12)),
+    "predictions of folds of a member that has none": lambda: report(*argosy.replicate(member(), 2)).out_of_fold("mlp"),
+    "predictions of folds of a member that was not repeated": lambda: report().out_of_fold("mlp"),
+    "a saved ensemble without its members": loaded_by_others,
+}

@@ -1,0 +1,137 @@
+"""Folds and bootstraps: each sample where it belongs, one stream for all of them, and what each says of what it has not seen."""
+
+from collections import Counter
+from pathlib import Path
+
+import evidence
+import numpy as np
+import pytest
+import studies
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+import argosy
+from argosy.fold import RunState
+from argosy.intervals import Interval, t_quantile
+from argosy.running.journal import read_journal
+
+
+def fold_of_each(members: list[argosy.Member], samples: int) -> np.ndarray:
+    """The fold that holds out each sample; fails where there is not exactly one, or where it is trained on there."""
+    fold = np.full(samples, -1)
+    for number, member in enumerate(members):
+        assert (fold[member.val_subset] == -1).all()
+        fold[member.val_subset] = number
+        assert sorted([*member.subset, *member.val_subset]) == list(range(samples))
+    assert (fold >= 0).all()
+    return fold
+
+
+@given(st.integers(2, 7), st.integers(7, 60), st.integers(0, 2**40))
+def test_every_sample_is_held_out_once(folds: int, samples: int, seed: int) -> None:
+    members = argosy.kfold(studies.member("a"), folds, samples=samples, seed=seed)
+    sizes = np.bincount(fold_of_each(members, samples), minlength=folds)
+    assert sizes.max() - sizes.min() <= 1
+    again = argosy.kfold(studies.member("a"), folds, samples=samples, seed=seed)
+    assert [member.subset for member in again] == [member.subset for member in members]
+
+
+@given(st.integers(2, 5), st.lists(st.integers(5, 12), min_size=1, max_size=6))
+def test_folds_get_equal_shares_of_each_label(folds: int, counts: list[int]) -> None:
+    labels = np.random.RandomState(0).permutation(np.repeat([f"label {n}" for n in range(len(counts))], counts))
+    fold = fold_of_each(argosy.kfold(studies.member("a"), folds, stratify=list(labels)), len(labels))
+    for label in np.unique(labels):
+        sizes = np.bincount(fold[labels == label], minlength=folds)
+        assert sizes.max() - sizes.min() <= 1
+    sizes = np.bincount(fold, minlength=folds)
+    assert sizes.max() - sizes.min() <= 1
+
+
+@given(st.integers(2, 5), st.lists(st.integers(1, 12), min_size=5, max_size=20))
+def test_no_group_is_in_two_folds(folds: int, counts: list[int]) -> None:
+    groups = torch.tensor(np.random.RandomState(0).permutation(np.repeat(np.arange(len(counts)), counts)))
+    fold = fold_of_each(argosy.kfold(studies.member("a"), folds, groups=groups), len(groups))
+    for group in range(len(counts)):
+        assert len(set(fold[groups.numpy() == group])) == 1
+    sizes = np.bincount(fold, minlength=folds)
+    assert sizes.max() - sizes.min() <= max(counts)
+
+
+def test_a_bootstrap_is_validated_on_what_it_did_not_draw() -> None:
+    members = argosy.bootstrap(studies.member("a"), 3, samples=200)
+    for member in members:
+        assert len(member.subset) == 200
+        assert not set(member.subset) & set(member.val_subset)
+        assert {*member.subset, *member.val_subset} == set(range(200))
+        assert max(Counter(member.subset).values()) > 1
+    assert [member.name for member in members] == ["a-bootstrap=0", "a-bootstrap=1", "a-bootstrap=2"]
+    assert members[0].subset != members[1].subset
+
+
+def test_a_fold_can_be_replicated() -> None:
+    found = [m for fold in argosy.kfold(studies.member("a"), 2, samples=9) for m in argosy.replicate(fold, 2)]
+    assert [m.name for m in found] == ["a-fold=0-seed=0", "a-fold=0-seed=1", "a-fold=1-seed=0", "a-fold=1-seed=1"]
+    assert {m.repetition.of for m in found} == {"a"}
+    assert [m.repetition.under for m in found][:2] == ["fold=0-seed=0", "fold=0-seed=1"]
+    assert found[0].repetition.overlap == pytest.approx(5 / 4)
+
+
+def test_the_interval_of_folds_is_wider_by_what_they_share() -> None:
+    values = [0.1, 0.2, 0.4, 0.3, 0.2]
+    found = Interval.of(values, overlap=1 / 4)
+    assert found.half == pytest.approx(t_quantile(4) * np.std(values, ddof=1) * np.sqrt(1 / 5 + 1 / 4))
+    assert Interval.of(values).half == pytest.approx(stats.t.interval(0.95, 4, 0, stats.sem(values))[1])
+
+
+def data(samples: int = 60) -> argosy.Data:
+    """The same samples for training and validation."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(samples, 12, generator=generator)
+    rows = (x, x[:, :10].argmax(dim=1))
+    return argosy.Data(arrays=rows, val_arrays=rows)
+
+
+def trained(directory: Path, members: list[argosy.Member]) -> argosy.Report:
+    """Two epochs of these members, in this process."""
+    study = argosy.Study(data=data(), members=members, stop=argosy.MaxEpochs(2))
+    return argosy.train(study, directory=directory, launcher="inline", devices="cpu:1")
+
+
+def test_folds_of_one_stream_equal_separate_runs(tmp_path: Path) -> None:
+    plain = studies.member("plain", drop_last=True)
+    folds = [
+        *argosy.kfold(plain, 3, stratify=data().arrays[1] > 4),
+        *argosy.kfold(studies.member("wide", hidden=24, drop_last=True), 3, stratify=data().arrays[1] > 4),
+    ]
+    report = trained(tmp_path / "together", folds)
+    assert report.preparations == 1.0
+    fed = RunState.of(read_journal(tmp_path / "together")).fed
+    assert all(samples == 60 for samples in fed.values()), "once for all folds"
+
+    together = evidence.results(tmp_path / "together")
+    held_out = report.out_of_fold("plain")
+    for member in folds[:3]:
+        alone = trained(tmp_path / member.name, [member])
+        assert evidence.results(tmp_path / member.name)[member.name] == together[member.name]
+        network = alone.best().load()
+        with torch.no_grad():
+            assert torch.equal(network(data().arrays[0][member.val_subset]), held_out[member.val_subset])
+    losses = torch.nn.functional.cross_entropy(held_out, data().arrays[1], reduction="none")
+    for member in folds[:3]:
+        own = losses[member.val_subset].mean().item()
+        assert own == pytest.approx(report.member(member.name).metrics["val_loss"], rel=1e-5)
+
+    mean = next(found for found in report.repetitions.configurations if found.name == "plain").metrics["val_loss"]
+    values = [report.member(member.name).metrics["val_loss"] for member in folds[:3]]
+    assert mean.mean == pytest.approx(np.mean(values))
+    assert mean.half == pytest.approx(t_quantile(2) * np.std(values, ddof=1) * np.sqrt(1 / 3 + 20 / 40))
+    assert report.compare("plain", "wide").difference.count == 3
+
+
+def test_what_no_bootstrap_left_out_is_told_by_nobody(tmp_path: Path) -> None:
+    members = argosy.bootstrap(studies.member("bag", drop_last=True), 2, samples=60)
+    said = trained(tmp_path, members).out_of_fold("bag")
+    drawn_twice = set(members[0].subset) & set(members[1].subset)
+    assert {n for n in range(60) if said[n].isnan().all()} == drawn_twice
