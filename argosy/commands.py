@@ -51,7 +51,8 @@ class Opened:
     address: str
     """Where trainers get blocks."""
     lengths: Mapping[str, int]
-    fingerprint: str
+    fingerprints: Mapping[str, str]
+    """Of each split."""
     block_size: int
     seconds_per_sample: float
     """Of one core that prepares a sample, seen on a few; 0 where blocks are gathered from arrays."""
@@ -301,6 +302,8 @@ class OutOfMemory:
 
     member: str
     detail: str
+    batch_norm: bool
+    """Whether it has BatchNorm, of one that ran out of it while it was measured."""
 
 
 @dataclass(frozen=True, kw_only=True)

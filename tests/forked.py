@@ -23,6 +23,7 @@ from argosy import cli
 from argosy.running import forkserver, worker  # noqa: F401  # what servers and workers import
 from argosy.running.forkserver import ForkServer
 from argosy.stream.death import die_with_parent
+from argosy.stream.memory import memory_file
 from argosy.stream.wire import Peer
 from argosy.training.heap import without_tcache
 
@@ -73,9 +74,10 @@ def start_server() -> ForkServer:
         sys.argv[:] = ["-c", json.dumps(sys.path), str(number), str(driver)]
         forkserver.main()
 
-    process = fork(live, keep=[number])
+    words = os.fdopen(memory_file("argosy-fork-server"), "rb")
+    process = fork(live, err=words.fileno(), keep=[number])
     theirs.close()
-    return ForkServer(process, ours)  # type: ignore[arg-type]
+    return ForkServer(process, ours, words)  # type: ignore[arg-type]
 
 
 def command(folder: Path, words: Iterable[str]) -> subprocess.CompletedProcess[str]:

@@ -1,5 +1,6 @@
 """What a study refuses when it is made: one sentence each, before anything starts."""
 
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -18,6 +19,7 @@ from torch.utils.data import IterableDataset
 
 import argosy
 from argosy.errors import StudyError
+from argosy.running.studyfile import load_study
 
 
 def sgd_like(lr: float, parameters: Iterator[nn.Parameter], *more: float) -> SGD:
@@ -258,3 +260,15 @@ def test_a_subset_that_its_split_cannot_have_is_refused_before_training(tmp_path
             argosy.train(study, directory=tmp_path, launcher="inline", devices="cpu:1")
         assert f"member 'a': {message}" in str(error.value)
         assert not (tmp_path / "study.json").exists()
+
+
+def test_a_study_file_with_the_name_of_a_module_is_refused_and_hides_nothing(tmp_path: Path) -> None:
+    for name in ("random", "turtledemo", "torch", "argosy"):
+        (tmp_path / f"{name}.py").write_text("import argosy\n")
+        known, path = sys.modules.get(name), [*sys.path]
+        with pytest.raises(
+            StudyError, match=rf"has the name of the module '{name}', .* Rename it, for example {name}_"
+        ):
+            load_study(tmp_path / f"{name}.py")
+        assert sys.modules.get(name) is known
+        assert sys.path == path

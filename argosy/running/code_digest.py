@@ -24,7 +24,7 @@ import torch
 
 import argosy
 
-__all__ = ["Code", "Reading"]
+__all__ = ["Code", "Reading", "is_installed"]
 
 DIGITS = 12
 MOST_ELEMENTS = 2**22
@@ -278,8 +278,13 @@ def _is_own_module(name: str | None) -> bool:
     file = getattr(sys.modules.get(name, sys.modules.get(package)), "__file__", None)
     if file is None:
         return package not in sys.stdlib_module_names
-    path = Path(file).resolve()
-    return not any(map(path.is_relative_to, INSTALLED)) and not {"site-packages", "dist-packages"} & set(path.parts)
+    return not is_installed(Path(file))
+
+
+def is_installed(file: Path) -> bool:
+    """Whether a file is Python's own, that of an installed package, or Argosy's."""
+    path = file.resolve()
+    return any(map(path.is_relative_to, INSTALLED)) or bool({"site-packages", "dist-packages"} & set(path.parts))
 
 
 def _hash(text: str) -> str:

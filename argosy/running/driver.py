@@ -248,7 +248,7 @@ class Driver:
 
     def _check_same_data(self, feeder: Feeder, opened: Opened) -> None:
         known = self.data = self.data or opened
-        for what in ("lengths", "fingerprint", "block_size"):
+        for what in ("lengths", "fingerprints", "block_size"):
             here, there = getattr(opened, what), getattr(known, what)
             if here != there:
                 raise StudyError(
@@ -326,8 +326,8 @@ class Driver:
     def write_study(self) -> None:
         """``study.json``; raises RunError where the directory holds another study's run."""
         assert self.data is not None
-        fingerprint, measured = self.data.fingerprint, self.measuring.measured
-        self.identity.write(self.study, lengths=self.lengths, fingerprint=fingerprint, measured=measured)
+        fingerprints, measured = self.data.fingerprints, self.measuring.measured
+        self.identity.write(self.study, lengths=self.lengths, fingerprints=fingerprints, measured=measured)
 
 
 def measure(

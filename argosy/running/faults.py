@@ -12,9 +12,10 @@ from argosy.commands import Lost, OutOfMemory, Parted, Pause
 from argosy.events import Divided, MemberEnded, MemberRested, WorkerLost
 from argosy.running.hangs import Hangs
 from argosy.running.phase import Phase
-from argosy.running.recovery import Regrouping
+from argosy.running.recovery import Regrouping, next_division
 from argosy.running.tolerance import Tolerance
 from argosy.running.verdicts import Fate, judge
+from argosy.study import Member
 
 if TYPE_CHECKING:
     from argosy.running.driver import Driver
@@ -47,16 +48,25 @@ class Faults:
         )
         if crowded:
             self.driver.measuring.crowded(member.name, device.memory_bytes)
-        elif self.driver.settings.numerics == "equivalent" and now < member.batch_size:
-            self.driver.record(Divided(member=member.name, accumulate=min(2 * now, member.batch_size)))
+        elif (parts := self._division(member, now, message)) is not None:
+            self.driver.record(Divided(member=member.name, accumulate=parts))
         else:
-            advice = "Lower its batch_size" + (" or allow numerics='equivalent'." if now < member.batch_size else ".")
+            exact = self.driver.settings.numerics == "exact" and now < member.batch_size
+            advice = "Lower its batch_size" + (" or allow numerics='equivalent'." if exact else ".")
             self.driver.end(member.name, "failed", f"out of memory alone on {worker}: {message.detail}. {advice}")
             return
         if self.driver.phase is Phase.MEASURING:
             self.driver.measure()
         elif self.driver.phase is Phase.SAILING:
             self.regroup()
+
+    def _division(self, member: Member, now: int, message: OutOfMemory) -> int | None:
+        """Into how many micro-batches to cut its batches next; None where there is no such number, or none is allowed."""
+        if self.driver.settings.numerics == "exact":
+            return None
+        measured = self.driver.measuring.measured.get(member.name)
+        batch_norm = message.batch_norm if measured is None else measured.batch_norm
+        return next_division(member, self.driver.lengths["train"], now, batch_norm=batch_norm)
 
     def lost(self, worker: str, detail: str) -> None:
         self.hangs.forget(worker)

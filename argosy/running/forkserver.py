@@ -19,16 +19,17 @@ import threading
 import traceback
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import psutil
 
 from argosy.stream.death import die_with_parent
+from argosy.stream.memory import memory_file
 from argosy.stream.wire import Peer
 from argosy.system import means_refused
 from argosy.training.heap import allow_tcache, without_tcache
 
-__all__ = ["STOPPED_SECONDS", "ForkServer", "main"]
+__all__ = ["STOPPED_SECONDS", "ForkServer", "main", "reason_of"]
 
 FAREWELL_SECONDS = 5
 STOPPED_SECONDS = 5.0
@@ -40,8 +41,10 @@ IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 class ForkServer:
     """The driver's end."""
 
-    def __init__(self, process: subprocess.Popen[bytes], channel: Peer) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], channel: Peer, words: IO[bytes]) -> None:
         self.process = process
+        self._words = words
+        """What it writes to its standard error, as an interpreter does that cannot start."""
         self.channel = channel
         """Readable when `news` has something to tell; with `unsent` requests while the server imports."""
         self.used = False
@@ -61,19 +64,22 @@ class ForkServer:
     def _start(cls) -> "ForkServer":
         ours, theirs = Peer.pair()
         program = "import sys, json; sys.path[:] = json.loads(sys.argv[1]); from argosy.running.forkserver import main; main()"
-        with _no_stopped_child():
+        with contextlib.ExitStack() as undone, _no_stopped_child():
+            words = undone.enter_context(os.fdopen(memory_file("argosy-fork-server"), "rb"))
             process = subprocess.Popen(
                 [sys.executable, "-c", program, json.dumps(sys.path), str(theirs.fileno()), str(os.getpid())],
                 pass_fds=[theirs.fileno()],
                 # Who asks whether there is a GPU must not start its driver, which would not survive the fork.
                 env={**without_tcache(os.environ), "PYTORCH_NVML_BASED_CUDA_CHECK": "1"},
                 stdin=subprocess.DEVNULL,
+                stderr=words,
                 start_new_session=True,
                 # The tie survives the exec: nothing can come between the server's birth and it but a moment of the kernel.
                 preexec_fn=functools.partial(die_with_parent, os.getpid()),
             )
+            undone.pop_all()
         theirs.close()
-        return cls(process, ours)
+        return cls(process, ours, words)
 
     def fork(self, arguments: dict[str, Any], descriptors: list[int], log: Path) -> None:
         """Ask for a worker; it writes to `log` what would go to the terminal. The descriptors may be closed then."""
@@ -88,8 +94,8 @@ class ForkServer:
         """
         return self.channel.receive()
 
-    def close(self) -> None:
-        """Let the server kill what is left and wait until it has gone."""
+    def close(self) -> str:
+        """Let the server kill what is left and wait until it has gone; what it had to say."""
         self.channel.close()
         if not self.used:
             self.process.kill()  # it may still be importing
@@ -98,6 +104,16 @@ class ForkServer:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+        if self._words.closed:
+            return ""
+        with self._words as words:
+            words.seek(0)
+            return words.read().decode(errors="replace")
+
+
+def reason_of(words: str) -> str:
+    """The line that says why a fork server ended whose last words these are; empty where none does."""
+    return next((line for line in words.splitlines() if "rror" in line and not line[0].isspace()), "")
 
 
 @contextlib.contextmanager
@@ -166,7 +182,7 @@ def main() -> None:
     except EOFError:
         pass  # the run is over
     except OSError as error:
-        print(f"argosy: the fork server ends and is replaced: {error}", file=sys.stderr)
+        print(f"OSError: {error}", file=sys.stderr)
     _bid_farewell(children)
 
 

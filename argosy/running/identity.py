@@ -18,9 +18,11 @@ from argosy.study import Member, Study
 
 __all__ = ["Identity", "found_study", "spell", "summarize", "write_json"]
 
-LATE = ("lengths", "fingerprint", "parameter_shapes")
+LATE = ("lengths", "fingerprint", "val_fingerprint", "parameter_shapes")
 """What only open data and built networks tell."""
-IDENTITY = ("seed", "objective", "mode", "validations_per_epoch", "lengths", "fingerprint")
+IDENTITY = ("seed", "objective", "mode", "validations_per_epoch", "lengths")
+SAMPLES = {"fingerprint": "Data.train", "val_fingerprint": "Data.val"}
+"""Digests of two prepared samples, and whose they are."""
 MEMBER_FIELDS = (
     "batch_size",
     "eval_batch_size",
@@ -106,6 +108,9 @@ class Identity:
     def _differences(self, found: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[str]:
         """In words, members with the same difference together."""
         yield from _other_values(found, here, IDENTITY)
+        for key, split in SAMPLES.items():
+            if _differ(found, here, key):
+                yield f"{split}: its first or its last sample is another one than there"
         yield from (f"Data.{change}" for change in self._other_code("", found, here, ("on_device",)))
         of_members: dict[str, list[str]] = {}
         for name, there in found["members"].items():
@@ -152,18 +157,19 @@ def summarize(
     study: Study,
     *,
     lengths: Mapping[str, int] | None = None,
-    fingerprint: str | None = None,
+    fingerprints: Mapping[str, str] | None = None,
     measured: Mapping[str, Measured] | None = None,
 ) -> dict[str, Any]:
     """The study as a plain value; parameter shapes are there for members that were built."""
-    measured = measured or {}
+    measured, fingerprints = measured or {}, fingerprints or {}
     return {
         "seed": study.seed,
         "objective": study.objective,
         "mode": study.mode,
         "validations_per_epoch": study.validations_per_epoch,
         "lengths": None if lengths is None else dict(lengths),
-        "fingerprint": fingerprint,
+        "fingerprint": fingerprints.get("train"),
+        "val_fingerprint": fingerprints.get("val"),
         "on_device": _spell(study.data.on_device),
         "stop": repr(study.stop),
         "members": {m.name: _describe(m, measured.get(m.name)) for m in study.members},
@@ -233,9 +239,14 @@ def _functions(member: Member) -> dict[str, Any]:
 
 def _other_values(there: Mapping[str, Any], here: Mapping[str, Any], keys: Iterable[str]) -> Iterator[str]:
     for key in keys:
-        unknown = key not in there or (key in LATE and None in (there[key], here[key]))
-        if not unknown and there[key] != here[key]:
+        if _differ(there, here, key):
             yield f"{key}: {_short(there[key])} there, {_short(here[key])} here"
+
+
+def _differ(there: Mapping[str, Any], here: Mapping[str, Any], key: str) -> bool:
+    """Whether a value is another one, as far as both are known."""
+    unknown = key not in there or (key in LATE and None in (there[key], here[key]))
+    return not unknown and bool(there[key] != here[key])
 
 
 def _other_bindings(field: str, there: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[str]:

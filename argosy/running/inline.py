@@ -179,7 +179,7 @@ class _InlineFeeder:
         return Opened(
             address=self.name,
             lengths=lengths,
-            fingerprint=self.sources["train"].facts.fingerprint,
+            fingerprints={split: source.facts.fingerprint for split, source in self.sources.items()},
             block_size=block_size,
             seconds_per_sample=self.sources["train"].facts.seconds_per_sample,
         )

@@ -21,7 +21,7 @@ import psutil
 from argosy.cluster import Cluster
 from argosy.commands import Enlist, Lost
 from argosy.running.blobs import data_to_descriptor, dump, to_descriptor
-from argosy.running.forkserver import STOPPED_SECONDS, ForkServer
+from argosy.running.forkserver import STOPPED_SECONDS, ForkServer, reason_of
 from argosy.running.launcher import Job, discover
 from argosy.running.limits import restrict
 from argosy.settings import Settings
@@ -127,7 +127,7 @@ class ProcessWorkers:
         finally:
             self.selector.close()
             self.door.close()
-            self.server.close()
+            self._close_server()
             for descriptor in self.blobs.values():
                 os.close(descriptor)
 
@@ -272,15 +272,21 @@ class ProcessWorkers:
     def _replace_server(self) -> None:
         """The fork server is gone, and by the kernel's tie every worker with it."""
         self.selector.unregister(self.server.channel)
-        self.server.close()
+        reason = self._close_server()
         self.server = ForkServer.start()
         self.selector.register(self.server.channel, selectors.EVENT_READ, self._hear_server)
         for worker in [worker for worker in self.workers.values() if worker.peer is None]:
             # Nothing else would tell that it is gone.
-            self._lost(
-                worker,
-                "it ended with the fork server" if worker.broke else "the fork server ended before it could start",
-            )
+            never = f"the fork server ended before it could start{f': {reason}' if reason else ''}"
+            self._lost(worker, "it ended with the fork server" if worker.broke else never)
+
+    def _close_server(self) -> str:
+        """Let the fork server go; why it ended, as far as it says. Its words stay with those of the workers."""
+        words = self.server.close()
+        if words:
+            with contextlib.suppress(OSError), (self.job.directory / "workers" / "fork-server.log").open("a") as log:
+                log.write(words)
+        return reason_of(words)
 
     def _kill_stopped(self) -> None:
         """A process that was stopped would keep its trainer or the ring waiting for ever: end it, as if it had died."""

@@ -1,12 +1,31 @@
 """A fault, and the way out of it: *regroup*. Every trainer saves its members and lets them go; then the policy is asked anew.
 
-Pure bookkeeping: whom the driver has asked, who is still to answer, and whether more was lost than a run may lose.
+Pure bookkeeping: whom the driver has asked, who is still to answer, and whether more was lost than a run may lose; and into
+how many micro-batches to cut what a device could not hold.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import chain
 
-__all__ = ["Regrouping"]
+from argosy.running.refusals import batches_of, least_part
+from argosy.study import Member
+
+__all__ = ["Regrouping", "next_division"]
+
+
+def next_division(member: Member, length: int, now: int, *, batch_norm: bool) -> int | None:
+    """Micro-batches for a member whose device could not hold a step in `now` of them: twice as many, where that can be.
+
+    None where they cannot be smaller. With BatchNorm, none of a batch in a split of this length may hold one sample.
+    """
+    batches, size = batches_of(member, length), member.batch_size
+    twice = min(2 * now, size)
+    for parts in chain(range(twice, size + 1), range(twice - 1, now, -1)):
+        smaller = -(-size // parts) < -(-size // now)
+        if smaller and not (batch_norm and any(least_part(rows, parts) == 1 for rows in batches)):
+            return parts
+    return None
 
 
 @dataclass(slots=True)

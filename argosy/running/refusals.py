@@ -9,7 +9,7 @@ from argosy.errors import PlanError, StudyError
 from argosy.stream.order import Indices, Selection
 from argosy.study import Member
 
-__all__ = ["check_batch_norm", "check_batches"]
+__all__ = ["batches_of", "check_batch_norm", "check_batches", "least_part"]
 
 
 def check_batches(members: Iterable[Member], lengths: Mapping[str, int]) -> None:
@@ -40,15 +40,16 @@ def _check_subset(what: str, subset: Indices, length: int) -> None:
 def check_batch_norm(members: Iterable[Member], lengths: Mapping[str, int], measured: Mapping[str, Measured]) -> None:
     """Raise PlanError for a network with BatchNorm whose last batch, or a micro-batch, would hold one sample."""
     for member in members:
-        rest = Selection.of(member.subset, lengths["train"]).length % member.batch_size
-        last = 0 if member.drop_last else rest
-        if measured[member.name].batch_norm and last == 1:
+        if not measured[member.name].batch_norm:
+            continue
+        batches = batches_of(member, lengths["train"])
+        if batches[-1] == 1 < member.batch_size:
             raise PlanError(
                 f"member {member.name!r} has BatchNorm, and its last batch of each epoch would hold 1 sample, which "
                 "BatchNorm cannot train on. Set drop_last=True or another batch_size."
             )
-        for rows in filter(None, (member.batch_size, last)):
-            if measured[member.name].batch_norm and member.accumulate > 1 and _least_part(rows, member.accumulate) == 1:
+        for rows in batches:
+            if member.accumulate > 1 and least_part(rows, member.accumulate) == 1:
                 raise PlanError(
                     f"member {member.name!r} has BatchNorm, and of {member.accumulate} micro-batches of a batch of {rows} one "
                     "would hold 1 sample, which BatchNorm cannot train on. Choose another accumulate or batch_size, or leave "
@@ -56,7 +57,13 @@ def check_batch_norm(members: Iterable[Member], lengths: Mapping[str, int], meas
                 )
 
 
-def _least_part(rows: int, parts: int) -> int:
+def batches_of(member: Member, length: int) -> tuple[int, ...]:
+    """Samples of a member's batches in a split of this length: of each, and of the last one where that has fewer."""
+    rest = 0 if member.drop_last else Selection.of(member.subset, length).length % member.batch_size
+    return (member.batch_size, rest) if rest else (member.batch_size,)
+
+
+def least_part(rows: int, parts: int) -> int:
     """Samples of the smallest of so many micro-batches."""
     size = -(-rows // parts)
     return rows % size or size

@@ -14,6 +14,7 @@ from typing import Any
 import cloudpickle
 
 from argosy.errors import ArgosyError, RunError, StudyError
+from argosy.running.code_digest import is_installed
 from argosy.study import Study
 from argosy.tuning.search import Search
 
@@ -42,6 +43,11 @@ def _variable(path: Path, name: str, kind: type, folder: Path | None) -> Any:
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
         raise StudyError(f"{path} is not a Python file; give one with a variable `{name}`.")
+    if _is_taken(path.stem):
+        raise StudyError(
+            f"{path} has the name of the module {path.stem!r}, and whoever imports that would get this file. Rename it, for "
+            f"example {path.stem}_study.py."
+        )
     if folder is None:
         sys.path.insert(0, str(path.resolve().parent))
     elif str(folder) not in sys.path:
@@ -60,6 +66,12 @@ def _variable(path: Path, name: str, kind: type, folder: Path | None) -> Any:
             f"{name} = argosy.{kind.__name__}(...)."
         )
     return value
+
+
+def _is_taken(name: str) -> bool:
+    """Whether one of Python's modules has this name, or an installed one that is imported already."""
+    file = getattr(sys.modules.get(name), "__file__", None)
+    return name in sys.stdlib_module_names or (file is not None and is_installed(Path(file)))
 
 
 @contextlib.contextmanager

@@ -131,7 +131,10 @@ class _Commands:
         if now - self._looked > LISTEN_SECONDS:
             self._looked = now
             self.driver.flush()
-            self.arrived.extend(self.driver.receive())
+            try:
+                self.arrived.extend(self.driver.receive())
+            except EOFError:
+                return True  # the driver is gone, which is no member's fault; `take` says so too
         return bool(self.arrived)
 
     def take(self) -> list[Any]:
@@ -180,8 +183,7 @@ class _Blocks:
 
     def give(self) -> bool:
         """Let the trainer go on, or take a block, of which nothing may be left here; False where there is nothing to do."""
-        if self.trainer.at_hand is not None:
-            self.trainer.go_on()
+        if self.trainer.go_on():
             return True
         if self.arrived and self.trainer.ready:
             self.trainer.take(*self.arrived.popleft())

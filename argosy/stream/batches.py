@@ -116,6 +116,17 @@ class Cutter:
                 yield self._gathering(first, end, block).completed(elements.piece(start, end), block, end)
             start = first = end
 
+    def labels(self, block: Block) -> Indices:
+        """Class numbers of the rows of a block that become batches; broken ones have none."""
+        assert block.labels is not None
+        place = block.place
+        if self.positions is None:
+            rows = np.arange(max(min(place.rows, self.length - place.start), 0))
+        else:
+            first, stop = np.searchsorted(self.positions, [place.start, place.start + place.rows])
+            rows = self.positions[first : min(stop, self.length)] - place.start
+        return block.labels[rows[block.sound[rows]]]
+
     def commit(self, batch: Batch) -> None:
         """The batch was stepped on."""
         self.position = batch.stop

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from argosy.stream.order import Indices, running_sums
-from argosy.stream.trees import Structure, described, flatten
+from argosy.stream.trees import Structure, described, flatten, unflatten
 
 __all__ = ["ALIGNMENT", "Block", "Layout", "Place", "Unfit", "sample_leaves"]
 
@@ -115,6 +115,8 @@ class Block:
     """Index of each row's sample, int64 ``[rows]``, written by whoever prepared it."""
     sound: npt.NDArray[np.bool_]
     """Whether the row holds a sample; False is a hole left by a sample that raised."""
+    labels: Indices | None = None
+    """Class numbers of the rows in host memory, where the leaves are elsewhere and the second of two is such numbers."""
     versions: tuple[int, ...] = field(init=False)
     """Version counters of the leaves at birth: a member that writes into its input changes them."""
 
@@ -143,7 +145,14 @@ class Block:
 
     def apart(self, leaves: tuple[torch.Tensor, ...]) -> "Block":
         """The block with copies of its leaves, which needs nothing of the memory that it lies in."""
-        return Block(self.place, self.tree, leaves, self.indices.copy(), self.sound.copy())
+        return Block(self.place, self.tree, leaves, self.indices.copy(), self.sound.copy(), self._labels())
+
+    def _labels(self) -> Indices | None:
+        sample = unflatten(list(self.leaves), self.tree)
+        target = sample[1] if isinstance(sample, tuple | list) and len(sample) == 2 else None
+        if not isinstance(target, torch.Tensor) or target.dim() != 1 or target.dtype != torch.int64:
+            return None
+        return np.array(target.numpy())
 
     def private(self) -> "Block":
         """A copy that one may write into."""

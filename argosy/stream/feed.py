@@ -376,7 +376,7 @@ def feed(
         Opened(
             address=door.address,
             lengths=lengths,
-            fingerprint=sources["train"].facts.fingerprint,
+            fingerprints={name: source.facts.fingerprint for name, source in sources.items()},
             block_size=block_size,
             seconds_per_sample=sources["train"].facts.seconds_per_sample,
         )

@@ -4,6 +4,7 @@ import hashlib
 import statistics
 import time
 import weakref
+from collections.abc import Generator
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from argosy.training.heap import large_outside
 from argosy.training.member import LiveMember
 from argosy.training.solo import Solo
 
-__all__ = ["NUMPY_RANDOM", "PRIVATE", "measure", "state_bytes"]
+__all__ = ["NUMPY_RANDOM", "PRIVATE", "has_batch_norm", "measuring", "state_bytes"]
 
 STEPS = 5
 SECONDS = 0.030
@@ -28,7 +29,7 @@ PRIVATE = "writes into its input: gets private copies"
 NUMPY_RANDOM = "draws from numpy or random: their states are swapped"
 
 
-def measure(
+def measuring(
     live: LiveMember,
     block: Block,
     backend: Backend,
@@ -36,11 +37,12 @@ def measure(
     thorough: bool = False,
     groups: int = 1,
     validates: bool = False,
-) -> Measured:
+) -> Generator[None, None, Measured]:
     """Steps of a twin on the first block: up to 5 or 30 ms; thorough, 48 of which the last 20 count (FLEET §6.1).
 
     What a member's code does only later it does here first, a validation where it `validates` on samples like these and the
-    end of an epoch: what raises then raises before anything is trained.
+    end of an epoch: what raises then raises before anything is trained. Yields between two steps, where others may have
+    their turn; returns what was found.
 
     A group of m devices is measured by the steps of one of m even shares of the batch. Where the device counts its memory,
     activations are what a step took beyond weights, optimizer state and gradients, kernels' work space included; elsewhere
@@ -51,17 +53,20 @@ def measure(
     with large_outside():
         _try_labels(trial, block)
         wrote = _try_validation(trial, block) if validates else False
+    yield
     batch = _Shown(block, live.member.batch_size)
     saved = _SavedBytes()
     with saved:
         warm_up = _timed_step(trial, batch, backend)
+    yield
     gradients = _bytes(p for p in live.model.parameters() if p.requires_grad)
     activations = max(saved.total, _spent(trial, batch, backend) - gradients)
-    seconds = _step_seconds(trial, batch, warm_up, backend, thorough=thorough)
-    shares = [_Shown(block, -(-live.member.batch_size // m)) for m in range(2, groups + 1)]
-    shard_seconds = [
-        _step_seconds(trial, share, _timed_step(trial, share, backend), backend, thorough=thorough) for share in shares
-    ]
+    seconds = yield from _step_seconds(trial, batch, warm_up, backend, thorough=thorough)
+    shard_seconds = []
+    for m in range(2, groups + 1):
+        share = _Shown(block, -(-live.member.batch_size // m))
+        first = _timed_step(trial, share, backend)
+        shard_seconds.append((yield from _step_seconds(trial, share, first, backend, thorough=thorough)))
     check_state(live.member, trial.live.optimizer)
     trial.live.move_schedule(1.0)
     notes = []
@@ -80,7 +85,7 @@ def measure(
         state_bytes=held,
         gradient_bytes=gradients,
         parameter_shapes=_shapes(live.model),
-        batch_norm=any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in live.model.modules()),
+        batch_norm=has_batch_norm(live.model),
         notes=tuple(notes),
     )
 
@@ -124,18 +129,23 @@ def _spent(trial: Solo, batch: "_Shown", backend: Backend) -> int:
     return (backend.peak_memory() or 0) - before
 
 
-def _step_seconds(trial: Solo, batch: "_Shown", warm_up: float, backend: Backend, *, thorough: bool) -> float:
+def _step_seconds(
+    trial: Solo, batch: "_Shown", warm_up: float, backend: Backend, *, thorough: bool
+) -> Generator[None, None, float]:
     """Seconds of a step: the median of FLEET's 20, or the least of a few, of at least one after the first.
 
     The first one sets up kernels, which may take longer than all others. The least, because at the start of a run loader workers fill the ring on the same cores, which only makes steps slower.
     """
-    if thorough:
-        seconds = [_timed_step(trial, batch, backend) for _ in range(PROFILE_BATCHES - 1)]
-        return statistics.median(seconds[-TIMED_BATCHES:])
-    seconds = []
-    while not seconds or (len(seconds) + 1 < STEPS and warm_up + sum(seconds) < SECONDS):
+    seconds: list[float] = []
+    while len(seconds) + 1 < PROFILE_BATCHES if thorough else _too_few(warm_up, seconds):
         seconds.append(_timed_step(trial, batch, backend))
-    return min(seconds)
+        yield
+    return statistics.median(seconds[-TIMED_BATCHES:]) if thorough else min(seconds)
+
+
+def _too_few(warm_up: float, seconds: list[float]) -> bool:
+    """Whether a further step is due after the first and these."""
+    return not seconds or (len(seconds) + 1 < STEPS and warm_up + sum(seconds) < SECONDS)
 
 
 def _timed_step(trial: Solo, batch: "_Shown", backend: Backend) -> float:
@@ -145,6 +155,11 @@ def _timed_step(trial: Solo, batch: "_Shown", backend: Backend) -> float:
         trial.try_step(batch.data, batch.rows)
     backend.synchronize()
     return time.perf_counter() - started
+
+
+def has_batch_norm(model: nn.Module) -> bool:
+    """Whether a batch of one sample may be too small for it."""
+    return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
 
 
 def state_bytes(live: LiveMember) -> int:

@@ -11,12 +11,12 @@ from torch import nn
 from torch.nn import functional
 
 from argosy.errors import StudyError
-from argosy.stream.batches import Batch
+from argosy.stream.batches import Batch, Cutter
 from argosy.stream.blocks import Block
-from argosy.stream.order import Digest
+from argosy.stream.order import Digest, Indices
 from argosy.stream.trees import map_leaves
 from argosy.study import Member
-from argosy.training.admission import check_gradients, check_labels
+from argosy.training.admission import check_gradients, check_labels, wants_classes
 from argosy.training.heap import large_outside
 from argosy.training.member import LiveMember
 from argosy.training.tally import per_sample
@@ -34,6 +34,8 @@ class Solo:
         self._losses: torch.Tensor | None = None
         """Of that batch, per sample or their mean; None where all its samples are broken."""
         self._weights: dict[tuple[torch.Size, torch.dtype, float], torch.Tensor] = {}
+        self._labels: list[Indices] = []
+        """To come, and not seen to have outputs yet."""
         self._own_zero_grad = type(live.optimizer).zero_grad is not torch.optim.Optimizer.zero_grad
 
     @property
@@ -57,6 +59,8 @@ class Solo:
         assert live.cutter is not None
         live.keep_best()
         self._drop_gradients()
+        if live.member.augment is None:
+            self._foresee(block, live.cutter)
         return live.cutter.take(block, private=live.private)
 
     def begin(self, batch: Batch) -> None:
@@ -85,6 +89,7 @@ class Solo:
         live = self.live
         assert live.val_cutter is not None
         live.model.eval()
+        self._foresee(block, live.val_cutter)
         for batch in live.val_cutter.take(block, private=live.private):
             if batch.rows:
                 self._validate(batch)
@@ -128,6 +133,7 @@ class Solo:
         """See `Program.release`."""
         self._drop_gradients()
         self._weights.clear()
+        self._labels.clear()
         self._batch = self._losses = None
 
     # ---- a step
@@ -208,11 +214,25 @@ class Solo:
             return self._loss(member.step(self.live.model, data)), None, None
         inputs, target = pair_of(member, data)
         output = self.live.model(inputs)
+        if self._labels:
+            self._check_foreseen(output)
         try:
             return self._loss((member.loss or cross_entropy)(output, target)), output, target
         except IndexError:
             check_labels(member, output, target)
             raise
+
+    def _foresee(self, block: Block, cutter: Cutter) -> None:
+        """Note the labels of a block on an accelerator, which would be of no more use after one without an output."""
+        member = self.live.member
+        if block.labels is not None and member.step is None and wants_classes(member.loss):
+            self._labels.append(cutter.labels(block))
+
+    def _check_foreseen(self, output: Any) -> None:
+        """Raise StudyError for a label that the network has no output for, before the device meets it."""
+        labels, self._labels = self._labels, []
+        for foreseen in labels:
+            check_labels(self.live.member, output, torch.from_numpy(foreseen))
 
     def _loss(self, value: Any) -> torch.Tensor:
         if isinstance(value, torch.Tensor):

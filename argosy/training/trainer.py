@@ -48,6 +48,7 @@ from argosy.training.copies import Copies
 from argosy.training.devices import Backend, memory_returned, out_of_memory, poisoned
 from argosy.training.files import Files, Saving
 from argosy.training.heap import large_outside
+from argosy.training.measure import has_batch_norm
 from argosy.training.member import LiveMember, build
 from argosy.training.trials import Trials
 
@@ -97,7 +98,7 @@ class Trainer:
         """Blocks of a later crew, until the driver says who that is, or that were measured on."""
         self.at_hand: Block | None = None
         """The block whose steps were left for a command."""
-        self.trials = Trials(self._build, self._guarded, emit, backend, self.pulse)
+        self.trials = Trials(self._build, self._guarded, emit, listen, backend, self.pulse)
         self.aboard: dict[str, Aboard] = {}
         self.gauge = TrainerGauge()
         self.blocks = 0
@@ -121,7 +122,7 @@ class Trainer:
         """Learn what these members are; one that was built under one of their names was somebody else."""
         for member in members:
             self.known[member.name] = member
-            self.trials.built.pop(member.name, None)
+            self.trials.replaced(member.name)
 
     def _build(self, name: str) -> LiveMember:
         terms = self.terms
@@ -165,11 +166,19 @@ class Trainer:
         elif crew == self.crew:
             self._use(block)
 
-    def go_on(self) -> None:
-        """Take up the block whose steps were left for a command."""
+    def go_on(self) -> bool:
+        """Take up what was left for a command; False where nothing was."""
         block, self.at_hand = self.at_hand, None
-        if block is not None:
+        if block is None:
+            if self.trials.left:
+                self._follow(self.crew)
+                return True
+            return False
+        if block.place.split == "train" and self.trials.beside and not self.trials.measure(block, validates=self.alike):
+            self.at_hand = block
+        else:
             self._train_on(block)
+        return True
 
     def _follow(self, crew: int) -> None:
         """From here on blocks of this crew are used; its first one may have come before."""
@@ -182,17 +191,17 @@ class Trainer:
                 self._use(block)
 
     def _use(self, block: Block) -> None:
-        command = self.trials.wanted
-        if command is None or block.place.split != "train":
+        if self.trials.wanted is None or block.place.split != "train":
             self._train_on(self._on_device(block))
             return
         # It is there while the members' kernels are made.
         with large_outside():
             on_device = self._on_device(block)
-        self.trials.measure(on_device, validates=self.alike)
-        if command.crew is None:
-            self._train_on(on_device)
+        if self.trials.beside:
+            self.at_hand = on_device
+            self.go_on()
         else:
+            self.trials.measure(on_device, validates=self.alike)
             self.kept.append((block, self.crew))
 
     def _on_device(self, block: Block) -> Block:
@@ -335,10 +344,11 @@ class Trainer:
                 ) from error
             if again and out_of_memory(error) and memory_returned(self.backend, patience=RETURN_SECONDS):
                 return self._guarded(name, action)
-            self.trials.built.pop(name, None)
+            built = self.trials.built.pop(name, None)
             if out_of_memory(error):
                 self._let_go(name)
-                self.emit(OutOfMemory(member=name, detail=str(error)))
+                batch_norm = built is not None and has_batch_norm(built.model)
+                self.emit(OutOfMemory(member=name, detail=str(error), batch_norm=batch_norm))
                 return None
             self._log(name, "".join(traceback.format_exception(error)))
             self._end(name, "failed", trace_of(error))

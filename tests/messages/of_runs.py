@@ -56,8 +56,8 @@ def journaled(*lines: str) -> Path:
 
 def opened_elsewhere() -> None:
     """The second node has other data."""
-    there = Opened(address="", lengths={"train": 21}, fingerprint="", block_size=64, seconds_per_sample=0.0)
-    here = Opened(address="", lengths={"train": 20}, fingerprint="", block_size=64, seconds_per_sample=0.0)
+    there = Opened(address="", lengths={"train": 21}, fingerprints={}, block_size=64, seconds_per_sample=0.0)
+    here = Opened(address="", lengths={"train": 20}, fingerprints={}, block_size=64, seconds_per_sample=0.0)
     Driver._check_same_data(SimpleNamespace(data=there), SimpleNamespace(node="node1"), here)
 
 

@@ -141,6 +141,7 @@ CASES = {
     "more preparing nodes than nodes": lambda: Settings(sharing="multi-broadcast", nodes=2, preparing_nodes=3),
     "a study file that is not there": lambda: load_study(Path("study.py")),
     "a study file that is not Python": lambda: study_file("study: 1\n", "study.yaml"),
+    "a study file with the name of a module": lambda: study_file("study = 3\n", "random.py"),
     "a study file that ends the program": lambda: study_file("import sys\nsys.exit('usage')\n"),
     "a study file with a mistake": lambda: study_file("study = argosy.Study()\n"),
     "a study file without a study": lambda: study_file("studie = 3\n"),

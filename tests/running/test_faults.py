@@ -186,6 +186,19 @@ def test_out_of_memory_takes_smaller_micro_batches(tmp_path: Path, launcher: str
     assert audit(tmp_path) == []
 
 
+def test_batch_norm_gets_no_micro_batch_of_one(tmp_path: Path) -> None:
+    fleet = [
+        studies.member("fifths", batch_size=10, model=partial(Small, 4)),
+        studies.member("nothing", batch_size=7, model=partial(Small, 3)),
+    ]
+    report = argosy.train(studies.study(140, fleet=fleet, epochs=1), directory=tmp_path, launcher="inline")
+    divided = [(line["member"], line["accumulate"]) for line in evidence.event_lines(tmp_path, "Divided")]
+    # Of four micro-batches of a batch of 10, the last one would hold 1 sample.
+    assert sorted(divided) == [("fifths", 2), ("fifths", 5), ("nothing", 2)]
+    assert (report.member("fifths").status, report.member("nothing").status) == ("done", "failed")
+    assert report.member("nothing").reason.endswith("4 rows on a device for 3. Lower its batch_size.")
+
+
 class Killed(BaseException):
     """Ends a run where it stands."""
 

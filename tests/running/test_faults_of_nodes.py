@@ -61,6 +61,8 @@ def test_a_lost_courier_is_replaced(
 ) -> None:
     run = Run(tmp_path, settings=SHARED)
     run.wait_for("SectionEnded", 2)
+    talking = [peer.laddr.ip for courier in run.role("courier") for peer in courier.net_connections("inet")]
+    assert set(talking) == {"127.0.0.1"}, "who is elsewhere could talk with them"
     (victim,) = run.role("courier", node)
     victim.send_signal(number)
     lost = check(run, faultless)

@@ -232,6 +232,23 @@ def test_a_field_that_decides_a_result_is_found_and_said(
     assert train(asked(fleet=more), tmp_path).status == "done"
 
 
+def test_other_samples_of_either_split_are_found_as_soon_as_the_data_is_open(tmp_path: Path) -> None:
+    def asked(*, epochs: int = 2, train: float = 0.0, val: float = 0.0) -> argosy.Study:
+        labels = torch.arange(40) % 10
+        arrays, val_arrays = ((torch.full((40, 12), value), labels) for value in (train, val))
+        data = argosy.Data(arrays=arrays, val_arrays=val_arrays)
+        return studies.study(data=data, fleet=[studies.member()], epochs=epochs)
+
+    train(asked(epochs=1), tmp_path)
+    assert "Data.train: its first or its last sample is another one than there" in refused(asked(train=1.0), tmp_path)
+    assert "Data.val: its first or its last sample is another one than there" in refused(asked(val=1.0), tmp_path)
+    # An earlier version did not write down that of validation.
+    found = json.loads((tmp_path / "study.json").read_text())
+    del found["val_fingerprint"]
+    (tmp_path / "study.json").write_text(json.dumps(found))
+    assert train(asked(val=1.0), tmp_path).member("mlp").epochs == 2
+
+
 def broken(batch: Any) -> Any:
     """An augmentation that does not work."""
     raise ValueError("broken")

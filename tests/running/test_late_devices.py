@@ -1,5 +1,6 @@
 """Runs on devices that are none: what a GPU does to a study must not show in its results. See `late`."""
 
+import gc
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -8,10 +9,13 @@ import evidence
 import late
 import pytest
 import studies
+import torch
+from torch import Tensor, nn
 
 import argosy
 from argosy import api
 from argosy.settings import Settings
+from argosy.stream.order import permutation
 
 pytestmark = pytest.mark.usefixtures("devices")
 devices = late.devices
@@ -88,3 +92,41 @@ def test_a_poisoned_device_ends_its_process_and_no_member(tmp_path: Path) -> Non
         assert not flag.exists()
     assert len(evidence.event_lines(tmp_path / "broken", "WorkerLost")) == 1
     assert evidence.results(tmp_path / "broken") == evidence.results(tmp_path / "whole")
+
+
+class Asserting(nn.CrossEntropyLoss):
+    """As its kernel on an accelerator: a label without an output ends the process's use of the device."""
+
+    def forward(self, output: Tensor, target: Tensor) -> Tensor:
+        if bool(((target >= output.shape[1]) | ((target < 0) & (target != -100))).any()):
+            late.poison()
+        return super().forward(output, target)
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_a_label_that_comes_late_ends_its_member_and_not_the_device(tmp_path: Path, split: str) -> None:
+    inputs, sound = torch.randn(100, 12, generator=torch.Generator().manual_seed(0)), torch.arange(100) % 10
+    order = permutation(0, 0, 100)
+    labels = sound.index_fill(0, torch.tensor(int(order[-1])), 10).index_fill(0, torch.tensor(int(order[60])), -100)
+    fleet = [
+        studies.member("meets_it", loss=Asserting(), metrics={}),
+        studies.member("has_an_output", loss=Asserting(), metrics={}, model=partial(nn.Linear, 12, 11)),
+    ]
+    if split == "train":
+        others = [number for number in range(100) if number != order[-1]]
+        fleet += [
+            studies.member("leaves_it_out", loss=Asserting(), metrics={}, subset=others),
+            studies.member("drops_it", loss=Asserting(), metrics={}, batch_size=30, drop_last=True),
+        ]
+    data = argosy.Data(
+        arrays=(inputs, labels if split == "train" else sound),
+        val_arrays=(inputs, labels if split == "val" else sound),
+    )
+    study = studies.study(data=data, fleet=fleet, epochs=1)
+    report = argosy.train(study, directory=tmp_path, launcher="inline", devices="late:0", block_size=16)
+    statuses = {row.name: row.status for row in report.rows}
+    assert statuses == {**dict.fromkeys(statuses, "done"), "meets_it": "failed"}
+    assert report.member("meets_it").reason.startswith(
+        "StudyError: member 'meets_it': a target is label 10, and its network has 10 outputs, for the labels 0 to 9. Give"
+    )
+    gc.collect()  # copies that nobody waits for any more are counted as lost while this test has the device

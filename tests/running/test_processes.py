@@ -1,5 +1,6 @@
 """A worker that is gone is told once, in whatever order the fork server, the kernel and the worker itself speak."""
 
+import io
 import os
 import re
 import signal
@@ -16,6 +17,7 @@ import studies
 
 import argosy
 from argosy.commands import Lost
+from argosy.errors import WorkerError
 from argosy.running import forkserver, processes
 from argosy.running.forkserver import ForkServer
 from argosy.running.processes import ProcessWorkers
@@ -30,7 +32,7 @@ class Server(ForkServer):
 
     def __init__(self) -> None:
         channel, self.far_end = Peer.pair()
-        super().__init__(SimpleNamespace(pid=os.getpid()), channel)  # type: ignore[arg-type]
+        super().__init__(SimpleNamespace(pid=os.getpid()), channel, io.BytesIO())  # type: ignore[arg-type]
         self.asked: list[dict[str, Any]] = []
 
     def fork(self, arguments: dict[str, Any], descriptors: list[int], log: Path) -> None:
@@ -39,9 +41,10 @@ class Server(ForkServer):
     def tell(self, ticket: str, pid: int, status: int | str | None) -> None:
         self.far_end.send((ticket, pid, status))
 
-    def close(self) -> None:
+    def close(self) -> str:
         self.channel.close()
         self.far_end.close()
+        return "a warning\n"
 
 
 @pytest.fixture
@@ -159,6 +162,19 @@ def test_a_caller_that_hangs_up_at_once_does_no_harm(workers: ProcessWorkers) ->
     caller.connect(workers.door.address)
     caller.close()
     assert lost(workers) == 0
+
+
+@pytest.mark.fresh
+def test_a_server_whose_interpreter_cannot_start_is_named_with_its_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PYTHONHOME", "/nowhere")
+    with pytest.raises(
+        WorkerError, match=r"the fork server ended before it could start: Fatal Python error: .*, the 11th loss"
+    ):
+        argosy.train(studies.study(epochs=1), directory=tmp_path, devices="cpu:1")
+    assert "Fatal Python error" not in capfd.readouterr().err
+    assert (tmp_path / "workers" / "fork-server.log").read_text().count("Fatal Python error") >= 5
 
 
 @pytest.mark.fresh

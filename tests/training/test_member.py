@@ -1,7 +1,7 @@
 """A member is its state: it can be saved between any two steps, and neither sections nor blocks change what it becomes."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,14 @@ from torch import nn
 from torch.optim import SGD
 from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
 
+from argosy.commands import Measured
+from argosy.stream.blocks import Block
 from argosy.stream.order import Selection
 from argosy.stream.schedule import Orders
 from argosy.study import Member
 from argosy.training import checkpoint
 from argosy.training.devices import backend_of
-from argosy.training.measure import NUMPY_RANDOM, PRIVATE, measure
+from argosy.training.measure import NUMPY_RANDOM, PRIVATE, measuring
 from argosy.training.member import Best, LiveMember, build
 from argosy.training.solo import Solo
 
@@ -334,13 +336,24 @@ def clamped(batch: Any) -> Any:
     return batch
 
 
+def measure(solo: Solo, block: Block, **rest: Any) -> Measured:
+    """What is found when nobody interrupts."""
+
+    def whole() -> Generator[None, None, None]:
+        found.append((yield from measuring(solo.live, block, backend_of("cpu:0"), **rest)))
+
+    found: list[Measured] = []
+    assert list(whole()).count(None) >= 3, "nobody could interrupt between two steps"
+    return found[0]
+
+
 @pytest.mark.parametrize(
     "rest", [{"metrics": {"odd": shifted_in_numpy}}, {"augment": scaled_unseen}, {"augment": clamped}]
 )
 def test_whoever_writes_into_its_input_is_found(rest: dict[str, Any]) -> None:
     (block, *_) = blocks(ORDERS.epoch("train", 0), 50, arrays=(INPUTS, TARGETS))
     for member, notes in ((studies.member(**rest), (PRIVATE,)), (studies.member(), ())):
-        measured = measure(start(member).live, block, backend_of("cpu:0"), validates=True)
+        measured = measure(start(member), block, validates=True)
         assert measured.notes == notes
         assert not block.touched
 
@@ -353,6 +366,6 @@ def test_a_metric_that_draws_from_numpy_is_found() -> None:
     (block, *_) = blocks(ORDERS.epoch("train", 0), 50, arrays=(INPUTS, TARGETS))
     solo = start(studies.member(metrics={"drawing": drawing}))
     before = outcome(solo.live)
-    assert measure(solo.live, block, backend_of("cpu:0"), validates=True).notes == (NUMPY_RANDOM,)
-    assert measure(solo.live, block, backend_of("cpu:0")).notes == (), "validation samples may be others"
+    assert measure(solo, block, validates=True).notes == (NUMPY_RANDOM,)
+    assert measure(solo, block).notes == (), "validation samples may be others"
     assert outcome(solo.live) == before

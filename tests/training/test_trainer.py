@@ -145,6 +145,56 @@ def test_members_are_measured_beside_those_that_train(trainer: Trainer, study: S
     assert [message.member for message in said if isinstance(message, Measured)] == ["odd"]
 
 
+def test_measuring_beside_a_crew_stops_between_two_steps_for_a_command_and_goes_on(
+    trainer: Trainer, study: Study, said: list[Any], driver: Listening
+) -> None:
+    trainer.obey(board(1, "even"))
+    trainer.obey(Measure(crew=None, members=("odd",), accumulate={"odd": 1}))
+    blocks = stream(study)
+    driver.after = 0  # there is a command after every step
+    trainer.take(next(blocks), 1)
+    turns = 0
+    while trainer.go_on():
+        turns += 1
+        trainer.obey(Journaled(files={}))
+    assert turns >= 3
+    assert [message.member for message in said if isinstance(message, Measured)] == ["odd"]
+    driver.after = None
+    assert samples_after(trainer, blocks, 1) == {"even": LENGTH}
+
+
+def test_measuring_before_a_leg_stops_for_a_command_and_goes_on_on_the_same_block(
+    trainer: Trainer, study: Study, said: list[Any], driver: Listening
+) -> None:
+    blocks = stream(study)
+    driver.after = 0
+    trainer.take(next(blocks), 1)
+    assert not said
+    while trainer.go_on():
+        assert not trainer.ready, "the block is to be trained on"
+    driver.after = None
+    assert [message.member for message in said if isinstance(message, Measured)] == ["even", "odd"]
+    trainer.obey(board(1, "even", "odd"))
+    assert samples_after(trainer, blocks, 1) == {"even": LENGTH, "odd": LENGTH}
+
+
+@pytest.mark.parametrize("crew", [None, 1])
+def test_a_pause_does_not_wait_for_those_that_are_measured(
+    trainer: Trainer, study: Study, said: list[Any], driver: Listening, crew: int | None
+) -> None:
+    if crew is None:
+        trainer.obey(board(1, "even"))
+        trainer.obey(Measure(crew=None, members=("odd",), accumulate={"odd": 1}))
+    driver.after = 0
+    trainer.take(next(stream(study)), 1)
+    trainer.obey(Pause())
+    assert isinstance(said[-1], Paused)
+    assert not any(isinstance(message, Measured) for message in said)
+    assert [event.member for event in events(said, Saved)] == (["even"] if crew is None else [])
+    assert trainer.ready
+    assert not trainer.go_on()
+
+
 def test_a_member_that_leaves_between_two_steps_of_a_block_is_saved_there(
     trainer: Trainer, study: Study, said: list[Any], driver: Listening
 ) -> None:
