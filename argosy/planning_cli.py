@@ -33,6 +33,11 @@ def simulate(
     devices: Annotated[str, typer.Option(help="cluster sizes, as in 20,40,80")] = "8",
     policy: Annotated[str, typer.Option(help=f"all, or some of {', '.join(POLICIES)}")] = "all",
     samples: Annotated[int, typer.Option(help="samples of one epoch")] = 30606,
+    epochs_known: Annotated[bool, typer.Option(help="policies see the epochs of the table beforehand")] = False,
+    preparation: Annotated[
+        float | None,
+        typer.Option(help="samples/s that the cluster prepares for all streams together; without it no limit"),
+    ] = None,
     slowdown: Annotated[float, typer.Option(help="seconds of a real sample over those of the table")] = 1.0,
     rebalance_seconds: Annotated[float, typer.Option(help="of every re-balancing, moves apart")] = 2.0,
     memory_gb: Annotated[float, typer.Option(help="of one device")] = 16.0,
@@ -47,7 +52,13 @@ def simulate(
 ) -> None:
     """Replay a table of networks on clusters that need not exist."""
     moving = Moving(rebalance_seconds=rebalance_seconds, bytes_per_second=gb_per_second * 1e9, one_link=one_link)
-    charges = ReplayCharges(slowdown=slowdown, flotilla_seconds=flotilla_seconds, moving=moving, one_pace=one_pace)
+    charges = ReplayCharges(
+        slowdown=slowdown,
+        flotilla_seconds=flotilla_seconds,
+        moving=moving,
+        preparation_samples_per_second=preparation,
+        one_pace=one_pace,
+    )
     try:
         workload = workload_of(
             read_networks(table),
@@ -56,6 +67,7 @@ def simulate(
             device_memory_bytes=int(memory_gb * 1e9),
             activation_bytes=int(activation_gb * 1e9),
             node_devices=node_devices,
+            epochs_known=epochs_known,
         )
         runs = [
             replay(

@@ -26,9 +26,11 @@ POLICIES: dict[str, Policy] = {
     "exact": Exact(),
     "fleet": Fleet(),
     "fleet-local": FleetLocal(),
+    "fleet-relative": Fleet(delta=20 / 176, relative=True),
     "rounds": Rounds(),
     "solo": Solo(),
 }
+"""``fleet-relative`` has the published Δ as a part of the rate of the fastest published network."""
 
 WITH_KNOWN_EPOCHS = {name: POLICIES[name] for name in ("balanced", "rounds", "solo")}
 """What ``balanced`` compares where it knows the epochs of every member."""

@@ -1,50 +1,73 @@
-"""The default policy: every member in one flotilla, packed and split so that all devices finish together."""
+"""The default policy: members packed and split so that all devices finish together, the longest ones at a pace of their own."""
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from argosy.cluster import Device
 from argosy.planning.bins import Bin
 from argosy.planning.homes import settle
 from argosy.planning.memory import require_fit
+from argosy.planning.outlook import Outlook
 from argosy.planning.packing import best_flotilla
 from argosy.planning.policy import Situation
-from argosy.planning.rebalancing import keeps_unless_it_pays, work_rate
+from argosy.planning.rebalancing import gives_way, keeps_unless_it_pays
+from argosy.planning.streams import members_apart, preparation_left
 from argosy.plans import Flotilla, Placement
 from argosy.profiles import Profile
 
 __all__ = ["Balanced"]
 
-WORTH_ONE_STREAM = 0.75
-"""Members share one stream as long as the devices then do at least this part of the work that they could."""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Balanced:
-    """Bisect the pace of one flotilla of all live members; re-balance when the gain pays for the move."""
+    """Weigh one stream against several; bisect the pace of the shared one; re-balance when the gain pays for the move."""
 
     even_shares: bool = False
     """Split members in equal shares only, as ``exact`` does."""
 
     def launch(self, situation: Situation) -> tuple[Flotilla, ...]:
-        """All members that are at the same epoch and that the memory of the free devices holds."""
+        """Streams of their own for the longest members, one for the others; or a stream for each device, while others wait."""
         require_fit(situation.waiting, situation.devices)
-        largest = max((device.memory_bytes for device in situation.free), default=0)
-        fitting = [profile for profile in situation.waiting if profile.memory_bytes <= largest]
+        fitting = _fitting(situation.waiting, situation.free)
+        if not fitting:
+            return ()
+        outlook = Outlook.of(fitting, situation)
+        apart = members_apart(outlook, situation)
+        if apart is None:
+            return _a_stream_each(outlook.longest_first, situation)
+        free = list(situation.free)
+        own = [Flotilla(placements=(Placement.whole(p, _seat(p, free, situation)),)) for p in apart]
+        others = [profile for profile in fitting if profile not in apart]
+        return (*own, *self._together(others, free, situation))
+
+    def keeps(self, situation: Situation, started: Flotilla, live: tuple[Profile, ...]) -> bool:
+        """Until another plan for the live members pays for its moves, or others wait for their turn."""
+        running = started.keeping(profile.member for profile in live)
+        if situation.waiting:
+            return _takes_turns(situation, running, live) and not gives_way(situation, running, live)
+        if not situation.free and len(live) == len(started.members):
+            return True  # Nothing has changed.
+        if len(live) == 1 and not live[0].splittable:
+            return True  # No other device would be faster.
+        return keeps_unless_it_pays(self.launch, situation, started, live)
+
+    def _together(
+        self, members: Sequence[Profile], free: Sequence[Device], situation: Situation
+    ) -> tuple[Flotilla, ...]:
+        """All members that are at the same epoch and that the memory of these devices holds."""
+        fitting = _fitting(members, free)
         if not fitting:
             return ()
         # One stream is at one epoch: those furthest behind go first.
         epoch = min(situation.epochs_done.get(profile.member, 0) for profile in fitting)
         peers = [profile for profile in fitting if situation.epochs_done.get(profile.member, 0) == epoch]
-        together = _largest_fitting(peers, situation.free, self.even_shares)
-        flotilla = settle(together, situation.free, situation.homes, peers)
-        if work_rate((flotilla,), peers) >= WORTH_ONE_STREAM * min(len(peers), len(situation.free)):
-            return (flotilla,)
-        return _one_stream_each(peers, situation) or (flotilla,)
+        return (settle(_largest_fitting(peers, free, self.even_shares), free, situation.homes, peers),)
 
-    def keeps(self, situation: Situation, started: Flotilla, live: tuple[Profile, ...]) -> bool:
-        """Until another plan for the live members pays for its moves, or others wait for their turn."""
-        return keeps_unless_it_pays(self.launch, situation, started, live)
+
+def _fitting(profiles: Sequence[Profile], devices: Sequence[Device]) -> list[Profile]:
+    largest = max((device.memory_bytes for device in devices), default=0)
+    return [profile for profile in profiles if profile.memory_bytes <= largest]
 
 
 def _largest_fitting(profiles: Sequence[Profile], devices: Sequence[Device], even_shares: bool) -> Flotilla:
@@ -60,20 +83,57 @@ def _largest_fitting(profiles: Sequence[Profile], devices: Sequence[Device], eve
     raise AssertionError("a member that fits a device can be placed alone")
 
 
-def _one_stream_each(profiles: Sequence[Profile], situation: Situation) -> tuple[Flotilla, ...]:
-    """Whole members, the largest to the least loaded device (LPT, Graham 1969), every device on a stream of its own.
+def _takes_turns(situation: Situation, running: Flotilla, live: Sequence[Profile]) -> bool:
+    """Whether the others wait for a device, one after another, and not for their part of a shared stream."""
+    if situation.preparation_samples_per_second is None or len(running.devices) > 1:
+        return False
+    if len(live) == 1 and situation.running:
+        return True
+    here = {*running.devices, *(device.name for device in situation.free)}
+    free = tuple(device for device in situation.devices if device.name in here)
+    members = (*live, *_fitting(situation.waiting, free))
+    anew = replace(situation, waiting=members, free=free)
+    return members_apart(Outlook.of(members, anew), anew) is None
 
-    Members that find no memory wait. Empty where the preparation rate is unknown or too small for so many streams.
+
+def _a_stream_each(longest_first: Sequence[Profile], situation: Situation) -> tuple[Flotilla, ...]:
+    """A stream for every free device, the longest members first; those that find no device wait.
+
+    Where preparation cannot feed so many, members share a device and its stream until it is slow enough.
     """
-    available = situation.preparation_samples_per_second
-    if available is None:
-        return ()
-    bins = [Bin(device=device, room=0.0) for device in situation.free]
-    packs: dict[str, list[Placement]] = {device.name: [] for device in situation.free}
-    for profile in sorted(profiles, key=lambda p: (-p.seconds_per_sample, p.member)):
-        bin_ = max((b for b in bins if b.holds(profile)), key=lambda b: b.room, default=None)
-        if bin_ is not None:
-            bin_.take(profile, profile.seconds_per_sample)
-            packs[bin_.device.name].append(Placement.whole(profile, bin_.device.name))
-    flotillas = tuple(Flotilla(placements=tuple(pack)) for pack in packs.values() if pack)
-    return flotillas if sum(flotilla.samples_per_second for flotilla in flotillas) <= available else ()
+    available = situation.preparation_samples_per_second or math.inf
+    pace = max(preparation_left(situation) / len(situation.free), available / len(situation.devices))
+    free, waiting, flotillas = list(situation.free), list(longest_first), []
+    while free and waiting:
+        first = waiting.pop(0)
+        if all(device.memory_bytes < first.memory_bytes for device in free):
+            continue
+        name = _seat(first, free, situation)
+        pack = _slow_enough(first, waiting, next(d for d in situation.free if d.name == name), pace, situation)
+        waiting = [profile for profile in waiting if profile not in pack[1:]] if len(pack) > 1 else waiting
+        flotillas.append(Flotilla(placements=tuple(Placement.whole(profile, name) for profile in pack)))
+    return tuple(flotillas)
+
+
+def _slow_enough(
+    first: Profile, waiting: Sequence[Profile], device: Device, pace: float, situation: Situation
+) -> list[Profile]:
+    """The first member, and as many as follow it at the same epoch until one stream for all of them keeps to the pace."""
+    pack, bin_, done = [first], Bin(device=device, room=-1.0 / pace), situation.epochs_done
+    bin_.take(first, -first.seconds_per_sample)
+    for profile in waiting:
+        if bin_.room >= 0:
+            break
+        if done.get(profile.member, 0) == done.get(first.member, 0) and bin_.holds(profile):
+            bin_.take(profile, -profile.seconds_per_sample)
+            pack.append(profile)
+    return pack
+
+
+def _seat(profile: Profile, free: list[Device], situation: Situation) -> str:
+    """Take a device for one member out of those that are free: where its weights are, or the smallest that holds it."""
+    homes = situation.homes.get(profile.member, ())
+    able = [device for device in free if device.memory_bytes >= profile.memory_bytes]
+    device = min(able, key=lambda d: (d.name not in homes, d.memory_bytes))
+    free.remove(device)
+    return device.name

@@ -20,7 +20,9 @@ class Fleet:
     """FLEET-G, Algorithm 1: a flotilla, its placement, train "for some epochs", again with all that are left."""
 
     delta: float = 20.0
-    """Rates further than this from the fastest member's are not similar; samples per second, absolute."""
+    """Rates further than this from the fastest member's are not similar; samples per second, as published."""
+    relative: bool = False
+    """``delta`` is a part of the fastest member's rate: at 10,000 samples per second nothing is within 20 of anything."""
     alpha: float = 0.8
     """A flotilla stops when its busy devices are fewer than this part of those it started with."""
 
@@ -28,7 +30,8 @@ class Fleet:
         """Algorithm 1, steps 1 and 2, once every device is free."""
         if len(situation.free) < len(situation.devices):
             return ()
-        return launch_greedily(situation, self.delta)
+        fastest = max((profile.rate(1) for profile in situation.waiting), default=0.0)
+        return launch_greedily(situation, self.delta * fastest if self.relative else self.delta)
 
     def keeps(self, situation: Situation, started: Flotilla, live: tuple[Profile, ...]) -> bool:
         """Algorithm 1, ``train``: go on until the devices not released are fewer than α · M.

@@ -21,6 +21,8 @@ class Workload:
     samples_per_epoch: int
     epochs_known: bool = True
     """Whether the policy may see ``epochs``, or only notices when a member has converged."""
+    limits: Mapping[str, int] = field(default_factory=dict)
+    """Epochs after which members end at the latest, which the policy may see where it does not see ``epochs``."""
 
     def __post_init__(self) -> None:
         missing = [profile.member for profile in self.profiles if profile.member not in self.epochs]
@@ -30,6 +32,11 @@ class Workload:
             )
         if self.samples_per_epoch < 1:
             raise PlanError(f"the workload has {self.samples_per_epoch} samples an epoch; give it at least 1.")
+
+    @property
+    def visible_epochs(self) -> Mapping[str, int]:
+        """What the policy may know of how long members train."""
+        return self.epochs if self.epochs_known else self.limits
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,4 +115,5 @@ class Simulation:
             "flotillas": self.flotillas,
             "moves": self.moves,
             "idle_share": self.idle_share,
+            "planner_seconds": self.planner_seconds,
         }

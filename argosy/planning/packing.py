@@ -51,7 +51,9 @@ def best_flotilla(
 def _bisect(packing: Packing, devices: Sequence[Device]) -> Flotilla | None:
     """The least seconds per sample at which this packing succeeds."""
     total = sum(profile.seconds_per_sample for profile in packing.order)
-    low, high = 0.5 * total / len(devices), total / len(devices)
+    # Whoever may not be split sets the pace if it is slow enough: then there is nothing to bisect.
+    slowest = max((profile.seconds_per_sample for profile in packing.order if not profile.splittable), default=0.0)
+    low, high = max(0.5 * total / len(devices), slowest * (1 - 1e-9)), max(total / len(devices), slowest)
     best = pack_at(high, packing, devices)
     while best is None and high < 2 * total:
         low, high = high, 1.25 * high

@@ -33,9 +33,11 @@ class Situation:
     free: tuple[Device, ...]
     devices: tuple[Device, ...]
     """The whole cluster, free or not."""
+    running: tuple[Flotilla, ...] = ()
+    """What trains beside, with the members that are still in it; not the flotilla that ``keeps`` is asked about."""
     epochs_done: Mapping[str, int] = field(default_factory=dict)
     epochs_left: Mapping[str, int] = field(default_factory=dict)
-    """Only of members whose limit is known."""
+    """Until its limit, of every member whose limit is known, wherever it is; it may end sooner."""
     samples_per_epoch: int = 1
     homes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Devices that hold a member's weights and optimizer state."""

@@ -5,11 +5,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from argosy.planning.homes import moving_seconds
+from argosy.planning.outlook import EXPECTED, LONG, alone_seconds, horizon_seconds
 from argosy.planning.policy import Situation
 from argosy.plans import Flotilla
 from argosy.profiles import Profile
 
-__all__ = ["keeps_unless_it_pays", "work_rate"]
+__all__ = ["gives_way", "keeps_unless_it_pays", "work_rate"]
+
+LONGER = 0.9
+"""A member makes room for another that has more before it, once its own rest is under this part of the other's."""
 
 
 def keeps_unless_it_pays(
@@ -20,7 +24,7 @@ def keeps_unless_it_pays(
 ) -> bool:
     """Keep the flotilla until others wait for their turn, or until a new plan saves more than moving costs.
 
-    Gains count until the next member may leave: one epoch, or the least number of epochs known to be left.
+    It saves time to all until the next member is expected to leave, or to a member that gets a pace of its own until it ends.
     """
     if situation.waiting:
         return False
@@ -28,13 +32,49 @@ def keeps_unless_it_pays(
     available = {*(device.name for device in situation.free), *running.devices}
     free = tuple(device for device in situation.devices if device.name in available)
     candidate = launch(replace(situation, waiting=live, free=free))
-    if sum(len(flotilla.members) for flotilla in candidate) < len(live):
+    gain = _head_start(candidate, running, situation)
+    if sum(len(flotilla.members) for flotilla in candidate) == len(live):
+        gain = max(gain, _seconds_saved(candidate, running, live, situation))
+    elif len(candidate) == 1:
         return True  # What trains together is not torn apart by a packing that found room for less.
-    epochs = min(situation.epochs_left.get(profile.member, 1) for profile in live)
-    work = math.fsum(profile.seconds_per_sample for profile in live)
-    gain = work / work_rate((running,), live) - work / work_rate(candidate, live)
     cost = moving_seconds(candidate, situation.homes, live, situation.moving) + situation.moving.rebalance_seconds
-    return epochs * situation.samples_per_epoch * gain <= cost
+    return gain <= cost
+
+
+def _seconds_saved(
+    candidate: Sequence[Flotilla], running: Flotilla, live: Sequence[Profile], situation: Situation
+) -> float:
+    """What all gain until the next one is expected to leave: one epoch, or its part of the epochs until the nearest limit."""
+    least = min(situation.epochs_left.get(profile.member, 1) for profile in live)
+    epochs = max(1.0, least / (len(live) + 1))
+    work = math.fsum(profile.seconds_per_sample for profile in live)
+    return (
+        epochs * situation.samples_per_epoch * work * (1 / work_rate((running,), live) - 1 / work_rate(candidate, live))
+    )
+
+
+def _head_start(candidate: Sequence[Flotilla], running: Flotilla, situation: Situation) -> float:
+    """How much sooner a member is expected to end that leaves the shared pace for its own, at best."""
+    shared = 1.0 / running.samples_per_second
+    gains = (
+        EXPECTED * situation.epochs_left.get(flotilla.members[0], 1) * (shared - 1.0 / flotilla.samples_per_second)
+        for flotilla in candidate
+        if len(flotilla.members) == 1
+    )
+    return max(gains, default=0.0) * situation.samples_per_epoch if len(candidate) > 1 else 0.0
+
+
+def gives_way(situation: Situation, running: Flotilla, live: Sequence[Profile]) -> bool:
+    """Whether a waiting member may last so much longer than those of a device that it must not wait for them to end."""
+    device = next(device for device in situation.devices if device.name in running.devices)
+    able = [profile for profile in situation.waiting if profile.memory_bytes <= device.memory_bytes]
+    longest = max(alone_seconds(able, situation), default=0.0)
+    moving = situation.moving
+    cost = moving.rebalance_seconds + sum(profile.state_bytes for profile in live) / moving.bytes_per_second
+    if sum(alone_seconds(live, situation)) + 2 * cost >= LONGER * longest:
+        return False
+    beside = replace(situation, running=(*situation.running, running))
+    return longest > LONG * horizon_seconds(beside, alone_seconds(situation.waiting, situation))
 
 
 def work_rate(flotillas: Sequence[Flotilla], profiles: Sequence[Profile]) -> float:

@@ -6,7 +6,8 @@ from random import Random
 
 from argosy.cluster import Device
 from argosy.errors import PlanError
-from argosy.planning import POLICIES
+from argosy.planning import POLICIES, WITH_KNOWN_EPOCHS
+from argosy.planning.choice import simulate_best
 from argosy.planning.memory import GIB
 from argosy.planning.outcomes import Charges, Simulation, Workload
 from argosy.planning.policy import Moving
@@ -38,6 +39,8 @@ class ReplayCharges:
     """FLEET's policies: stop, save, load and start again."""
     moving: Moving = field(default_factory=Moving)
     """Every other policy that moves members."""
+    preparation_samples_per_second: float | None = None
+    """What the cluster prepares in all, which every policy pays; None: as much as is asked for."""
     one_pace: bool = False
     """Also the published policies wait for the slowest of a flotilla; their published figures say that they did not."""
 
@@ -48,6 +51,7 @@ class ReplayCharges:
             slowdown=self.slowdown,
             flotilla_seconds=self.flotilla_seconds if policy.startswith("fleet") else 0.0,
             moving=Moving() if published else self.moving,
+            preparation_samples_per_second=self.preparation_samples_per_second,
             one_pace=self.one_pace or not published,
         )
 
@@ -106,7 +110,13 @@ def replay(
     draws: int = 21,
     clock: Callable[[], float] = lambda: 0.0,
 ) -> Simulation:
-    """One policy on one cluster; for a policy that draws at random, the run with the median makespan of so many."""
+    """One policy on one cluster; for a policy that draws at random, the run with the median makespan of so many.
+
+    Where it may see the epochs of all members, ``balanced`` simulates the alternatives and takes the best, as it does in plans.
+    """
+    if policy == "balanced" and workload.epochs_known:
+        best = simulate_best(WITH_KNOWN_EPOCHS, workload, devices, charges=charges.of(policy), clock=clock)
+        return replace(best, policy=policy)
     orders = [workload] if policy not in DRAWN_AT_RANDOM else [_shuffled(workload, seed) for seed in range(draws)]
     runs = [
         simulate(POLICIES[policy], order, devices, charges=charges.of(policy), name=policy, clock=clock)

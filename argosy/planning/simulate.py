@@ -3,9 +3,11 @@
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 
 from argosy.cluster import Device
 from argosy.errors import PlanError
+from argosy.planning.clock import Clock, Runner
 from argosy.planning.homes import arrivals, moving_seconds
 from argosy.planning.outcomes import Charges, Failure, Segment, Simulation, Workload
 from argosy.planning.policy import Policy, Situation
@@ -13,9 +15,6 @@ from argosy.planning.waiting import cycle_seconds
 from argosy.plans import Flotilla
 
 __all__ = ["lower_bound_seconds", "simulate"]
-
-_SAME_TIME = 1e-9
-"""Events this close, relative, happen at once: rounding must not part the members of one epoch."""
 
 
 def simulate(
@@ -32,9 +31,9 @@ def simulate(
     run = _Run(policy, workload, tuple(devices), charges or Charges(), failures, clock)
     run.launch()
     while run.legs or run.waiting:
-        run.advance_to(run.next_event())
+        ended = run.advance()
         run.change_devices()
-        run.end_epochs()
+        run.end_epochs(ended)
         run.launch()
     return run.result(name)
 
@@ -51,31 +50,14 @@ def lower_bound_seconds(workload: Workload, devices: int, slowdown: float = 1.0)
 
 
 @dataclass(slots=True)
-class _Runner:
-    """One member of a running leg."""
-
-    member: str
-    samples_left: float
-    """Of its current epoch."""
-    seconds_per_sample: float
-    paused_until: float
-    rate: float = 0.0
-
-    def next_event(self, now: float) -> float:
-        """End of its pause or of its epoch."""
-        return self.paused_until if self.paused_until > now else now + self.samples_left / self.rate
-
-
-@dataclass(slots=True)
 class _Leg:
     """A flotilla from its start until it is stopped or empty."""
 
     number: int
     started: Flotilla
-    runners: dict[str, _Runner]
+    runners: dict[str, Runner]
     since: float
     """Start of the current segment of the timeline."""
-    rates_stale: bool = field(init=False)
     running: Flotilla = field(init=False)
     devices: tuple[str, ...] = field(init=False)
     """Those that still train."""
@@ -87,7 +69,11 @@ class _Leg:
         """Only these train on."""
         self.running = self.started.keeping(members)
         self.devices = self.running.devices
-        self.rates_stale = True
+
+    @property
+    def demand(self) -> float:
+        """Samples per second that its stream asks for: what its fastest member trains."""
+        return 1.0 / min(runner.seconds_per_sample for runner in self.runners.values())
 
 
 class _Run:
@@ -102,14 +88,17 @@ class _Run:
         failures: Sequence[Failure],
         clock: Callable[[], float],
     ) -> None:
-        self.policy, self.workload, self.charges, self.clock = policy, workload, charges, clock
+        self.policy, self.workload, self.charges, self.planner_clock = policy, workload, charges, clock
+        self.clock = Clock(samples_per_epoch=workload.samples_per_epoch)
         self.profiles = {profile.member: profile for profile in workload.profiles}
         self.all_devices = devices
         self.lost: set[str] = set()
         self.device_changes = sorted(_changes(failures))
-        self.now = 0.0
-        self.legs: list[_Leg] = []
+        self.legs: dict[int, _Leg] = {}
+        self.demand: float | None = None
+        """Of all streams; None: to be added up anew."""
         self.done = {profile.member: 0 for profile in workload.profiles}
+        self.left = dict(workload.visible_epochs)
         self.waiting = [profile for profile in workload.profiles if workload.epochs[profile.member] > 0]
         self.homes: dict[str, tuple[str, ...]] = {}
         self.busy: dict[str, float] = defaultdict(float)
@@ -120,17 +109,17 @@ class _Run:
 
     # Questions to the policy.
 
-    def situation(self) -> Situation:
-        """What the policy may know at this moment."""
+    def situation(self, asked: _Leg | None = None) -> Situation:
+        """What the policy may know at this moment; ``asked``: the leg that the question is about."""
         devices = tuple(device for device in self.all_devices if device.name not in self.lost)
-        used = {name for leg in self.legs for name in leg.devices}
-        left = {member: self.workload.epochs[member] - done for member, done in self.done.items()}
+        used = {name for leg in self.legs.values() for name in leg.devices}
         return Situation(
             waiting=tuple(self.waiting),
             free=tuple(device for device in devices if device.name not in used),
             devices=devices,
+            running=tuple(leg.running for leg in self.legs.values() if leg is not asked),
             epochs_done=self.done,
-            epochs_left=left if self.workload.epochs_known else {},
+            epochs_left=self.left,
             samples_per_epoch=self.workload.samples_per_epoch,
             homes=self.homes,
             preparation_samples_per_second=self.charges.preparation_samples_per_second or float("inf"),
@@ -144,27 +133,29 @@ class _Run:
         situation = self.situation()
         if not situation.free:
             return
-        before = self.clock()
+        before = self.planner_clock()
         flotillas = self.policy.launch(situation)
-        self.planner_seconds += self.clock() - before
+        self.planner_seconds += self.planner_clock() - before
         for flotilla in flotillas:
             self._start(flotilla)
 
-    def end_epochs(self) -> None:
+    def end_epochs(self, ended: Iterable[Runner]) -> None:
         """Members whose epoch is over leave or go on; the policy may stop the flotilla that they are in."""
-        for leg in list(self.legs):
-            ended = [r for r in leg.runners.values() if r.samples_left <= _SAME_TIME * self.workload.samples_per_epoch]
-            for runner in ended:
-                self._end_epoch(leg, runner)
-            if ended and leg.runners and not self._keeps(leg):
+        for number, runners in groupby(sorted(ended, key=lambda runner: runner.leg), key=lambda runner: runner.leg):
+            if number not in self.legs:
+                continue  # It has lost a device at the same time.
+            leg = self.legs[number]
+            self._end_epoch(leg, list(runners))
+            if leg.runners and not self._keeps(leg):
                 self._stop(leg)
                 self.launch()  # Before the next leg is asked, so that two streams at unlike epochs do not mix.
 
     def _keeps(self, leg: _Leg) -> bool:
         live = tuple(self.profiles[member] for member in leg.runners)
-        before = self.clock()
-        keeps = self.policy.keeps(self.situation(), leg.started, live)
-        self.planner_seconds += self.clock() - before
+        situation = self.situation(leg)
+        before = self.planner_clock()
+        keeps = self.policy.keeps(situation, leg.started, live)
+        self.planner_seconds += self.planner_clock() - before
         return keeps
 
     # What changes.
@@ -181,98 +172,92 @@ class _Run:
             targets = arrivals(placement, self.homes)
             self.moves += bool(targets)
             self.moved_bytes += len(targets) * self.profiles[placement.member].state_bytes
+        members = set(flotilla.members)
+        self.waiting = [profile for profile in self.waiting if profile.member not in members]
         self._evict(flotilla)
         self.homes |= {placement.member: placement.devices for placement in flotilla.placements}
-        self.waiting = [profile for profile in self.waiting if profile.member not in set(flotilla.members)]
         seconds = self._seconds_per_sample(flotilla)
-        runners = {
-            member: _Runner(member, float(self.workload.samples_per_epoch), seconds[member], self.now + delay)
-            for member in flotilla.members
-        }
-        self.legs.append(_Leg(number=self.flotillas, started=flotilla, runners=runners, since=self.now))
-        self.flotillas += 1
+        number, samples = self.flotillas, float(self.workload.samples_per_epoch)
+        runners = {member: Runner(member, number, samples, seconds[member]) for member in flotilla.members}
+        self.legs[number] = _Leg(number=number, started=flotilla, runners=runners, since=self.clock.now)
+        self.flotillas, self.demand = self.flotillas + 1, None
+        for runner in runners.values():
+            self.clock.pause(runner, delay)
 
     def _evict(self, flotilla: Flotilla) -> None:
         """Members that wait lose their place on the devices that the flotilla takes; their state goes to the host."""
         taken = set(flotilla.devices)
         for profile in self.waiting:
-            if profile.member in self.homes and profile.member not in flotilla.members:
+            if profile.member in self.homes:
                 kept = tuple(name for name in self.homes[profile.member] if name not in taken)
                 self.homes[profile.member] = kept
 
-    def _end_epoch(self, leg: _Leg, runner: _Runner) -> None:
-        self.done[runner.member] += 1
-        runner.samples_left = float(self.workload.samples_per_epoch)
-        runner.paused_until = self.now + self.charges.checkpoint_seconds
-        if self.done[runner.member] < self.workload.epochs[runner.member]:
+    def _end_epoch(self, leg: _Leg, runners: Iterable[Runner]) -> None:
+        """Of some members of one leg."""
+        self._count(leg)
+        for runner in runners:
+            self.done[runner.member] += 1
+            if runner.member in self.left:
+                self.left[runner.member] -= 1
+            if self.done[runner.member] < self.workload.epochs[runner.member]:
+                runner.samples_left = float(self.workload.samples_per_epoch)
+                self.clock.pause(runner, self.charges.checkpoint_seconds)
+            else:
+                self.finished[runner.member] = self.clock.now
+                self.clock.remove(runner)
+                del leg.runners[runner.member], self.homes[runner.member]
+        if len(leg.runners) == len(leg.running.placements):
             return
+        self.demand = None
         self._end_segment(leg)
-        self.finished[runner.member] = self.now
-        del leg.runners[runner.member], self.homes[runner.member]
-        if not leg.runners:
-            self.legs.remove(leg)
-            return
-        leg.keep(leg.runners)
+        if leg.runners:
+            leg.keep(leg.runners)
+            for member, seconds in self._seconds_per_sample(leg.running).items():
+                self.clock.change(leg.runners[member], seconds)
+        else:
+            del self.legs[leg.number]
 
     def _stop(self, leg: _Leg) -> None:
         """All members wait; the epoch that a member is in starts again."""
+        self._count(leg)
         self._end_segment(leg)
-        self.legs.remove(leg)
+        del self.legs[leg.number]
+        self.demand = None
+        for runner in leg.runners.values():
+            self.clock.remove(runner)
         waiting = {*leg.runners, *(profile.member for profile in self.waiting)}
         self.waiting = [profile for profile in self.workload.profiles if profile.member in waiting]
 
     def change_devices(self) -> None:
         """Devices that are lost or come back at this moment."""
-        while self.device_changes and self.device_changes[0][0] <= self.now:
+        while self.device_changes and self.device_changes[0][0] <= self.clock.now:
             _, name, back = self.device_changes.pop(0)
             if back:
                 self.lost.discard(name)
                 continue
             self.lost.add(name)
-            for leg in [leg for leg in self.legs if name in leg.devices]:
+            for leg in [leg for leg in self.legs.values() if name in leg.devices]:
                 self._stop(leg)
             self.homes = {m: tuple(home for home in homes if home != name) for m, homes in self.homes.items()}
 
     # Time.
 
-    def next_event(self) -> float:
-        """The next end of an epoch or of a pause, or the next change of devices."""
-        self._set_rates()
-        times = [runner.next_event(self.now) for leg in self.legs for runner in leg.runners.values()]
-        times += [at for at, _, _ in self.device_changes[:1]]
+    def advance(self) -> list[Runner]:
+        """Train until the next end of an epoch or of a pause, or the next change of devices; whose epochs ended."""
+        if self.demand is None:
+            self.demand = sum(leg.demand for leg in self.legs.values())
+            # All streams are slowed down alike where they ask for more than can be prepared.
+            available = self.charges.preparation_samples_per_second or self.demand
+            self.clock.prepared = min(1.0, available / self.demand) if self.demand else 1.0
+        times = [at for at, _, _ in self.device_changes[:1]]
+        if (event := self.clock.next_event()) is not None:
+            times.append(event)
         if not times:
             waiting = ", ".join(repr(profile.member) for profile in self.waiting)
             raise PlanError(
                 f"nothing runs, and the policy starts nothing though {waiting} wait; choose another policy."
             )
-        return min(times)
-
-    def advance_to(self, time: float) -> None:
-        """Train until then."""
-        elapsed, self.now = time - self.now, time
-        for leg in self.legs:
-            for placement in leg.running.placements:
-                runner = leg.runners[placement.member]
-                if runner.paused_until >= time:
-                    continue
-                runner.samples_left -= elapsed * runner.rate
-                for device in placement.devices:
-                    seconds = placement.seconds_on(device) * self.charges.slowdown
-                    self.busy[device] += elapsed * runner.rate * seconds
-
-    def _set_rates(self) -> None:
-        """Every member's rate, all lowered alike where the streams ask for more than can be prepared."""
-        demand = 0.0
-        for leg in self.legs:
-            if leg.rates_stale:
-                for member, seconds in self._seconds_per_sample(leg.running).items():
-                    leg.runners[member].seconds_per_sample = seconds
-                leg.rates_stale = False
-            demand += 1.0 / min(runner.seconds_per_sample for runner in leg.runners.values())
-        available = self.charges.preparation_samples_per_second or demand
-        for leg in self.legs:
-            for runner in leg.runners.values():
-                runner.rate = min(1.0, available / demand) / runner.seconds_per_sample
+        return self.clock.advance_to(min(times))
 
     def _seconds_per_sample(self, flotilla: Flotilla) -> dict[str, float]:
         """Of each member: the cycle of the whole flotilla, or at its own rate the load of its busiest device."""
@@ -284,32 +269,41 @@ class _Run:
 
     # What came of it.
 
+    def _count(self, leg: _Leg) -> None:
+        """What its devices have worked so far."""
+        for placement in leg.running.placements:
+            runner = leg.runners[placement.member]
+            samples = self.clock.settle(runner) / runner.seconds_per_sample
+            for device in placement.devices:
+                self.busy[device] += samples * placement.seconds_on(device) * self.charges.slowdown
+
     def _end_segment(self, leg: _Leg) -> None:
-        if self.now > leg.since:
+        now = self.clock.now
+        if now > leg.since:
             self.timeline += [
                 Segment(
                     device=device,
                     start_seconds=leg.since,
-                    end_seconds=self.now,
+                    end_seconds=now,
                     flotilla=leg.number,
                     members=tuple(placement.member for placement in leg.running.pack(device)),
                 )
                 for device in leg.devices
             ]
-        leg.since = self.now
+        leg.since = now
 
     def result(self, name: str) -> Simulation:
         """The figures of the whole run."""
         return Simulation(
             policy=name,
             devices=len(self.all_devices),
-            makespan_seconds=self.now,
+            makespan_seconds=self.clock.now,
             bound_seconds=lower_bound_seconds(self.workload, len(self.all_devices), self.charges.slowdown),
             flotillas=self.flotillas,
             moves=self.moves,
             moved_bytes=self.moved_bytes,
             moving_seconds=self.moving_seconds,
-            wait_seconds={device.name: self.now - self.busy[device.name] for device in self.all_devices},
+            wait_seconds={device.name: self.clock.now - self.busy[device.name] for device in self.all_devices},
             finished_seconds=self.finished,
             timeline=tuple(self.timeline),
             planner_seconds=self.planner_seconds,

@@ -40,6 +40,7 @@ class Launching:
         *,
         epochs_done: Mapping[str, int],
         epochs_left: Mapping[str, int],
+        running: Sequence[Flotilla] = (),
         without: Sailing | None = None,
     ) -> Situation:
         """What the policy may know; the devices of the leg `without` count as free, its members have their homes there."""
@@ -49,6 +50,7 @@ class Launching:
             waiting=tuple(waiting),
             free=tuple(device for device in self.cluster.devices if device.name not in busy),
             devices=self.cluster.devices,
+            running=tuple(running),
             epochs_done=epochs_done,
             epochs_left=epochs_left,
             samples_per_epoch=self.samples_per_epoch,

@@ -269,7 +269,9 @@ class Voyage:
         waiting = [profile for profile in profiles if profile.member not in set(live)]
         places = dict.fromkeys(live, place // per_epoch)
         started = self.flotillas[leg.number]
-        keeps = bool(live) and self.launching.policy.keeps(self.situation(waiting, places), started, tuple(aboard))
+        keeps = bool(live) and self.launching.policy.keeps(
+            self.situation(waiting, places, asked=leg), started, tuple(aboard)
+        )
         leg.makes_room = not keeps
         if keeps:
             return started.keeping(live)
@@ -288,12 +290,29 @@ class Voyage:
         position = section_start(leg.until, length, per_epoch) if begun else leg.begins.position
         return self.roster.leg_for([name], self.driver.lengths, number=0).position >= position
 
-    def situation(self, waiting: list[Profile], places: Mapping[str, int], without: Sailing | None = None) -> Situation:
+    def situation(
+        self,
+        waiting: list[Profile],
+        places: Mapping[str, int],
+        *,
+        asked: Sailing | None = None,
+        without: Sailing | None = None,
+    ) -> Situation:
+        """What the policy may know, asked about one leg, or about what to do without it."""
         per_epoch = self.driver.study.validations_per_epoch
         names = [profile.member for profile in waiting]
         done = {name: places.get(name, self.roster.place(name) // per_epoch) for name in names}
-        left = {name: left for name in names if (left := self.roster.epochs_left(name)) is not None}
-        return self.launching.situation(waiting, self.legs, epochs_done=done, epochs_left=left, without=without)
+        aboard = [name for leg in self.legs for name in leg.members]
+        left = {name: left for name in (*names, *aboard) if (left := self.roster.epochs_left(name)) is not None}
+        beside = [leg for leg in self.legs if leg.members and leg is not asked and leg is not without]
+        return self.launching.situation(
+            waiting,
+            self.legs,
+            epochs_done=done,
+            epochs_left=left,
+            running=[self.flotillas[leg.number].keeping(leg.members) for leg in beside],
+            without=without,
+        )
 
     def _change(self, leg: Sailing, changes: Mapping[str, Change], fates: Mapping[str, Verdict]) -> None:
         """Let crews change on these devices; whoever moves starts when the device that it leaves has saved it."""

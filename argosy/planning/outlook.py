@@ -1,0 +1,63 @@
+"""What is left to train, as far as a policy can tell: rates and limits are known, when a member stops before its limit is not."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from argosy.planning.policy import Situation
+from argosy.profiles import Profile
+
+__all__ = ["EXPECTED", "Outlook", "alone_seconds"]
+
+EXPECTED = 0.5
+"""The part of what is left until its limit that a member is expected to train: it may stop anywhere before."""
+LONG = 0.5
+"""A member is long if it may need more than this part of the time in which all is expected to be done."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outlook:
+    """The members that wait, by how long they may last."""
+
+    longest_first: tuple[Profile, ...]
+    seconds: tuple[float, ...]
+    """What each of them needs at most, on a device of its own."""
+    horizon_seconds: float
+    """In which all devices together are expected to be through with everything, what runs beside included."""
+
+    @classmethod
+    def of(cls, waiting: Sequence[Profile], situation: Situation) -> "Outlook":
+        """What a situation holds for these members."""
+        seconds = dict(zip((p.member for p in waiting), alone_seconds(waiting, situation), strict=True))
+        longest_first = tuple(sorted(waiting, key=lambda p: (-seconds[p.member], -p.seconds_per_sample, p.member)))
+        return cls(
+            longest_first=longest_first,
+            seconds=tuple(seconds[profile.member] for profile in longest_first),
+            horizon_seconds=horizon_seconds(situation, seconds.values()),
+        )
+
+    @property
+    def long(self) -> tuple[Profile, ...]:
+        """Those that may last too long to wait for others; who may be split is sped up by more devices instead."""
+        enough = LONG * self.horizon_seconds
+        pairs = zip(self.longest_first, self.seconds, strict=True)
+        return tuple(profile for profile, seconds in pairs if seconds > enough and not profile.splittable)
+
+
+def alone_seconds(profiles: Iterable[Profile], situation: Situation) -> list[float]:
+    """What each member needs at most on a device of its own; one without a limit may go as far as any other."""
+    left, furthest = situation.epochs_left, max([1, *situation.epochs_left.values()])
+    samples = situation.samples_per_epoch
+    return [max(left.get(p.member, furthest), 1) * samples * p.seconds_per_sample for p in profiles]
+
+
+def horizon_seconds(situation: Situation, waiting_seconds: Iterable[float]) -> float:
+    """In which all devices together are expected to be through with members that wait so long, and with all that runs."""
+    left, furthest = situation.epochs_left, max([1, *situation.epochs_left.values()])
+    running = math.fsum(
+        left.get(placement.member, furthest) * (sum(placement.device_seconds) or placement.seconds_per_sample)
+        for flotilla in situation.running
+        for placement in flotilla.placements
+    )
+    work = math.fsum(waiting_seconds) + running * situation.samples_per_epoch
+    return EXPECTED * work / len(situation.devices)

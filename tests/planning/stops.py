@@ -1,0 +1,111 @@
+"""Random jobs that stop when nobody expects it, and how ``balanced`` fares on them against lists: a few in tests, many in a benchmark."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from random import Random
+
+from argosy.cluster import Device
+from argosy.planning import POLICIES
+from argosy.planning.outcomes import Charges, Simulation, Workload
+from argosy.planning.policy import Moving
+from argosy.planning.simulate import lower_bound_seconds, simulate
+from argosy.profiles import Profile
+
+LIMIT, SAMPLES, SLOWEST = 50, 30_000, 20.0
+PREPARATION = {"free": None, "cheap": 0.5, "dear": 4.0}
+"""What preparing every job apart takes, in lower bounds of the makespan."""
+MOVING = Moving(rebalance_seconds=2.0, bytes_per_second=1e9)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Draw:
+    """Some jobs, and when they stop."""
+
+    family: str
+    jobs: int
+    spread: int
+    seed: int
+
+    @property
+    def workload(self) -> Workload:
+        """In random order."""
+        random = Random(f"{self.family}/{self.jobs}/{self.spread}/{self.seed}")
+        profiles = tuple(_job(f"job{number:04d}", self._rate(random), random) for number in range(self.jobs))
+        return Workload(
+            profiles=profiles,
+            epochs={profile.member: max(1, round(LIMIT * self._stop(random))) for profile in profiles},
+            samples_per_epoch=SAMPLES,
+            epochs_known=False,
+            limits={profile.member: LIMIT for profile in profiles},
+        )
+
+    def _rate(self, random: Random) -> float:
+        place = random.random() if self.family == "even" else min(max(random.gauss(0.5, 0.2), 0.0), 1.0)
+        return float(SLOWEST * self.spread**place)
+
+    def _stop(self, random: Random) -> float:
+        if self.family == "even":
+            return random.uniform(0.1, 1.0)
+        return random.uniform(0.1, 0.33) if random.random() < 0.5 else random.triangular(0.33, 1.0, 1.0)
+
+
+def _job(member: str, rate: float, random: Random) -> Profile:
+    state = random.randint(10**7, 10**9)
+    return Profile(
+        member=member,
+        device_kind="gpu",
+        samples_per_second=(rate,),
+        memory_bytes=4 * state // 3,
+        state_bytes=state,
+        activation_bytes=state // 3,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """One draw on some devices, prepared at some price, under all policies."""
+
+    draw: Draw
+    devices: int
+    preparation: str
+    balanced: Simulation
+    rate_first: Simulation
+    solo: Simulation
+    seconds: float
+    """Of the simulated run of ``balanced``."""
+
+    def over(self, other: Simulation) -> float:
+        """Makespan of ``balanced`` over that of another policy."""
+        return self.balanced.makespan_seconds / other.makespan_seconds
+
+
+def compare(draw: Draw, devices: Sequence[Device], preparation: str) -> Outcome:
+    """Run one case under all policies."""
+    workload, price = draw.workload, PREPARATION[preparation]
+    prepared = SAMPLES * sum(workload.epochs.values())
+    rate = price and prepared / (price * lower_bound_seconds(workload, len(devices)))
+    charges = Charges(moving=MOVING, preparation_samples_per_second=rate)
+    slowest_first = tuple(sorted(workload.profiles, key=lambda profile: profile.rate(1)))
+    before = time.perf_counter()
+    balanced = simulate(POLICIES["balanced"], workload, devices, charges=charges, clock=time.perf_counter)
+    seconds = time.perf_counter() - before
+    return Outcome(
+        draw=draw,
+        devices=len(devices),
+        preparation=preparation,
+        balanced=balanced,
+        rate_first=simulate(POLICIES["solo"], replace(workload, profiles=slowest_first), devices, charges=charges),
+        solo=simulate(POLICIES["solo"], workload, devices, charges=charges),
+        seconds=seconds,
+    )
+
+
+def over_bound(draw: Draw, devices: Sequence[Device]) -> float | None:
+    """``balanced`` over the lower bound where all jobs train all their epochs; None where a single job sets it."""
+    workload = draw.workload
+    workload = replace(workload, epochs=workload.limits)
+    bound = lower_bound_seconds(workload, len(devices))
+    if bound <= LIMIT * SAMPLES / min(profile.rate(1) for profile in workload.profiles):
+        return None
+    return simulate(POLICIES["balanced"], workload, devices, charges=Charges(moving=MOVING)).makespan_seconds / bound
