@@ -7,11 +7,9 @@ of a later crew is kept until the driver has said who that is. A member's epochs
 driver alone counts them.
 """
 
-import errno
 import math
 import sys
 import time
-import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from functools import partial
@@ -26,40 +24,34 @@ from argosy.commands import (
     Journaled,
     Leave,
     Measure,
-    OutOfMemory,
     Pause,
     Paused,
     Progress,
     Report,
     StartMember,
 )
-from argosy.errors import DiskError, MemberError
-from argosy.events import Event, MemberEnded, MemberRested, MemberStarted, Saved, Used
+from argosy.errors import MemberError
+from argosy.events import Event, MemberRested, MemberStarted, Saved, Used
 from argosy.settings import Settings
 from argosy.stream.blocks import Block, Layout
 from argosy.stream.gauges import TrainerGauge
 from argosy.stream.pulse import Pulse
 from argosy.stream.schedule import Orders
 from argosy.study import Member, Terms
-from argosy.system import means_refused
-from argosy.traces import know_sources, trace_of
+from argosy.traces import know_sources
 from argosy.training.aboard import Aboard
 from argosy.training.copies import Copies
-from argosy.training.devices import Backend, memory_returned, out_of_memory, poisoned
+from argosy.training.devices import Backend
 from argosy.training.files import Files, Saving
+from argosy.training.guard import Guard
 from argosy.training.heap import large_outside
 from argosy.training.member import LiveMember, build
 from argosy.training.trials import Trials
+from argosy.training.units import Unit
 
-__all__ = ["Poisoned", "Trainer"]
+__all__ = ["Trainer"]
 
 PROGRESS_SECONDS = 0.25
-RETURN_SECONDS = 10.0
-"""How long a device's memory may take to come back from a process that was killed."""
-
-
-class Poisoned(Exception):  # noqa: N818
-    """The device is of no more use to this process, whoever's step did that: nobody's next one can be trusted."""
 
 
 class Trainer:
@@ -97,8 +89,11 @@ class Trainer:
         """Blocks of a later crew, until the driver says who that is, or that were measured on."""
         self.at_hand: Block | None = None
         """The block whose steps were left for a command."""
-        self.trials = Trials(self._build, self._guarded, emit, backend, self.pulse)
+        self.guard = Guard(name, backend, directory / "members", emit, self._drop)
+        self.trials = Trials(self._build, self.guard, emit, backend, self.pulse)
         self.aboard: dict[str, Aboard] = {}
+        self.units: list[Unit] = []
+        """In the order of their steps; each member aboard is in one of them."""
         self.gauge = TrainerGauge()
         self.blocks = 0
         self.last_split = "val" if terms.has_val else "train"
@@ -203,7 +198,7 @@ class Trainer:
     def _train_on(self, block: Block) -> None:
         started, place = time.perf_counter(), block.place
         before = self.gauge.samples
-        left = not all(self._advance(name, block) for name in list(self.aboard))
+        left = not all(self._advance(unit, block) for unit in list(self.units))
         if block.touched:
             raise MemberError(self._somebody_wrote())
         elapsed = time.perf_counter() - started
@@ -221,38 +216,29 @@ class Trainer:
             self.emit(Report(events=tuple(self._save(list(self.aboard)))))
         self._tell()
 
-    def _advance(self, name: str, block: Block) -> bool:
-        """Let a member step on a block; False where a command waits, for which the rest of its batches was left."""
-        aboard = self.aboard[name]
-        if not aboard.follow(block.place):
+    def _advance(self, unit: Unit, block: Block) -> bool:
+        """Let a unit step on a block; False where a command waits, for which the rest of its batches was left."""
+        if not unit.follow(block.place):
             return True
-        with self.pulse.busy(f"training member {name!r}"):
-            step = self._step if block.place.split == "train" else self._evaluate
-            return self._guarded(name, partial(step, name, aboard, block)) is not False
+        with self.pulse.busy(f"training {unit.words}"):
+            trains = block.place.split == "train"
+            steps = partial(self._step, unit, block) if trains else partial(unit.evaluate, block, self._called)
+            return self.guard(unit.names[0], steps) is not False
 
-    def _step(self, name: str, aboard: Aboard, block: Block) -> bool:
-        program, samples, through = aboard.program, 0, True
-        with program.active():
-            for batch in program.cut(block):
-                program.begin(batch)
-                samples += program.finish()
-                self.pulse.beat()
-                if self._wanted():
-                    through = False
-                    break
-        aboard.samples += samples
-        self.gauge.samples += samples
-        if samples and aboard.live.diverged:
-            self._end(name, "diverged", f"its training loss is not a number after {aboard.live.steps} steps")
+    def _step(self, unit: Unit, block: Block) -> bool:
+        before = unit.samples
+        through = unit.step(block, self._called)
+        self.gauge.samples += unit.samples - before
+        for aboard in unit.crew:
+            if unit.samples > before and aboard.live.diverged:
+                reason = f"its training loss is not a number after {aboard.live.steps} steps"
+                self.guard.end(aboard.name, "diverged", reason)
         return through
 
-    def _evaluate(self, name: str, aboard: Aboard, block: Block) -> bool:
-        with aboard.program.active(keep=True):
-            for _ in aboard.program.evaluate(block):
-                self.pulse.beat()
-                if self._wanted():
-                    return False
-        return True
+    def _called(self) -> bool:
+        """After a step: whether something is to be done before the next."""
+        self.pulse.beat()
+        return self._wanted()
 
     def _wanted(self) -> bool:
         """Whether something is to be done between two steps."""
@@ -265,7 +251,7 @@ class Trainer:
         events: list[Event] = []
         for name, aboard in list(self.aboard.items()):
             if aboard.ends(block.place):
-                ended = self._guarded(name, partial(aboard.end_section, section, self.name))
+                ended = self.guard(name, partial(aboard.end_section, section, self.name))
                 if ended is not None:
                     events.append(ended)
         if self.saving.due:
@@ -280,7 +266,7 @@ class Trainer:
         self._leave([name for name in command.leave if name in self.aboard])
         started: list[Event] = []
         for start in command.start:
-            boarded = self._guarded(start.member, partial(self._start, start), again=True)
+            boarded = self.guard(start.member, partial(self._start, start), again=True)
             if boarded is not None:
                 started.append(boarded)
         self.trials.forget(crew_of_its_own=True)
@@ -292,11 +278,13 @@ class Trainer:
         assert self.orders is not None
         live = self.trials.take(start.member)
         for note in start.notes:
-            self._log(start.member, note)
-        files = Files(self._folder(start.member), start.checkpoint)
+            self.guard.log(start.member, note)
+        files = Files(self.directory / "members" / start.member, start.checkpoint)
         sections = self.terms.validations_per_epoch
-        self.aboard[start.member] = Aboard.board(live, start, files, self.orders, sections=sections)
-        return self.aboard[start.member].started(start, self.name)
+        aboard = Aboard.board(live, start, files, self.orders, sections=sections)
+        self.aboard[start.member] = aboard
+        self.units.append(Unit.solo(aboard))
+        return aboard.started(start, self.name)
 
     def _leave(self, names: list[str]) -> None:
         """Save members where they are and let them go."""
@@ -308,51 +296,17 @@ class Trainer:
         rested = tuple(MemberRested(member=name, reason="") for name in names)
         self.emit(Report(events=(*saved, *rested)))
 
-    def _let_go(self, name: str) -> None:
-        aboard = self.aboard.pop(name, None)
-        if aboard is not None:
-            aboard.program.release()
-
-    def _end(self, name: str, status: str, reason: str) -> None:
+    def _drop(self, name: str) -> None:
+        self.trials.built.pop(name, None)
         self._let_go(name)
-        self.emit(Report(events=(MemberEnded(member=name, status=status, reason=reason),)))
 
-    def _guarded(self, name: str, action: Callable[[], Any], *, again: bool = False) -> Any:
-        """Run a piece of a member's own code; what it raises ends that member and nobody else.
-
-        Tried `again` where it ran out of memory that a killed process gave back only then.
-        """
-        try:
-            return action()
-        except DiskError:
-            raise
-        except Exception as error:  # boundary between a member's code and ours
-            if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
-                raise means_refused(error, self.name) or error from error  # all members have these files together
-            if poisoned(self.backend):
-                raise Poisoned(
-                    f"{self.name} is of no more use to this process since {name!r} raised {error!r}"
-                ) from error
-            if again and out_of_memory(error) and memory_returned(self.backend, patience=RETURN_SECONDS):
-                return self._guarded(name, action)
-            self.trials.built.pop(name, None)
-            if out_of_memory(error):
-                self._let_go(name)
-                self.emit(OutOfMemory(member=name, detail=str(error)))
-                return None
-            self._log(name, "".join(traceback.format_exception(error)))
-            self._end(name, "failed", trace_of(error))
-            return None
+    def _let_go(self, name: str) -> None:
+        if self.aboard.pop(name, None) is not None:
+            unit = next(unit for unit in self.units if name in unit.names)
+            unit.program.release()
+            self.units.remove(unit)
 
     # ---- files
-
-    def _folder(self, name: str) -> Path:
-        return self.directory / "members" / name
-
-    def _log(self, name: str, text: str) -> None:
-        self._folder(name).mkdir(parents=True, exist_ok=True)
-        with (self._folder(name) / "log.txt").open("a") as log:
-            log.write(text.rstrip() + "\n")
 
     def _save(self, names: Iterable[str], *, carried: bool = False) -> list[Event]:
         """Files for these members, flushed to the disk together."""
@@ -360,13 +314,13 @@ class Trainer:
             drafts = {}
             for name in names:
                 aboard = self.aboard[name]
-                draft = self._guarded(name, partial(aboard.files.draft, aboard.live, carried=carried))
+                draft = self.guard(name, partial(aboard.files.draft, aboard.live, carried=carried))
                 if draft is not None:
                     drafts[name] = (aboard.files, draft)
             return [
                 Saved(member=name, checkpoint=saved)
                 for name, save in self.saving.write(drafts)
-                if (saved := self._guarded(name, save)) is not None
+                if (saved := self.guard(name, save)) is not None
             ]
 
     def _must_save(self) -> bool:
