@@ -32,6 +32,8 @@ class Aboard:
     """Of the stream: the first whose end it has not seen."""
     earlier: int
     """Samples of the sections that it has ended aboard, less those of its first one that it had before."""
+    leads: bool
+    """Whether this device saves it and speaks of it: alone, or as the first of those that carry it."""
 
     @classmethod
     def board(cls, live: LiveMember, start: StartMember, files: Files, orders: Orders, *, sections: int) -> "Aboard":
@@ -45,7 +47,8 @@ class Aboard:
                 position = live.load_state_dict(checkpoint.load(files.folder / start.checkpoint.file))
         live.begin_epoch(orders, start.stream_epoch, position)
         first = start.stream_epoch * sections + live.section
-        return cls(live, files, orders, sections, start.stream_epoch, first, -live.samples)
+        leads = start.seat is None or start.seat.rank == 0
+        return cls(live, files, orders, sections, start.stream_epoch, first, -live.samples, leads)
 
     @property
     def name(self) -> str:

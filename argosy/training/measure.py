@@ -19,6 +19,7 @@ from argosy.training.devices import Backend
 from argosy.training.heap import large_outside
 from argosy.training.member import LiveMember
 from argosy.training.solo import Solo
+from argosy.training.split_admission import why_whole
 
 __all__ = ["NUMPY_RANDOM", "PRIVATE", "measure", "state_bytes"]
 
@@ -42,7 +43,7 @@ def measure(
     What a member's code does only later it does here first, a validation where it `validates` on samples like these and the
     end of an epoch: what raises then raises before anything is trained.
 
-    A group of m devices is measured by the steps of one of m even shares of the batch. Where the device counts its memory,
+    A group of m devices is measured by the steps of one of m even shares of the batch, where the member may be split or all are measured thoroughly. Where the device counts its memory,
     activations are what a step took beyond weights, optimizer state and gradients, kernels' work space included; elsewhere
     what autograd kept.
     """
@@ -58,6 +59,10 @@ def measure(
     gradients = _bytes(p for p in live.model.parameters() if p.requires_grad)
     activations = max(saved.total, _spent(trial, batch, backend) - gradients)
     seconds = _step_seconds(trial, batch, warm_up, backend, thorough=thorough)
+    with large_outside():
+        tried = _Shown(block, live.member.batch_size)
+        whole = why_whole(live, tried.data, tried.rows) if groups > 1 else ""
+    groups = 1 if whole and not thorough else groups
     shares = [_Shown(block, -(-live.member.batch_size // m)) for m in range(2, groups + 1)]
     shard_seconds = [
         _step_seconds(trial, share, _timed_step(trial, share, backend), backend, thorough=thorough) for share in shares
@@ -80,6 +85,7 @@ def measure(
         state_bytes=held,
         gradient_bytes=gradients,
         parameter_shapes=_shapes(live.model),
+        whole=whole,
         batch_norm=any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in live.model.modules()),
         notes=tuple(notes),
     )

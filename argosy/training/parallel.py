@@ -9,22 +9,31 @@ for a sum that is still under way, without the interpreter's lock, and so it has
 """
 
 import datetime
+import math
 import os
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-__all__ = ["Group", "Sum"]
+__all__ = ["LONG_BYTES", "POLL_SECONDS", "Group", "Sum", "time_sums"]
 
 FORMING = datetime.timedelta(seconds=60)
 """Of connecting, which begins when all are there."""
 NEVER = datetime.timedelta(days=365)
 LOOK_SECONDS = 0.005
 """Between two looks whether all are there."""
+PATIENCE_SECONDS = 20.0
+"""How long trainers wait for each other to time sums."""
+ROUNDS = 5
+LONG_BYTES = 4 * 2**20
+"""Of the longer sum that is timed."""
+POLL_SECONDS = 0.0002
+"""Between two looks whether a sum is there."""
 
 
 class Group:
@@ -56,7 +65,11 @@ class Group:
         """Start to sum a tensor of the host over all ranks, in its place; every rank gets the same bits."""
         options = dist.AllreduceOptions()
         options.timeout = NEVER
-        return Sum(self, self._ends[0].allreduce([values], options))
+        try:
+            return Sum(self, self._ends[0].allreduce([values], options))
+        except RuntimeError as error:
+            self.broken = _reason(error)
+            return Sum(self, None)
 
     def leave(self) -> None:
         """Let go of the peers; never waits."""
@@ -100,6 +113,41 @@ class Sum:
             self.group.broken = _reason(error)
             return False
         return True
+
+
+def time_sums(meeting: str, rank: int, size: int) -> tuple[float, float]:
+    """Seconds of a sum of one number and of 4 MiB over a group; infinite where the others do not come.
+
+    The least of a few: what else runs on a machine only adds.
+    """
+    group = Group.form(meeting, rank, size)
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    try:
+        if not _until(lambda: group.formed, deadline):
+            return math.inf, math.inf
+        return _least(group, 4, deadline), _least(group, LONG_BYTES, deadline)
+    finally:
+        group.leave()
+
+
+def _least(group: Group, size: int, deadline: float) -> float:
+    """Of the sums of so many bytes after the first."""
+    values, found = torch.zeros(size // 4), []
+    for _ in range(ROUNDS + 1):
+        started = time.perf_counter()
+        under_way = group.add_up(values)
+        if not _until(lambda: under_way.done, deadline):  # noqa: B023
+            return math.inf
+        found.append(time.perf_counter() - started)
+    return min(found[1:])
+
+
+def _until(true: Callable[[], bool], deadline: float) -> bool:
+    while not true():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(POLL_SECONDS)
+    return True
 
 
 def _reason(error: Exception) -> str:

@@ -63,7 +63,7 @@ class Shard:
     def waits(self) -> bool:
         """See `Split.waits`."""
         if self._batch is None:
-            return not self.group.formed
+            return bool(self.group.broken) or not self.group.formed
         return self._sum is not None and not self._sum.done
 
     def active(self, *, keep: bool = False) -> AbstractContextManager[None]:

@@ -29,6 +29,8 @@ from argosy.commands import (
     Progress,
     Report,
     StartMember,
+    SumsTimed,
+    TimeSums,
 )
 from argosy.errors import MemberError
 from argosy.events import Event, MemberRested, MemberStarted, Saved, Used
@@ -46,6 +48,8 @@ from argosy.training.files import Files, Saving
 from argosy.training.guard import Guard
 from argosy.training.heap import large_outside
 from argosy.training.member import LiveMember, build
+from argosy.training.parallel import time_sums
+from argosy.training.ranks import Ranks
 from argosy.training.trials import Trials
 from argosy.training.units import Unit
 
@@ -92,6 +96,14 @@ class Trainer:
         self.guard = Guard(name, backend, directory / "members", emit, self._drop)
         self.trials = Trials(self._build, self.guard, emit, backend, self.pulse)
         self.aboard: dict[str, Aboard] = {}
+        self.ranks = Ranks(
+            self.guard,
+            self.pulse,
+            emit,
+            step=lambda unit, block: self._advance(unit, block, lambda: True),
+            stepped=self._stepped,
+            called=self._called,
+        )
         self.units: list[Unit] = []
         """In the order of their steps; each member aboard is in one of them."""
         self.gauge = TrainerGauge()
@@ -134,6 +146,9 @@ class Trainer:
             self.trials.want(command)
             if command.crew is not None:
                 self._follow(command.crew)
+        elif isinstance(command, TimeSums):
+            short, long = time_sums(command.meeting, command.rank, command.size)
+            self.emit(SumsTimed(short_seconds=short, long_seconds=long))
         elif isinstance(command, Leave):
             self._leave([name for name in command.members if name in self.aboard])
         elif isinstance(command, Journaled):
@@ -198,10 +213,12 @@ class Trainer:
     def _train_on(self, block: Block) -> None:
         started, place = time.perf_counter(), block.place
         before = self.gauge.samples
-        left = not all(self._advance(unit, block) for unit in list(self.units))
+        left = not self._through(block)
         if block.touched:
             raise MemberError(self._somebody_wrote())
-        elapsed = time.perf_counter() - started
+        waited, self.ranks.waited = self.ranks.waited, 0.0
+        elapsed = time.perf_counter() - started - waited
+        self.gauge.waiting_seconds += waited
         self.gauge.busy_seconds += elapsed
         # A block that nobody here has a use for says nothing of the pace.
         used = self.gauge.samples > before or place.split != "train"
@@ -216,24 +233,37 @@ class Trainer:
             self.emit(Report(events=tuple(self._save(list(self.aboard)))))
         self._tell()
 
-    def _advance(self, unit: Unit, block: Block) -> bool:
-        """Let a unit step on a block; False where a command waits, for which the rest of its batches was left."""
+    def _through(self, block: Block) -> bool:
+        """Let all units step on a block; False where a command waits, for which the rest was left."""
+        if block.place.split == "train" and any(unit.shard for unit in self.units):
+            return self.ranks.through(self.units, self.aboard, block)
+        return all(self._advance(unit, block, self._called) for unit in list(self.units))
+
+    def _advance(self, unit: Unit, block: Block, called: Callable[[], bool]) -> bool:
+        """Let a unit step on a block; False where it was `called` away, for which the rest of its batches was left."""
         if not unit.follow(block.place):
             return True
         with self.pulse.busy(f"training {unit.words}"):
             trains = block.place.split == "train"
-            steps = partial(self._step, unit, block) if trains else partial(unit.evaluate, block, self._called)
+            steps = partial(self._step, unit, block, called) if trains else partial(unit.evaluate, block, called)
             return self.guard(unit.names[0], steps) is not False
 
-    def _step(self, unit: Unit, block: Block) -> bool:
+    def _step(self, unit: Unit, block: Block, called: Callable[[], bool]) -> bool:
         before = unit.samples
-        through = unit.step(block, self._called)
-        self.gauge.samples += unit.samples - before
+        through = unit.step(block, called)
+        if unit.samples > before:
+            self._stepped(unit, unit.samples - before)
+        return through
+
+    def _stepped(self, unit: Unit, samples: int) -> None:
+        """Count them, and end members whose loss is no number."""
+        self.gauge.samples += samples
         for aboard in unit.crew:
-            if unit.samples > before and aboard.live.diverged:
+            if aboard.live.diverged and aboard.leads:
                 reason = f"its training loss is not a number after {aboard.live.steps} steps"
                 self.guard.end(aboard.name, "diverged", reason)
-        return through
+            elif aboard.live.diverged:
+                self._drop(aboard.name)  # on its first device it ends
 
     def _called(self) -> bool:
         """After a step: whether something is to be done before the next."""
@@ -252,7 +282,7 @@ class Trainer:
         for name, aboard in list(self.aboard.items()):
             if aboard.ends(block.place):
                 ended = self.guard(name, partial(aboard.end_section, section, self.name))
-                if ended is not None:
+                if ended is not None and aboard.leads:
                     events.append(ended)
         if self.saving.due:
             events += self._save(list(self.aboard))
@@ -267,7 +297,7 @@ class Trainer:
         started: list[Event] = []
         for start in command.start:
             boarded = self.guard(start.member, partial(self._start, start), again=True)
-            if boarded is not None:
+            if boarded is not None and self.aboard[start.member].leads:
                 started.append(boarded)
         self.trials.forget(crew_of_its_own=True)
         if started:
@@ -283,17 +313,17 @@ class Trainer:
         sections = self.terms.validations_per_epoch
         aboard = Aboard.board(live, start, files, self.orders, sections=sections)
         self.aboard[start.member] = aboard
-        self.units.append(Unit.solo(aboard))
+        self.units.append(Unit.solo(aboard) if start.seat is None else Unit.seated(aboard, start.seat))
         return aboard.started(start, self.name)
 
     def _leave(self, names: list[str]) -> None:
         """Save members where they are and let them go."""
         if not names:
             return
+        rested = tuple(MemberRested(member=name, reason="") for name in names if self.aboard[name].leads)
         saved = self._save(names, carried=True)
         for name in names:
             self._let_go(name)
-        rested = tuple(MemberRested(member=name, reason="") for name in names)
         self.emit(Report(events=(*saved, *rested)))
 
     def _drop(self, name: str) -> None:
@@ -312,8 +342,8 @@ class Trainer:
         """Files for these members, flushed to the disk together."""
         with self.pulse.busy("saving members", opaque=True), self.saving.timed():
             drafts = {}
-            for name in names:
-                aboard = self.aboard[name]
+            for aboard in [self.aboard[name] for name in names if self.aboard[name].leads]:
+                name = aboard.name
                 draft = self.guard(name, partial(aboard.files.draft, aboard.live, carried=carried))
                 if draft is not None:
                     drafts[name] = (aboard.files, draft)
@@ -342,7 +372,7 @@ class Trainer:
                 for name, aboard in self.aboard.items()
                 if not math.isnan(mean := aboard.live.train.means(["loss"])["loss"])
             }
-            samples = {name: aboard.samples for name, aboard in self.aboard.items()}
+            samples = {name: aboard.samples for name, aboard in self.aboard.items() if aboard.leads}
             self.emit(Progress(blocks=self.blocks, samples=samples, losses=losses, gauge=asdict(self.gauge)))
 
     def _somebody_wrote(self) -> str:

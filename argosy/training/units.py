@@ -8,9 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from argosy.commands import Seat
 from argosy.stream.blocks import Block, Place
 from argosy.training.aboard import Aboard
+from argosy.training.parallel import Group
 from argosy.training.program import Program
+from argosy.training.shard import Shard
 from argosy.training.solo import Solo
 
 __all__ = ["Unit"]
@@ -30,6 +33,17 @@ class Unit:
     def solo(cls, aboard: Aboard) -> "Unit":
         """A member by itself."""
         return cls(program=Solo(aboard.live), crew=(aboard,))
+
+    @classmethod
+    def seated(cls, aboard: Aboard, seat: Seat) -> "Unit":
+        """A device's share of a member that several carry; their group begins to form."""
+        group = Group.form(seat.meeting, seat.rank, len(seat.shares))
+        return cls(program=Shard(aboard.live, group, seat.shares, number=seat.number), crew=(aboard,))
+
+    @property
+    def shard(self) -> Shard | None:
+        """Its program, where that is a share of a split member."""
+        return self.program if isinstance(self.program, Shard) else None
 
     @property
     def names(self) -> tuple[str, ...]:
