@@ -9,6 +9,7 @@ from argosy.events import Checkpoint, Event
 __all__ = [
     "Attach",
     "Board",
+    "Broke",
     "Credit",
     "Enlist",
     "Exit",
@@ -33,8 +34,11 @@ __all__ = [
     "Probed",
     "Progress",
     "Report",
+    "Seat",
     "StartMember",
+    "SumsTimed",
     "Team",
+    "TimeSums",
     "UseLoaders",
 ]
 
@@ -207,7 +211,7 @@ class Measure:
     thorough: bool = False
     """As FLEET measures (48 batches, of which the last 20 count), instead of 5 steps or 30 ms."""
     groups: int = 1
-    """Data-parallel groups of 2 … so many devices are measured too, by the steps of one of their shards."""
+    """Groups of 2 … so many devices are measured too, by the steps of one of their shards, where the member may be split."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,8 +231,41 @@ class Measured:
     parameter_shapes: str
     """Digest of the names and shapes of its parameters: part of a study's identity on disk."""
     batch_norm: bool
+    whole: str
+    """Why it may not be split over devices; empty where it may, or where that was not asked."""
     notes: tuple[str, ...]
     """What is unusual about it: `PRIVATE`, `NUMPY_RANDOM`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimeSums:
+    """To a trainer: form a group with the others and find out how long its sums take; answered by SumsTimed."""
+
+    meeting: str
+    rank: int
+    size: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class SumsTimed:
+    """From a trainer: seconds of a sum of next to nothing, and of one of 4 MiB; infinite where no group came to be."""
+
+    short_seconds: float
+    long_seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seat:
+    """A device's place among those that carry one member."""
+
+    rank: int
+    """The first one evaluates, saves and reports."""
+    shares: tuple[float, ...]
+    """Part of every batch of each rank."""
+    number: int
+    """Of the member, in the study."""
+    meeting: str
+    """The file by which the ranks find each other: of this boarding alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,6 +281,8 @@ class StartMember:
     accumulate: int
     """Micro-batches per step: the member's own number, or more where its device has too little memory."""
     notes: tuple[str, ...]
+    seat: Seat | None = None
+    """None for a member that this device alone carries."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -253,7 +292,7 @@ class Board:
     crew: int
     """Number of the crew: grows. A block of an earlier crew is dropped, one of a later crew waits for its `Board`."""
     leave: tuple[str, ...] = ()
-    """Saved and let go at once; answered in a Report by Saved and MemberRested for each."""
+    """Saved and let go at once; answered in a Report by Saved and MemberRested for each. Ranks but the first only let go."""
     start: tuple[StartMember, ...] = ()
 
 
@@ -304,6 +343,15 @@ class OutOfMemory:
     detail: str
     batch_norm: bool
     """Whether it has BatchNorm, of one that ran out of it while it was measured."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Broke:
+    """From a trainer: nothing comes any more of a member's group, and the member stands still until the driver says what
+    becomes of it."""
+
+    member: str
+    detail: str
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,6 +26,7 @@ __all__ = [
     "SectionEnded",
     "SharingChosen",
     "Skipped",
+    "Split",
     "Used",
     "WorkerLost",
     "from_line",
@@ -108,6 +109,17 @@ class Divided(Event):
 
     member: str
     accumulate: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Split(Event):
+    """These devices carry a member together from here on; with one device it is whole again."""
+
+    member: str
+    devices: tuple[str, ...]
+    """In the order of their ranks."""
+    shares: tuple[float, ...]
+    """Part of every batch that each of them takes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -292,6 +304,7 @@ KINDS: dict[str, type[Event]] = {
         SharingChosen,
         Assigned,
         Divided,
+        Split,
         MemberStarted,
         SectionEnded,
         Saved,

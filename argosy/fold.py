@@ -22,6 +22,7 @@ from argosy.events import (
     SectionEnded,
     SharingChosen,
     Skipped,
+    Split,
     Used,
     WorkerLost,
 )
@@ -53,6 +54,8 @@ class MemberState:
     """(own epoch, stream epoch), as in `Assigned`, by ascending own epoch."""
     accumulate: int | None = None
     """Micro-batches per step, where they are more than the member's own number."""
+    split: Split | None = None
+    """Over which devices, where it is not whole."""
 
     @property
     def epochs(self) -> float:
@@ -165,6 +168,8 @@ class RunState:
                 self.member(name).status, self.member(name).reason = "waiting", ""
         elif isinstance(event, Divided):
             self.member(event.member).accumulate = event.accumulate
+        elif isinstance(event, Split):
+            self.member(event.member).split = event if len(event.devices) > 1 else None
         else:
             self._apply_to_run(event)
 

@@ -98,7 +98,12 @@ class Placement:
 
     def share(self, device: str) -> float:
         """Part of every batch that this device takes."""
-        return self.shares[self.devices.index(device)] if self.shares else 1.0 / len(self.devices)
+        return self.all_shares[self.devices.index(device)]
+
+    @property
+    def all_shares(self) -> tuple[float, ...]:
+        """Part of every batch of each device."""
+        return self.shares or (1.0 / len(self.devices),) * len(self.devices)
 
     def seconds_on(self, device: str) -> float:
         """Predicted work per sample on one device; zero if it does not carry the member."""
@@ -132,6 +137,10 @@ class Flotilla:
     def devices(self) -> tuple[str, ...]:
         """Names of the devices in use, each once."""
         return tuple(dict.fromkeys(device for placement in self.placements for device in placement.devices))
+
+    def of(self, member: str) -> Placement:
+        """The placement of one member."""
+        return next(placement for placement in self.placements if placement.member == member)
 
     def pack(self, device: str) -> tuple[Placement, ...]:
         """The placements that share one device."""

@@ -15,6 +15,7 @@ from argosy.events import (
     RunStarted,
     Saved,
     SectionEnded,
+    Split,
 )
 from argosy.fold import FILES_KEPT, RunState
 
@@ -128,3 +129,9 @@ def test_preparations_count_what_was_fed_against_the_sections_that_were(fed: lis
         state.apply(Fed(leg=0, split="val", epoch=epoch, section=section, samples=7))
     wanted = sum({0: 33, 1: 33, 2: 34}[section] for _, section in {(epoch, section) for epoch, section, _ in fed})
     assert state.preparations == sum(samples for _, _, samples in fed) / wanted
+
+
+def test_a_member_is_split_until_one_device_has_it() -> None:
+    shares = Split(member="m", devices=("cpu:0", "cpu:1"), shares=(0.25, 0.75))
+    assert RunState.of([shares]).member("m").split == shares
+    assert RunState.of([shares, Split(member="m", devices=("cpu:1",), shares=(1.0,))]).member("m").split is None

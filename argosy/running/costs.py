@@ -12,11 +12,34 @@ from argosy.events import SectionEnded
 from argosy.profiles import Profile, ProfileCache, cache_folder
 from argosy.running.identity import spell
 from argosy.study import Member
+from argosy.training.parallel import LONG_BYTES
 
-__all__ = ["Costs", "Observed", "even_out", "profile_of"]
+__all__ = ["ASSUMED_LINK", "Costs", "Link", "Observed", "even_out", "profile_of"]
 
-LINK_BYTES_PER_SECOND = 10e9
-"""Assumed of an all-reduce that was not measured, as inside a node of GPUs."""
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Link:
+    """What a sum over the ranks of a group takes: a ring, in which each rank sends 2 (m - 1) times its m-th part."""
+
+    hop_seconds: float
+    """Of the least that a rank can send."""
+    bytes_per_second: float
+
+    @classmethod
+    def measured(cls, devices: int, short_seconds: float, long_seconds: float) -> "Link":
+        """By a sum of next to nothing and one of `LONG_BYTES` over so many devices."""
+        hops = 2 * (devices - 1)
+        spent = max(long_seconds - short_seconds, 1e-9)
+        return cls(hop_seconds=short_seconds / hops, bytes_per_second=hops / devices * LONG_BYTES / spent)
+
+    def seconds(self, devices: int, size: int) -> float:
+        """Of a sum of so many bytes over so many devices."""
+        hops = 2 * (devices - 1)
+        return hops * (self.hop_seconds + size / devices / self.bytes_per_second)
+
+
+ASSUMED_LINK = Link(hop_seconds=0.0, bytes_per_second=10e9)
+"""Where none was measured: as inside a node of GPUs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,16 +53,16 @@ class Costs:
     """Of one core; 0 where nothing is prepared."""
 
 
-def profile_of(measured: Measured, *, batch_size: int, device_kind: str, node_devices: int) -> Profile:
+def profile_of(
+    measured: Measured, *, batch_size: int, device_kind: str, node_devices: int, link: Link | None
+) -> Profile:
     """The profile of one member.
 
-    A group of m devices trains at batch / (step of one share + ring all-reduce of the gradients at a usual link's
-    speed). Only a thorough measurement has groups, and only those profiles may be split: a run itself splits nobody.
+    A group of m devices trains at batch / (step of one share + sum of the gradients over the link). Without a link, or where
+    no shares were measured, the member may not be split.
     """
-    groups = [
-        batch_size / (seconds + 2 * (m - 1) / m * measured.gradient_bytes / LINK_BYTES_PER_SECOND)
-        for m, seconds in enumerate(measured.shard_seconds, start=2)
-    ]
+    shares = () if link is None else enumerate(measured.shard_seconds, start=2)
+    groups = [batch_size / (seconds + link.seconds(m, measured.gradient_bytes)) for m, seconds in shares if link]
     return Profile(
         member=measured.member,
         device_kind=device_kind,
@@ -47,7 +70,7 @@ def profile_of(measured: Measured, *, batch_size: int, device_kind: str, node_de
         memory_bytes=measured.memory_bytes,
         activation_bytes=measured.activation_bytes,
         state_bytes=measured.state_bytes,
-        splittable=bool(groups) and not measured.batch_norm,
+        splittable=bool(groups) and not measured.whole,
         node_devices=node_devices,
     )
 

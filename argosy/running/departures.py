@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from argosy.commands import Board, Credit, Leg, Probed, UseLoaders
+from argosy.commands import Board, Credit, Leg, Probed, SumsTimed, UseLoaders
 from argosy.events import PlanMade
 from argosy.plans import Flotilla
 from argosy.running.identity import write_json
@@ -12,6 +12,7 @@ from argosy.running.legs import Change, Sailing
 from argosy.running.phase import Phase
 from argosy.running.refusals import check_batches
 from argosy.running.sharing_choice import SharingChoice
+from argosy.running.splitting import Timing
 from argosy.running.workforce import Feeder
 from argosy.stream.schedule import section_start
 
@@ -34,6 +35,7 @@ class Departures:
         it."""
         self.newcomers: set[str] = set()
         """Members that are to be added and are not measured yet."""
+        self.timing = Timing(self.force)
 
     # ---- measuring
 
@@ -77,6 +79,20 @@ class Departures:
         for device, command in measuring.commands(tuple(devices), crew, accumulate).items():
             self.force.define(device, map(study.member, command.members))
             self.force.send(device, command)
+
+    def time_sums(self) -> bool:
+        """Find out what sums over devices take, where a member may be split; whether that is still to be waited for."""
+        measuring = self.driver.measuring
+        if self.timing.over or measuring.link is not None or not measuring.may_split:
+            return False
+        self.timing.ask(self.force.devices)
+        return True
+
+    def sums_timed(self, device: str, timed: SumsTimed) -> None:
+        """A trainer has answered."""
+        link = self.timing.hear(device, timed)
+        if link is not None:
+            self.driver.measuring.know_link(link)
 
     # ---- newcomers
 
@@ -129,6 +145,7 @@ class Departures:
     def forget_measuring(self) -> None:
         """The stream that members were measured on, or somebody who read it, is gone."""
         self.measuring_leg = None
+        self.timing.forget()
         self.driver.measuring.again()
 
     def measure_newcomers_at_rest(self) -> None:
@@ -186,6 +203,7 @@ class Departures:
         self.voyage.legs.append(leg)
         self.voyage.flotillas[leg.number] = flotilla
         self.voyage.expect(leg, flotilla.members)
+        self.voyage.seat(leg, flotilla.members)
         for device, members in crews_of(flotilla).items():
             leg.change(device, crew, Change(start=tuple(members)))
             self.voyage.board(leg, device, start=members)

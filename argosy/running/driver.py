@@ -12,6 +12,7 @@ from typing import Any
 
 from argosy.cluster import Cluster
 from argosy.commands import (
+    Broke,
     Failed,
     Held,
     Journaled,
@@ -23,6 +24,7 @@ from argosy.commands import (
     Paused,
     Probed,
     Report,
+    SumsTimed,
 )
 from argosy.errors import PlanError, StudyError
 from argosy.events import (
@@ -36,7 +38,7 @@ from argosy.events import (
 )
 from argosy.fold import RunState
 from argosy.running.additions import Additions
-from argosy.running.costs import Costs
+from argosy.running.costs import ASSUMED_LINK, Costs
 from argosy.running.ending import end_run
 from argosy.running.faults import Faults
 from argosy.running.identity import Identity
@@ -48,7 +50,8 @@ from argosy.running.orders import Orders
 from argosy.running.phase import Phase
 from argosy.running.records import Metrics, run_started, tree_cpu_seconds
 from argosy.running.refusals import check_batch_norm, check_batches
-from argosy.running.roster import Roster
+from argosy.running.roster import OVER, Roster
+from argosy.running.splitting import measuring_of_run
 from argosy.running.verdicts import Bringer, Judge, Rules
 from argosy.running.view import Fragile, Silent, View
 from argosy.running.voyage import Voyage
@@ -91,7 +94,11 @@ class Driver:
         self.bringers = bringers
         self.roster = Roster(job, state, self.judges)
         self.force = Workforce(workers, cluster, job.directory)
-        self.measuring = Measuring(device_kind=cluster.devices[0].kind, node_devices=node_devices)
+        if only_measure:
+            kind = cluster.devices[0].kind
+            self.measuring = Measuring(device_kind=kind, node_devices=node_devices, link=ASSUMED_LINK)
+        else:
+            self.measuring = measuring_of_run(job.settings, cluster, side_by_side=workers.side_by_side)
         self.only_measure = only_measure
         self.voyage = Voyage(self)
         self.orders = Orders(self)
@@ -191,6 +198,11 @@ class Driver:
                 self.voyage.held(worker, message)
             case Paused():
                 self.faults.regrouping.let_go(worker)
+            case SumsTimed():
+                self.voyage.departures.sums_timed(worker, message)
+                self._known()
+            case Broke():
+                self.faults.broke(worker, message)
             case OutOfMemory() if message.member in self.study.names:
                 self.faults.out_of_memory(worker, message)
             case Probed():
@@ -282,6 +294,8 @@ class Driver:
             else:
                 self.phase = Phase.OVER
             return
+        if self.voyage.departures.time_sums():
+            return
         self.write_study()
         self.sail()
 
@@ -300,6 +314,8 @@ class Driver:
         if self.additions.failed(member, reason):
             self._known()
             return
+        if self.state.member(member).status in OVER:
+            return  # another of the devices that carried it has said so
         over = MemberEnded(member=member, status=status, reason=reason)
         self.record(over)
         if not shown:

@@ -8,7 +8,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
-from argosy.commands import Lost, OutOfMemory, Parted, Pause
+from argosy.commands import Broke, Lost, OutOfMemory, Parted, Pause
 from argosy.events import Divided, MemberEnded, MemberRested, WorkerLost
 from argosy.running.hangs import Hangs
 from argosy.running.phase import Phase
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from argosy.running.driver import Driver
 
 __all__ = ["Faults"]
+
+BROKEN_SECONDS = 2.0
+"""How long the reason of a broken group may be on its way."""
 
 
 class Faults:
@@ -35,6 +38,8 @@ class Faults:
         self._hung: dict[str, str] = {}
         """What workers were doing that were killed for hanging, until they are lost."""
         self.tolerance = Tolerance(driver.directory / "workers")
+        self._broken: dict[str, tuple[float, str, str]] = {}
+        """By member whose group broke: when, on which worker, and why."""
 
     def out_of_memory(self, worker: str, message: OutOfMemory) -> None:
         """Next time the member gets a device for itself; where it had one, smaller micro-batches."""
@@ -96,6 +101,21 @@ class Faults:
         elif self.driver.phase is Phase.SAILING:
             self.regroup()
 
+    def broke(self, worker: str, broke: Broke) -> None:
+        """A group breaks where a rank is gone, was told to leave, or has failed; of each there is other word, mostly sooner."""
+        self._broken.setdefault(broke.member, (time.monotonic(), worker, broke.detail))
+
+    def _look_at_groups(self) -> None:
+        """Where nothing else was heard of a member whose group broke, its devices have lost each other."""
+        for member, (when, worker, detail) in list(self._broken.items()):
+            waits = self.driver.phase is Phase.SAILING and self.driver.voyage.leg_of(member) is not None
+            if not waits or member in self.driver.voyage.leaving or self.driver.orders.was_told_to_stop(member):
+                del self._broken[member]
+            elif time.monotonic() - when > BROKEN_SECONDS:
+                del self._broken[member]
+                self._note_loss(f"{worker}/group", f"the group of {member!r} broke: {detail}")
+                self.regroup()
+
     def _give_up(self, node: str) -> None:
         """Go on without a node whose feeders do not live."""
         self.driver.cluster = self.driver.cluster.without(node)
@@ -119,6 +139,7 @@ class Faults:
         for worker, doing, still in self.hangs.hanging():
             self._hung[worker] = f"no progress for {still:.0f} s while {doing}"
             self.driver.force.workers.kill(worker)
+        self._look_at_groups()
 
     def regroup(self, *, gone: str | None = None) -> None:
         """Let every trainer save its members and let them go; `regrouped` goes on from there."""

@@ -3,7 +3,7 @@
 import time
 from collections import deque
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -48,6 +48,8 @@ class Inline:
 
 class InlineWorkers:
     """Workers as plain objects: `receive` lets the feeder prepare a block and the trainers take it."""
+
+    side_by_side: ClassVar[bool] = False
 
     def __init__(self, job: Job) -> None:
         self.job = job

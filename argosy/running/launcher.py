@@ -6,7 +6,7 @@ A launcher is one file with two classes: where to run (`Launcher`) and the worke
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import psutil
 
@@ -34,6 +34,9 @@ class Job:
 
 class Workers(Protocol):
     """The workers of one run. Never blocks on one of them."""
+
+    side_by_side: ClassVar[bool]
+    """Whether trainers step at the same time, so that they can wait for one another."""
 
     def start_feeder(self, name: str) -> None:
         """Start a feeder; it answers as soon as it runs."""

@@ -45,7 +45,7 @@ class Launching:
     ) -> Situation:
         """What the policy may know; the devices of the leg `without` count as free, its members have their homes there."""
         busy = {device for leg in legs if leg is not without for device in (*leg.devices, *leg.boarding)}
-        homes = {name: (device,) for leg in legs for device, crew in leg.crews.items() for name in crew.members}
+        homes = {name: tuple(leg.devices_of(name)) for leg in legs for name in leg.members}
         return Situation(
             waiting=tuple(waiting),
             free=tuple(device for device in self.cluster.devices if device.name not in busy),

@@ -6,12 +6,13 @@ that nobody waits at the end of a section after which everybody goes on. Who wan
 then say where they stopped, and the gate is behind the last section that one of them has begun.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from argosy.commands import Leg
+from argosy.plans import Flotilla
 
-__all__ = ["Boarding", "Change", "Crew", "Sailing", "difference"]
+__all__ = ["Boarding", "Change", "Crew", "Sailing", "difference", "reseated"]
 
 
 @dataclass(slots=True)
@@ -42,12 +43,29 @@ class Boarding:
     """Those of them that another device has not saved yet."""
 
 
-def difference(now: Mapping[str, Iterable[str]], wanted: Mapping[str, Iterable[str]]) -> dict[str, Change]:
-    """What changes on each device between two assignments of members to devices; devices without a change are left out."""
+def reseated(now: Flotilla, wanted: Flotilla) -> set[str]:
+    """Members that other devices carry together, or in other shares: they leave all of them and start anew."""
+    before = {placement.member: placement for placement in now.placements}
+    return {
+        placement.member
+        for placement in wanted.placements
+        if (was := before.get(placement.member)) is not None
+        and (was.is_split or placement.is_split)
+        and (was.devices, was.shares) != (placement.devices, placement.shares)
+    }
+
+
+def difference(
+    now: Mapping[str, Iterable[str]], wanted: Mapping[str, Iterable[str]], anew: Collection[str] = ()
+) -> dict[str, Change]:
+    """What changes on each device between two assignments of members to devices; devices without a change are left out.
+
+    Those that are to start `anew` stay nowhere.
+    """
     changes = {}
     for device in dict.fromkeys((*now, *wanted)):
         here, there = tuple(now.get(device, ())), tuple(wanted.get(device, ()))
-        stays = set(here) & set(there)
+        stays = (set(here) & set(there)).difference(anew)
         leave = tuple(name for name in here if name not in stays)
         start = tuple(name for name in there if name not in stays)
         if leave or start:
@@ -85,16 +103,16 @@ class Sailing:
     @property
     def members(self) -> list[str]:
         """All that are aboard."""
-        return [name for crew in self.crews.values() for name in crew.members]
+        return list(dict.fromkeys(name for crew in self.crews.values() for name in crew.members))
 
     @property
     def devices(self) -> list[str]:
         """Those with members."""
         return [device for device, crew in self.crews.items() if crew.members]
 
-    def device_of(self, member: str) -> str | None:
-        """Where a member is aboard."""
-        return next((device for device, crew in self.crews.items() if member in crew.members), None)
+    def devices_of(self, member: str) -> list[str]:
+        """Where a member is aboard: several devices may carry it together."""
+        return [device for device, crew in self.crews.items() if member in crew.members]
 
     @property
     def at_gate(self) -> bool:
@@ -107,12 +125,12 @@ class Sailing:
 
     def remove(self, member: str) -> bool:
         """A member is aboard no longer; whether it was."""
-        device = self.device_of(member)
-        if device is not None:
+        devices = self.devices_of(member)
+        for device in devices:
             self.crews[device].members.remove(member)
         self.free_until.pop(member, None)
         self.last.pop(member, None)
-        return device is not None
+        return bool(devices)
 
     def change(self, device: str, number: int, change: Change) -> None:
         """A device has another crew from this gate on."""

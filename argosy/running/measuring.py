@@ -8,7 +8,7 @@ from typing import Any
 from argosy.commands import Measure, Measured
 from argosy.fold import RunState
 from argosy.profiles import Profile, largest_measured_group
-from argosy.running.costs import Observed, even_out, profile_of
+from argosy.running.costs import Link, Observed, even_out, profile_of
 from argosy.study import Member, Study
 
 __all__ = ["Measuring"]
@@ -17,11 +17,24 @@ __all__ = ["Measuring"]
 class Measuring:
     """Members that do the same work are measured once: one of them stands for all."""
 
-    def __init__(self, *, device_kind: str, node_devices: int | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        device_kind: str,
+        node_devices: int | None = None,
+        groups: int = 1,
+        link: Link | None = None,
+        nobody: str = "",
+    ) -> None:
         self.device_kind = device_kind
         self.node_devices = node_devices
-        """Devices of a node, where members are measured as FLEET does it, groups of devices as well."""
-        self.groups = 1
+        """Devices of a node, where members are measured as FLEET does it."""
+        self.groups = groups
+        """Devices of the largest groups that are measured."""
+        self.link = link
+        """Between devices; without one nobody is split."""
+        self.nobody = nobody
+        """Why nobody is split, where there are several devices."""
         self.observed = Observed()
         self.measured: dict[str, Measured] = {}
         self.missing: set[str] = set()
@@ -136,7 +149,8 @@ class Measuring:
         """Keep the rates that this run has seen for the plans of later ones."""
         for member in self.firsts(study).values():
             sections = state.member(member.name).sections
-            if sections:
+            # The time of a split member is that of one of its shares.
+            if sections and state.member(member.name).split is None:
                 self.observed.remember(self.profile(member), member, self.measured[member.name], sections[-1])
 
     def profile(self, member: Member) -> Profile:
@@ -147,13 +161,26 @@ class Measuring:
             batch_size=member.batch_size,
             device_kind=self.device_kind,
             node_devices=self.node_devices or 4,
+            link=self.link,
         )
         return self.observed.refresh(profile, member, measured)
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What is unusual about members."""
-        return tuple(f"{name}: {note}" for name, measured in self.measured.items() for note in measured.notes)
+        unusual = [f"{name}: {note}" for name, measured in self.measured.items() for note in measured.notes]
+        whole = [f"{name}: not split, as {m.whole}" for name, m in self.measured.items() if m.whole]
+        return (*unusual, *whole, *([f"nobody is split: {self.nobody}"] if self.nobody else []))
+
+    @property
+    def may_split(self) -> bool:
+        """Whether some member may be split, so that it matters what a sum over devices takes."""
+        return any(m.shard_seconds and not m.whole for m in self.measured.values())
+
+    def know_link(self, link: Link) -> None:
+        """What a sum over devices takes."""
+        self.link = link
+        self._profiles.clear()
 
 
 def _work(member: Member) -> object:

@@ -89,7 +89,6 @@ class Orders:
         if name in idle and name not in aboard:
             driver.end(name, "stopped", "by command")
         elif leg is not None and driver.faults.regrouping.under_way is False:
-            device = leg.device_of(name)
-            assert device is not None
-            driver.force.send(device, Leave(members=(name,)))
+            for device in leg.devices_of(name):
+                driver.force.send(device, Leave(members=(name,)))
         return None

@@ -14,7 +14,7 @@ import sys
 import time
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import psutil
 
@@ -99,6 +99,8 @@ class _Worker:
 
 class ProcessWorkers:
     """The processes of one run and the connections to them."""
+
+    side_by_side: ClassVar[bool] = True
 
     def __init__(self, job: Job, server: ForkServer, blobs: dict[str, int]) -> None:
         self.job = job

@@ -13,7 +13,7 @@ from argosy.running.studyfile import StudyCopy
 from argosy.running.verdicts import Fate, Judge, Rules, judge
 from argosy.study import Member, Study
 
-__all__ = ["Roster"]
+__all__ = ["OVER", "Roster"]
 
 OVER = ("failed", "diverged", "stopped")
 
@@ -156,6 +156,10 @@ class Roster:
             accumulate=self.accumulate(name),
             notes=(*notes, *point.notes),
         )
+
+    def number(self, name: str) -> int:
+        """Of a member in the study."""
+        return self._order[name]
 
     def accumulate(self, name: str) -> int:
         """Micro-batches per step: the member's own number, or more where its device had too little memory."""

@@ -6,16 +6,17 @@ everybody else goes on at once with the next credit. Nobody who does not move is
 """
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from argosy.commands import Board, Credit, Held, Hold, Leave, Opened
-from argosy.events import MemberRested
+from argosy.commands import Board, Credit, Held, Hold, Leave, Opened, Seat
+from argosy.events import MemberRested, Split
 from argosy.planning import Situation
 from argosy.plans import Flotilla
 from argosy.profiles import Profile
 from argosy.running.departures import Departures, crews_of
 from argosy.running.launching import Launching
-from argosy.running.legs import Boarding, Change, Sailing, difference
+from argosy.running.legs import Boarding, Change, Sailing, difference, reseated
 from argosy.running.verdicts import Fate, Verdict, judge
 from argosy.stream.schedule import section_start
 
@@ -43,6 +44,8 @@ class Voyage:
         """Members aboard that have ended a section since the last gate, where their verdicts count."""
         self.leaving: dict[str, Verdict | None] = {}
         """Members that were told to leave, until they are saved; None: to go on elsewhere."""
+        self.meetings: dict[str, str] = {}
+        """Of members that several devices carry: where these find each other."""
 
     # ---- what is aboard
 
@@ -66,7 +69,7 @@ class Voyage:
 
     def leg_of(self, member: str) -> Sailing | None:
         """Where a member trains."""
-        return next((leg for leg in self.legs if leg.device_of(member) is not None), None)
+        return next((leg for leg in self.legs if leg.devices_of(member)), None)
 
     def know(self, opened: Opened) -> None:
         """The data is open."""
@@ -99,6 +102,10 @@ class Voyage:
         self.leaving.pop(member, None)
         self.departures.newcomers.discard(member)
         for leg in self.legs:
+            devices = leg.devices_of(member)
+            for device in devices if len(devices) > 1 else ():
+                # One of its ranks has said so.
+                self.force.send(device, Leave(members=(member,)))
             if leg.remove(member):
                 self.changed = True
         self._arrive(member)
@@ -239,14 +246,15 @@ class Voyage:
         wanted: Mapping[str, Iterable[str]] = {
             device: [name for name in crew.members if name not in fates] for device, crew in leg.crews.items()
         }
-        joins = leg.holding
+        joins, anew = leg.holding, set[str]()
         leg.holding = False
         if fates or joins or self.roster.waiting:
             flotilla = self._ask(leg, live)
             wanted = {} if flotilla is None else crews_of(flotilla)
             if flotilla is not None:
+                anew = reseated(self.flotillas[leg.number], flotilla)
                 self.flotillas[leg.number] = flotilla
-        changes = difference({device: crew.members for device, crew in leg.crews.items()}, wanted)
+        changes = difference({device: crew.members for device, crew in leg.crews.items()}, wanted, anew)
         if changes:
             self._change(leg, changes, fates)
         if not leg.members:
@@ -320,8 +328,9 @@ class Voyage:
         for name in [name for change in changes.values() for name in change.leave]:
             self.leaving[name] = fates.get(name)
             if name not in started:
-                leg.free_until.pop(name)
-                leg.last.pop(name)
+                leg.free_until.pop(name, None)
+                leg.last.pop(name, None)
+        self.seat(leg, started)
         for device, change in changes.items():
             self.crew_count += 1
             leg.change(device, self.crew_count, change)
@@ -340,6 +349,21 @@ class Voyage:
             leg.free_until[name] = self.roster.place(name) + verdict.certain
             leg.last[name] = self.roster.last_section(name)
 
+    def seat(self, leg: Sailing, names: Iterable[str]) -> None:
+        """These are about to begin; those that several devices carry need a place to meet."""
+        self.meetings.update({n: self.force.meeting() for n in names if self.flotillas[leg.number].of(n).is_split})
+
+    def _seat_of(self, leg: Sailing, name: str, device: str) -> Seat | None:
+        """The place of a device among those that carry a member; journaled before anybody steps."""
+        placement, before = self.flotillas[leg.number].of(name), self.state.member(name).split
+        split = Split(member=name, devices=placement.devices, shares=placement.all_shares)
+        if split != before and (placement.is_split or before is not None):
+            self.driver.record(split)
+        if not placement.is_split:
+            return None
+        rank, number = placement.devices.index(device), self.roster.number(name)
+        return Seat(rank=rank, shares=split.shares, number=number, meeting=self.meetings[name])
+
     def board(self, leg: Sailing, device: str, *, leave: tuple[str, ...] = (), start: Iterable[str]) -> None:
         """Send a crew what it has to know; which stream epochs its members train on is journaled before."""
         roster, measured = self.roster, self.driver.measuring.measured
@@ -352,7 +376,10 @@ class Voyage:
         # A trainer that reads from nobody would take this for what was said before its feeder was lost.
         self.force.attach(leg.feeders, device)
         self.force.define(device, map(self.driver.study.member, names))
-        starts = tuple(roster.start_member(name, measured[name].notes) for name in names)
+        starts = tuple(
+            replace(roster.start_member(name, measured[name].notes), seat=self._seat_of(leg, name, device))
+            for name in names
+        )
         self.force.send(device, Board(crew=leg.crews[device].number, leave=leave, start=starts))
         told = tuple(filter(self.driver.orders.was_told_to_stop, names))
         if told:

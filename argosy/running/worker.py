@@ -27,8 +27,9 @@ from argosy.study import Terms
 from argosy.system import means_refused, refusals_told
 from argosy.traces import trace_of
 from argosy.training.devices import Backend, backend_of
+from argosy.training.guard import Poisoned
 from argosy.training.heap import keep_freed_memory
-from argosy.training.trainer import Poisoned, Trainer
+from argosy.training.trainer import Trainer
 
 __all__ = ["work"]
 

@@ -41,7 +41,7 @@ class Workforce:
     def __init__(self, workers: Workers, cluster: Cluster, directory: Path) -> None:
         self.workers = workers
         self.meetings = directory.resolve() / "meetings"
-        """Folder of the files by which couriers find each other, as long as the run lasts."""
+        """Folder of the files by which couriers, and ranks of members, find each other, as long as the run lasts."""
         self.node_of = {device.name: device.node for device in cluster.devices}
         self.feeders: dict[str, Feeder] = {}
         self.known: dict[str, set[str]] = {}
@@ -132,11 +132,15 @@ class Workforce:
         """Whether a feeder exchanges blocks with this team still: what became of an earlier one is of no interest."""
         return feeder in self.feeders and self.feeders[feeder].team == team
 
+    def meeting(self) -> str:
+        """The file by which processes find each other that nobody has used yet."""
+        self.meetings.mkdir(mode=0o700, exist_ok=True)
+        return str(self.meetings / os.urandom(16).hex())
+
     def _teams(self, nodes: int, sharing: str | None, preparing: int) -> list[Team]:
         """One team, as each of its feeders sees it."""
-        self.meetings.mkdir(mode=0o700, exist_ok=True)
-        key = os.urandom(16).hex()
-        meeting = str(self.meetings / key)
+        meeting = self.meeting()
+        key = Path(meeting).name
         return [
             Team(sharing=sharing, preparing=min(preparing, nodes), rank=rank, nodes=nodes, key=key, meeting=meeting)
             for rank in range(nodes)

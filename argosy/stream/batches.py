@@ -9,14 +9,16 @@ and takes it up again gets the batch behind the last committed one.
 """
 
 from collections.abc import Iterator, Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
-from argosy.stream.blocks import ALIGNMENT, Block
+from argosy.stream.blocks import ALIGNMENT, Block, Place
 from argosy.stream.order import WORD, Digest, Indices, Selection, running_sums, used_elements
-from argosy.stream.trees import unflatten
+from argosy.stream.trees import map_leaves, unflatten
 
 __all__ = ["Batch", "Carried", "Cutter"]
 
@@ -31,6 +33,8 @@ class Batch(NamedTuple):
     digest: Digest
     stop: int = 0
     """Element of the member's sequence behind its last one."""
+    sound: npt.NDArray[np.bool_] | None = None
+    """Whether each element is a sample of `data`, where some were broken."""
 
 
 class Carried(NamedTuple):
@@ -41,6 +45,8 @@ class Carried(NamedTuple):
     elements: int
     """Elements of the sequence, broken samples among them."""
     digest: Digest
+    sound: npt.NDArray[np.bool_] | None = None
+    """As of a batch."""
 
 
 class Cutter:
@@ -76,8 +82,8 @@ class Cutter:
 
     @property
     def carried(self) -> Carried | None:
-        """What is gathered for the next batch."""
-        return self._open.carried() if self._open is not None else None
+        """What is gathered for the next batch; nothing where that is one behind a batch that is under way."""
+        return self._open.carried() if self._open is not None and self._open.first == self.position else None
 
     def same(self, other: "Cutter") -> bool:
         """Whether both cut the same batches from here on, so that one of them can do for both."""
@@ -127,6 +133,30 @@ class Cutter:
             rows = self.positions[first : min(stop, self.length)] - place.start
         return block.labels[rows[block.sound[rows]]]
 
+    def completions(self, place: Place, after: Batch | None = None) -> list[int]:
+        """For each batch that `take` gives of such a block: up to which element of the epoch's order it needs the stream."""
+        found, stop = [], place.start + place.rows
+        first = self.position if after is None else after.stop
+        while first < self.length:
+            first = self._end(first)
+            element = first if self.positions is None else int(self.positions[first - 1]) + 1
+            if element > stop:
+                break
+            found.append(element)
+        return found
+
+    def part(self, batch: Batch, low: float, high: float, order: Indices) -> Batch:
+        """The samples of a batch from one fraction of its elements to another; `order` is that of the epoch."""
+        first = (batch.stop - 1) // self.batch_size * self.batch_size
+        size = batch.stop - first
+        start, stop = round(low * size), round(high * size)
+        sound = np.ones(size, np.bool_) if batch.sound is None else batch.sound
+        before, rows = int(sound[:start].sum()), int(sound[start:stop].sum())
+        elements = np.arange(first + start, first + stop)[sound[start:stop]]
+        indices = order[elements if self.positions is None else self.positions[elements]]
+        data = map_leaves(itemgetter(slice(before, before + rows)), batch.data)
+        return Batch(data, rows, Digest.of(indices, elements), batch.stop)
+
     def commit(self, batch: Batch) -> None:
         """The batch was stepped on."""
         self.position = batch.stop
@@ -164,12 +194,13 @@ class _Elements:
     def batch(self, start: int, stop: int, *, private: bool) -> Batch:
         """Elements start … stop-1 as one batch, broken samples left out."""
         leaves, rows = self._leaves(start, stop, private=private)
-        return Batch(unflatten(leaves, self.block.tree), rows, self._digest(start, stop, rows), stop)
+        sound = self._sound(start, stop, rows)
+        return Batch(unflatten(leaves, self.block.tree), rows, self._digest(start, stop, rows), stop, sound)
 
     def piece(self, start: int, stop: int) -> Carried:
         """Elements start … stop-1 as a part of a batch."""
         leaves, rows = self._leaves(start, stop, private=False)
-        return Carried(leaves, stop - start, self._digest(start, stop, rows))
+        return Carried(leaves, stop - start, self._digest(start, stop, rows), self._sound(start, stop, rows))
 
     def _leaves(self, start: int, stop: int, *, private: bool) -> tuple[list[torch.Tensor], int]:
         low, high = start - self.first, stop - self.first
@@ -179,6 +210,9 @@ class _Elements:
         numbers = np.arange(low, high) if self.rows is None else self.rows[low:high]
         index = torch.from_numpy(numbers[self.sound[low:high]])
         return [leaf.index_select(0, index.to(leaf.device)) for leaf in self.block.leaves], rows
+
+    def _sound(self, start: int, stop: int, rows: int) -> npt.NDArray[np.bool_] | None:
+        return None if rows == stop - start else self.sound[start - self.first : stop - self.first].copy()
 
     def _digest(self, start: int, stop: int, rows: int) -> Digest:
         low, high = start - self.first, stop - self.first
@@ -192,6 +226,7 @@ class _Gathering:
     def __init__(self, first: int, size: int, like: Sequence[torch.Tensor]) -> None:
         self.first = first
         self.leaves = [leaf.new_empty((size, *leaf.shape[1:])) for leaf in like]
+        self.sound = np.ones(size, np.bool_)
         self.elements = 0
         self.digest = Digest()
 
@@ -205,17 +240,21 @@ class _Gathering:
         """The batch with its last piece; that is not added, because it comes again if this batch is never committed."""
         rows = self._copy(piece)
         data = unflatten([leaf[:rows] for leaf in self.leaves], block.tree)
-        return Batch(data, rows, self.digest.plus(piece.digest), stop)
+        sound = None if rows == stop - self.first else self.sound
+        return Batch(data, rows, self.digest.plus(piece.digest), stop, sound)
 
     def carried(self) -> Carried:
         """What is there."""
-        return Carried([leaf[: self.digest.elements] for leaf in self.leaves], self.elements, self.digest)
+        leaves, sound = [leaf[: self.digest.elements] for leaf in self.leaves], self.sound[: self.elements]
+        return Carried(leaves, self.elements, self.digest, None if len(sound) == self.digest.elements else sound)
 
     def _copy(self, piece: Carried) -> int:
         """Copy its rows behind those that are there; returns how many there are with them."""
         start, stop = self.digest.elements, self.digest.elements + piece.digest.elements
         for target, leaf in zip(self.leaves, piece.leaves, strict=True):
             target[start:stop].copy_(leaf)
+        if piece.sound is not None:
+            self.sound[self.elements : self.elements + piece.elements] = piece.sound
         return stop
 
 

@@ -1,7 +1,6 @@
-"""A member of a crew: its program, its files, and where in the stream it is."""
+"""A member of a crew: its files, and where in the stream it is."""
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
@@ -14,8 +13,6 @@ from argosy.training.files import Files
 from argosy.training.heap import large_outside
 from argosy.training.measure import NUMPY_RANDOM, PRIVATE
 from argosy.training.member import LiveMember
-from argosy.training.program import Program
-from argosy.training.solo import Solo
 
 __all__ = ["Aboard"]
 
@@ -24,7 +21,6 @@ __all__ = ["Aboard"]
 class Aboard:
     """Its epochs are those of the blocks that it is given: the driver alone counts them."""
 
-    program: Program[Any]
     live: LiveMember
     files: Files
     orders: Orders
@@ -34,8 +30,10 @@ class Aboard:
     """That its batches are cut from."""
     next_section: int
     """Of the stream: the first whose end it has not seen."""
-    samples: int = 0
-    """Since it came aboard."""
+    earlier: int
+    """Samples of the sections that it has ended aboard, less those of its first one that it had before."""
+    leads: bool
+    """Whether this device saves it and speaks of it: alone, or as the first of those that carry it."""
 
     @classmethod
     def board(cls, live: LiveMember, start: StartMember, files: Files, orders: Orders, *, sections: int) -> "Aboard":
@@ -49,7 +47,18 @@ class Aboard:
                 position = live.load_state_dict(checkpoint.load(files.folder / start.checkpoint.file))
         live.begin_epoch(orders, start.stream_epoch, position)
         first = start.stream_epoch * sections + live.section
-        return cls(Solo(live), live, files, orders, sections, start.stream_epoch, first)
+        leads = start.seat is None or start.seat.rank == 0
+        return cls(live, files, orders, sections, start.stream_epoch, first, -live.samples, leads)
+
+    @property
+    def name(self) -> str:
+        """The member's."""
+        return self.live.member.name
+
+    @property
+    def samples(self) -> int:
+        """That it was stepped on since it came aboard."""
+        return self.earlier + self.live.samples
 
     def started(self, start: StartMember, device: str) -> MemberStarted:
         """What is journaled of that."""
@@ -85,11 +94,12 @@ class Aboard:
         train, val = live.train.digest, live.val.digest if live.val_cutter else None
         seconds, samples, best = live.seconds, live.samples, live.best
         metrics = live.end_section(self.sections)
+        self.earlier += samples
         if live.section:
             live.begin_section()
         self.next_section = section + 1
         return SectionEnded(
-            member=live.member.name,
+            member=self.name,
             device=device,
             epoch=epoch,
             section=number,

@@ -20,6 +20,7 @@ from argosy.training.devices import Backend
 from argosy.training.heap import large_outside
 from argosy.training.member import LiveMember
 from argosy.training.solo import Solo
+from argosy.training.split_admission import why_whole
 
 __all__ = ["NUMPY_RANDOM", "PRIVATE", "has_batch_norm", "measuring", "state_bytes"]
 
@@ -44,7 +45,7 @@ def measuring(
     end of an epoch: what raises then raises before anything is trained. Yields between two steps, where others may have
     their turn; returns what was found.
 
-    A group of m devices is measured by the steps of one of m even shares of the batch. Where the device counts its memory,
+    A group of m devices is measured by the steps of one of m even shares of the batch, where the member may be split or all are measured thoroughly. Where the device counts its memory,
     activations are what a step took beyond weights, optimizer state and gradients, kernels' work space included; elsewhere
     what autograd kept.
     """
@@ -62,8 +63,11 @@ def measuring(
     gradients = _bytes(p for p in live.model.parameters() if p.requires_grad)
     activations = max(saved.total, _spent(trial, batch, backend) - gradients)
     seconds = yield from _step_seconds(trial, batch, warm_up, backend, thorough=thorough)
+    with large_outside():
+        tried = _Shown(block, live.member.batch_size)
+        whole = why_whole(live, tried.data, tried.rows) if groups > 1 else ""
     shard_seconds = []
-    for m in range(2, groups + 1):
+    for m in range(2, (1 if whole and not thorough else groups) + 1):
         share = _Shown(block, -(-live.member.batch_size // m))
         first = _timed_step(trial, share, backend)
         shard_seconds.append((yield from _step_seconds(trial, share, first, backend, thorough=thorough)))
@@ -85,6 +89,7 @@ def measuring(
         state_bytes=held,
         gradient_bytes=gradients,
         parameter_shapes=_shapes(live.model),
+        whole=whole,
         batch_norm=has_batch_norm(live.model),
         notes=tuple(notes),
     )

@@ -76,6 +76,8 @@ class LiveMember:
     """Of the section at hand."""
     cutter: Cutter | None = None
     val_cutter: Cutter | None = None
+    order: Indices | None = None
+    """Of the epoch at hand."""
     _val_order: Indices | None = None
     _carried: Carried | None = None
     """Loaded, until the epoch begins."""
@@ -93,9 +95,10 @@ class LiveMember:
     def begin_epoch(self, orders: Orders, stream_epoch: int, position: int = 0) -> None:
         """Cut batches from this stream epoch; `position` elements of it are already behind the member."""
         member, carried, self._carried = self.member, self._carried, None
+        self.order = orders.epoch("train", stream_epoch)
         self.cutter = Cutter(
             selection=self._selection("train", member.subset, orders),
-            order=orders.epoch("train", stream_epoch),
+            order=self.order,
             batch_size=member.batch_size,
             drop_last=member.drop_last,
             position=position,
@@ -281,9 +284,11 @@ def build(member: Member, backend: Backend, *, study_seed: int, objective: str, 
 
 def _carried_state(carried: Carried) -> dict[str, Any]:
     leaves = [leaf.cpu() for leaf in carried.leaves]
-    return {"leaves": leaves, "elements": carried.elements, "digest": tuple(carried.digest)}
+    sound = None if carried.sound is None else torch.from_numpy(carried.sound)
+    return {"leaves": leaves, "elements": carried.elements, "digest": tuple(carried.digest), "sound": sound}
 
 
 def _carried_of(state: dict[str, Any], device: torch.device) -> Carried:
     leaves = [leaf.to(device) for leaf in state["leaves"]]
-    return Carried(leaves, state["elements"], Digest(*state["digest"]))
+    sound = state.get("sound")
+    return Carried(leaves, state["elements"], Digest(*state["digest"]), None if sound is None else sound.numpy())

@@ -17,10 +17,11 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Protocol, TypeVar
 
+from argosy.stream.batches import Batch
 from argosy.stream.blocks import Block
 from argosy.training.member import LiveMember
 
-__all__ = ["Program"]
+__all__ = ["Program", "Split"]
 
 
 Cut = TypeVar("Cut")
@@ -60,4 +61,30 @@ class Program(Protocol[Cut]):
 
     def release(self) -> None:
         """Let go of everything but the members' states."""
+        ...
+
+
+class Split(Program[Batch], Protocol):
+    """The program of one member on one of several devices, whose steps `argosy.training.merged` orders.
+
+    Its batch may be under way while others step, also over the end of a block. It is begun and finished when nothing waits.
+    """
+
+    @property
+    def number(self) -> int:
+        """Of the member, in the study."""
+        ...
+
+    @property
+    def under_way(self) -> bool:
+        """Whether a batch is begun and not finished."""
+        ...
+
+    @property
+    def waits(self) -> bool:
+        """Whether the next half has to wait for other devices; for the driver's word where one of them is gone."""
+        ...
+
+    def ahead(self, block: Block) -> list[int]:
+        """Of each batch that the block completes and that is not begun, the element up to which it needs the stream."""
         ...

@@ -58,7 +58,7 @@ class Solo:
         live = self.live
         assert live.cutter is not None
         live.keep_best()
-        self._drop_gradients()
+        self.drop_gradients()
         if live.member.augment is None:
             self._foresee(block, live.cutter)
         return live.cutter.take(block, private=live.private)
@@ -66,13 +66,8 @@ class Solo:
     def begin(self, batch: Batch) -> None:
         """See `Program.begin`. The batch counts as one whatever the number of micro-batches."""
         self._batch = batch
-        if not batch.rows:
-            return
-        if self.live.steps:
-            self._losses = self._gradients(batch)
-        else:
-            with large_outside():
-                self._losses = self._gradients(batch)
+        if batch.rows:
+            self._losses = self.gradients(batch.data, batch.rows, of=batch.rows)
 
     def finish(self) -> int:
         """See `Program.finish`."""
@@ -80,9 +75,43 @@ class Solo:
         assert batch is not None
         self._batch = self._losses = None
         if losses is not None:
-            self._step()
+            self.step()
         self.live.commit(batch, losses)
         return batch.rows
+
+    def gradients(self, data: Any, rows: int, *, of: int) -> torch.Tensor:
+        """Backward on some samples of a batch of so many, weighted by their share of it; their losses, one per sample."""
+        if self.live.steps:
+            return self._gradients(data, rows, of)
+        with large_outside():
+            return self._gradients(data, rows, of)
+
+    def step(self) -> None:
+        """Move the weights along the gradients, which are gone then."""
+        live = self.live
+        if live.member.clip_grad_norm is not None:
+            nn.utils.clip_grad_norm_(live.model.parameters(), live.member.clip_grad_norm)
+        if live.steps:
+            live.optimizer.step()
+        else:
+            with large_outside():
+                live.optimizer.step()
+        self.drop_gradients()
+        if live.schedule is not None and live.member.schedule_per == "step":
+            live.schedule.step()
+        live.steps += 1
+
+    def drop_gradients(self) -> None:
+        """What `zero_grad` does, without what its profiling costs.
+
+        Right after each step: while the neighbours step they are memory, and lie in the middle of what they need.
+        """
+        if self._own_zero_grad:
+            self.live.optimizer.zero_grad(set_to_none=True)
+            return
+        for group in self.live.optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None
 
     def evaluate(self, block: Block) -> Iterator[None]:
         """See `Program.evaluate`."""
@@ -120,43 +149,31 @@ class Solo:
 
     def try_step(self, data: Any, rows: int) -> None:
         """One step on samples that belong to no stream, to measure it."""
-        self._drop_gradients()
+        self.drop_gradients()
         try:
             self.begin(Batch(data, rows, Digest()))
             self._batch = self._losses = None
-            self._step()
+            self.step()
         except RuntimeError as error:
             check_gradients(self.live.member, self.live.model, error)
             raise
 
     def release(self) -> None:
         """See `Program.release`."""
-        self._drop_gradients()
+        self.drop_gradients()
         self._weights.clear()
         self._labels.clear()
         self._batch = self._losses = None
 
     # ---- a step
 
-    def _drop_gradients(self) -> None:
-        """What `zero_grad` does, without what its profiling costs.
-
-        Right after each step: while the neighbours step they are memory, and lie in the middle of what they need.
-        """
-        if self._own_zero_grad:
-            self.live.optimizer.zero_grad(set_to_none=True)
-            return
-        for group in self.live.optimizer.param_groups:
-            for parameter in group["params"]:
-                parameter.grad = None
-
-    def _gradients(self, batch: Batch) -> torch.Tensor:
-        """The batch's losses, after backward."""
+    def _gradients(self, data: Any, rows: int, of: int) -> torch.Tensor:
         member = self.live.member
-        data = member.augment(batch.data) if member.augment else batch.data
+        if member.augment:
+            data = member.augment(data)
         if member.accumulate == 1:
-            return self._backward(data, batch.rows, batch.rows)
-        return torch.cat([self._backward(part, rows, batch.rows) for part, rows in self._parts(data, batch.rows)])
+            return self._backward(data, rows, of)
+        return torch.cat([self._backward(part, count, of) for part, count in self._parts(data, rows)])
 
     def _parts(self, data: Any, rows: int) -> Iterator[tuple[Any, int]]:
         """Micro-batches, each with its number of samples."""
@@ -185,21 +202,6 @@ class Solo:
             one = torch.ones((), dtype=losses.dtype, device=losses.device)
             self._weights[key] = (one * share).expand(losses.shape) / losses.numel()
         return self._weights[key]
-
-    def _step(self) -> None:
-        """Move the weights along the gradients."""
-        live = self.live
-        if live.member.clip_grad_norm is not None:
-            nn.utils.clip_grad_norm_(live.model.parameters(), live.member.clip_grad_norm)
-        if live.steps:
-            live.optimizer.step()
-        else:
-            with large_outside():
-                live.optimizer.step()
-        self._drop_gradients()
-        if live.schedule is not None and live.member.schedule_per == "step":
-            live.schedule.step()
-        live.steps += 1
 
     # ---- what both training and validation compute
 

@@ -7,11 +7,9 @@ of a later crew is kept until the driver has said who that is. A member's epochs
 driver alone counts them.
 """
 
-import errno
 import math
 import sys
 import time
-import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from functools import partial
@@ -26,41 +24,38 @@ from argosy.commands import (
     Journaled,
     Leave,
     Measure,
-    OutOfMemory,
     Pause,
     Paused,
     Progress,
     Report,
     StartMember,
+    SumsTimed,
+    TimeSums,
 )
-from argosy.errors import DiskError, MemberError
-from argosy.events import Event, MemberEnded, MemberRested, MemberStarted, Saved, Used
+from argosy.errors import MemberError
+from argosy.events import Event, MemberRested, MemberStarted, Saved, Used
 from argosy.settings import Settings
 from argosy.stream.blocks import Block, Layout
 from argosy.stream.gauges import TrainerGauge
 from argosy.stream.pulse import Pulse
 from argosy.stream.schedule import Orders
 from argosy.study import Member, Terms
-from argosy.system import means_refused
-from argosy.traces import know_sources, trace_of
+from argosy.traces import know_sources
 from argosy.training.aboard import Aboard
 from argosy.training.copies import Copies
-from argosy.training.devices import Backend, memory_returned, out_of_memory, poisoned
+from argosy.training.devices import Backend
 from argosy.training.files import Files, Saving
+from argosy.training.guard import Guard
 from argosy.training.heap import large_outside
-from argosy.training.measure import has_batch_norm
 from argosy.training.member import LiveMember, build
+from argosy.training.parallel import time_sums
+from argosy.training.ranks import Ranks
 from argosy.training.trials import Trials
+from argosy.training.units import Unit
 
-__all__ = ["Poisoned", "Trainer"]
+__all__ = ["Trainer"]
 
 PROGRESS_SECONDS = 0.25
-RETURN_SECONDS = 10.0
-"""How long a device's memory may take to come back from a process that was killed."""
-
-
-class Poisoned(Exception):  # noqa: N818
-    """The device is of no more use to this process, whoever's step did that: nobody's next one can be trusted."""
 
 
 class Trainer:
@@ -98,8 +93,19 @@ class Trainer:
         """Blocks of a later crew, until the driver says who that is, or that were measured on."""
         self.at_hand: Block | None = None
         """The block whose steps were left for a command."""
-        self.trials = Trials(self._build, self._guarded, emit, listen, backend, self.pulse)
+        self.guard = Guard(name, backend, directory / "members", emit, self._drop)
+        self.trials = Trials(self._build, self.guard, emit, listen, backend, self.pulse)
         self.aboard: dict[str, Aboard] = {}
+        self.ranks = Ranks(
+            self.guard,
+            self.pulse,
+            emit,
+            step=lambda unit, block: self._advance(unit, block, lambda: True),
+            stepped=self._stepped,
+            called=self._called,
+        )
+        self.units: list[Unit] = []
+        """In the order of their steps; each member aboard is in one of them."""
         self.gauge = TrainerGauge()
         self.blocks = 0
         self.last_split = "val" if terms.has_val else "train"
@@ -140,6 +146,9 @@ class Trainer:
             self.trials.want(command)
             if command.crew is not None:
                 self._follow(command.crew)
+        elif isinstance(command, TimeSums):
+            short, long = time_sums(command.meeting, command.rank, command.size)
+            self.emit(SumsTimed(short_seconds=short, long_seconds=long))
         elif isinstance(command, Leave):
             self._leave([name for name in command.members if name in self.aboard])
         elif isinstance(command, Journaled):
@@ -212,10 +221,12 @@ class Trainer:
     def _train_on(self, block: Block) -> None:
         started, place = time.perf_counter(), block.place
         before = self.gauge.samples
-        left = not all(self._advance(name, block) for name in list(self.aboard))
+        left = not self._through(block)
         if block.touched:
             raise MemberError(self._somebody_wrote())
-        elapsed = time.perf_counter() - started
+        waited, self.ranks.waited = self.ranks.waited, 0.0
+        elapsed = time.perf_counter() - started - waited
+        self.gauge.waiting_seconds += waited
         self.gauge.busy_seconds += elapsed
         # A block that nobody here has a use for says nothing of the pace.
         used = self.gauge.samples > before or place.split != "train"
@@ -230,38 +241,42 @@ class Trainer:
             self.emit(Report(events=tuple(self._save(list(self.aboard)))))
         self._tell()
 
-    def _advance(self, name: str, block: Block) -> bool:
-        """Let a member step on a block; False where a command waits, for which the rest of its batches was left."""
-        aboard = self.aboard[name]
-        if not aboard.follow(block.place):
-            return True
-        with self.pulse.busy(f"training member {name!r}"):
-            step = self._step if block.place.split == "train" else self._evaluate
-            return self._guarded(name, partial(step, name, aboard, block)) is not False
+    def _through(self, block: Block) -> bool:
+        """Let all units step on a block; False where a command waits, for which the rest was left."""
+        if block.place.split == "train" and any(unit.shard for unit in self.units):
+            return self.ranks.through(self.units, self.aboard, block)
+        return all(self._advance(unit, block, self._called) for unit in list(self.units))
 
-    def _step(self, name: str, aboard: Aboard, block: Block) -> bool:
-        program, samples, through = aboard.program, 0, True
-        with program.active():
-            for batch in program.cut(block):
-                program.begin(batch)
-                samples += program.finish()
-                self.pulse.beat()
-                if self._wanted():
-                    through = False
-                    break
-        aboard.samples += samples
-        self.gauge.samples += samples
-        if samples and aboard.live.diverged:
-            self._end(name, "diverged", f"its training loss is not a number after {aboard.live.steps} steps")
+    def _advance(self, unit: Unit, block: Block, called: Callable[[], bool]) -> bool:
+        """Let a unit step on a block; False where it was `called` away, for which the rest of its batches was left."""
+        if not unit.follow(block.place):
+            return True
+        with self.pulse.busy(f"training {unit.words}"):
+            trains = block.place.split == "train"
+            steps = partial(self._step, unit, block, called) if trains else partial(unit.evaluate, block, called)
+            return self.guard(unit.names[0], steps) is not False
+
+    def _step(self, unit: Unit, block: Block, called: Callable[[], bool]) -> bool:
+        before = unit.samples
+        through = unit.step(block, called)
+        if unit.samples > before:
+            self._stepped(unit, unit.samples - before)
         return through
 
-    def _evaluate(self, name: str, aboard: Aboard, block: Block) -> bool:
-        with aboard.program.active(keep=True):
-            for _ in aboard.program.evaluate(block):
-                self.pulse.beat()
-                if self._wanted():
-                    return False
-        return True
+    def _stepped(self, unit: Unit, samples: int) -> None:
+        """Count them, and end members whose loss is no number."""
+        self.gauge.samples += samples
+        for aboard in unit.crew:
+            if aboard.live.diverged and aboard.leads:
+                reason = f"its training loss is not a number after {aboard.live.steps} steps"
+                self.guard.end(aboard.name, "diverged", reason)
+            elif aboard.live.diverged:
+                self._drop(aboard.name)  # on its first device it ends
+
+    def _called(self) -> bool:
+        """After a step: whether something is to be done before the next."""
+        self.pulse.beat()
+        return self._wanted()
 
     def _wanted(self) -> bool:
         """Whether something is to be done between two steps."""
@@ -274,8 +289,8 @@ class Trainer:
         events: list[Event] = []
         for name, aboard in list(self.aboard.items()):
             if aboard.ends(block.place):
-                ended = self._guarded(name, partial(aboard.end_section, section, self.name))
-                if ended is not None:
+                ended = self.guard(name, partial(aboard.end_section, section, self.name))
+                if ended is not None and aboard.leads:
                     events.append(ended)
         if self.saving.due:
             events += self._save(list(self.aboard))
@@ -289,8 +304,8 @@ class Trainer:
         self._leave([name for name in command.leave if name in self.aboard])
         started: list[Event] = []
         for start in command.start:
-            boarded = self._guarded(start.member, partial(self._start, start), again=True)
-            if boarded is not None:
+            boarded = self.guard(start.member, partial(self._start, start), again=True)
+            if boarded is not None and self.aboard[start.member].leads:
                 started.append(boarded)
         self.trials.forget(crew_of_its_own=True)
         if started:
@@ -301,82 +316,49 @@ class Trainer:
         assert self.orders is not None
         live = self.trials.take(start.member)
         for note in start.notes:
-            self._log(start.member, note)
-        files = Files(self._folder(start.member), start.checkpoint)
+            self.guard.log(start.member, note)
+        files = Files(self.directory / "members" / start.member, start.checkpoint)
         sections = self.terms.validations_per_epoch
-        self.aboard[start.member] = Aboard.board(live, start, files, self.orders, sections=sections)
-        return self.aboard[start.member].started(start, self.name)
+        aboard = Aboard.board(live, start, files, self.orders, sections=sections)
+        self.aboard[start.member] = aboard
+        self.units.append(Unit.solo(aboard) if start.seat is None else Unit.seated(aboard, start.seat))
+        return aboard.started(start, self.name)
 
     def _leave(self, names: list[str]) -> None:
         """Save members where they are and let them go."""
         if not names:
             return
+        rested = tuple(MemberRested(member=name, reason="") for name in names if self.aboard[name].leads)
         saved = self._save(names, carried=True)
         for name in names:
             self._let_go(name)
-        rested = tuple(MemberRested(member=name, reason="") for name in names)
         self.emit(Report(events=(*saved, *rested)))
 
-    def _let_go(self, name: str) -> None:
-        aboard = self.aboard.pop(name, None)
-        if aboard is not None:
-            aboard.program.release()
-
-    def _end(self, name: str, status: str, reason: str) -> None:
+    def _drop(self, name: str) -> LiveMember | None:
         self._let_go(name)
-        self.emit(Report(events=(MemberEnded(member=name, status=status, reason=reason),)))
+        return self.trials.built.pop(name, None)
 
-    def _guarded(self, name: str, action: Callable[[], Any], *, again: bool = False) -> Any:
-        """Run a piece of a member's own code; what it raises ends that member and nobody else.
-
-        Tried `again` where it ran out of memory that a killed process gave back only then.
-        """
-        try:
-            return action()
-        except DiskError:
-            raise
-        except Exception as error:  # boundary between a member's code and ours
-            if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
-                raise means_refused(error, self.name) or error from error  # all members have these files together
-            if poisoned(self.backend):
-                raise Poisoned(
-                    f"{self.name} is of no more use to this process since {name!r} raised {error!r}"
-                ) from error
-            if again and out_of_memory(error) and memory_returned(self.backend, patience=RETURN_SECONDS):
-                return self._guarded(name, action)
-            built = self.trials.built.pop(name, None)
-            if out_of_memory(error):
-                self._let_go(name)
-                batch_norm = built is not None and has_batch_norm(built.model)
-                self.emit(OutOfMemory(member=name, detail=str(error), batch_norm=batch_norm))
-                return None
-            self._log(name, "".join(traceback.format_exception(error)))
-            self._end(name, "failed", trace_of(error))
-            return None
+    def _let_go(self, name: str) -> None:
+        if self.aboard.pop(name, None) is not None:
+            unit = next(unit for unit in self.units if name in unit.names)
+            unit.program.release()
+            self.units.remove(unit)
 
     # ---- files
-
-    def _folder(self, name: str) -> Path:
-        return self.directory / "members" / name
-
-    def _log(self, name: str, text: str) -> None:
-        self._folder(name).mkdir(parents=True, exist_ok=True)
-        with (self._folder(name) / "log.txt").open("a") as log:
-            log.write(text.rstrip() + "\n")
 
     def _save(self, names: Iterable[str], *, carried: bool = False) -> list[Event]:
         """Files for these members, flushed to the disk together."""
         with self.pulse.busy("saving members", opaque=True), self.saving.timed():
             drafts = {}
-            for name in names:
-                aboard = self.aboard[name]
-                draft = self._guarded(name, partial(aboard.files.draft, aboard.live, carried=carried))
+            for aboard in [self.aboard[name] for name in names if self.aboard[name].leads]:
+                name = aboard.name
+                draft = self.guard(name, partial(aboard.files.draft, aboard.live, carried=carried))
                 if draft is not None:
                     drafts[name] = (aboard.files, draft)
             return [
                 Saved(member=name, checkpoint=saved)
                 for name, save in self.saving.write(drafts)
-                if (saved := self._guarded(name, save)) is not None
+                if (saved := self.guard(name, save)) is not None
             ]
 
     def _must_save(self) -> bool:
@@ -398,7 +380,7 @@ class Trainer:
                 for name, aboard in self.aboard.items()
                 if not math.isnan(mean := aboard.live.train.means(["loss"])["loss"])
             }
-            samples = {name: aboard.samples for name, aboard in self.aboard.items()}
+            samples = {name: aboard.samples for name, aboard in self.aboard.items() if aboard.leads}
             self.emit(Progress(blocks=self.blocks, samples=samples, losses=losses, gauge=asdict(self.gauge)))
 
     def _somebody_wrote(self) -> str:

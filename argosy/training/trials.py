@@ -7,23 +7,17 @@ import warnings
 from collections.abc import Callable, Generator
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from argosy.commands import Measure, Measured
 from argosy.stream.blocks import Block
 from argosy.stream.pulse import Pulse
 from argosy.training.devices import Backend
+from argosy.training.guard import Guard
 from argosy.training.measure import measuring
 from argosy.training.member import LiveMember
 
-__all__ = ["Guard", "Trials"]
-
-
-class Guard(Protocol):
-    """Runs a piece of a member's own code; None where it raised."""
-
-    def __call__(self, name: str, action: Callable[[], Any], *, again: bool = False) -> Any:
-        """See `Trainer`."""
+__all__ = ["Trials"]
 
 
 class Trials:

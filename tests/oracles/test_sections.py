@@ -1,5 +1,6 @@
 """Sections change what is seen of a member, never what it becomes; and wherever a run is cut off, it goes on the same."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,7 @@ import argosy
 from argosy.running.phase import Phase
 from argosy.running.voyage import Voyage
 from argosy.stream.blocks import Block
-from argosy.training.aboard import Aboard
-from argosy.training.trainer import Trainer
+from argosy.training.units import Unit
 
 
 def train(directory: Path, sections: int, launcher: str = "inline", **settings: Any) -> dict[str, Any]:
@@ -96,14 +96,14 @@ def test_a_run_that_was_cut_off_between_an_epochs_last_step_and_its_validation_g
     living.run(study, tmp_path / "whole", launcher="inline", devices="cpu:1")
     stopped = []
 
-    def stop_before_validation(trainer: Trainer, name: str, aboard: Aboard, block: Block) -> bool:
+    def stop_before_validation(unit: Unit, block: Block, called: Callable[[], bool]) -> bool:
         if not stopped:
-            stopped.append(name)
+            stopped.append(unit.names)
             raise KeyboardInterrupt
-        return evaluate(trainer, name, aboard, block)
+        return evaluate(unit, block, called)
 
-    evaluate = Trainer._evaluate
-    monkeypatch.setattr(Trainer, "_evaluate", stop_before_validation)
+    evaluate = Unit.evaluate
+    monkeypatch.setattr(Unit, "evaluate", stop_before_validation)
     with pytest.raises(KeyboardInterrupt):
         living.run(study, tmp_path / "cut", launcher="inline", devices="cpu:1", checkpoint_seconds=1e-9, block_size=32)
     assert evidence.event_lines(tmp_path / "cut", "Saved")[-1]["checkpoint"]["position"] == 96

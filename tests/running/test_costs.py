@@ -7,8 +7,9 @@ import studies
 
 from argosy.commands import Measured
 from argosy.events import SectionEnded
-from argosy.running.costs import Observed, even_out, profile_of
+from argosy.running.costs import ASSUMED_LINK, Link, Observed, even_out, profile_of
 from argosy.running.measuring import Measuring
+from argosy.training.parallel import LONG_BYTES
 
 MEASURED = Measured(
     member="mlp",
@@ -20,6 +21,7 @@ MEASURED = Measured(
     gradient_bytes=4,
     parameter_shapes="shapes",
     batch_norm=False,
+    whole="",
     notes=(),
 )
 ENDED = SectionEnded(
@@ -40,7 +42,7 @@ ENDED = SectionEnded(
 
 
 def profile(measured: Measured = MEASURED):
-    return profile_of(measured, batch_size=20, device_kind="cpu", node_devices=4)
+    return profile_of(measured, batch_size=20, device_kind="cpu", node_devices=4, link=ASSUMED_LINK)
 
 
 def test_a_rate_that_was_seen_moves_the_next_plan_half_way(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,7 +66,18 @@ def test_groups_pay_for_their_all_reduce() -> None:
     groups = profile(replace(MEASURED, shard_seconds=(0.1, 0.08), gradient_bytes=10**9))
     assert groups.samples_per_second == pytest.approx((100.0, 20 / (0.1 + 0.1), 20 / (0.08 + 2 * 2 / 3 * 0.1)))
     assert groups.splittable
-    assert not profile(replace(MEASURED, shard_seconds=(0.1,), batch_norm=True)).splittable
+    assert not profile(replace(MEASURED, shard_seconds=(0.1,), whole="it draws random numbers")).splittable
+    alone = profile_of(
+        replace(MEASURED, shard_seconds=(0.1,)), batch_size=20, device_kind="cpu", node_devices=4, link=None
+    )
+    assert not alone.splittable and len(alone.samples_per_second) == 1
+
+
+def test_a_link_is_what_two_sums_over_a_ring_say() -> None:
+    true = Link(hop_seconds=1e-4, bytes_per_second=2e8)
+    found = Link.measured(3, true.seconds(3, 0), true.seconds(3, LONG_BYTES))
+    assert found.seconds(2, 10**6) == pytest.approx(true.seconds(2, 10**6))
+    assert found.seconds(4, 10**7) == pytest.approx(true.seconds(4, 10**7))
 
 
 def test_members_that_do_the_same_work_get_the_best_profile_among_them() -> None:

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from argosy.commands import Credit, Hold, Leg
-from argosy.running.legs import Change, Sailing, difference
+from argosy.plans import Flotilla, Placement
+from argosy.running.legs import Change, Sailing, difference, reseated
 from argosy.stream.blocks import Place
 from argosy.stream.course import Course
 
@@ -41,6 +42,34 @@ def test_a_difference_leads_to_what_is_wanted_and_names_nobody_else(
         device: set(members) for device, members in wanted.items() if members
     }
     assert {device for device, crew in leg.crews.items() if crew.number == 1} == set(changes)
+
+
+def test_who_is_carried_together_by_others_or_in_other_shares_starts_anew() -> None:
+    def flotilla(*seats: tuple[str, dict[str, float]]) -> Flotilla:
+        placed = [
+            Placement(
+                member=name, devices=tuple(at), seconds_per_sample=1.0, shares=tuple(at.values()) if len(at) > 1 else ()
+            )
+            for name, at in seats
+        ]
+        return Flotilla(placements=tuple(placed))
+
+    two, whole = {"d0": 0.5, "d1": 0.5}, {"d0": 1.0}
+    now = flotilla(("same", two), ("shares", two), ("parts", two), ("joins", whole), ("moves", whole), ("stays", whole))
+    wanted = flotilla(
+        ("same", two),
+        ("shares", {"d0": 0.4, "d1": 0.6}),
+        ("parts", whole),
+        ("joins", two),
+        ("moves", {"d1": 1.0}),
+        ("stays", whole),
+    )
+    anew = reseated(now, wanted)
+    assert anew == {"shares", "parts", "joins"}
+    changes = difference(
+        {"d0": ["same", "shares"], "d1": ["same", "shares"]}, {"d0": ["same", "shares"], "d1": ["shares", "same"]}, anew
+    )
+    assert changes == {device: Change(leave=("shares",), start=("shares",)) for device in ("d0", "d1")}
 
 
 @dataclass
@@ -117,8 +146,7 @@ class World:
     def fail(self) -> None:
         """A member ends where it is."""
         name = self.draw.choice(self.leg.members)
-        device = self.leg.device_of(name)
-        assert device is not None
+        (device,) = self.leg.devices_of(name)
         del self.trainers[device].members[name]
         assert self.leg.remove(name)
         assert not self.leg.remove(name)
@@ -136,8 +164,7 @@ class World:
             assert set(trainer.members.values()) == {leg.until}
         leg.holding = False
         for name in [name for name in leg.members if self.ends[name] == leg.until]:
-            device = leg.device_of(name)
-            assert device is not None
+            (device,) = leg.devices_of(name)
             leg.remove(name)
             self.crew += 1
             leg.change(device, self.crew, Change())

@@ -1,9 +1,12 @@
 """Batches do not depend on how the stream is cut into blocks."""
 
 from collections.abc import Iterator
+from functools import reduce
+from itertools import pairwise
 
 import numpy as np
 import pytest
+import torch
 from blocks import blocks
 from hypothesis import given
 from hypothesis import strategies as st
@@ -51,6 +54,39 @@ def test_batches_are_the_sequence_cut_by_their_size(size, batch_size, subset, dr
             total = total.plus(batch.digest)
         elements = sum(map(len, expected))
         assert total is None or total == selection.digest(order, elements=elements, holes=holes)
+
+
+@given(
+    size=st.integers(1, 60),
+    batch_size=st.integers(1, 60),
+    subset=st.none() | st.lists(st.integers(0, LENGTH - 1), min_size=1, max_size=90),
+    holes=st.lists(st.integers(0, LENGTH - 1), max_size=20),
+    cuts=st.lists(st.floats(0, 1), max_size=3),
+)
+def test_the_parts_of_a_batch_are_the_batch_and_it_is_known_when_it_comes(
+    size, batch_size, subset, holes, cuts
+) -> None:
+    order = permutation(0, 0, LENGTH)
+    selection = Selection.of(subset, LENGTH)
+    cutter = Cutter(selection=selection, order=order, batch_size=batch_size, drop_last=False)
+    bounds = [0.0, *sorted(cuts), 1.0]
+    under_way = None
+    for block in blocks(order, size, holes=tuple(holes)):
+        expected = cutter.completions(block.place, under_way)
+        cut = list(cutter.take(block, after=under_way))
+        assert len(cut) == len(expected) and all(block.place.start < e <= block.place.start + size for e in expected)
+        for batch in cut:
+            parts = [cutter.part(batch, low, high, order) for low, high in pairwise(bounds)]
+            assert torch.equal(torch.cat([part.data[1] for part in parts]), batch.data[1])
+            assert reduce(Digest.plus, (part.digest for part in parts)) == batch.digest
+            assert sum(part.rows for part in parts) == batch.rows
+            # As late as it can be: when the next one is begun.
+            if under_way is not None:
+                cutter.commit(under_way)
+            under_way = batch
+    assert under_way is not None
+    cutter.commit(under_way)
+    assert cutter.done
 
 
 def test_a_batch_inside_a_block_is_a_view_and_an_unaligned_one_a_copy() -> None:

@@ -1,0 +1,86 @@
+"""The boundary between members' own code and ours: what it raises ends that member, and nobody else."""
+
+import errno
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from argosy.commands import OutOfMemory, Report
+from argosy.errors import DiskError
+from argosy.events import MemberEnded
+from argosy.system import means_refused
+from argosy.traces import trace_of
+from argosy.training.devices import Backend, memory_returned, out_of_memory, poisoned
+from argosy.training.measure import has_batch_norm
+from argosy.training.member import LiveMember
+
+__all__ = ["Guard", "Poisoned"]
+
+RETURN_SECONDS = 10.0
+"""How long a device's memory may take to come back from a process that was killed."""
+
+
+class Poisoned(Exception):  # noqa: N818
+    """The device is of no more use to this process, whoever's step did that: nobody's next one can be trusted."""
+
+
+class Guard:
+    """Of one trainer."""
+
+    def __init__(
+        self,
+        device: str,
+        backend: Backend,
+        members: Path,
+        emit: Callable[[Any], None],
+        drop: Callable[[str], LiveMember | None],
+    ) -> None:
+        self._device = device
+        self._backend = backend
+        self._members = members
+        """Folder of members' folders."""
+        self._emit = emit
+        self._drop = drop
+        """Lets go of a member, wherever it is, and gives it where it had not boarded yet."""
+
+    def __call__(self, name: str, action: Callable[[], Any], *, again: bool = False) -> Any:
+        """Run a piece of a member's own code; what it raises ends that member, and gives None.
+
+        Tried `again` where it ran out of memory that a killed process gave back only then.
+        """
+        try:
+            return action()
+        except DiskError:
+            raise
+        except Exception as error:  # boundary between a member's code and ours
+            self.check_process(repr(name), error)
+            if again and out_of_memory(error) and memory_returned(self._backend, patience=RETURN_SECONDS):
+                return self(name, action)
+            if out_of_memory(error):
+                built = self._drop(name)
+                batch_norm = built is not None and has_batch_norm(built.model)
+                self._emit(OutOfMemory(member=name, detail=str(error), batch_norm=batch_norm))
+                return None
+            self.log(name, "".join(traceback.format_exception(error)))
+            self.end(name, "failed", trace_of(error))
+            return None
+
+    def check_process(self, who: str, error: Exception) -> None:
+        """Raise where that is no fault of a member's, and nobody's next step can be trusted."""
+        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+            raise means_refused(error, self._device) or error from error  # all members have these files together
+        if poisoned(self._backend):
+            raise Poisoned(f"{self._device} is of no more use to this process since {who} raised {error!r}") from error
+
+    def end(self, name: str, status: str, reason: str) -> None:
+        """A member leaves the run."""
+        self._drop(name)
+        self._emit(Report(events=(MemberEnded(member=name, status=status, reason=reason),)))
+
+    def log(self, name: str, text: str) -> None:
+        """Write into a member's ``log.txt``."""
+        folder = self._members / name
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / "log.txt").open("a") as log:
+            log.write(text.rstrip() + "\n")

@@ -1,0 +1,125 @@
+"""Flotillas on devices that are threads of this process: members on one or several of them, groups as trainers form them."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import packs
+from blocks import blocks
+from torch import Tensor
+
+from argosy.stream.blocks import Block
+from argosy.stream.schedule import Orders
+from argosy.study import Member
+from argosy.training.member import LiveMember
+from argosy.training.merged import Move, moves
+from argosy.training.parallel import Group
+from argosy.training.shard import Shard
+from argosy.training.solo import Solo
+
+__all__ = ["Seated", "distance", "sail", "steps"]
+
+
+@dataclass(frozen=True)
+class Seated:
+    """A member on its devices, by their numbers; shares in the same order."""
+
+    member: Member
+    devices: tuple[int, ...] = (0,)
+    shares: tuple[float, ...] = ()
+
+
+def sail(seated: Sequence[Seated], folder: Path, *, epochs: int = 1, **how: Any) -> dict[str, list[LiveMember]]:
+    """Train on a thread for each device; returns each member as it is on each of its ranks."""
+    devices = sorted({device for one in seated for device in one.devices})
+    lives: dict[str, list[LiveMember]] = {one.member.name: [] for one in seated}
+    programs: dict[int, dict[str, Any]] = {device: {} for device in devices}
+    for number, one in enumerate(seated):
+        for rank, device in enumerate(one.devices):
+            live = packs.live(one.member)
+            lives[one.member.name].append(live)
+            meeting = str(folder / one.member.name)
+            programs[device][one.member.name] = (
+                Solo(live)
+                if len(one.devices) == 1
+                else Shard(live, Group.form(meeting, rank, len(one.devices)), one.shares, number=number)
+            )
+    _at_once([lambda mine=mine: _train(mine, epochs, **how) for mine in programs.values()])
+    for mine in programs.values():
+        for program in mine.values():
+            program.release()
+    return lives
+
+
+def _at_once(actions: Sequence[Callable[[], None]]) -> None:
+    """Each on a thread; raises what one of them raised."""
+    raised: list[BaseException] = []
+
+    def guarded(action: Callable[[], None]) -> None:
+        try:
+            action()
+        except BaseException as error:
+            raised.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(action,), daemon=True) for action in actions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        while thread.is_alive() and not raised:
+            thread.join(0.05)
+    if raised:
+        raise raised[0]
+
+
+def _train(
+    programs: dict[str, Any], epochs: int, *, size: int = 40, data: Any = None, holes: Sequence[int] = ()
+) -> None:
+    arrays, val = data or packs.samples()
+    orders = Orders(0, {"train": len(arrays[0]), "val": len(val[0])})
+    for epoch in range(epochs):
+        for program in programs.values():
+            program.live.begin_epoch(orders, epoch)
+        for block in blocks(orders.epoch("train", epoch), size, arrays=arrays, epoch=epoch, holes=holes):
+            for _ in steps(programs, block):
+                pass
+        for block in blocks(orders.epoch("val", epoch), size, arrays=val, split="val"):
+            for program in programs.values():
+                with program.active(keep=True):
+                    for _ in program.evaluate(block):
+                        pass
+        for program in programs.values():
+            program.live.end_section(1)
+
+
+def steps(programs: dict[str, Any], block: Block) -> Iterator[Move]:
+    """Make the moves on a block, one a turn."""
+    splits = {name: program for name, program in programs.items() if isinstance(program, Shard)}
+    whole = [(p, batch) for p in programs.values() if not isinstance(p, Shard) for batch in p.cut(block)]
+    cuts = {name: split.cut(block) for name, split in splits.items()}
+    for move, name in moves(splits, block, lambda: bool(whole)):
+        if move is Move.WAIT:
+            time.sleep(0.0005)
+        elif move is Move.WHOLE:
+            program, batch = whole.pop(0)
+            with program.active():
+                program.begin(batch)
+                program.finish()
+        else:
+            with splits[name].active():
+                splits[name].begin(next(cuts[name])) if move is Move.BEGIN else splits[name].finish()
+        yield move
+    for rest in cuts.values():
+        assert next(rest, None) is None
+
+
+def distance(one: LiveMember, other: LiveMember) -> float:
+    """The largest relative L2 distance between two members' weights, tensor by tensor."""
+    pairs = zip(one.model.state_dict().values(), other.model.state_dict().values(), strict=True)
+    return max(_relative(mine, theirs) for mine, theirs in pairs)
+
+
+def _relative(one: Tensor, other: Tensor) -> float:
+    return float((one.double() - other.double()).norm() / other.double().norm())

@@ -1,0 +1,83 @@
+"""Groups form, add up the same bits everywhere, and tell when a rank has left; nobody who is left hangs."""
+
+import datetime
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from argosy.training import parallel
+from argosy.training.parallel import Group
+
+
+def until(true: Callable[[], bool], seconds: float = 20.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while not true() and time.monotonic() < deadline:
+        time.sleep(0.002)
+    return true()
+
+
+def formed(path: Path, size: int) -> list[Group]:
+    groups = [Group.form(str(path), rank, size) for rank in range(size)]
+    assert until(lambda: all(group.formed for group in groups))
+    return groups
+
+
+def test_every_rank_gets_the_same_sum_and_several_groups_go_on_at_once(tmp_path: Path) -> None:
+    some, others = formed(tmp_path / "some", 3), formed(tmp_path / "others", 2)
+    parts = [torch.randn(1001, generator=torch.Generator().manual_seed(n)) for n in range(3)]
+    expected = sum(parts[1:], parts[0])
+    sums = [group.add_up(part) for group, part in zip(some, parts, strict=True)]
+    ones = [group.add_up(torch.ones(3)) for group in others]
+    assert until(lambda: all(s.done for s in (*sums, *ones)))
+    assert torch.allclose(parts[0], expected) and all(torch.equal(parts[0], part) for part in parts)
+    for group in (*some, *others):
+        group.leave()
+
+
+def test_who_waits_for_a_rank_that_has_left_hears_of_it(tmp_path: Path) -> None:
+    first, second, third = formed(tmp_path / "m", 3)
+    under_way = first.add_up(torch.ones(8))
+    assert not until(lambda: under_way.done, 0.1) and not first.broken
+    second.leave()
+    third.leave()
+    assert until(lambda: not under_way.done and bool(first.broken))
+    before = threading.active_count()
+    first.leave()
+    assert until(lambda: threading.active_count() <= before)
+
+
+def test_leaving_in_the_middle_of_a_sum_waits_for_nobody(tmp_path: Path) -> None:
+    first, second = formed(tmp_path / "m", 2)
+    under_way = first.add_up(torch.ones(8))
+    started = time.monotonic()
+    first.leave()
+    assert time.monotonic() - started < 1.0 and not under_way.done
+    second.leave()
+    assert until(lambda: not under_way.done and bool(first.broken))
+
+
+def test_a_group_waits_for_its_ranks_as_long_as_they_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parallel, "FORMING", datetime.timedelta(seconds=0.3))
+    first = Group.form(str(tmp_path / "m"), 0, 2)
+    time.sleep(0.5)
+    second = Group.form(str(tmp_path / "m"), 1, 2)
+    assert until(lambda: first.formed and second.formed)
+    early = first.add_up(torch.ones(8))
+    time.sleep(0.5)
+    late = second.add_up(torch.ones(8))
+    assert until(lambda: early.done and late.done)
+    first.leave()
+    second.leave()
+
+
+def test_who_is_left_alone_before_a_group_is_there_is_free(tmp_path: Path) -> None:
+    before = threading.active_count()
+    group = Group.form(str(tmp_path / "m"), 0, 2)
+    time.sleep(0.05)
+    assert not group.formed
+    group.leave()
+    assert until(lambda: threading.active_count() <= before)

@@ -1,0 +1,157 @@
+"""A member on several devices becomes what it becomes on one, whatever is beside it there."""
+
+import copy
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import packs
+import pytest
+import torch
+from blocks import blocks
+from groups import Seated, distance, sail, steps
+from packs import member
+from torch import nn
+from torch.optim import SGD, AdamW
+from torch.optim.lr_scheduler import OneCycleLR, StepLR
+
+from argosy.stream.schedule import Orders
+from argosy.training.member import LiveMember
+from argosy.training.merged import Move
+from argosy.training.parallel import Group
+from argosy.training.shard import Shard
+from argosy.training.solo import Solo
+
+EPOCHS = 3
+SGDM = partial(SGD, lr=0.05, momentum=0.9, weight_decay=1e-3)
+ADAMW = partial(AdamW, lr=0.004, weight_decay=0.1)
+SHARES: dict[str, tuple[float, ...]] = {
+    "one": (1.0,),
+    "two": (0.5, 0.5),
+    "uneven": (0.3, 0.7),
+    "three": (0.2, 0.5, 0.3),
+    "four": (0.25, 0.25, 0.25, 0.25),
+    "slight": (0.01, 0.01, 0.08, 0.9),
+}
+
+
+def alone(one: Any, epochs: int = EPOCHS, **how: Any) -> LiveMember:
+    live = packs.live(one)
+    packs.train(Solo(live), epochs, **how)
+    return live
+
+
+def split(one: Any, shares: tuple[float, ...], folder: Path, epochs: int = EPOCHS, **how: Any) -> list[LiveMember]:
+    seated = Seated(one, tuple(range(len(shares))), shares)
+    return sail([seated], folder, epochs=epochs, **how)[one.name]
+
+
+def state_of(live: LiveMember) -> dict[str, Any]:
+    """All that a rank holds; but the best section, which the first one knows, and random states, which threads share."""
+    return {key: value for key, value in packs.state(live).items() if key not in ("best", "random")}
+
+
+def same_bits(lives: list[LiveMember]) -> bool:
+    """Whether ranks hold the same: weights, optimizer, sums and digest."""
+    states = [state_of(live) for live in lives]
+    return all(packs.difference(states[0], state) == 0.0 for state in states[1:])
+
+
+@pytest.mark.parametrize("shares", SHARES)
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"optimizer": SGDM, "batch_size": 63, "clip_grad_norm": 0.5},
+        {"optimizer": ADAMW, "batch_size": 16, "accumulate": 3},
+        {"optimizer": ADAMW, "batch_size": 63, "accumulate": 2, "clip_grad_norm": 0.1},
+    ],
+    ids=["sgd", "adamw", "clipped"],
+)
+def test_split_is_alone(shares: str, fields: dict[str, Any], tmp_path: Path) -> None:
+    schedule = partial(OneCycleLR, max_lr=0.02, total_steps=60)
+    one = member("m", schedule=schedule, schedule_per="step", **fields)
+    lives = split(one, SHARES[shares], tmp_path)
+    assert distance(lives[0], alone(one)) <= 1e-9
+    assert same_bits(lives)
+
+
+def test_in_float32_it_is_as_near_as_the_network_is_sensitive(tmp_path: Path) -> None:
+    single = partial(member, "m", dtype=torch.float32, optimizer=SGDM, batch_size=63)
+    data = packs.samples(torch.float32)
+    control = packs.live(single())
+    with torch.no_grad():
+        for weight in control.model.parameters():
+            weight.copy_(torch.nextafter(weight, torch.full_like(weight, torch.inf)))
+    packs.train(Solo(control), EPOCHS, data=data)
+    first = packs.samples(torch.float32, train=63)
+    (tmp_path / "first").mkdir()
+    step = split(single(), SHARES["three"], tmp_path / "first", 1, data=first)[0]
+    assert distance(step, alone(single(), 1, data=first)) <= 1e-6
+    solo, lives = alone(single(), data=data), split(single(), SHARES["three"], tmp_path, data=data)
+    assert distance(lives[0], solo) <= 3 * distance(control, solo)
+    assert same_bits(lives)
+
+
+def test_broken_samples_and_subsets_are_shared_as_they_come(tmp_path: Path) -> None:
+    subset = [3, 3, 5, *range(20, 90)]
+    for number, fields in enumerate(({}, {"subset": subset}, {"subset": subset, "drop_last": True})):
+        one = member(f"m{number}", batch_size=20, **fields)
+        holes = [*range(0, 40, 3), 41]
+        lives = split(one, SHARES["three"], tmp_path, size=13, holes=holes)
+        assert distance(lives[0], alone(one, size=13, holes=holes)) <= 1e-9
+        assert lives[0].train.digest == lives[1].train.digest
+
+
+class Gated(nn.Module):
+    """A part of it has no gradient, or one from some samples only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.rarely, self.never = nn.Linear(16, 4), nn.Linear(16, 4), nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out = self.used(x)
+        return out + self.rarely(x) if len(x) > 5 else out
+
+
+def test_weights_without_a_gradient_are_left_alone(tmp_path: Path) -> None:
+    one = member("m", model=Gated, optimizer=ADAMW)
+    live, solo = split(one, (0.1, 0.9), tmp_path)[0], alone(one)
+    assert torch.equal(live.model.never.weight, solo.model.never.weight)
+    assert not torch.equal(live.model.rarely.weight, packs.live(one).model.rarely.weight)
+
+
+def test_groups_of_all_kinds_with_packs_beside_them(tmp_path: Path) -> None:
+    step = partial(StepLR, step_size=1, gamma=0.5)
+    fleet = [
+        Seated(member("wide", batch_size=30, optimizer=ADAMW), (0, 1, 2), (0.2, 0.3, 0.5)),
+        Seated(member("left", batch_size=7, schedule=step), (1, 0), (0.6, 0.4)),
+        Seated(member("right", batch_size=16, optimizer=SGDM), (1, 2), (0.5, 0.5)),
+        *(Seated(member(f"whole-{n}", batch_size=9 + n), (n,)) for n in range(3)),
+        Seated(member("beside", batch_size=63), (1,)),
+    ]
+    lives = sail(fleet, tmp_path, epochs=EPOCHS, size=25)
+    for one in fleet:
+        solo = alone(one.member, size=25)
+        if len(one.devices) == 1:
+            assert packs.difference(state_of(lives[one.member.name][0]), state_of(solo)) == 0.0
+        else:
+            assert distance(lives[one.member.name][0], solo) <= 1e-9
+            assert same_bits(lives[one.member.name])
+
+
+def test_a_batch_under_way_is_no_part_of_a_saved_member(tmp_path: Path) -> None:
+    # Between begin and finish, with the next batch being gathered: the file says where the last finished step was.
+    one, arrays = member("m", batch_size=30), packs.samples()[0]
+    orders = Orders(0, {"train": len(arrays[0])})
+    live = packs.live(one)
+    shard = Shard(live, Group.form(str(tmp_path / "m"), 0, 1), (1.0,), number=0)
+    live.begin_epoch(orders, 0)
+    first, second, *_ = blocks(orders.epoch("train", 0), 40, arrays=arrays)
+    begun = [move for move in steps({"m": shard}, first) if move is Move.BEGIN]
+    assert len(begun) == 1 and shard.under_way
+    saved = copy.deepcopy(live.state_dict(carried=True))
+    assert (saved["position"], saved["carried"], saved["steps"]) == (0, None, 0)
+    assert [move for move in steps({"m": shard}, second) if move is not Move.WAIT] == [Move.FINISH, Move.BEGIN]
+    assert live.position == 30
+    shard.release()

@@ -1,0 +1,86 @@
+"""What a share of a batch would do otherwise than the whole batch keeps a member on one device, with its reason."""
+
+import random
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import packs
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.optim import AdamW
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from argosy.training.split_admission import why_whole
+
+
+def reason(model: Any = packs.mlp, *, dtype: torch.dtype = torch.float32, **rest: Any) -> str:
+    one = packs.member("m", model=model, dtype=dtype, **rest)
+    (x, y), _ = packs.samples(dtype)
+    live = packs.live(one)
+    before = packs.state(live)
+    found = why_whole(live, (x[:16], y[:16]), 16)
+    assert packs.difference(before, packs.state(live)) == 0.0
+    return found
+
+
+class Doing(nn.Module):
+    """A layer, and something with its output."""
+
+    def __init__(self, act: Callable[["Doing", Tensor], Tensor]) -> None:
+        super().__init__()
+        self.layer, self.act, self.seen = nn.Linear(16, 4), act, 0
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(self, self.layer(x))
+
+
+def remember(module: Doing, x: Tensor) -> Tensor:
+    module.mean = 0.9 * module.mean + 0.1 * x.detach().mean(0)
+    return x
+
+
+def count(module: Doing, x: Tensor) -> Tensor:
+    module.seen += 1
+    return x
+
+
+def strict(module: Doing, x: Tensor) -> Tensor:
+    if x.dtype == torch.float64:
+        raise TypeError("float32 alone")
+    return x
+
+
+def doing(act: Callable[[Doing, Tensor], Tensor]) -> Any:
+    return partial(Doing, act)
+
+
+def summed(output: Tensor, target: Tensor) -> Tensor:
+    return functional.cross_entropy(output, target, reduction="sum")
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({}, ""),
+        ({"dtype": torch.float64}, ""),
+        ({"model": packs.Transformer, "optimizer": AdamW, "accumulate": 3}, ""),
+        ({"model": doing(strict)}, ""),
+        ({"model": doing(lambda m, x: x - x.mean(1, keepdim=True))}, ""),
+        ({"model": packs.ResNet}, "BatchNorm"),
+        ({"model": packs.convnet}, "draws random numbers"),
+        ({"model": doing(lambda m, x: x + random.random())}, "numpy or random"),
+        ({"model": doing(remember)}, "the buffer 'mean'"),
+        ({"model": doing(count)}, "a step changes"),
+        ({"model": doing(lambda m, x: x - x.mean(0))}, "no mean over samples"),
+        ({"model": doing(lambda m, x: x.view(16, 4))}, "on a share of a batch its step raises"),
+        ({"loss": summed}, "no mean over samples"),
+        ({"schedule": ReduceLROnPlateau}, "watches a metric"),
+    ],
+)
+def test_what_may_be_split(fields: dict[str, Any], words: str) -> None:
+    found = reason(**fields)
+    assert (words in found) if words else not found, found
