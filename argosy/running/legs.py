@@ -10,8 +10,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from argosy.commands import Leg
+from argosy.running.verdicts import Verdict
 
-__all__ = ["Boarding", "Change", "Crew", "Sailing", "difference"]
+__all__ = ["Boarding", "Change", "Crew", "Leaving", "Sailing", "difference"]
 
 
 @dataclass(slots=True)
@@ -40,6 +41,17 @@ class Boarding:
     start: tuple[str, ...]
     missing: set[str]
     """Those of them that another device has not saved yet."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Leaving:
+    """A member that was told to leave its device, and is not saved yet."""
+
+    leg: int
+    """Number of the one that it leaves, or moves in."""
+    device: str
+    verdict: Verdict | None
+    """None: it goes on elsewhere."""
 
 
 def difference(now: Mapping[str, Iterable[str]], wanted: Mapping[str, Iterable[str]]) -> dict[str, Change]:
@@ -91,6 +103,11 @@ class Sailing:
     def devices(self) -> list[str]:
         """Those with members."""
         return [device for device, crew in self.crews.items() if crew.members]
+
+    @property
+    def section(self) -> int:
+        """The one that the foremost of its crews is in."""
+        return max((self.crews[device].section for device in self.devices), default=self.until)
 
     def device_of(self, member: str) -> str | None:
         """Where a member is aboard."""
