@@ -121,8 +121,8 @@ class Dealt:
         return (Flotilla(placements=tuple(placed)),)
 
     def _whole(self, profile: Profile, situation: Situation) -> Placement:
-        number = self.places(profile.member, self.asked) % len(situation.devices)
-        return Placement.whole(profile, situation.devices[number].name)
+        number = self.places(profile.member, self.asked) % len(situation.free)
+        return Placement.whole(profile, situation.free[number].name)
 
     def keeps(self, situation: Situation, started: Flotilla, live: tuple[Profile, ...]) -> bool:
         """See `Policy.keeps`."""

@@ -386,3 +386,12 @@ def test_who_is_told_to_stop_while_it_waits_to_board_stops(tmp_path: Path, monke
     assert [answered.answer for answered in state.answered] == ["added late", "late is saved and stops"]
     assert len(state.member("late").sections) == 0
     living.equal_alone(study, run)
+
+
+def test_members_are_the_same_under_every_policy_that_shows_them_the_same_epochs(tmp_path: Path) -> None:
+    members = [replace(m, stop=argosy.MaxEpochs(epochs)) for m, epochs in zip(fleet(), (3, 1, 2, 3), strict=True)]
+    study, found = studies.study(90, val=11, fleet=members), {}
+    for policy in ("solo", "rounds", "balanced"):
+        living.run(study, tmp_path / policy, policy=policy, devices="cpu:2", block_size=16, numerics="exact")
+        found[policy] = evidence.results(tmp_path / policy)
+    assert found["solo"] == found["rounds"] == found["balanced"]
