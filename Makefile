@@ -19,6 +19,7 @@ check: $(VENV)/dev
 
 chaos: $(VENV)/dev
 	$(BIN)/python benchmarks/chaos.py --json
+	$(BIN)/python benchmarks/chaos.py --runs 100 --driver-kills 0 --moves --json
 	$(BIN)/python benchmarks/chaos.py --runs 0 --driver-kills 0 --edges 100 --json
 
 format: $(VENV)/dev

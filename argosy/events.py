@@ -16,8 +16,10 @@ __all__ = [
     "MemberEnded",
     "MemberRested",
     "MemberStarted",
+    "Passed",
     "PlanMade",
     "Proposed",
+    "Recovered",
     "Retried",
     "RunEnded",
     "RunStarted",
@@ -232,6 +234,27 @@ class Fed(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Passed(Event):
+    """All crews of a leg are through a section: what was predicted of it when it began, and what came."""
+
+    leg: int
+    epoch: int
+    section: int
+    """Of the stream; the last one, where several were passed at once."""
+    samples: int
+    """Of the stream, that it had on this leg."""
+    seconds: float
+    """Since all were through the one before."""
+    predicted_seconds: float
+    stepping: Mapping[str, float]
+    """By device: time in its members' own steps and validation. The rest it waited, saved, or changed its crew."""
+    planning_seconds: float
+    """Of the policy, since the last section of any leg."""
+    changing_seconds: float
+    """Until members that came aboard were ready, files that they travelled in included."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Discarded(Event):
     """A feeder threw away what it had prepared ahead: the stream went on elsewhere, or ended."""
 
@@ -258,6 +281,18 @@ class WorkerLost(Event):
     worker: str
     """With its node's name before it, where there are several nodes."""
     detail: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recovered(Event):
+    """How the members of a lost trainer go on, where others shared its stream."""
+
+    worker: str
+    members: tuple[str, ...]
+    way: str
+    """apart: on a stream of their own; meet: so until the others wait for them; back: all go back to their newest files."""
+    costs: Mapping[str, float]
+    """Seconds that everybody would lose by each way, by the planner's figures."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -312,9 +347,11 @@ KINDS: dict[str, type[Event]] = {
         MemberEnded,
         Retried,
         Fed,
+        Passed,
         Discarded,
         Skipped,
         WorkerLost,
+        Recovered,
         Answered,
         Used,
         RunEnded,

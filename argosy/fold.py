@@ -14,6 +14,7 @@ from argosy.events import (
     MemberEnded,
     MemberRested,
     MemberStarted,
+    Passed,
     Proposed,
     Retried,
     RunEnded,
@@ -126,6 +127,8 @@ class RunState:
     """Indices of broken samples, by split and stream epoch."""
     used: list[Used] = field(default_factory=list)
     lost: list[WorkerLost] = field(default_factory=list)
+    passed: list[list[Passed]] = field(default_factory=list)
+    """Sections that legs are through, for each driver: it counts its legs anew."""
     answered: list[Answered] = field(default_factory=list)
     sharing: SharingChosen | None = None
     brought: list[str] = field(default_factory=list)
@@ -176,6 +179,7 @@ class RunState:
     def _apply_to_run(self, event: Event) -> None:
         if isinstance(event, RunStarted):
             self.started, self.ended = event, None
+            self.passed.append([])
         elif isinstance(event, RunEnded):
             self.ended = event
             self.seconds += event.seconds
@@ -185,6 +189,8 @@ class RunState:
         elif isinstance(event, Fed):
             key = (event.split, event.epoch, event.section)
             self.fed[key] = self.fed.get(key, 0) + event.samples
+        elif isinstance(event, Passed):
+            self.passed[-1].append(event)
         elif isinstance(event, Discarded):
             key = (event.split, event.epoch, event.section)
             self.discarded[key] = self.discarded.get(key, 0) + event.samples

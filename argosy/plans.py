@@ -111,6 +111,14 @@ class Placement:
             return 0.0
         return self.device_seconds[self.devices.index(device)] if self.device_seconds else self.seconds_per_sample
 
+    def priced(self, profile: Profile) -> "Placement":
+        """The same placement at the costs of another profile."""
+        if not self.is_split:
+            return Placement.whole(profile, self.devices[0])
+        if not self.shares:
+            return Placement.even(profile, self.devices)
+        return Placement.uneven(profile, dict(zip(self.devices, self.shares, strict=True)))
+
     def moved_to(self, devices: Mapping[str, str]) -> "Placement":
         """The same placement on other devices, by a mapping of names."""
         return replace(self, devices=tuple(devices[name] for name in self.devices))
@@ -168,6 +176,11 @@ class Flotilla:
         """The flotilla after the others have left; their devices stay as they are."""
         kept = set(members)
         return Flotilla(placements=tuple(p for p in self.placements if p.member in kept))
+
+    def priced(self, profiles: Mapping[str, Profile]) -> "Flotilla":
+        """The same placements at the costs of these profiles; members without one stay as they are."""
+        placements = [p.priced(profiles[p.member]) if p.member in profiles else p for p in self.placements]
+        return Flotilla(placements=tuple(placements))
 
     def steps(self, device: str) -> tuple[Step, ...]:
         """The static order of one device: the begins of split members, its own members, then the finishes.

@@ -8,13 +8,13 @@ from typing import Any, Literal, Protocol
 
 from argosy.diagnosis import Diagnosis, diagnose
 from argosy.errors import RunError
-from argosy.events import SharingChosen
+from argosy.events import Passed, SharingChosen
 from argosy.fold import MemberState, RunState
 from argosy.repetitions import Comparison, Repetitions
 from argosy.requirements import check_choice, check_whole
 from argosy.study import Repetition
 
-__all__ = ["MemberResult", "Networks", "Report"]
+__all__ = ["LegResult", "MemberResult", "Networks", "Report"]
 
 
 class Networks(Protocol):
@@ -60,6 +60,60 @@ class MemberResult:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class LegResult:
+    """One leg: what was predicted of its sections, each when it began, and what came. A section that a fault cut short is not in it."""
+
+    leg: str
+    """Its number; where several drivers worked on the run, behind that of the driver."""
+    sections: int
+    samples: int
+    """Of the stream."""
+    seconds: float
+    predicted_seconds: float
+    waiting_seconds: Mapping[str, float]
+    """By device: time outside of its members' own steps and validation."""
+    planning_seconds: float
+    changing_seconds: float
+    """Until members that came aboard were ready."""
+
+    @classmethod
+    def of(cls, leg: str, passed: Sequence[Passed]) -> "LegResult":
+        """From the sections of one leg."""
+        devices = dict.fromkeys(device for section in passed for device in section.stepping)
+        return cls(
+            leg=leg,
+            sections=len(passed),
+            samples=sum(section.samples for section in passed),
+            seconds=round(sum(section.seconds for section in passed), 3),
+            predicted_seconds=round(sum(section.predicted_seconds for section in passed), 3),
+            waiting_seconds={
+                device: round(sum(max(s.seconds - s.stepping[device], 0.0) for s in passed if device in s.stepping), 3)
+                for device in devices
+            },
+            planning_seconds=round(sum(section.planning_seconds for section in passed), 3),
+            changing_seconds=round(sum(section.changing_seconds for section in passed), 3),
+        )
+
+    @property
+    def samples_per_second(self) -> float:
+        """The pace that it had."""
+        return self.samples / self.seconds if self.seconds else 0.0
+
+    @property
+    def predicted_samples_per_second(self) -> float:
+        """The pace that it was to have."""
+        return self.samples / self.predicted_seconds if self.predicted_seconds else 0.0
+
+
+def _legs_of(drivers: Sequence[Sequence[Passed]]) -> tuple[LegResult, ...]:
+    legs: dict[str, list[Passed]] = {}
+    for number, passed in enumerate(drivers, start=1):
+        for section in passed:
+            legs.setdefault(f"{number}.{section.leg}" if len(drivers) > 1 else str(section.leg), []).append(section)
+    return tuple(LegResult.of(leg, sections) for leg, sections in legs.items())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Report:
     """What came out of a run: its members, best first."""
 
@@ -84,6 +138,8 @@ class Report:
     """Which stage held up the run; None where nothing was trained."""
     repetitions: Repetitions
     """Networks that several members repeat, with the means of their metrics."""
+    legs: tuple[LegResult, ...]
+    """What was predicted, and what came."""
     gauges: Mapping[str, Mapping[str, Any]]
     """What stages did and how full the queues between them were, by worker."""
     networks: Networks = field(repr=False)
@@ -202,6 +258,7 @@ class Report:
             "cpu_seconds": round(self.cpu_seconds, 3),
             "sharing": asdict(self.sharing) if self.sharing else None,
             "diagnosis": asdict(self.diagnosis) if self.diagnosis else None,
+            "legs": [asdict(leg) for leg in self.legs],
             "gauges": {worker: dict(gauge) for worker, gauge in self.gauges.items()},
             "members": self.table(),
             "configurations": [found.to_json() for found in self.repetitions.configurations],
@@ -268,6 +325,7 @@ class Report:
             waiting_share=waiting / (waiting + busy) if waiting + busy else 0.0,
             cpu_seconds=state.cpu_seconds,
             sharing=state.sharing,
+            legs=_legs_of(state.passed),
             diagnosis=diagnose((used.worker, used.gauge) for used in state.used),
             repetitions=Repetitions.of(
                 [(row.repetition, _outcome(row)) for row in rows if row.repetition is not None],

@@ -3,8 +3,8 @@
 ``--runs`` runs with 1 to 5 random faults each (kill -9 or stop of a trainer, feeder, loader worker, fork server or the
 driver itself, at random moments), then ``--driver-kills`` kills of the driver alone, each followed at once by the same
 command. A run that the driver did not survive is continued by the same command, as a person would. With ``--sharing``, of
-two nodes that share their stream by that pipeline; their couriers are victims then as well. ``--edges`` runs have their
-surroundings hurt instead (`chaos_edges`).
+two nodes that share their stream by that pipeline; their couriers are victims then as well. With ``--moves``, of members that
+change devices at the ends of sections. ``--edges`` runs have their surroundings hurt instead (`chaos_edges`).
 """
 
 import argparse
@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 import evidence
 from chaos_edges import campaign_run, unkind
-from family import ONE_NODE, TWO_NODES, Run, repeats_at_most_one_interval
+from family import MOVES, MOVING, ONE_NODE, SCRIPT, TWO_NODES, Run, repeats_at_most_one_interval
 
 from argosy.running.audit import audit
 from argosy.stream.sharing import PIPELINES
@@ -37,7 +37,8 @@ LENGTH, EPOCHS = 400, 4
 
 
 def start(directory: Path, settings: str) -> Run:
-    return Run(directory, settings=settings, length=LENGTH, epochs=EPOCHS)
+    script = MOVING if settings == MOVES else SCRIPT
+    return Run(directory, script, settings=settings, length=LENGTH, epochs=EPOCHS)
 
 
 def hurt(run: Run, roles: Sequence[str], dice: random.Random) -> str | None:
@@ -59,7 +60,7 @@ def one_run(directory: Path, settings: str, seed: int) -> tuple[list[str], list[
     """A run with its faults, continued until it is done; returns the faults that happened and the drivers it took."""
     dice = random.Random(seed)
     runs, faults = [start(directory, settings)], []
-    roles = ROLES if settings == ONE_NODE else SHARING_ROLES
+    roles = ROLES if settings in (ONE_NODE, MOVES) else SHARING_ROLES
     for _ in range(dice.randint(1, 5)):
         fault = hurt(runs[-1], roles, dice)
         if fault is not None:
@@ -146,9 +147,10 @@ def main() -> None:
     parser.add_argument("--edges", type=int, default=0)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--sharing", choices=["local", *PIPELINES], help="two nodes, which share by this pipeline")
+    parser.add_argument("--moves", action="store_true", help="members change devices whenever one of them ends")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    settings = TWO_NODES.format(sharing=options.sharing) if options.sharing else ONE_NODE
+    settings = TWO_NODES.format(sharing=options.sharing) if options.sharing else MOVES if options.moves else ONE_NODE
     first = options.first_seed
     print(hardware(), flush=True)
     wrong: list[str] = []

@@ -18,7 +18,21 @@ study = studies.study({length}, fleet=[*studies.members(), studies.member("slow"
 argosy.train(study, directory=sys.argv[1], {settings}, block_size=32, checkpoint_seconds=0.05,
              numerics="exact", hang_seconds={hang_seconds})
 """
+MOVING = """
+import signal, sys, argosy, living, studies
+from argosy.planning import POLICIES
+
+signal.signal(signal.SIGINT, signal.{sigint})
+POLICIES["restless"] = living.Dealt(lambda member, asked: asked + len(member), everywhere=False)
+short = [studies.member(f"short{{n}}", stop=argosy.MaxEpochs(n / 4)) for n in range(1, 4 * {epochs}, 2)]
+fleet = [*studies.members(), studies.member("slow", augment=studies.dawdle), *short]
+study = studies.study({length}, fleet=fleet, epochs={epochs}, validations_per_epoch=4)
+argosy.train(study, directory=sys.argv[1], {settings}, block_size=32, checkpoint_seconds=0.05,
+             numerics="exact", hang_seconds={hang_seconds})
+"""
+"""Members change devices at the end of every section in which one of them ends."""
 ONE_NODE = 'devices="cpu:2", loader_workers=2'
+MOVES = f'{ONE_NODE}, policy="restless"'
 TWO_NODES = 'devices="cpu:1", nodes=2, loader_workers=1, sharing="{sharing}"'
 
 COMMAND = """

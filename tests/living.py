@@ -12,6 +12,7 @@ from reference import reference
 
 import argosy
 from argosy.api import LAUNCHERS
+from argosy.commands import Lost
 from argosy.fold import MemberState, RunState
 from argosy.planning import POLICIES, Situation
 from argosy.plans import Flotilla, Placement
@@ -19,8 +20,10 @@ from argosy.profiles import Profile
 from argosy.running import additions, inbox
 from argosy.running.audit import audit
 from argosy.running.driver import drive
+from argosy.running.inline import InlineWorkers
 from argosy.running.journal import Journal, Lock, read_journal
 from argosy.running.launcher import Job
+from argosy.running.recovery import Loss, Way
 from argosy.running.rehearsal import Rehearsed
 from argosy.running.studyfile import StudyCopy
 from argosy.running.verdicts import GO_ON, Fate, Judge, Verdict
@@ -29,7 +32,7 @@ from argosy.running.voyage import Voyage
 from argosy.settings import Settings
 from argosy.study import Study
 
-__all__ = ["Dealt", "Rests", "at_every_round", "equal_alone", "policy", "run", "state_of", "trusting"]
+__all__ = ["Dealt", "Rests", "at_every_round", "equal_alone", "lose", "policy", "run", "state_of", "trusting", "way_on"]
 
 
 def run(
@@ -103,11 +106,13 @@ class Dealt:
     places: Callable[[str, int], int]
     """(member, how often the policy was asked to launch) -> number of its device."""
     keep: bool = False
+    everywhere: bool = True
+    """Whether it waits until all devices are free."""
     asked: int = field(default=0)
 
     def launch(self, situation: Situation) -> tuple[Flotilla, ...]:
         """See `Policy.launch`."""
-        if len(situation.free) < len(situation.devices):
+        if self.everywhere and len(situation.free) < len(situation.devices):
             return ()
         self.asked += 1
         least = min(situation.epochs_done.get(profile.member, 0) for profile in situation.waiting)
@@ -116,8 +121,8 @@ class Dealt:
         return (Flotilla(placements=tuple(placed)),)
 
     def _whole(self, profile: Profile, situation: Situation) -> Placement:
-        number = self.places(profile.member, self.asked) % len(situation.devices)
-        return Placement.whole(profile, situation.devices[number].name)
+        number = self.places(profile.member, self.asked) % len(situation.free)
+        return Placement.whole(profile, situation.free[number].name)
 
     def keeps(self, situation: Situation, started: Flotilla, live: tuple[Profile, ...]) -> bool:
         """See `Policy.keeps`."""
@@ -165,6 +170,30 @@ def at_every_round(monkeypatch: pytest.MonkeyPatch, act: Callable[[Voyage], None
         act(voyage)
 
     monkeypatch.setattr(Voyage, "go_on", go_on)
+
+
+class Dead:
+    """What is left of a trainer without a process: it takes what comes, and says nothing."""
+
+    ready = True
+
+    def hear(self, *what: Any) -> None:
+        """Nothing."""
+
+    obey = take = go_on = know = enlist = hear
+
+
+def lose(voyage: Voyage, device: str) -> None:
+    """The trainer of a run without processes is gone, with all that it was told and has not done."""
+    workers = voyage.force.workers
+    assert isinstance(workers, InlineWorkers)
+    workers.trainers[device] = Dead()  # type: ignore[assignment]
+    workers.said.append((device, Lost(detail="in a test")))
+
+
+def way_on(monkeypatch: pytest.MonkeyPatch, choose: Callable[[], Way]) -> None:
+    """Let members of lost trainers go on so, whatever it costs."""
+    monkeypatch.setattr(Loss, "cheapest", property(lambda loss: choose()))
 
 
 def finished(state: MemberState) -> bool:

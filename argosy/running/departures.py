@@ -165,9 +165,13 @@ class Departures:
         measuring = self.driver.measuring
         # Whoever can join those that train is not sent off alone, before their next gate has shown whether it can.
         later = self.roster.joining if any(leg.holding for leg in self.voyage.legs) else set()
+        later = later | self.voyage.stragglers.not_yet()
         names = [name for name in self.roster.waiting if name not in later]
         situation = self.voyage.situation(measuring.profiles(names, self.driver.study), {})
-        plan = replace(self.launching.launch(situation), notes=measuring.notes)
+        with self.voyage.logbook.planning():
+            plan = replace(self.launching.launch(situation), notes=measuring.notes)
+        for name in plan.waiting:
+            self.voyage.stragglers.forget(name)
         if plan.flotillas and not self.sharing.told and not self._choose_sharing(plan.flotillas[0]):
             return
         started = [flotilla for flotilla in plan.flotillas if self._start_leg(flotilla)]
@@ -207,6 +211,7 @@ class Departures:
         for device, members in crews_of(flotilla).items():
             leg.change(device, crew, Change(start=tuple(members)))
             self.voyage.board(leg, device, start=members)
+        self.voyage.logbook.begin(leg)
         self.voyage.allow(leg, leg.reach(turns=self.voyage.turns(leg)))
         return True
 

@@ -31,6 +31,7 @@ from argosy.events import (
     Event,
     MemberEnded,
     MemberRested,
+    MemberStarted,
     Retried,
     RunEnded,
     Saved,
@@ -218,15 +219,19 @@ class Driver:
 
     def _reported(self, worker: str, report: Report) -> None:
         """What a crew says together, in the order of its events."""
+        self.faults.kept.setdefault(worker, time.monotonic())
         for event in report.events:
             self.view.hear(worker, event)
             if isinstance(event, SectionEnded):
                 self.record(event)
                 self.faults.tolerance.section_ended()
                 self.metrics.note(self.state.member(event.member))
+                self.measuring.saw(event)
+                self.voyage.logbook.stepped(event)
                 self.voyage.judge(event.member)
             elif isinstance(event, Saved):
                 self.record(event)
+                self.faults.kept[worker] = time.monotonic()
                 self._written.setdefault(worker, {})[event.member] = event.checkpoint.file
             elif isinstance(event, MemberRested):
                 self.voyage.left(event.member)
@@ -234,6 +239,8 @@ class Driver:
                 self.end(event.member, event.status, event.reason, shown=True)
             else:
                 self.record(event)
+                if isinstance(event, MemberStarted):
+                    self.voyage.logbook.started(event.member)
         if report.section is not None:
             self.voyage.section_ended(worker, report.section)
 
@@ -334,8 +341,7 @@ class Driver:
 
     def pause(self) -> None:
         """Save every member where it is, and end."""
-        if self.phase is not Phase.REGROUPING:
-            self.faults.regroup()
+        self.faults.regroup()
 
     # ---- files
 

@@ -1,18 +1,22 @@
 """Faults and what follows from them: a worker that is lost or hangs, an exchange that breaks, a device without memory.
 
-There is one way out, *regroup*: every trainer saves its members and lets them go; when the last one has, what was lost is there
-again, and the policy is asked anew. A member goes on from its newest file, exactly. The same way ends a run that is paused.
+Whoever shares no stream with what was lost goes on. Members of a lost trainer fall behind the others of their leg, and how they
+go on is decided by what each way costs (`recovery`). What takes more, and every pause, is a *regrouping*: the trainers of the
+legs concerned save their members and let them go; when the last one has, or has been ended because its time was over, the policy
+is asked anew. A member goes on from its newest file, exactly.
 """
 
 import time
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
 from argosy.commands import Broke, Lost, OutOfMemory, Parted, Pause
-from argosy.events import Divided, MemberEnded, MemberRested, WorkerLost
+from argosy.events import Divided, MemberEnded, MemberRested, Recovered, WorkerLost
 from argosy.running.hangs import Hangs
+from argosy.running.legs import Sailing
 from argosy.running.phase import Phase
-from argosy.running.recovery import Regrouping, next_division
+from argosy.running.recovery import Loss, Regrouping, Way, next_division
 from argosy.running.tolerance import Tolerance
 from argosy.running.verdicts import Fate, judge
 from argosy.study import Member
@@ -24,6 +28,8 @@ __all__ = ["Faults"]
 
 BROKEN_SECONDS = 2.0
 """How long the reason of a broken group may be on its way."""
+HANGS_TO_LET_GO = 2
+"""Times ``hang_seconds`` that a trainer has to let its members go: a step may take as long as that, and so may their files."""
 
 
 class Faults:
@@ -32,11 +38,15 @@ class Faults:
     def __init__(self, driver: "Driver") -> None:
         self.driver = driver
         self.regrouping = Regrouping()
+        self.regrouped_legs: list[Sailing] = []
+        """Those whose members are saved and let go."""
         self.afloat: set[str] = set()
         """Members that trained when a regrouping began."""
         self.hangs = Hangs(driver.settings.hang_seconds)
         self._hung: dict[str, str] = {}
         """What workers were doing that were killed for hanging, until they are lost."""
+        self.kept: dict[str, float] = {}
+        """By trainer: when members of it were saved last, or began; what they do from there on may have to be done again."""
         self.tolerance = Tolerance(driver.directory / "workers")
         self._broken: dict[str, tuple[float, str, str]] = {}
         """By member whose group broke: when, on which worker, and why."""
@@ -73,12 +83,15 @@ class Faults:
         batch_norm = message.batch_norm if measured is None else measured.batch_norm
         return next_division(member, self.driver.lengths["train"], now, batch_norm=batch_norm)
 
+    # ---- losses
+
     def lost(self, worker: str, detail: str) -> None:
         self.hangs.forget(worker)
         self._note_loss(worker, self._hung.pop(worker, detail))
-        feeder = self.driver.force.feeders.get(worker)
+        feeder, given_up = self.driver.force.feeders.get(worker), False
         if feeder is not None and self.tolerance.gives_up(feeder.node) and len(self.driver.cluster.nodes) > 1:
             self._give_up(feeder.node)
+            given_up = True
         self.driver.force.lost(worker)
         self.driver.voyage.lost(worker)
         if self.driver.phase is Phase.OPENING:
@@ -86,20 +99,77 @@ class Faults:
             self.driver.force.free_team(self.driver.force.devices, ())
         elif self.driver.phase is Phase.MEASURING:
             self.driver.measure()
-        elif self.driver.phase is Phase.SAILING:
-            self.regroup(gone=worker)
+        elif self.driver.phase is not Phase.OVER:
+            self._go_on_without(worker, given_up=given_up)
         self.regrouping.let_go(worker)
+
+    def _go_on_without(self, worker: str, *, given_up: bool) -> None:
+        legs = self.driver.voyage.legs_of(worker)
+        if given_up:
+            self.regroup()
+        elif worker in self.driver.force.devices and self.driver.phase is Phase.SAILING and not self._shares(worker):
+            self._fall_behind(worker)
+        elif any(leg not in self.regrouped_legs for leg in legs):
+            self.regroup(legs)
+        elif self.driver.phase is Phase.SAILING:
+            self.driver.sail()  # It fed nobody.
+
+    def _shares(self, trainer: str) -> bool:
+        """Whether it carries a member together with others, which wait for it."""
+        voyage = self.driver.voyage
+        return any(len(leg.devices_of(name)) > 1 for leg in voyage.legs for name in voyage.crew_of(trainer))
+
+    def _fall_behind(self, trainer: str) -> None:
+        """The members of a lost trainer wait for a place; the others of their leg go on, unless all going back is cheaper."""
+        driver = self.driver
+        stragglers, legs = driver.voyage.stragglers, driver.voyage.legs_of(trainer)
+        lost = stragglers.take_off(trainer)
+        for name in lost:
+            self._settle(name)
+        lost = [name for name in lost if name in driver.roster.waiting]
+        leg = next((leg for leg in legs if leg.devices), None)
+        way = Way.APART if leg is None or not lost else self._way_on(trainer, lost, leg)
+        self.kept.pop(trainer, None)
+        if way is Way.BACK:
+            self.regroup(legs)
+        else:
+            stragglers.fall_behind(lost, leg if way is Way.MEET else None)
+            driver.sail()
+
+    def _way_on(self, trainer: str, lost: Sequence[str], leg: Sailing) -> Way:
+        """By the planner's own figures; it is journaled."""
+        driver, voyage, launching = self.driver, self.driver.voyage, self.driver.voyage.launching
+        profiles = driver.measuring.profiles(lost, driver.study)
+        plan = launching.launch(voyage.situation(profiles, {}))
+        flotillas = [*(voyage.flotillas[leg.number] for leg in voyage.legs), *plan.flotillas]
+        crews = [driver.measuring.profiles(crew.members, driver.study) for crew in leg.crews.values()]
+        sections = driver.study.validations_per_epoch
+        ends = [driver.roster.last_section(name) for name in lost]
+        last = max(section if section is not None else (leg.section // sections + 2) * sections for section in ends)
+        now = time.monotonic()
+        loss = Loss(
+            repeated_seconds=now - self.kept.get(trainer, now),
+            restart_seconds=launching.restart_seconds([*crews, profiles]),
+            to_meeting=driver.roster.samples_until(leg.section + 1, lost, driver.lengths),
+            to_end=driver.roster.samples_until(last, lost, driver.lengths),
+            sample_seconds=launching.sample_seconds([flotilla.samples_per_second for flotilla in flotillas]),
+        )
+        # Where the policy has nothing for its device alone, its members would wait for the others' end.
+        way = Way.BACK if plan.waiting else loss.cheapest
+        costs = {str(way): round(seconds, 3) for way, seconds in loss.costs.items()}
+        driver.tell(Recovered(worker=trainer, members=tuple(lost), way=way, costs=costs))
+        return way
 
     def parted(self, worker: str, parted: Parted) -> None:
         """Where a feeder is gone, the couriers of all the others break: only the first word counts."""
-        if self.driver.phase is Phase.REGROUPING or not self.driver.force.in_team(worker, parted.team):
+        if not self.driver.force.disband(worker, parted.team):
             return
         self._note_loss(f"{worker}/courier", f"its exchange with the other nodes broke: {parted.detail}")
         self.driver.voyage.lost(worker)
         if self.driver.phase is Phase.MEASURING:
             self.driver.measure()
-        elif self.driver.phase is Phase.SAILING:
-            self.regroup()
+        elif self.driver.phase is not Phase.OVER:
+            self._go_on_without(worker, given_up=False)
 
     def broke(self, worker: str, broke: Broke) -> None:
         """A group breaks where a rank is gone, was told to leave, or has failed; of each there is other word, mostly sooner."""
@@ -114,7 +184,7 @@ class Faults:
             elif time.monotonic() - when > BROKEN_SECONDS:
                 del self._broken[member]
                 self._note_loss(f"{worker}/group", f"the group of {member!r} broke: {detail}")
-                self.regroup()
+                self.regroup(self.driver.voyage.legs_of(worker))
 
     def _give_up(self, node: str) -> None:
         """Go on without a node whose feeders do not live."""
@@ -140,33 +210,53 @@ class Faults:
             self._hung[worker] = f"no progress for {still:.0f} s while {doing}"
             self.driver.force.workers.kill(worker)
         self._look_at_groups()
+        for trainer in self.regrouping.late(time.monotonic()):
+            self._hung[trainer] = f"its members were not saved and let go within {self._patience:g} s"
+            self.driver.force.workers.kill(trainer)
 
-    def regroup(self, *, gone: str | None = None) -> None:
-        """Let every trainer save its members and let them go; `regrouped` goes on from there."""
+    # ---- regrouping
+
+    @property
+    def _patience(self) -> float:
+        return HANGS_TO_LET_GO * self.driver.settings.hang_seconds
+
+    def regroup(self, legs: Iterable[Sailing] | None = None) -> None:
+        """Let every trainer of these legs, or of all, save its members and let them go; `regrouped` goes on from there."""
+        voyage = self.driver.voyage
+        chosen = voyage.legs if legs is None else legs
+        new = [leg for leg in chosen if leg not in self.regrouped_legs]
         self.driver.phase = Phase.REGROUPING
-        self.afloat = self.driver.voyage.afloat()
-        busy = {device for device in self.driver.voyage.devices if self.driver.force.knows(device) and device != gone}
-        self.driver.voyage.board_nobody()
-        self.regrouping.begin(busy)
+        self.regrouped_legs += new
+        leaving = voyage.leaving_of(None if legs is None else new)
+        self.afloat.update(leaving, (name for leg in new for name in leg.members))
+        devices = [*leaving.values(), *(device for leg in new for device in (*leg.devices, *leg.boarding))]
+        busy = dict.fromkeys(device for device in devices if self.driver.force.knows(device))
+        for leg in new:
+            leg.boarding.clear()  # Whoever waits to board has no part in it.
+        self.regrouping.begin(busy, until=time.monotonic() + self._patience)
         for device in busy:
             self.driver.force.send(device, Pause())
 
     def regrouped(self) -> None:
-        """Nobody carries a member: end the run, or start again with what is there."""
+        """Nobody carries a member of these legs: end the run, or start again with what is there."""
+        driver = self.driver
         self.regrouping.end()
         afloat, self.afloat = self.afloat, set()
-        self.driver.voyage.clear()
+        legs, self.regrouped_legs = self.regrouped_legs, []
+        driver.voyage.clear(legs, afloat)
         for name in sorted(afloat):
             self._settle(name)
-        if self.driver.orders.pausing is not None:
-            for name in sorted({*self.driver.roster.waiting} & afloat):
-                self.driver.tell(MemberEnded(member=name, status="paused", reason=self.driver.orders.pausing))
-            self.driver.phase = Phase.OVER
+        if driver.orders.pausing is not None:
+            for name in sorted(driver.roster.waiting):
+                if name in afloat or driver.state.member(name).status == "training":
+                    driver.tell(MemberEnded(member=name, status="paused", reason=driver.orders.pausing))
+            driver.phase = Phase.OVER
             return
-        if self.driver.measuring.missing & set(self.driver.roster.waiting):
-            self.driver.measure()
+        driver.voyage.stragglers.fall_behind(afloat.intersection(driver.roster.waiting), None)
+        if driver.measuring.missing & set(driver.roster.waiting):
+            driver.measure()
         else:
-            self.driver.sail()
+            driver.sail()
 
     def _settle(self, name: str) -> None:
         """What becomes of a member that was saved, or lost, where a fault found it."""

@@ -3,7 +3,7 @@
 Pure but for the policy, which is pure itself. The policy is asked once for each change, with everything that a run knows.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from argosy.cluster import Cluster
@@ -65,6 +65,17 @@ class Launching:
         if not self.preparation_seconds or any(device.kind == "cpu" for device in self.cluster.devices):
             return None
         return sum(node.cores for node in self.cluster.nodes) / self.preparation_seconds
+
+    def sample_seconds(self, paces: Sequence[float]) -> float:
+        """What everybody loses by each sample of the last of these streams, which go on at once."""
+        if self.preparation_rate is not None:
+            return max(sum(paces) / self.preparation_rate - 1.0, 0.0) / paces[-1]
+        return self.preparation_seconds / sum(node.cores for node in self.cluster.nodes)
+
+    def restart_seconds(self, crews: Iterable[Iterable[Profile]]) -> float:
+        """To save these crews, each on its device, and to load them again."""
+        heaviest = max(sum(profile.state_bytes for profile in crew) for crew in crews)
+        return FILES.rebalance_seconds + 2 * heaviest / FILES.bytes_per_second
 
     def launch(self, situation: Situation) -> Plan:
         """What to start on the free devices."""

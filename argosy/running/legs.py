@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 
 from argosy.commands import Leg
 from argosy.plans import Flotilla
+from argosy.running.verdicts import Verdict
 
-__all__ = ["Boarding", "Change", "Crew", "Sailing", "difference", "reseated"]
+__all__ = ["Boarding", "Change", "Crew", "Leaving", "Sailing", "difference", "reseated"]
 
 
 @dataclass(slots=True)
@@ -41,6 +42,18 @@ class Boarding:
     start: tuple[str, ...]
     missing: set[str]
     """Those of them that another device has not saved yet."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Leaving:
+    """A member that was told to leave its device, and is not saved yet."""
+
+    leg: int
+    """Number of the one that it leaves, or moves in."""
+    device: str
+    """That saves it."""
+    verdict: Verdict | None
+    """None: it goes on elsewhere."""
 
 
 def reseated(now: Flotilla, wanted: Flotilla) -> set[str]:
@@ -109,6 +122,11 @@ class Sailing:
     def devices(self) -> list[str]:
         """Those with members."""
         return [device for device, crew in self.crews.items() if crew.members]
+
+    @property
+    def section(self) -> int:
+        """The one that the foremost of its crews is in."""
+        return max((self.crews[device].section for device in self.devices), default=self.until)
 
     def devices_of(self, member: str) -> list[str]:
         """Where a member is aboard: several devices may carry it together."""

@@ -6,12 +6,16 @@ from dataclasses import replace
 from typing import Any
 
 from argosy.commands import Measure, Measured
+from argosy.events import SectionEnded
 from argosy.fold import RunState
 from argosy.profiles import Profile, largest_measured_group
 from argosy.running.costs import Link, Observed, even_out, profile_of
 from argosy.study import Member, Study
 
 __all__ = ["Measuring"]
+
+WORTH_A_CORRECTION = 0.05
+"""Plans go by another rate than before where members have trained at one so far from it: less is noise."""
 
 
 class Measuring:
@@ -44,6 +48,10 @@ class Measuring:
         self._works: dict[str, object] = {}
         self._profiles: dict[str, Profile] = {}
         """Of all that are known; empty where somebody became known since."""
+        self._trained: dict[object, tuple[int, float]] = {}
+        """Samples and seconds in this run, by kind of work."""
+        self._rates: dict[object, float] = {}
+        """What plans go by instead of what was measured, by kind of work."""
 
     def want(self, members: Iterable[Member]) -> None:
         """These are to be known; the costs of some may be, by what was measured of others."""
@@ -135,7 +143,22 @@ class Measuring:
             self._profiles = {
                 name: replace(of_work[self._works[name]], member=name) for name in self.measured if name in study.names
             }
-        return [self._profiles[name] for name in names if name in self._profiles]
+        return [self._as_trained(self._profiles[name]) for name in names if name in self._profiles]
+
+    def _as_trained(self, profile: Profile) -> Profile:
+        rate = self._rates.get(self._works[profile.member])
+        return profile if rate is None else profile.observed(rate, weight=1.0)
+
+    def saw(self, ended: SectionEnded) -> None:
+        """A member has trained a section: from here on plans go by the rate at which its kind did, validation included."""
+        work = self._works.get(ended.member)
+        samples, seconds = self._trained.get(work, (0, 0.0))
+        samples, seconds = samples + ended.samples, seconds + ended.seconds
+        if samples and seconds:
+            self._trained[work] = samples, seconds
+            rate, before = samples / seconds, self._rates.get(work)
+            if before is None or abs(rate / before - 1.0) > WORTH_A_CORRECTION:
+                self._rates[work] = rate
 
     def firsts(self, study: Study) -> dict[object, Member]:
         """Of all members that are known, the first of each kind of work: what is true of it is true of the others."""

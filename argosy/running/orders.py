@@ -88,7 +88,7 @@ class Orders:
         leg = driver.voyage.leg_of(name)
         if name in idle and name not in aboard:
             driver.end(name, "stopped", "by command")
-        elif leg is not None and driver.faults.regrouping.under_way is False:
+        elif leg is not None and leg not in driver.faults.regrouped_legs:
             for device in leg.devices_of(name):
                 driver.force.send(device, Leave(members=(name,)))
         return None

@@ -55,7 +55,11 @@ class Metrics:
     def write(self) -> None:
         """Append what was noted; what an earlier driver or a fault has left is written anew."""
         for name, state in self._noted.items():
+            if not state.sections:
+                continue  # A fault has taken back all that there was since it was noted.
             written = self._written.get(name, 0)
+            if written > len(state.sections):
+                written = 0
             lines = [] if written else [",".join(["epoch", *state.sections[0].metrics, "seconds"])]
             for row in state.sections[written:]:
                 number = row.epoch if row.epochs == row.epoch + 1 else row.epochs

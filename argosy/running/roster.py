@@ -11,6 +11,7 @@ from argosy.running.launcher import Job
 from argosy.running.resume import Resume, last_section, leg_for, resume_point, resume_points
 from argosy.running.studyfile import StudyCopy
 from argosy.running.verdicts import Fate, Judge, Rules, judge
+from argosy.stream.schedule import section_start
 from argosy.study import Member, Study
 
 __all__ = ["OVER", "Roster"]
@@ -168,6 +169,13 @@ class Roster:
     def leg_for(self, members: Iterable[str], lengths: Mapping[str, int], *, number: int) -> Leg:
         """The stretch of the stream that these members need together."""
         return leg_for(self.study, [self._points[name] for name in members], lengths, number=number)
+
+    def samples_until(self, section: int, members: Iterable[str], lengths: Mapping[str, int]) -> int:
+        """Of the stream, from where the least advanced of these goes on to where a section begins."""
+        length, per_epoch = lengths["train"], self.study.validations_per_epoch
+        here = self.leg_for(members, lengths, number=0)
+        passed = here.section // per_epoch * length + here.position
+        return max(section // per_epoch * length + section_start(section, length, per_epoch) - passed, 0)
 
     def last_section(self, name: str) -> int | None:
         """The first section of the stream that a member surely does not want, as it is assigned."""

@@ -5,7 +5,7 @@ leave, the policy is asked once, and crews change: who leaves is told to, who st
 everybody else goes on at once with the next credit. Nobody who does not move is saved, stopped or started again.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,9 @@ from argosy.plans import Flotilla
 from argosy.profiles import Profile
 from argosy.running.departures import Departures, crews_of
 from argosy.running.launching import Launching
-from argosy.running.legs import Boarding, Change, Sailing, difference, reseated
+from argosy.running.legs import Boarding, Change, Leaving, Sailing, difference, reseated
+from argosy.running.logbook import Logbook
+from argosy.running.stragglers import Stragglers
 from argosy.running.verdicts import Fate, Verdict, judge
 from argosy.stream.schedule import section_start
 
@@ -34,6 +36,7 @@ class Voyage:
         self.roster, self.force, self.state = driver.roster, driver.force, driver.state
         self.launching = Launching(cluster=driver.cluster, policy_name=driver.settings.policy)
         self.departures = Departures(self)
+        self.stragglers, self.logbook = Stragglers(self), Logbook(self)
         self.legs: list[Sailing] = []
         self.flotillas: dict[int, Flotilla] = {}
         """What was planned, by number of its leg."""
@@ -42,8 +45,8 @@ class Voyage:
         """Whether members wait or devices are free that the policy has not been asked about."""
         self.judged: set[str] = set()
         """Members aboard that have ended a section since the last gate, where their verdicts count."""
-        self.leaving: dict[str, Verdict | None] = {}
-        """Members that were told to leave, until they are saved; None: to go on elsewhere."""
+        self.leaving: dict[str, Leaving] = {}
+        """Members that were told to leave, until they are saved."""
         self.meetings: dict[str, str] = {}
         """Of members that several devices carry: where these find each other."""
 
@@ -71,24 +74,37 @@ class Voyage:
         """Where a member trains."""
         return next((leg for leg in self.legs if leg.devices_of(member)), None)
 
+    def legs_of(self, worker: str) -> list[Sailing]:
+        """Those that a worker feeds, or steps members of."""
+        return [leg for leg in self.legs if worker in (*leg.feeders, *leg.devices, *leg.boarding)]
+
+    def leaving_of(self, legs: Iterable[Sailing] | None) -> dict[str, str]:
+        """Members that leave these legs, or any, and the devices that save them."""
+        numbers = None if legs is None else {leg.number for leg in legs}
+        return {
+            name: leaving.device for name, leaving in self.leaving.items() if numbers is None or leaving.leg in numbers
+        }
+
     def know(self, opened: Opened) -> None:
         """The data is open."""
         self.launching.preparation_seconds = opened.seconds_per_sample
         self.launching.samples_per_epoch = opened.lengths["train"]
 
-    def clear(self) -> None:
-        """Nobody carries a member any more."""
-        for leg in self.legs:
-            self.force.rest(leg.feeders)
-        self.legs.clear()
-        self.judged.clear()
-        self.leaving.clear()
+    def clear(self, legs: Sequence[Sailing], members: Collection[str]) -> None:
+        """Nobody carries these members any more, who were all that these legs had."""
+        for leg in legs:
+            self._end(leg)
+        self.judged.difference_update(members)
+        for name in members:
+            self.leaving.pop(name, None)
         self.departures.forget_measuring()
 
-    def board_nobody(self) -> None:
-        """Everybody is about to be saved: whoever waits to board has no part in that."""
-        for leg in self.legs:
-            leg.boarding.clear()
+    def _end(self, leg: Sailing) -> None:
+        self.legs.remove(leg)
+        self.force.rest(leg.feeders)
+        self.stragglers.over(leg)
+        self.logbook.end(leg)
+        self.changed = True
 
     def lost(self, worker: str) -> None:
         """A worker is gone, or its exchange with others broke."""
@@ -101,6 +117,7 @@ class Voyage:
         self.judged.discard(member)
         self.leaving.pop(member, None)
         self.departures.newcomers.discard(member)
+        self.stragglers.forget(member)
         for leg in self.legs:
             devices = leg.devices_of(member)
             for device in devices if len(devices) > 1 else ():
@@ -108,12 +125,12 @@ class Voyage:
                 self.force.send(device, Leave(members=(member,)))
             if leg.remove(member):
                 self.changed = True
-        self._arrive(member)
+        self.arrive(member)
 
     def make_room(self) -> None:
         """Somebody waits: let every leg come to a gate at an epoch's end."""
         self.changed = True
-        for leg in self.legs:
+        for leg in [leg for leg in self.legs if self.stragglers.goes_to(leg) is None]:
             for feeder in leg.hold():
                 multiple = self.driver.study.validations_per_epoch
                 self.force.send(feeder, Hold(leg=leg.number, multiple=multiple))
@@ -150,12 +167,14 @@ class Voyage:
         for leg in self.legs:
             if device in leg.crews:
                 leg.reported(device, section)
+                self.logbook.turn(leg)
 
     def held(self, feeder: str, held: Held) -> None:
         """A feeder has said where it stops; when all have, those that are behind may come as far as the others."""
         for leg in self.legs:
             if leg.number == held.leg and leg.held(feeder, held.until):
                 self.allow(leg, leg.until)
+                self.changed = True  # Whoever is to meet it there may be sent off.
 
     def left(self, member: str) -> None:
         """A member was saved and let go."""
@@ -165,20 +184,21 @@ class Voyage:
             if told:
                 self.driver.end(member, "stopped", "by command")
             return
-        verdict = self.leaving.pop(member)
+        verdict = self.leaving.pop(member).verdict
         if verdict is None:
             self.driver.tell(MemberRested(member=member, reason=""))
             self.roster.take_back([member])
             self.changed = True
-            self._arrive(member)
+            self.arrive(member)
         elif verdict.fate is Fate.REST:
             self.driver.tell(MemberRested(member=member, reason=verdict.reason))
             self.roster.rest(member)
+            self.stragglers.forget(member)
             self.changed = True
         else:
             self.driver.end(member, "done", verdict.reason)
 
-    def _arrive(self, member: str) -> None:
+    def arrive(self, member: str) -> None:
         """A member's last file is journaled, or there will be none: whoever waited for it to board waits no longer."""
         for leg in self.legs:
             for device, boarding in list(leg.boarding.items()):
@@ -194,7 +214,7 @@ class Voyage:
         self.call()
         self.departures.bring()
         for leg in list(self.legs):
-            if leg.at_gate and not leg.boarding:
+            if leg.at_gate and not leg.boarding and not self.stragglers.awaited(leg):
                 self._gate(leg)
             elif not leg.holding and leg.members:
                 self._extend(leg)
@@ -223,32 +243,41 @@ class Voyage:
             self.allow(leg, until)
 
     def turns(self, leg: Sailing) -> int | None:
-        """Where others wait for their turn, it may come at the next epoch's end."""
+        """Where others wait for their turn, it may come at the next epoch's end; who is to meet others goes to their gate."""
+        meets = self.stragglers.goes_to(leg)
+        if meets is not None:
+            return meets.until
+        if self.stragglers.to_meet(leg):
+            return leg.until + 1
         per_epoch = self.driver.study.validations_per_epoch
         return (leg.until // per_epoch + 1) * per_epoch if self._others_wait else None
 
     @property
     def _others_wait(self) -> bool:
         """Whether somebody has no place, or is leaving one for no other."""
-        leaving = (name for name, verdict in self.leaving.items() if verdict is None)
-        return bool(self.roster.waiting) or any(self.leg_of(name) is None for name in leaving)
+        leaving = (name for name, leaving in self.leaving.items() if leaving.verdict is None)
+        return bool(self.stragglers.others(self.roster.waiting)) or any(self.leg_of(name) is None for name in leaving)
 
     def allow(self, leg: Sailing, until: int) -> None:
         leg.until = until
-        horizon = until if self._others_wait and leg.makes_room else leg.horizon
+        turns = (self._others_wait and leg.makes_room) or self.stragglers.goes_to(leg) is not None
+        horizon = until if turns else leg.horizon
         credit = Credit(leg=leg.number, until=until, horizon=_most(horizon, until), crews=leg.numbers())
         self.force.allow(leg.feeders, credit)
 
     def _gate(self, leg: Sailing) -> None:
         """Nobody steps: let those leave whose fate it is, ask the policy if anything has changed, and go on."""
+        self.stragglers.meet(leg)
         fates = self._fates(leg)
         live = [name for name in leg.members if name not in fates]
         wanted: Mapping[str, Iterable[str]] = {
             device: [name for name in crew.members if name not in fates] for device, crew in leg.crews.items()
         }
-        joins, anew = leg.holding, set[str]()
+        joins, meets, anew = leg.holding, self.stragglers.goes_to(leg), set[str]()
         leg.holding = False
-        if fates or joins or self.roster.waiting:
+        if meets is not None and meets.until == leg.until:
+            wanted = {}
+        elif fates or joins or self.stragglers.others(self.roster.waiting):
             flotilla = self._ask(leg, live)
             wanted = {} if flotilla is None else crews_of(flotilla)
             if flotilla is not None:
@@ -258,11 +287,15 @@ class Voyage:
         if changes:
             self._change(leg, changes, fates)
         if not leg.members:
-            self.legs.remove(leg)
-            self.force.rest(leg.feeders)
-            self.changed = True
+            self._end(leg)
+            if not self.roster.waiting:
+                # Others may spread over its devices.
+                self.make_room()
             return
+        if changes:
+            self.logbook.change(leg, [name for change in changes.values() for name in change.start])
         self.allow(leg, leg.reach(turns=self.turns(leg)))
+        leg.holding = self.stragglers.to_meet(leg)
         # Who found no place here may find one on devices that are free.
         self.changed |= joins and bool(self.roster.waiting)
 
@@ -271,25 +304,28 @@ class Voyage:
         per_epoch, place = self.driver.study.validations_per_epoch, leg.until
         if place % per_epoch == 0:
             self.roster.join(self.roster.waiting, place // per_epoch)
-        peers = [name for name in self.roster.waiting if self._can_join(name, leg)]
-        profiles = self.driver.measuring.profiles([*live, *self.roster.waiting], self.driver.study)
+        waiting_here = self.stragglers.others(self.roster.waiting)
+        peers = [name for name in waiting_here if self.can_join(name, leg)]
+        profiles = self.driver.measuring.profiles([*live, *waiting_here], self.driver.study)
         aboard = [profile for profile in profiles if profile.member in set(live)]
         waiting = [profile for profile in profiles if profile.member not in set(live)]
         places = dict.fromkeys(live, place // per_epoch)
-        started = self.flotillas[leg.number]
-        keeps = bool(live) and self.launching.policy.keeps(
-            self.situation(waiting, places, asked=leg), started, tuple(aboard)
-        )
+        started = self.flotillas[leg.number].priced({profile.member: profile for profile in profiles})
+        situation = self.situation(waiting, places, asked=leg)
+        with self.logbook.planning():
+            keeps = bool(live) and self.launching.policy.keeps(situation, started, tuple(aboard))
         leg.makes_room = not keeps
         if keeps:
             return started.keeping(live)
-        goes_on = self.launching.goes_on(leg, aboard, peers, self.situation(profiles, places, without=leg))
+        anew = self.situation(profiles, places, without=leg)
+        with self.logbook.planning():
+            goes_on = self.launching.goes_on(leg, aboard, peers, anew)
         if goes_on is None:
             return None
         nodes = {self.force.feeders[name].node for name in leg.feeders if name in self.force.feeders}
         return goes_on if all(self.force.node_of[device] in nodes for device in goes_on.devices) else None
 
-    def _can_join(self, name: str, leg: Sailing) -> bool:
+    def can_join(self, name: str, leg: Sailing) -> bool:
         """Whether all that a waiting member wants of the stream is still to come at a gate."""
         if self.roster.place(name) != leg.until or name in self.leaving:
             return False
@@ -326,7 +362,8 @@ class Voyage:
         """Let crews change on these devices; whoever moves starts when the device that it leaves has saved it."""
         started = {name for change in changes.values() for name in change.start}
         for name in [name for change in changes.values() for name in change.leave]:
-            self.leaving[name] = fates.get(name)
+            first = leg.devices_of(name)[0]
+            self.leaving[name] = Leaving(leg=leg.number, device=first, verdict=fates.get(name))
             if name not in started:
                 leg.free_until.pop(name, None)
                 leg.last.pop(name, None)
@@ -373,6 +410,7 @@ class Voyage:
         if assigned is not None:
             self.driver.record(assigned)
         roster.leave(names)
+        self.stragglers.boarded(names)
         # A trainer that reads from nobody would take this for what was said before its feeder was lost.
         self.force.attach(leg.feeders, device)
         self.force.define(device, map(self.driver.study.member, names))

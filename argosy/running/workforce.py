@@ -128,9 +128,14 @@ class Workforce:
             feeder.team = team.key
             self.workers.send(feeder.name, Probe(team=team))
 
-    def in_team(self, feeder: str, team: str) -> bool:
-        """Whether a feeder exchanges blocks with this team still: what became of an earlier one is of no interest."""
-        return feeder in self.feeders and self.feeders[feeder].team == team
+    def disband(self, feeder: str, team: str) -> bool:
+        """Its team exchanges nothing any more; False where that is known, or of an earlier one."""
+        if not team or feeder not in self.feeders or self.feeders[feeder].team != team:
+            return False
+        for one in self.feeders.values():
+            if one.team == team:
+                one.team = ""
+        return True
 
     def meeting(self) -> str:
         """The file by which processes find each other that nobody has used yet."""
@@ -168,7 +173,10 @@ class Workforce:
 
     def lost(self, worker: str) -> None:
         """Forget a feeder, start a trainer again."""
-        self.feeders.pop(worker, None)
+        if worker in self.feeders:
+            # What those that it exchanged blocks with will say of that is known.
+            self.disband(worker, self.feeders[worker].team)
+            del self.feeders[worker]
         self.known.pop(worker, None)
         if worker in self.devices:
             self._detach(worker)

@@ -1,7 +1,7 @@
 """What a person sees while a run goes on: one table, one bar, one estimate; without a terminal, a line now and then."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -15,7 +15,7 @@ from argosy.diagnosis import diagnose
 from argosy.events import MemberEnded, MemberStarted, SectionEnded, SharingChosen
 from argosy.fold import MemberState, RunState
 from argosy.plans import Plan
-from argosy.report import Report
+from argosy.report import LegResult, Report
 from argosy.running.launcher import Job
 from argosy.study import Study
 from argosy.tuning.report import SearchReport
@@ -212,7 +212,8 @@ def report_table(report: Report) -> Group:
         text += f"\nNodes shared the stream: {report.sharing.sharing} ({report.sharing.reason})."
     if report.diagnosis is not None:
         text += f"\nBottleneck: {report.diagnosis.verdict}."
-    return Group(table, *_repetitions(report), Text(text))
+    legs = [_legs_table(report.legs)] if report.legs else []
+    return Group(table, *_repetitions(report), Text(text), *legs)
 
 
 def _repetitions(report: Report) -> list[RenderableType]:
@@ -231,3 +232,21 @@ def _repetitions(report: Report) -> list[RenderableType]:
         table.add_row(each.name, f"{each.counted} of {each.repetitions}", *means, *differences)
     pairs = " Differences are taken pair by pair." if less else ""
     return [Text(""), table, Text(f"Means over repetitions, ± half of their 95 % intervals.{pairs}\n")]
+
+
+def _legs_table(legs: Sequence[LegResult]) -> Table:
+    """Predicted against actual."""
+    table = Table(
+        *("leg", "sections", "samples/s", "predicted", "seconds", "predicted", "waiting", "planning", "changing"),
+        box=None,
+        pad_edge=False,
+    )
+    for leg in legs:
+        waiting = ", ".join(f"{device} {seconds:.1f}" for device, seconds in leg.waiting_seconds.items())
+        table.add_row(
+            *(leg.leg, str(leg.sections)),
+            *(f"{pace:,.0f}" for pace in (leg.samples_per_second, leg.predicted_samples_per_second)),
+            *(f"{leg.seconds:.1f}", f"{leg.predicted_seconds:.1f}", waiting),
+            *(f"{seconds:.2f}" for seconds in (leg.planning_seconds, leg.changing_seconds)),
+        )
+    return table

@@ -15,16 +15,17 @@ import argosy
 from argosy.cluster import Cluster
 from argosy.fold import RunState
 from argosy.plans import Flotilla, Placement
-from argosy.running import inbox, inline
+from argosy.running import inbox, inline, tolerance
 from argosy.running.driver import Driver
 from argosy.running.inline import Inline
 from argosy.running.launcher import discover
 from argosy.running.phase import Phase
+from argosy.running.recovery import Way
 from argosy.running.view import Silent
 from argosy.running.voyage import Voyage
 from argosy.stopping import Stop
 
-SEEDS = 4
+SEEDS = 6
 
 
 class Restless:
@@ -78,7 +79,9 @@ def test_whatever_happens_members_equal_themselves_alone(
     sections = draw.choice([1, 1, 3, 4])
     chaos = living.policy(monkeypatch, Restless(draw))
     living.trusting(monkeypatch)
-    faults, orders = draw.choice([0.0, 0.02, 0.1]), ["add", "stop"]
+    living.way_on(monkeypatch, lambda: draw.choice(list(Way)))
+    monkeypatch.setattr(tolerance, "LOSSES", 10**6)
+    faults, losses, orders = draw.choice([0.0, 0.02, 0.1]), draw.choice([0.0, 0.05, 0.2]), ["add", "stop"]
     run = tmp_path / "run"
     (tmp_path / "newcomers.py").write_text(LATE.format(epochs=draw.randint(1, 3 * sections) / sections))
 
@@ -86,7 +89,9 @@ def test_whatever_happens_members_equal_themselves_alone(
         if voyage.driver.phase is Phase.SAILING and draw.random() < 0.1:
             voyage.make_room()
         if voyage.driver.phase is Phase.SAILING and draw.random() < faults:
-            voyage.driver.faults.regroup()
+            voyage.driver.faults.regroup(draw.choice([None, voyage.legs[:1]]))
+        if voyage.driver.phase in (Phase.SAILING, Phase.REGROUPING) and draw.random() < losses:
+            living.lose(voyage, f"cpu:{draw.randrange(3)}")
         if orders and draw.random() < 0.05:
             command = orders.pop(draw.randrange(len(orders)))
             inbox.leave(run, {"command": command, "study": str(tmp_path / "newcomers.py"), "member": "odd"})
@@ -150,6 +155,38 @@ def test_a_fault_while_members_move_finds_each_of_them_once(tmp_path: Path, monk
     living.equal_alone(study, tmp_path)
     trained = Counter((line["member"], line["epoch"]) for line in evidence.event_lines(tmp_path, "SectionEnded"))
     assert set(trained.values()) == {1}
+
+
+@pytest.mark.parametrize("sections", [1, 3])
+@pytest.mark.parametrize("way", Way)
+def test_who_shared_a_stream_with_a_lost_trainer_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: Way, sections: int
+) -> None:
+    here = {"plain": 0, "odd": 0, "bootstrap": 1, "adam": 1}
+    dealt = living.policy(monkeypatch, living.Dealt(lambda member, asked: here[member], everywhere=False))
+    living.way_on(monkeypatch, lambda: way)
+    lost: list[int] = []
+
+    def act(voyage: Voyage) -> None:
+        done = voyage.state.member("plain").sections
+        if voyage.driver.phase is Phase.SAILING and len(done) > len(lost) and len(lost) < 2:
+            lost.append(len(done))
+            living.lose(voyage, "cpu:0")
+
+    living.at_every_round(monkeypatch, act)
+    study = studies.study(90, val=11, fleet=fleet(), epochs=4, validations_per_epoch=sections)
+    living.run(study, tmp_path, policy=dealt, devices="cpu:2", block_size=16, checkpoint_seconds=1000)
+    living.equal_alone(study, tmp_path)
+    recovered = evidence.event_lines(tmp_path, "Recovered")
+    assert (recovered[0]["worker"], recovered[0]["way"]) == ("cpu:0", way)
+    assert set(recovered[0]["members"]) == {"plain", "odd"}
+    assert len(lost) == 2
+    if way is not Way.BACK:
+        assert quiet(tmp_path, "bootstrap", "adam") == ["bootstrap", "adam"]
+        assert len([e for e in evidence.event_lines(tmp_path, "SectionEnded") if e["member"] == "adam"]) == 4 * sections
+    if way is Way.MEET:
+        # They sailed to the end with the others.
+        assert len({line["leg"] for line in evidence.event_lines(tmp_path, "Fed") if line["epoch"] == 3}) == 1
 
 
 def quiet(tmp_path: Path, *names: str) -> list[str]:
@@ -349,3 +386,12 @@ def test_who_is_told_to_stop_while_it_waits_to_board_stops(tmp_path: Path, monke
     assert [answered.answer for answered in state.answered] == ["added late", "late is saved and stops"]
     assert len(state.member("late").sections) == 0
     living.equal_alone(study, run)
+
+
+def test_members_are_the_same_under_every_policy_that_shows_them_the_same_epochs(tmp_path: Path) -> None:
+    members = [replace(m, stop=argosy.MaxEpochs(epochs)) for m, epochs in zip(fleet(), (3, 1, 2, 3), strict=True)]
+    study, found = studies.study(90, val=11, fleet=members), {}
+    for policy in ("solo", "rounds", "balanced"):
+        living.run(study, tmp_path / policy, policy=policy, devices="cpu:2", block_size=16, numerics="exact")
+        found[policy] = evidence.results(tmp_path / policy)
+    assert found["solo"] == found["rounds"] == found["balanced"]

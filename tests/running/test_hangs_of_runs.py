@@ -1,5 +1,6 @@
 """Hangs in a whole run, each where only a person's own code is; and a run that is slow everywhere."""
 
+import signal
 import threading
 import time
 from functools import partial
@@ -10,6 +11,8 @@ import evidence
 import studies
 
 import argosy
+from argosy.events import SectionEnded
+from argosy.running.view import Silent
 
 
 def hang_once(flag: Path) -> None:
@@ -73,6 +76,46 @@ def test_every_hang_of_a_run_is_named_and_passes(tmp_path: Path) -> None:
         "preparing sample 17 of train",
         "training member 'hangs'",
     ]
+
+
+class Endless(studies.Mlp):
+    """Computes for ever when it is to be saved while a flag is there: it makes progress, as far as a clock can tell."""
+
+    def __init__(self, flag: Path) -> None:
+        super().__init__()
+        self.flag = flag
+
+    def state_dict(self, *arguments: Any, **rest: Any) -> Any:
+        """Of weights that somebody waits for."""
+        while self.flag.exists():
+            sum(range(10**6))
+        return super().state_dict(*arguments, **rest)
+
+
+class Interrupts(Silent):
+    """A person who ends the run as soon as somebody has trained a section."""
+
+    def __init__(self, flag: Path) -> None:
+        self.flag = flag
+
+    def hear(self, worker: str, message: Any) -> None:
+        """See `View.hear`."""
+        if isinstance(message, SectionEnded) and not self.flag.exists():
+            self.flag.touch()
+            signal.raise_signal(signal.SIGTERM)
+
+
+def test_who_does_not_let_its_members_go_is_ended(tmp_path: Path) -> None:
+    flag, run = tmp_path / "flag", tmp_path / "run"
+    study = studies.study(fleet=[studies.member(model=partial(Endless, flag), augment=studies.dawdle)], epochs=4)
+    earlier = signal.signal(signal.SIGTERM, lambda number, frame: None)
+    try:
+        report = argosy.train(study, directory=run, devices="cpu:1", hang_seconds=1.5, view=Interrupts(flag))
+    finally:
+        signal.signal(signal.SIGTERM, earlier)
+    assert report.status == "paused"
+    details = [line["detail"] for line in evidence.event_lines(run, "WorkerLost")]
+    assert details == ["its members were not saved and let go within 3 s"]
 
 
 class Slow(studies.Vectors):

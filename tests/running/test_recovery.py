@@ -1,4 +1,5 @@
-"""A regrouping waits for exactly those that it asked; what did not fit is divided so that it can be stepped."""
+"""A regrouping waits for exactly those that it asked, and not for ever; the way on is the one that costs least; what did not fit
+is divided so that it can be stepped."""
 
 from random import Random
 
@@ -6,7 +7,7 @@ import studies
 from hypothesis import given
 from hypothesis import strategies as st
 
-from argosy.running.recovery import Regrouping, next_division
+from argosy.running.recovery import Loss, Regrouping, Way, next_division
 
 TRAINERS = ["cpu:0", "cpu:1", "cpu:2", "cpu:3"]
 
@@ -19,7 +20,7 @@ def test_it_is_over_when_all_that_were_asked_have_let_go(seed: int) -> None:
         regrouping.let_go(draw.choice(TRAINERS))  # One may be lost at any time.
         assert not regrouping.over
         asked = draw.sample(TRAINERS, draw.randint(0, 4))
-        regrouping.begin(asked)
+        regrouping.begin(asked, until=1.0)
         left = set(asked)
         while left:
             assert regrouping.under_way
@@ -58,3 +59,38 @@ def test_divided_batches_get_smaller_and_leave_batch_norm_no_sample_alone(
     else:
         assert fits(found)
         assert found == 2 * now or found == batch_size or not fits(2 * now)
+
+
+def test_who_does_not_let_go_in_time_is_named_once_and_waited_for_until_it_is_gone() -> None:
+    regrouping = Regrouping()
+    regrouping.begin(["cpu:0", "cpu:1"], until=10.0)
+    regrouping.begin(["cpu:2"], until=20.0)
+    regrouping.let_go("cpu:1")
+    assert regrouping.late(10.0) == []
+    assert regrouping.late(11.0) == ["cpu:0"]
+    assert regrouping.late(12.0) == []
+    assert not regrouping.over
+    regrouping.let_go("cpu:0")
+    assert regrouping.late(21.0) == ["cpu:2"]
+    regrouping.let_go("cpu:2")
+    assert regrouping.over
+
+
+def loss(**changed: float) -> Loss:
+    """Ten seconds of work are lost an epoch of 1,000 samples before the end, in the middle of a section of 200."""
+    figures = {"repeated_seconds": 10.0, "restart_seconds": 1.0, "to_meeting": 100, "to_end": 1000}
+    return Loss(**{**figures, "sample_seconds": 0.0, **changed})  # type: ignore[arg-type]
+
+
+def test_a_stream_that_costs_nothing_is_had_to_the_end() -> None:
+    assert loss().cheapest is Way.APART
+    assert loss(sample_seconds=0.010).cheapest is Way.APART
+
+
+def test_a_dear_stream_is_had_until_the_others_are_met() -> None:
+    assert loss(sample_seconds=0.012, to_meeting=10).cheapest is Way.MEET
+    assert loss(sample_seconds=0.012, to_meeting=10).costs == {Way.APART: 12.0, Way.MEET: 10.12, Way.BACK: 11.0}
+
+
+def test_where_even_that_is_dearer_than_a_restart_all_go_back() -> None:
+    assert loss(sample_seconds=0.012).cheapest is Way.BACK
