@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from argosy.commands import Board, Credit, Held, Hold, Leave, Opened
 from argosy.events import MemberRested
-from argosy.planning import Situation
+from argosy.planning import POLICIES, Situation
 from argosy.plans import Flotilla
 from argosy.profiles import Profile
 from argosy.running.departures import Departures, crews_of
@@ -31,7 +31,12 @@ class Voyage:
     def __init__(self, driver: "Driver") -> None:
         self.driver = driver
         self.roster, self.force, self.state = driver.roster, driver.force, driver.state
-        self.launching = Launching(cluster=driver.cluster, policy_name=driver.settings.policy)
+        packs, name = driver.packs, driver.settings.policy
+        self.launching = Launching(
+            cluster=driver.cluster,
+            policy_name=packs.name if packs else name,
+            policy=packs or POLICIES[name],
+        )
         self.departures = Departures(self)
         self.legs: list[Sailing] = []
         self.flotillas: dict[int, Flotilla] = {}
@@ -261,7 +266,7 @@ class Voyage:
     def _ask(self, leg: Sailing, live: list[str]) -> Flotilla | None:
         """The flotilla that goes on with a leg at its gate, if any."""
         per_epoch, place = self.driver.study.validations_per_epoch, leg.until
-        if place % per_epoch == 0:
+        if place % per_epoch == 0 and self.driver.packs is None:
             self.roster.join(self.roster.waiting, place // per_epoch)
         peers = [name for name in self.roster.waiting if self._can_join(name, leg)]
         profiles = self.driver.measuring.profiles([*live, *self.roster.waiting], self.driver.study)

@@ -31,6 +31,7 @@ from argosy.commands import (
     Paused,
     Progress,
     Report,
+    Save,
     StartMember,
 )
 from argosy.errors import DiskError, MemberError
@@ -141,6 +142,8 @@ class Trainer:
                 self._follow(command.crew)
         elif isinstance(command, Leave):
             self._leave([name for name in command.members if name in self.aboard])
+        elif isinstance(command, Save):
+            self.saving.wanted = True
         elif isinstance(command, Journaled):
             for name, file in command.files.items():
                 if name in self.aboard:
