@@ -45,7 +45,7 @@ class Clone:
         match command:
             case {"member": str(source), "name": str(name), "set": dict(changes), "warm": bool(warm)}:
                 return cls(source=source, name=name, changes=changes, warm=warm)
-        raise RunError("the command to clone lacks something: use argosy clone.")
+        raise RunError(f"the command to clone {command.get('member')!r} lacks something: use argosy clone.")
 
     def member(self, source: Member) -> Member:
         """The clone; raises StudyError for changes that it cannot have."""
@@ -65,7 +65,9 @@ class Clone:
             new: Any = partial(getattr(changed, part), **{key: value}) if key else value
             changed = replace(changed, **cast(Any, {part: new}))
         if changed.hyperparameters == source.hyperparameters:
-            raise StudyError(f"{self.name!r} would be {source.name!r} once more: it has these values already.")
+            raise StudyError(
+                f"{self.name!r} would be {source.name!r} once more: it has these values already; give it another one."
+            )
         return replace(changed, name=self.name)
 
 

@@ -94,15 +94,16 @@ class Identity:
         """The member of a study that becomes the same, bit for bit: of the same configuration, and the same given seed."""
         if member.seed is None:
             return None
-        here = self._described(member)
+        here = self._described(member, study)
         others = (other for other in study.members if other.seed == member.seed)
-        twin = next((other.name for other in others if self._described(other) == here), None)
+        twin = next((other.name for other in others if self._described(other, study) == here), None)
         if twin is not None:
             del self._readings[member.name]  # there will be another one of that name
         return twin
 
-    def _described(self, member: Member) -> dict[str, Any]:
-        return {**_describe(member, None), "code": self._read(member.name, _functions(member))}
+    def _described(self, member: Member, study: Study) -> dict[str, Any]:
+        code = self._read(member.name, _functions(member))
+        return {**_describe(member, None), "stop": repr(study.stop_of(member)), "code": code}
 
     def _check(self, here: Mapping[str, Any]) -> None:
         if self.found is not None and (differences := list(self._differences(self.found, here))):

@@ -292,7 +292,8 @@ def _count(distribution: Any) -> float:
         return len(distribution.choices)
     if distribution.step is None:
         return math.inf
-    return int(round((distribution.high - distribution.low) / distribution.step)) + 1
+    steps: float = (distribution.high - distribution.low) / distribution.step
+    return round(steps) + 1
 
 
 @contextlib.contextmanager

@@ -177,7 +177,7 @@ def test_members_that_would_be_the_same_bit_for_bit_are_refused(
 
 
 def test_a_clone_needs_a_file_and_a_whole_command() -> None:
-    with pytest.raises(RunError, match="the command to clone lacks something"):
+    with pytest.raises(RunError, match="the command to clone 'one' lacks something"):
         Clone.of({"command": "clone", "member": "one"})
     with pytest.raises(StudyError, match="bound by name"):
         Clone(source="one", name="two", changes={"optimizer.lr": 0.1}, warm=False).member(
