@@ -5,6 +5,7 @@ import math
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -114,7 +115,7 @@ def _claimed(directory: Path, settings: Settings, launcher: Launcher) -> Iterato
 
 
 def tune(
-    build: Callable[[dict[str, Any]], Member],
+    build: Callable[..., Member],
     space: Mapping[str, Any] | Callable[[Any], Mapping[str, Any] | None],
     *,
     data: Data,
@@ -129,6 +130,8 @@ def tune(
     sampler: Callable[..., Any] | None = None,
     seed: int = 0,
     validations_per_epoch: int = 1,
+    warm: bool = True,
+    packs: str = "planned",
     directory: str | Path = "runs/search",
     storage: str | None = None,
     study_name: str | None = None,
@@ -157,6 +160,8 @@ def tune(
         sampler=sampler,
         seed=seed,
         validations_per_epoch=validations_per_epoch,
+        warm=warm,
+        packs=packs,
     )
     place = LAUNCHERS[launcher]() if isinstance(launcher, str) else launcher
     store = Store(url=storage, name=study_name)
@@ -173,6 +178,10 @@ def run_search(
         raise StudyError(
             "retry_failed belongs to argosy.train: a trial that failed is a failed trial of its search. Leave it out."
         )
+    if search.packs != "planned" and settings.policy != "balanced":
+        raise StudyError(
+            f"packs={search.packs!r} says who trains with whom, and so does policy={settings.policy!r}; give one of them."
+        )
     directory = directory.absolute()  # what is searched may change the folder that this process is in
     with _claimed(directory, settings, launcher) as (lock, journal):
         events = read_journal(directory)
@@ -188,12 +197,14 @@ def run_search(
         journal.commit()
         cluster = launcher.discover(settings)
         job = Job(study=study, settings=settings, directory=directory, lock=lock.descriptor)
+        view.expect(partial(tuner.to_come, state))
+        roles: dict[str, Any] = {"judges": [tuner], "bringers": [tuner], "packs": tuner.policy}
         try:
-            drive(job, cluster, launcher.open(job), journal, state, view, judges=[tuner], bringers=[tuner])
+            drive(job, cluster, launcher.open(job), journal, state, view, **roles)
         finally:
             tuner.leave(state)
     run = load(directory, study=tuner.study)
-    return SearchReport.of(run, tuner.parameters, timeline(directory))
+    return SearchReport.of(run, timeline(directory))
 
 
 def plan(study: Study, *, settings: Settings | None = None, launcher: Launcher | None = None) -> Plan:

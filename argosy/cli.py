@@ -15,7 +15,7 @@ import typer
 from rich.console import Console, RenderableType
 
 from argosy import planning_cli
-from argosy.errors import ArgosyError
+from argosy.errors import ArgosyError, StudyError
 from argosy.events import REFUSED
 from argosy.profiles import load_profiles, save_profiles
 from argosy.settings import Settings, Sharing
@@ -263,10 +263,17 @@ def profile(
 
 
 @app.command()
-def status(directory: RunDirectory, as_json: Json = False) -> None:
+def status(
+    directory: RunDirectory,
+    wait: Annotated[bool, typer.Option("--wait", help="Until a section has ended from now on, or the run.")] = False,
+    as_json: Json = False,
+) -> None:
     """Say where a run is, from its journal alone."""
     from argosy import api
+    from argosy.running.journal import wait_for_section
 
+    if wait:
+        wait_for_section(directory)
     report = api.load(directory)
     rows = [{"member": r.name, "status": r.status, "epochs": r.epochs, **r.metrics} for r in report.rows]
     if as_json:
@@ -295,6 +302,23 @@ def stop(
 def add(directory: RunDirectory, study_file: StudyFile, as_json: Json = False) -> None:
     """Add the members of a study file that a run does not have yet; exit code 2 if it refuses."""
     _tell(directory, {"command": "add", "study": str(study_file)}, as_json=as_json)
+
+
+@app.command()
+def clone(
+    directory: RunDirectory,
+    member: Annotated[str, typer.Argument(help="Whose clone it is.")],
+    name: Annotated[str, typer.Argument(help="Of the clone.")],
+    changes: Annotated[
+        list[str], typer.Option("--set", help="What is to differ, as optimizer.lr=0.01; several times.")
+    ],
+    warm: Annotated[bool, typer.Option("--warm", help="Go on from its weights, instead of from nothing.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Add a member to a run that is another one but for some hyper-parameters; exit code 2 if it refuses."""
+    settings = dict(_setting(change) for change in changes)
+    command = {"command": "clone", "member": member, "name": name, "set": settings, "warm": warm}
+    _tell(directory, command, as_json=as_json)
 
 
 @app.command()
@@ -384,6 +408,17 @@ def _tell(directory: Path, command: dict[str, Any], *, as_json: bool) -> None:
     refused = answer.startswith(REFUSED)
     _print({"answer": answer, "refused": refused} if as_json else answer)
     raise typer.Exit(2 if refused else 0)
+
+
+def _setting(change: str) -> tuple[str, Any]:
+    """A name and its value: JSON, or the text itself."""
+    name, equals, text = change.partition("=")
+    if not equals:
+        raise StudyError(f"--set {change!r} has no value; write it as --set optimizer.lr=0.01.")
+    try:
+        return name, json.loads(text)
+    except ValueError:
+        return name, text
 
 
 def _show(table: RenderableType) -> None:

@@ -1,7 +1,7 @@
 """What the driver says to feeders and trainers, and what they answer apart from journaled events: values only."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from argosy.events import Checkpoint, Event
@@ -34,6 +34,7 @@ __all__ = [
     "Probed",
     "Progress",
     "Report",
+    "Save",
     "Seat",
     "StartMember",
     "SumsTimed",
@@ -283,6 +284,8 @@ class StartMember:
     notes: tuple[str, ...]
     seat: Seat | None = None
     """None for a member that this device alone carries."""
+    changes: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
+    """Of a clone whose file is another member's: by name, the hyper-parameter there and here."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -318,6 +321,11 @@ class Journaled:
 
     files: Mapping[str, str]
     """By member."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Save:
+    """To a trainer: write files at the end of the next section, however long the last ones took."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ __all__ = [
     "Answered",
     "Assigned",
     "Checkpoint",
+    "Cloned",
     "Discarded",
     "Divided",
     "Event",
@@ -79,6 +80,8 @@ class Proposed(Event):
     """From 0."""
     member: str
     parameters: Mapping[str, Any]
+    sections: int | None = None
+    """For which the member trains, where the trial begins anew with each of its budgets: then it comes once for each."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,6 +161,18 @@ class Checkpoint(Event):
     best: str | None = None
     """File with the weights of the best section so far; None where no section has ended."""
     best_sha256: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cloned(Event):
+    """A member is to be what another one is, but for some hyper-parameters."""
+
+    member: str
+    source: str
+    changes: Mapping[str, tuple[Any, Any]]
+    """By name, as ``optimizer.lr``: there and here."""
+    checkpoint: Checkpoint | None
+    """Of the other one, that it begins with; None where it begins from nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -343,6 +358,7 @@ KINDS: dict[str, type[Event]] = {
         MemberStarted,
         SectionEnded,
         Saved,
+        Cloned,
         MemberRested,
         MemberEnded,
         Retried,
@@ -375,7 +391,7 @@ def from_line(line: Mapping[str, Any], strange: set[str]) -> Event | None:
         strange.add(str(line["event"]))
         return None
     values = {key: _tuples(value) for key, value in line.items() if key not in ("event", "at")}
-    if "checkpoint" in values:
+    if values.get("checkpoint") is not None:
         values["checkpoint"] = _made(Checkpoint, values["checkpoint"], strange)
     return _made(kind, values, strange)
 

@@ -1,12 +1,14 @@
 """The state of a run: the fold of its journal. The last record of a member's section wins."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from argosy.events import (
     Answered,
     Assigned,
     Checkpoint,
+    Cloned,
     Discarded,
     Divided,
     Event,
@@ -57,11 +59,22 @@ class MemberState:
     """Micro-batches per step, where they are more than the member's own number."""
     split: Split | None = None
     """Over which devices, where it is not whole."""
+    source: str | None = None
+    """The member that it is a clone of."""
+    changes: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
+    """Hyper-parameters in which it differs from that: there and here."""
+    inherited: Checkpoint | None = None
+    """The file of the other one that it began with."""
 
     @property
     def epochs(self) -> float:
         """Finished ones; a part of one that is finished counts."""
         return self.sections[-1].epochs if self.sections else 0.0
+
+    @property
+    def begun(self) -> bool:
+        """Whether it has stream epochs of its own: those of a clone that has not trained are the other one's."""
+        return bool(self.assigned) and (self.inherited is None or bool(self.device))
 
     @property
     def saved_at_its_end(self) -> bool:
@@ -102,6 +115,16 @@ class MemberState:
         here = (event.epoch, event.position)
         self.saved = [c for c in self.saved if (c.epoch, c.position + c.carried) <= here]
 
+    def clone(self, event: Cloned, source: "MemberState") -> None:
+        """What is behind the other one at its file is behind this one as well."""
+        self.source, self.changes, self.inherited = source.name, event.changes, event.checkpoint
+        if event.checkpoint is None:
+            return
+        self.saved, self.assigned = [event.checkpoint], list(source.assigned)
+        self.sections, self.history = [replace(row, member=self.name) for row in source.sections], list(source.history)
+        self.best = next((row for row in reversed(self.sections) if row.best), None)
+        self.forget_from(event.checkpoint.epoch, event.checkpoint.section)
+
     def follows(self, epoch: int, stream_epoch: int) -> bool:
         """Whether it is assigned the stream from this own epoch on, as it goes from there."""
         return self.stream_epoch(epoch) == stream_epoch and self.assigned[-1][0] <= epoch
@@ -133,6 +156,8 @@ class RunState:
     sharing: SharingChosen | None = None
     brought: list[str] = field(default_factory=list)
     """Members that somebody brought when the run had begun."""
+    anew: set[str] = field(default_factory=set)
+    """Members that train alone for what they are to be: their first epoch is the first of the stream, whenever they come."""
     seconds: float = 0.0
     """Of all drivers that worked on the run and ended in order; so are the CPU seconds."""
     cpu_seconds: float = 0.0
@@ -169,6 +194,8 @@ class RunState:
         elif isinstance(event, Retried):
             for name in event.members:
                 self.member(name).status, self.member(name).reason = "waiting", ""
+        elif isinstance(event, Cloned):
+            self.member(event.member).clone(event, self.member(event.source))
         elif isinstance(event, Divided):
             self.member(event.member).accumulate = event.accumulate
         elif isinstance(event, Split):
@@ -201,7 +228,9 @@ class RunState:
         elif isinstance(event, WorkerLost):
             self.lost.append(event)
         elif isinstance(event, Proposed):
-            if self.started is not None:
+            if event.sections is not None:
+                self.anew.add(event.member)
+            elif self.started is not None:
                 self.brought.append(event.member)
         elif isinstance(event, Answered):
             self.answered.append(event)

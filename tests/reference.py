@@ -1,7 +1,7 @@
 """What a member becomes on a list of stream epochs, by a plain PyTorch loop that knows nothing of argosy but what is published."""
 
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import evidence
@@ -23,14 +23,19 @@ def reference(
     *,
     sections: int = 1,
     ends: int | None = None,
+    before: Callable[[int, Any], None] = lambda number, optimizer: None,
 ) -> tuple[str, list[float]]:
-    """The bits of its weights and the validation loss after each section; with `ends` it stops after so many of them."""
+    """The bits of its weights and the validation loss after each section; with `ends` it stops after so many of them.
+
+    `before` is called with the number of each epoch that it begins, and its optimizer.
+    """
     torch.set_num_threads(1)
     torch.manual_seed(member_seed(0, member.name))
     model = member.model()
     optimizer = member.optimizer(model.parameters())
     state, losses = torch.get_rng_state(), []
-    for epoch in stream_epochs:
+    for number, epoch in enumerate(stream_epochs):
+        before(number, optimizer)
         steps = _batches(member, data.train, epoch)
         behind, batch = next(steps, (0, None))
         for section in range(1, sections + 1):

@@ -7,7 +7,7 @@ else, or with the reason why none of them do. Until then no resume knows of it.
 import importlib
 import importlib.machinery
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from argosy.events import REFUSED
 from argosy.running.refusals import check_batch_norm, check_batches
 from argosy.running.rehearsal import Rehearsal, Rehearsed
 from argosy.running.studyfile import StudyCopy
+from argosy.study import Member
 
 if TYPE_CHECKING:
     from argosy.running.driver import Driver
@@ -88,14 +89,27 @@ class Additions:
                     "all members of the study are here already, or being added; give `study` members of other names."
                 )
             check_batches(members, driver.lengths)
-            driver.roster.extend(members)
+            self._check_twins(members)
+            self.admit(file, self._commands[file], members)
         except ArgosyError as error:
             self._answer(file, f"{REFUSED}{error}")
-            return
-        names = tuple(member.name for member in members)
-        self._measured[file] = names
+
+    def admit(self, file: str, command: Mapping[str, Any], members: Sequence[Member]) -> None:
+        """Members of a command are to be measured, and its answer is to come; raises StudyError where they do not go with the
+        study's terms."""
+        driver, names = self.driver, tuple(member.name for member in members)
+        driver.roster.extend(members)
+        self._commands[file], self._measured[file] = command, names
         driver.view.study(driver.study)
         driver.voyage.departures.expect(names)
+
+    def _check_twins(self, members: Sequence[Member]) -> None:
+        for member in members:
+            twin = self.driver.identity.twin(member, self.driver.study)
+            if twin is not None:
+                raise StudyError(
+                    f"member {member.name!r} is {twin!r} once more, with the same seed; give it another seed, or leave it out."
+                )
 
     def settle(self) -> list[str]:
         """Answer where the costs of all members are known; returns those that are here from now on."""

@@ -139,7 +139,8 @@ class Departures:
             return
         self.newcomers -= set(entering)
         self.roster.enter(entering)
-        driver.write_study()
+        measured = driver.measuring.measured
+        driver.identity.add(driver.study, entering, measured=measured)
         self.voyage.make_room()
 
     def forget_measuring(self) -> None:

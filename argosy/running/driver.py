@@ -52,6 +52,7 @@ from argosy.running.phase import Phase
 from argosy.running.records import Metrics, run_started, tree_cpu_seconds
 from argosy.running.refusals import check_batch_norm, check_batches
 from argosy.running.roster import OVER, Roster
+from argosy.running.rungs import InPacks
 from argosy.running.splitting import measuring_of_run
 from argosy.running.verdicts import Bringer, Judge, Rules
 from argosy.running.view import Fragile, Silent, View
@@ -80,6 +81,7 @@ class Driver:
         *,
         judges: Sequence[Judge] = (),
         bringers: Sequence[Bringer] = (),
+        packs: InPacks | None = None,
         node_devices: int | None = None,
         only_measure: bool = False,
     ) -> None:
@@ -93,6 +95,8 @@ class Driver:
         self.phase = Phase.OPENING
         self.judges: tuple[Judge, ...] = (Rules(), *judges)
         self.bringers = bringers
+        self.packs = packs
+        """A policy in the place of that of the settings."""
         self.roster = Roster(job, state, self.judges)
         self.force = Workforce(workers, cluster, job.directory)
         if only_measure:
@@ -384,9 +388,10 @@ def drive(
     *,
     judges: Sequence[Judge] = (),
     bringers: Sequence[Bringer] = (),
+    packs: InPacks | None = None,
 ) -> None:
     """Train a study to its end, and journal it; `state` is the fold of what the journal holds already."""
-    driver = Driver(job, cluster, workers, journal, state, view, judges=judges, bringers=bringers)
+    driver = Driver(job, cluster, workers, journal, state, view, judges=judges, bringers=bringers, packs=packs)
     before = tree_cpu_seconds()
     with interrupts(driver.orders.want_pause):
         status, reason = "failed", ""

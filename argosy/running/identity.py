@@ -4,7 +4,7 @@ import functools
 import json
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,8 @@ MEMBER_FIELDS = (
 )
 MEMBER_IDENTITY = (*MEMBER_FIELDS, "parameter_shapes", "subset", "val_subset")
 FUNCTIONS = ("model", "optimizer", "loss", "schedule", "augment", "step")
+NEWCOMERS = "newcomers.jsonl"
+"""Members that came when ``study.json`` was written: a line for those that came together."""
 KEYS = {"seed", "objective", "mode", "validations_per_epoch", "lengths", "fingerprint", "members"}
 """Of ``study.json``, whose lack shows that it is none."""
 LINES_DEEP = 3
@@ -79,6 +81,31 @@ class Identity:
             known_shapes = earlier.get(name, {}).get("parameter_shapes")
             described["parameter_shapes"] = described["parameter_shapes"] or known_shapes
         write_json(self.directory / "study.json", here)
+        (self.directory / NEWCOMERS).unlink(missing_ok=True)
+
+    def add(self, study: Study, names: Iterable[str], **known: Any) -> None:
+        """Append what newcomers are to a file beside ``study.json``, which for each of thousands would be written anew."""
+        here = self._summary(replace(study, members=[study.member(name) for name in names]), **known)
+        line = json.dumps({"members": here["members"], "parts": here["code"]["parts"]})
+        with (self.directory / NEWCOMERS).open("a") as file:
+            file.write(line + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def twin(self, member: Member, study: Study) -> str | None:
+        """The member of a study that becomes the same, bit for bit: of the same configuration, and the same given seed."""
+        if member.seed is None:
+            return None
+        here = self._described(member, study)
+        others = (other for other in study.members if other.seed == member.seed)
+        twin = next((other.name for other in others if self._described(other, study) == here), None)
+        if twin is not None:
+            del self._readings[member.name]  # there will be another one of that name
+        return twin
+
+    def _described(self, member: Member, study: Study) -> dict[str, Any]:
+        code = self._read(member.name, _functions(member))
+        return {**_describe(member, None), "stop": repr(study.stop_of(member)), "code": code}
 
     def _check(self, here: Mapping[str, Any]) -> None:
         if self.found is not None and (differences := list(self._differences(self.found, here))):
@@ -93,7 +120,8 @@ class Identity:
         here["code"] = {"version": Code.VERSION, "parts": {}, **self._read("", {"on_device": study.data.on_device})}
         for member in study.members:
             here["members"][member.name]["code"] = self._read(member.name, _functions(member))
-        parts = {part for readings in self._readings.values() for found in readings.values() for part in found.parts}
+        readings = (self._readings[owner].values() for owner in ("", *study.names))
+        parts = {part for found in readings for reading in found for part in reading.parts}
         for name, digest in sorted(parts):
             here["code"]["parts"].setdefault(name, []).append(digest)
         return here
@@ -184,7 +212,7 @@ def found_study(directory: Path) -> dict[str, Any] | None:
     try:
         found = json.loads(path.read_text())
         if found.keys() >= KEYS:
-            return dict(found)
+            return _with_newcomers(found, directory / NEWCOMERS)
         problem = f"it lacks {', '.join(sorted(KEYS - found.keys()))}"
     except (ValueError, AttributeError) as error:
         problem = str(error)
@@ -192,6 +220,17 @@ def found_study(directory: Path) -> dict[str, Any] | None:
         f"{path} is damaged: {problem}. Put back a copy of it, or delete it and give the run's command with the same study, "
         "which writes it again."
     )
+
+
+def _with_newcomers(found: dict[str, Any], path: Path) -> dict[str, Any]:
+    """The study with those that came since; a line that was not finished is of members that had not begun."""
+    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+    for line in map(json.loads, lines):
+        found["members"] = {**line["members"], **found["members"]}
+        known = found["code"]["parts"]
+        for name, digests in line["parts"].items():
+            known[name] = [*dict.fromkeys((*known.get(name, ()), *digests))]
+    return found
 
 
 def write_json(path: Path, value: Any) -> None:

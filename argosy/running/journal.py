@@ -20,9 +20,11 @@ from argosy.errors import RunError
 from argosy.events import Event, SearchBegan, from_line, to_line
 from argosy.system import disk_refused
 
-__all__ = ["Journal", "Lock", "at_work", "own_directory", "read_journal", "timeline"]
+__all__ = ["Journal", "Lock", "at_work", "own_directory", "read_journal", "timeline", "wait_for_section"]
 
 
+LOOK_SECONDS = 0.1
+"""Between two looks for what was journaled."""
 PATIENCE_SECONDS = 10.0
 """The longest that processes of a killed driver take to follow it."""
 
@@ -147,6 +149,21 @@ def at_work(directory: Path) -> bool:
     finally:
         os.close(descriptor)
     return False
+
+
+def wait_for_section(directory: Path) -> None:
+    """Until a section of any member has ended from now on, or nobody is at work there."""
+    path = directory / "journal.jsonl"
+    read = path.stat().st_size if path.exists() else 0
+    while at_work(directory):
+        if path.exists():
+            with path.open("rb") as file:
+                file.seek(read)
+                lines = file.read().split(b"\n")[:-1]
+            read += sum(len(line) + 1 for line in lines)
+            if any(json.loads(line)["event"] in ("SectionEnded", "RunEnded") for line in lines):
+                return
+        time.sleep(LOOK_SECONDS)
 
 
 def timeline(directory: Path) -> Iterator[tuple[float, Event]]:

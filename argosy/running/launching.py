@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from argosy.cluster import Cluster
-from argosy.planning import POLICIES, Moving, Policy, Situation
+from argosy.planning import Moving, Policy, Situation
 from argosy.plans import Flotilla, Plan
 from argosy.profiles import Profile
 from argosy.running.legs import Sailing
@@ -24,14 +24,11 @@ class Launching:
 
     cluster: Cluster
     policy_name: str
+    policy: Policy
+    """The planner."""
     preparation_seconds: float = 0.0
     """Of one sample, on one core."""
     samples_per_epoch: int = 1
-
-    @property
-    def policy(self) -> Policy:
-        """The planner."""
-        return POLICIES[self.policy_name]
 
     def situation(
         self,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from argosy.commands import Leave
 from argosy.errors import ArgosyError
 from argosy.events import REFUSED, Answered
+from argosy.running.clones import Clones
 from argosy.running.inbox import Inbox
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ class Orders:
         self.inbox = Inbox(driver.directory / "commands", (answered.file for answered in driver.state.answered))
         self.pausing: str | None = None
         """Why the run is being saved to end."""
+        self.clones = Clones(driver)
         self._wanted: str | None = None
         """Set by signal handlers, which may not talk to workers: they interrupt whoever is talking."""
         self._stopping: dict[str, list[tuple[str, dict[str, Any]]]] = {}
@@ -49,6 +51,7 @@ class Orders:
             if answer is not None:
                 self.answer(file, command, answer)
         if self.pausing is None:
+            self.clones.look()
             self.driver.additions.look()
         for member in list(self._stopping):
             status = self.driver.state.member(member).status
@@ -74,7 +77,12 @@ class Orders:
             case {"command": "add"}:
                 self.driver.additions.ask(file, command)
                 return None
-        return f"{REFUSED}nobody understands {command.get('command')!r}; commands are stop, with a member, and add."
+            case {"command": "clone"}:
+                self.clones.ask(file, command)
+                return None
+        return (
+            f"{REFUSED}nobody understands {command.get('command')!r}; commands are stop, with a member, add and clone."
+        )
 
     def _stop(self, name: str, file: str, command: dict[str, Any]) -> str | None:
         driver = self.driver

@@ -3,10 +3,12 @@
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from argosy.commands import Leg, StartMember
 from argosy.events import Assigned, Retried
 from argosy.fold import RunState
+from argosy.running.clones import Clone
 from argosy.running.launcher import Job
 from argosy.running.resume import Resume, last_section, leg_for, resume_point, resume_points
 from argosy.running.studyfile import StudyCopy
@@ -48,11 +50,9 @@ class Roster:
         """Find who is to train, and from where on; members that an earlier driver added are here again."""
         added: list[str] = []
         for answered in self.state.answered:
-            if answered.command.get("command") == "add" and not answered.refused:
-                copy = StudyCopy.of(answered.command, self.job.directory / "commands")
-                members = self.newcomers(copy.load())
-                self.extend(members)
-                added += [member.name for member in members]
+            members = [] if answered.refused else self._added(answered.command)
+            self.extend(members)
+            added += [member.name for member in members]
         self._number()
         if self.job.settings.retry_failed:
             self.retried = tuple(name for name in self.study.names if self.state.member(name).status == "failed")
@@ -64,9 +64,20 @@ class Roster:
         states = [self.state.member(name) for name in self.unfinished()]
         self._points.update(resume_points(states, self.job.directory))
         late = (*added, *self.state.brought)
-        self.joining = {name for name in late if name in self._points and not self.state.member(name).assigned}
+        self.joining = {name for name in late if name in self._points and not self.state.member(name).begun}
         begun = self._begun()
-        self._points.update({name: Resume(member=name, stream_epoch=begun) for name in self.joining})
+        for name in self.joining:
+            self._points[name] = replace(self._points[name], stream_epoch=begun)
+
+    def _added(self, command: Mapping[str, Any]) -> list[Member]:
+        """Members that a command has brought."""
+        match command:
+            case {"command": "add"}:
+                return self.newcomers(StudyCopy.of(command, self.job.directory / "commands").load())
+            case {"command": "clone"}:
+                clone = Clone.of(command)
+                return [clone.member(self.study.member(clone.source))]
+        return []
 
     def unfinished(self) -> list[str]:
         """Members that have epochs before them."""
@@ -90,9 +101,14 @@ class Roster:
 
     def enter(self, names: Iterable[str]) -> None:
         """Members that were added wait from now on."""
-        names = tuple(names)
-        self._points.update({name: Resume(member=name, stream_epoch=self._begun()) for name in names})
-        self.joining |= set(names)
+        names, begun = tuple(names), self._begun()
+        for name in names:
+            anew = name in self.state.anew
+            self._points[name] = Resume(member=name, stream_epoch=0 if anew else begun)
+            if not anew:
+                self.joining.add(name)
+            if self.state.member(name).inherited is not None:
+                self._find_points([name])
         self._wait(names)
 
     def _begun(self) -> int:
@@ -148,13 +164,14 @@ class Roster:
 
     def start_member(self, name: str, notes: Iterable[str]) -> StartMember:
         """What its trainer has to know of it."""
-        point = self._points[name]
+        point, state = self._points[name], self.state.member(name)
         return StartMember(
             member=name,
             epoch=point.epoch,
             stream_epoch=point.stream_epoch,
             checkpoint=point.checkpoint,
             accumulate=self.accumulate(name),
+            changes=state.changes if point.checkpoint and point.checkpoint == state.inherited else {},
             notes=(*notes, *point.notes),
         )
 

@@ -2,9 +2,10 @@
 
 Everything that is decided follows from the journal: which parameters a trial has (`Proposed`, before it trains), what it reached
 (its sections), and how it ended. A later driver tells a scheduler of its own the same, and asks it the same.
+
+A trial is a member that rests between two rungs, or, where trials begin anew at each rung, one member after another.
 """
 
-import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,10 +15,13 @@ from argosy.errors import RunError, StudyError
 from argosy.events import Event, MemberEnded, Proposed, RunStarted, SearchBegan
 from argosy.fold import MemberState, RunState
 from argosy.running.identity import spell
+from argosy.running.rungs import InPacks
+from argosy.running.trials import Trial
 from argosy.running.verdicts import GO_ON, Fate, Newcomer, Verdict
-from argosy.stopping import MaxEpochs, better
+from argosy.stopping import MaxEpochs
 from argosy.study import Member, Study
 from argosy.tuning import make_scheduler
+from argosy.tuning.packing import Candidate, make_packing
 from argosy.tuning.sampling import Copy, Outcome, Sampling
 from argosy.tuning.search import Search, Store
 
@@ -25,6 +29,8 @@ __all__ = ["Tuner"]
 
 OVER = ("done", "failed", "diverged", "stopped")
 TOTALS = ("max_epochs", "n_trials")
+EARLIER = {"warm": True}
+"""Terms of searches by versions that knew no others."""
 
 
 class Tuner:
@@ -42,18 +48,15 @@ class Tuner:
         )
         self.copy: Copy | None = None
         self.members: list[Member] = []
-        self.numbers: dict[str, int] = {}
-        self.parameters: dict[str, Mapping[str, Any]] = {}
-        self._told: list[int] = []
-        """Sections of each trial that the scheduler was told of."""
-        self._best: list[float] = []
-        """What each is worth so far."""
-        self._open: dict[str, int] = {}
-        """Trials that may still reach something, by name."""
+        self.trials: list[Trial] = []
+        self.trial_of: dict[str, Trial] = {}
+        """By member."""
+        self._open: dict[int, Trial] = {}
+        """Those that may still reach something."""
         self._ended: dict[str, str] = {}
-        """Why trials ended that the search ended under its present terms: it does not change its mind."""
+        """Why members ended that the search ended under its present terms: it does not change its mind."""
         self._older: set[str] = set()
-        """Trials that ended under earlier terms, and may go on under these."""
+        """Members that ended under earlier terms, and may go on under these."""
         self._changed: set[int] = set()
         """Trials of which Optuna's storage does not know everything."""
 
@@ -71,12 +74,27 @@ class Tuner:
             "mode": self.mode,
             "max_epochs": search.max_epochs,
             "n_trials": self.total,
+            "warm": search.warm,
         }
 
     @property
     def study(self) -> Study:
-        """All trials so far."""
+        """All members so far."""
         return self.search.study(self.members)
+
+    @property
+    def policy(self) -> InPacks | None:
+        """How rungs are packed; None where the planner does that."""
+        packs, seed = self.search.packs, self.search.seed
+        packing = make_packing(packs, seed=seed, choices=self.sampling.choices)
+        return None if packing is None else InPacks(name=packs, packing=packing, candidate=self._candidate)
+
+    def _candidate(self, member: str) -> tuple[int, Candidate] | None:
+        trial = self.trial_of.get(member)
+        if trial is None:
+            return None
+        candidate = Candidate(name=member, batch_size=trial.member.batch_size, parameters=trial.parameters)
+        return self.scheduler.budget(trial.number), candidate
 
     # ---- what was before
 
@@ -85,15 +103,18 @@ class Tuner:
         if not any(isinstance(event, RunStarted) for event in events):
             return  # Nobody has trained: what stood in the way may have been changed since.
         terms: Mapping[str, Any] | None = None
-        proposed: dict[int, Mapping[str, Any]] = {}
+        proposed: list[Proposed] = []
+        begun = False
         for event in events:
+            begun = begun or isinstance(event, RunStarted)
             if isinstance(event, SearchBegan):
                 if event.terms != terms:
                     self._older |= self._ended.keys()
                 terms = event.terms
+                if not begun:
+                    proposed.clear()  # of an earlier driver that got no further
             elif isinstance(event, Proposed):
-                # The first of them comes twice where an earlier driver got no further.
-                proposed = {**({} if event.trial == 0 else proposed), event.trial: event.parameters}
+                proposed.append(event)
             elif isinstance(event, MemberEnded) and event.status == "done":
                 self._ended[event.member] = event.reason
                 self._older.discard(event.member)
@@ -102,11 +123,20 @@ class Tuner:
             self._older |= self._ended.keys()
         for name in self._older:
             self._ended.pop(name, None)
-        for parameters in proposed.values():
-            self._take_up(*self.sampling.again(parameters))
-        for name, number in self.numbers.items():
-            self._tell(number, state.member(name))
+        for event in proposed:
+            self._recall(event, state)
+        for trial in self.trials:
+            self._tell(trial, state.member(trial.member.name))
         self._sweep(state)
+
+    def _recall(self, event: Proposed, state: RunState) -> None:
+        if event.trial < len(self.trials):
+            trial = self.trials[event.trial]
+            self._tell(trial, state.member(trial.member.name))
+            assert event.sections is not None
+            self._begin_anew(trial, event.sections)
+        else:
+            self._take_up(*self.sampling.again(event.parameters), sections=event.sections)
 
     def show(self, directory: Path, store: Store) -> None:
         """Let Optuna's storage show the search from here on."""
@@ -125,17 +155,20 @@ class Tuner:
 
     def verdict(self, member: str, state: RunState, study: Study) -> Verdict:
         """See `Judge.verdict`; of members that are no trials it says nothing."""
-        number = self.numbers.get(member)
-        if number is None:
+        trial = self.trial_of.get(member)
+        if trial is None or trial.member.name != member:
             return GO_ON
         here = state.member(member)
-        self._tell(number, here)
+        self._tell(trial, here)
+        if trial.sections is not None:
+            # The member's own rule ends it; what becomes of the trial is for another member.
+            return Verdict(Fate.GO_ON, certain=max(trial.sections - len(here.history), 1))
         if member in self._ended and here.status == "done":
             return Verdict(Fate.END, self._ended[member])
-        left = self.scheduler.budget(number) - len(here.history)
+        left = self.scheduler.budget(trial.number) - len(here.history)
         if left > 0:
             return Verdict(Fate.GO_ON, certain=left)
-        reason = self.scheduler.out(number)
+        reason = self.scheduler.out(trial.number)
         if reason is None:
             return Verdict(Fate.REST, f"waits after section {len(here.history)} for others")
         return Verdict(Fate.END, reason)
@@ -143,93 +176,134 @@ class Tuner:
     def called(self, resting: Collection[str], state: RunState, study: Study) -> Sequence[str]:
         """See `Judge.called`."""
         self._sweep(state)
-        return [name for name in resting if name in self.numbers and self._waits_no_more(self.numbers[name])]
+        return [name for name in resting if name in self.trial_of and self._waits_no_more(self.trial_of[name])]
 
-    def _waits_no_more(self, number: int) -> bool:
-        return self.scheduler.budget(number) > self._told[number] or self.scheduler.out(number) is not None
+    def _waits_no_more(self, trial: Trial) -> bool:
+        return self.scheduler.budget(trial.number) > trial.told or self.scheduler.out(trial.number) is not None
+
+    def to_come(self, state: RunState) -> float:
+        """Epochs that all trials together have before them, as far as that is known."""
+        done = sum(len(state.member(member.name).sections) for member in self.members)
+        return max(self.scheduler.foreseen(again=not self.search.warm) - done, 0) / self.search.validations_per_epoch
 
     # ---- the bringer
 
     def bring(self, state: RunState) -> Sequence[Newcomer]:
         """See `Bringer.bring`."""
         self._write()
-        count = self.scheduler.wanted(len(self.members))
+        again = [self._propose_again(trial) for trial in list(self._open.values()) if self._goes_on_anew(trial, state)]
+        count = self.scheduler.wanted(len(self.trials))
         if count and self.search.at_once is not None:
             count = min(count, max(self.search.at_once - self._training(state), 0))
-        return [self._propose() for _ in range(count)]
+        return [*again, *(self._propose() for _ in range(count))]
 
     def _training(self, state: RunState) -> int:
         """Trials that train, or are about to; those that leave have not left yet."""
         return sum(
-            self._told[number] < self.scheduler.budget(number) or state.member(name).status == "training"
-            for name, number in self._open.items()
+            trial.told < self.scheduler.budget(trial.number) or state.member(trial.member.name).status == "training"
+            for trial in self._open.values()
         )
+
+    def _goes_on_anew(self, trial: Trial, state: RunState) -> bool:
+        """Whether a trial that begins anew at each rung has another one before it."""
+        if trial.sections is None or self.scheduler.budget(trial.number) <= trial.sections:
+            return False
+        return state.member(trial.member.name).status == "done"
 
     def _propose(self) -> Newcomer:
         parameters, built_from = self.sampling.ask()
-        member = self._take_up(parameters, built_from)
-        return Newcomer(
-            member=member,
-            proposed=Proposed(trial=self.numbers[member.name], member=member.name, parameters=parameters),
-        )
+        sections = None if self.search.warm else self.scheduler.budget(len(self.trials))
+        return _newcomer(self._take_up(parameters, built_from, sections=sections))
 
-    def _take_up(self, parameters: Mapping[str, Any], built_from: dict[str, Any]) -> Member:
-        number = len(self.members)
-        built = self.search.build(built_from)
+    def _propose_again(self, trial: Trial) -> Newcomer:
+        self._begin_anew(trial, self.scheduler.budget(trial.number))
+        return _newcomer(trial)
+
+    def _take_up(self, parameters: Mapping[str, Any], built_from: dict[str, Any], *, sections: int | None) -> Trial:
+        number = len(self.trials)
+        member = self._build(number, parameters, built_from, sections)
+        trial = Trial(
+            number=number,
+            parameters=parameters,
+            built_from=built_from,
+            member=member,
+            sections=sections,
+            mode=self.mode,
+        )
+        self.trials.append(trial)
+        self._open[number] = trial
+        self._enter(trial)
+        return trial
+
+    def _begin_anew(self, trial: Trial, sections: int) -> None:
+        """From here on a trial is another member, which trains for so many sections."""
+        built = self._build(trial.number, trial.parameters, trial.built_from, sections)
+        trial.begin_anew(replace(built, name=f"{built.name}-s{sections}"), sections)
+        self._enter(trial)
+
+    def _enter(self, trial: Trial) -> None:
+        self.members.append(trial.member)
+        self.trial_of[trial.member.name] = trial
+        self._changed.add(trial.number)
+
+    def _build(
+        self, number: int, parameters: Mapping[str, Any], built_from: dict[str, Any], sections: int | None
+    ) -> Member:
+        built = self.search.member(dict(built_from), sections or self.search.most)
         if not isinstance(built, Member):
             raise StudyError(
                 f"build({dict(parameters)}) returned {type(built).__name__}; it must return an argosy.Member."
             )
-        limit = MaxEpochs(self.search.max_epochs)
-        member = replace(built, name=f"{built.name}-{number}", stop=limit if built.stop is None else built.stop | limit)
-        self.members.append(member)
-        self.parameters[member.name] = parameters
-        self.numbers[member.name] = self._open[member.name] = number
-        self._told.append(0)
-        self._best.append(math.nan)
-        self._changed.add(number)
-        return member
+        epochs = self.search.max_epochs if sections is None else sections / self.search.validations_per_epoch
+        stop = MaxEpochs(epochs) if built.stop is None else built.stop | MaxEpochs(epochs)
+        return replace(built, name=f"{built.name}-{number}", stop=stop)
 
     # ---- what trials reach
 
-    def _tell(self, number: int, here: MemberState) -> None:
+    def _tell(self, trial: Trial, here: MemberState) -> None:
         """Let the scheduler and Optuna know what a trial is worth after each section: the best that it has had."""
-        if here.name not in self._open:
+        if trial.number not in self._open:
             return  # What it has been told with was its last.
-        for sections in range(self._told[number] + 1, len(here.history) + 1):
-            value = here.history[sections - 1].get(self.objective, math.nan)
-            if better(value, self._best[number], self.mode):
-                self._best[number] = value
-            best = self._best[number]
-            self.scheduler.tell(number, sections, best if self.mode == "min" else -best)
-            self.sampling.report(number, sections, best)
-            self._told[number] = sections
-            self._changed.add(number)
+        for sections, best in trial.hear(here.history, self.objective):
+            self.scheduler.tell(trial.number, sections, best if self.mode == "min" else -best)
+            self.sampling.report(trial.number, sections, best)
+            self._changed.add(trial.number)
 
     def _sweep(self, state: RunState) -> None:
         """Look who has ended since the last time."""
-        for name, number in list(self._open.items()):
-            here = state.member(name)
+        for trial in list(self._open.values()):
+            here = state.member(trial.member.name)
             if here.status not in OVER:
-                self._older.discard(name)
-            elif name not in self._older or self.scheduler.out(number) is not None:
-                self._tell(number, here)
-                self._end(name, number, here)
+                self._older.discard(here.name)
+                continue
+            out = self.scheduler.out(trial.number) is not None
+            if trial.sections is not None or here.name not in self._older or out:
+                self._tell(trial, here)
+                if out or not self._is_between(trial, here):
+                    self._end(trial, here)
 
-    def _end(self, name: str, number: int, here: MemberState) -> None:
+    def _is_between(self, trial: Trial, here: MemberState) -> bool:
+        """Whether a member has trained for its rung, and nobody knows yet what becomes of its trial."""
+        if trial.sections is None or here.status != "done":
+            return False
+        return trial.sections <= len(here.history) < self.search.most and self.scheduler.out(trial.number) is None
+
+    def _end(self, trial: Trial, here: MemberState) -> None:
         outcome: Outcome = "failed"
         if here.status == "done":
-            self._ended[name] = here.reason
-            rule = self.members[number].stop
-            outcome = "complete" if rule is not None and rule.reason(here.history) else "pruned"
+            self._ended[here.name] = here.reason
+            rule = trial.member.stop
+            over = rule is not None and rule.reason(here.history) is not None
+            # Of one that begins anew at each rung, the rule of the last of its members is that of its rung.
+            out = trial.sections is not None and self.scheduler.out(trial.number) is not None
+            outcome = "complete" if over and not out else "pruned"
         if outcome == "complete":
-            self.scheduler.close(number)
+            self.scheduler.close(trial.number)
         elif outcome == "failed":
-            self.scheduler.fail(number)
-        best = self._best[number]
-        self.sampling.end(number, "failed" if math.isnan(best) else outcome, best)
-        self._changed.add(number)
-        del self._open[name]
+            self.scheduler.fail(trial.number)
+        self.sampling.end(trial.number, "failed" if trial.worthless else outcome, trial.best)
+        self._changed.add(trial.number)
+        del self._open[trial.number]
 
     def _write(self) -> None:
         """Let Optuna's storage show what has changed."""
@@ -239,10 +313,18 @@ class Tuner:
             self._changed.clear()
 
 
+def _newcomer(trial: Trial) -> Newcomer:
+    proposed = Proposed(
+        trial=trial.number, member=trial.member.name, parameters=trial.parameters, sections=trial.sections
+    )
+    return Newcomer(member=trial.member, proposed=proposed)
+
+
 def check_terms(there: Mapping[str, Any] | None, here: Mapping[str, Any]) -> None:
     """Raise RunError where a search with the terms `here` cannot go on with one that had those `there`."""
     if there is None:
         raise RunError("the directory holds a run that is not a search of `argosy tune`; choose another directory.")
+    there = {**EARLIER, **there}
     differences = [
         f"{key}: {there[key]!r} there, {value!r} here"
         for key, value in here.items()

@@ -23,6 +23,9 @@ class View(Protocol):
     def study(self, study: Study) -> None:
         """What is asked from here on: with members that were added, or without some that were not in the end."""
 
+    def expect(self, epochs: Callable[[], float]) -> None:
+        """How many epochs all members together have before them, as whoever brings them knows it; said before the run begins."""
+
     def plan(self, plan: Plan) -> None:
         """Flotillas start."""
 
@@ -44,6 +47,9 @@ class Silent:
 
     def study(self, study: Study) -> None:
         """See `View.study`."""
+
+    def expect(self, epochs: Callable[[], float]) -> None:
+        """See `View.expect`."""
 
     def plan(self, plan: Plan) -> None:
         """See `View.plan`."""
@@ -75,6 +81,10 @@ class Fragile:
     def study(self, study: Study) -> None:
         """See `View.study`."""
         self._ask(lambda view: view.study(study))
+
+    def expect(self, epochs: Callable[[], float]) -> None:
+        """See `View.expect`."""
+        self._ask(lambda view: view.expect(epochs))
 
     def plan(self, plan: Plan) -> None:
         """See `View.plan`."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from argosy.commands import Board, Credit, Held, Hold, Leave, Opened, Seat
 from argosy.events import MemberRested, Split
-from argosy.planning import Situation
+from argosy.planning import POLICIES, Situation
 from argosy.plans import Flotilla
 from argosy.profiles import Profile
 from argosy.running.departures import Departures, crews_of
@@ -34,7 +34,12 @@ class Voyage:
     def __init__(self, driver: "Driver") -> None:
         self.driver = driver
         self.roster, self.force, self.state = driver.roster, driver.force, driver.state
-        self.launching = Launching(cluster=driver.cluster, policy_name=driver.settings.policy)
+        packs, name = driver.packs, driver.settings.policy
+        self.launching = Launching(
+            cluster=driver.cluster,
+            policy_name=packs.name if packs else name,
+            policy=packs or POLICIES[name],
+        )
         self.departures = Departures(self)
         self.stragglers, self.logbook = Stragglers(self), Logbook(self)
         self.legs: list[Sailing] = []
@@ -302,7 +307,7 @@ class Voyage:
     def _ask(self, leg: Sailing, live: list[str]) -> Flotilla | None:
         """The flotilla that goes on with a leg at its gate, if any."""
         per_epoch, place = self.driver.study.validations_per_epoch, leg.until
-        if place % per_epoch == 0:
+        if place % per_epoch == 0 and self.driver.packs is None:
             self.roster.join(self.roster.waiting, place // per_epoch)
         waiting_here = self.stragglers.others(self.roster.waiting)
         peers = [name for name in waiting_here if self.can_join(name, leg)]

@@ -9,6 +9,7 @@ from argosy.events import MemberStarted, SectionEnded
 from argosy.stream.blocks import Place
 from argosy.stream.schedule import Orders
 from argosy.training import checkpoint
+from argosy.training.changes import change
 from argosy.training.files import Files
 from argosy.training.heap import large_outside
 from argosy.training.measure import NUMPY_RANDOM, PRIVATE
@@ -45,6 +46,7 @@ class Aboard:
             # The driver has compared its sum. The file's own tensors go again; what is copied from them stays.
             with large_outside():
                 position = live.load_state_dict(checkpoint.load(files.folder / start.checkpoint.file))
+            change(live, start.changes)
         live.begin_epoch(orders, start.stream_epoch, position)
         first = start.stream_epoch * sections + live.section
         leads = start.seat is None or start.seat.rank == 0

@@ -113,6 +113,8 @@ class Saving:
 
     def __init__(self, checkpoint_seconds: float) -> None:
         self.checkpoint_seconds = checkpoint_seconds
+        self.wanted = False
+        """Whether somebody asked for files at the end of the section."""
         self._last = time.monotonic()
         self._seconds = 0.0
         """How long files took the last time."""
@@ -125,14 +127,14 @@ class Saving:
     @property
     def due(self) -> bool:
         """Whether a section's end is worth files."""
-        return self.overdue or time.monotonic() - self._last >= self._seconds / SHARE
+        return self.wanted or self.overdue or time.monotonic() - self._last >= self._seconds / SHARE
 
     @contextlib.contextmanager
     def timed(self) -> Iterator[None]:
         """Inside, members are saved."""
         started = time.monotonic()
         yield
-        self._last = time.monotonic()
+        self._last, self.wanted = time.monotonic(), False
         self._seconds = self._last - started
 
     def write(self, drafts: Mapping[str, tuple[Files, Draft]]) -> Iterator[tuple[str, Callable[[], Checkpoint]]]:

@@ -28,6 +28,7 @@ from argosy.commands import (
     Paused,
     Progress,
     Report,
+    Save,
     StartMember,
     SumsTimed,
     TimeSums,
@@ -151,6 +152,8 @@ class Trainer:
             self.emit(SumsTimed(short_seconds=short, long_seconds=long))
         elif isinstance(command, Leave):
             self._leave([name for name in command.members if name in self.aboard])
+        elif isinstance(command, Save):
+            self.saving.wanted = True
         elif isinstance(command, Journaled):
             for name, file in command.files.items():
                 if name in self.aboard:

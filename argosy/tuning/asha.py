@@ -5,7 +5,7 @@ or until nothing can change any more. Then the best of the highest rung goes on 
 """
 
 from argosy.tuning.hyperband import rungs
-from argosy.tuning.scheduler import Results, ranked
+from argosy.tuning.scheduler import Results, ranked, sections_of
 
 __all__ = ["Asha"]
 
@@ -56,6 +56,11 @@ class Asha:
         reached = self._reached[self.rung[trial]]
         place = reached.index(trial) + 1
         return f"number {place} of {len(reached)} after section {self.budget(trial)}"
+
+    def foreseen(self, *, again: bool) -> int:
+        """See `Scheduler.foreseen`: as if all were compared with all; who comes early goes on among few, so there may be more."""
+        counts = ((max(self.trials // self.eta**rung, 1), budget) for rung, budget in enumerate(self.budgets))
+        return sections_of(counts, again=again)
 
     def _arrive(self, trial: int) -> None:
         """Note that a trial has reached its rung, if it has, and let those go on who may."""

@@ -5,11 +5,12 @@ trials has reached it, so that its outcome depends on nothing but what they reac
 """
 
 from bisect import bisect_right
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Literal
 
-from argosy.tuning.scheduler import Results, ranked
+from argosy.tuning.scheduler import Results, ranked, sections_of
 
 __all__ = ["Brackets", "Hyperband", "brackets", "rungs"]
 
@@ -85,6 +86,16 @@ class Hyperband:
     def out(self, trial: int) -> str | None:
         """See `Scheduler.out`."""
         return self._bracket(trial).out.get(trial)
+
+    def foreseen(self, *, again: bool) -> int:
+        """See `Scheduler.foreseen`; that of every trial that is to be."""
+        return sum(sections_of(self._counts(bracket), again=again) for bracket in self.brackets)
+
+    def _counts(self, bracket: Bracket) -> Iterator[tuple[int, int]]:
+        count = len(bracket.trials)
+        for budget in bracket.budgets:
+            yield count, budget
+            count = max(count // self.eta, 1)
 
     def _bracket(self, trial: int) -> Bracket:
         return self.brackets[bisect_right(self._ends, trial)]

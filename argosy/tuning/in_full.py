@@ -29,3 +29,7 @@ class InFull:
     def out(self, trial: int) -> str | None:
         """See `Scheduler.out`."""
         return None
+
+    def foreseen(self, *, again: bool) -> int:
+        """See `Scheduler.foreseen`."""
+        return self.trials * self.most

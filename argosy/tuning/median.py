@@ -57,6 +57,10 @@ class Median:
             return None
         return f"worse than the median of {count} trials after section {reached}"
 
+    def foreseen(self, *, again: bool) -> int:
+        """See `Scheduler.foreseen`: nobody knows who will be out."""
+        return sum(self.results.sections(trial) if self.out(trial) else self.most for trial in range(self.trials))
+
     def _median(self, sections: int) -> tuple[int, float]:
         if sections not in self._medians:
             costs = (self.results.until(trial, sections) for trial in range(self.trials))

@@ -7,6 +7,7 @@ that Argosy alone writes; where it is not what the journal says, it is written a
 
 import contextlib
 import itertools
+import math
 import os
 import queue
 import random
@@ -38,6 +39,7 @@ STATES = {"complete": TrialState.COMPLETE, "pruned": TrialState.PRUNED, "failed"
 DIRECTIONS = {"min": StudyDirection.MINIMIZE, "max": StudyDirection.MAXIMIZE}
 OWNER = "argosy directory"
 PLAIN = (bool, int, float, str, type(None))
+FEW = 1000
 
 
 class Copy:
@@ -184,6 +186,14 @@ class Sampling:
             raise RunError(_changed(number, parameters, f"it has {', '.join(found) or 'nothing'} there"))
         return found, built_from
 
+    @property
+    def choices(self) -> dict[str, list[Any]]:
+        """Of parameters with a few values, these in order; of a space that is a function nobody knows them before."""
+        if callable(self.space):
+            return {}
+        found = {name: distribution for name, distribution in self.space.items() if _count(distribution) <= FEW}
+        return {name: _values(name, distribution) for name, distribution in found.items()}
+
     def report(self, number: int, sections: int, value: float) -> None:
         """What a trial has reached after so many sections."""
         self._trials[number].report(value, sections)
@@ -272,8 +282,18 @@ def _values(name: str, distribution: Any) -> list[Any]:
         raise StudyError(
             f"scheduler 'grid': {name!r} has no finite number of values; give step= or a choice of values."
         )
-    count = round((distribution.high - distribution.low) / distribution.step) + 1
-    return [min(distribution.low + number * distribution.step, distribution.high) for number in range(count)]
+    low, high, step = distribution.low, distribution.high, distribution.step
+    return [min(low + number * step, high) for number in range(int(_count(distribution)))]
+
+
+def _count(distribution: Any) -> float:
+    """Of its values."""
+    if isinstance(distribution, CategoricalDistribution):
+        return len(distribution.choices)
+    if distribution.step is None:
+        return math.inf
+    steps: float = (distribution.high - distribution.low) / distribution.step
+    return round(steps) + 1
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable
 from typing import Protocol
 
-__all__ = ["Results", "Scheduler", "ranked"]
+__all__ = ["Results", "Scheduler", "ranked", "sections_of"]
 
 
 class Scheduler(Protocol):
@@ -32,6 +32,12 @@ class Scheduler(Protocol):
 
     def out(self, trial: int) -> str | None:
         """Why a trial that has used its budget ends there; None while it has not, or waits for others."""
+
+    def foreseen(self, *, again: bool) -> int:
+        """Sections of all trials together, from the first to the last, as far as it is known who will be let go on.
+
+        With `again`, a trial begins anew with each of its budgets.
+        """
 
 
 class Results:
@@ -82,3 +88,12 @@ def ranked(costs: Iterable[tuple[float, int]]) -> list[int]:
     """Trials by (cost, trial), best first: ties by the trial's number, what is not a number last."""
     keys = ((True, 0.0, trial) if math.isnan(cost) else (False, cost, trial) for cost, trial in costs)
     return [trial for _, _, trial in sorted(keys)]
+
+
+def sections_of(counts: Iterable[tuple[int, int]], *, again: bool) -> int:
+    """Sections of trials of which so many train up to each of these budgets, ascending."""
+    total, before = 0, 0
+    for count, budget in counts:
+        total += count * (budget if again else budget - before)
+        before = budget
+    return total

@@ -1,5 +1,6 @@
 """What is asked of a search: how a trial's member is built, from which space, on which data, and how far trials train."""
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
@@ -10,8 +11,12 @@ from argosy.study import Data, Member, Study
 from argosy.tuning import SCHEDULERS
 from argosy.tuning.hyperband import Brackets
 from argosy.tuning.hyperband import brackets as table
+from argosy.tuning.packing import check_packs
 
 __all__ = ["Search", "Store"]
+
+RUNGS = ("hyperband", "asha")
+"""Schedulers that let trials go on from one budget to the next."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,8 +33,9 @@ class Store:
 class Search:
     """Every keyword of `argosy.tune` that decides what comes out, and every name in the file of ``argosy tune``."""
 
-    build: Callable[[dict[str, Any]], Member]
-    """A trial's parameters -> its member; the trial's number is added to the name."""
+    build: Callable[..., Member]
+    """A trial's parameters -> its member; the trial's number is added to the name. One that takes ``epochs`` as well is told for
+    how many the member is to train, as schedules of learning rates want to know: `max_epochs`, or without `warm` its rung's."""
     space: Mapping[str, Any] | Callable[[Any], Mapping[str, Any] | None]
     """Optuna distributions by name; or a function of an Optuna trial that suggests (and may return other parameters)."""
     data: Data
@@ -54,6 +60,10 @@ class Search:
     seed: int = 0
     validations_per_epoch: int = 1
     """Sections of an epoch: budgets are counted in them, so the least is this part of an epoch."""
+    warm: bool = True
+    """Whether who goes on does so where it is; else at each rung it begins anew, as another member, with the rung's budget."""
+    packs: str = "planned"
+    """Who shares a device and a stream: the planner says so, or ``none``, ``batch-size``, ``random(k)``, ``knn(k)``."""
 
     def __post_init__(self) -> None:
         if not callable(self.build):
@@ -71,6 +81,12 @@ class Search:
                 raise StudyError(f"{name} is {value!r}; it must be a whole number from {least}.")
         if not self.max_epochs > 0:
             raise StudyError(f"max_epochs is {self.max_epochs!r}; it must be more than 0.")
+        check_packs(self.packs)
+        if not self.warm and self.scheduler not in RUNGS:
+            raise StudyError(
+                f"warm=False lets trials begin anew at each rung, and scheduler {self.scheduler!r} has none; choose one of "
+                f"{', '.join(RUNGS)}, or leave it out."
+            )
         if self.sampler is not None and not callable(self.sampler):
             raise StudyError(
                 "sampler must be a class of optuna.samplers, or a partial of one; an instance has its seed."
@@ -80,6 +96,13 @@ class Search:
     def most(self) -> int:
         """Sections of a trial that is never out."""
         return sections_in(self.max_epochs, self.validations_per_epoch)
+
+    def member(self, parameters: dict[str, Any], sections: int) -> Any:
+        """What `build` makes of a trial's parameters, for so many sections."""
+        if not _takes_epochs(self.build):
+            return self.build(parameters)
+        whole, part = divmod(sections, self.validations_per_epoch)
+        return self.build(parameters, epochs=sections / self.validations_per_epoch if part else whole)
 
     def trials(self, points: int | None) -> int:
         """How many in all, where a grid has so many points; raises StudyError where nobody knows."""
@@ -106,6 +129,13 @@ class Search:
             seed=self.seed,
             validations_per_epoch=self.validations_per_epoch,
         )
+
+
+def _takes_epochs(build: Callable[..., Any]) -> bool:
+    try:
+        return "epochs" in inspect.signature(build).parameters
+    except (TypeError, ValueError):
+        return False  # a builtin, which tells nothing
 
 
 def _one_of(name: str, value: str, choices: Sequence[str]) -> None:

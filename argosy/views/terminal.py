@@ -1,7 +1,7 @@
 """What a person sees while a run goes on: one table, one bar, one estimate; without a terminal, a line now and then."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -41,6 +41,8 @@ class Terminal:
         self.rates: dict[str, float] = {}
         self.losses: dict[str, float] = {}
         """Last known ones, wherever a member trained then: between two epochs there are none."""
+        self.to_come: Callable[[], float] = self._to_come
+        """Epochs that all members together have before them."""
         self._live: Live | None = None
         self._seen: dict[str, tuple[float, int]] = {}
         self._noted: set[str] = set()
@@ -50,7 +52,7 @@ class Terminal:
         """See `View.begin`."""
         self.directory, self.asked, self.state = job.directory, job.study, state
         self.began = time.monotonic()
-        self.done_before = sum(member.epochs for member in state.members.values())
+        self.done_before = self._done()
         if self.console.is_terminal:
             self._live = Live(console=self.console, get_renderable=self._screen, refresh_per_second=4, transient=True)
             self._live.start()
@@ -58,6 +60,10 @@ class Terminal:
     def study(self, study: Study) -> None:
         """See `View.study`."""
         self.asked = study
+
+    def expect(self, epochs: Callable[[], float]) -> None:
+        """See `View.expect`."""
+        self.to_come = epochs
 
     def plan(self, plan: Plan) -> None:
         """See `View.plan`."""
@@ -126,26 +132,27 @@ class Terminal:
         return f"{said}\nBottleneck: {found.verdict}." if found else said
 
     def _share(self) -> float:
-        return sum(member.epochs for member in self.state.members.values()) / max(self._total(), 1)
+        done = self._done()
+        return done / max(done + self.to_come(), 1)
 
-    def _total(self) -> float:
-        """Epochs of all members, as far as that is known: of those that have ended, what they took."""
+    def _done(self) -> float:
+        return sum(member.epochs for member in self.state.members.values())
+
+    def _to_come(self) -> float:
+        """Of members that have not ended, as far as their rules know that."""
         bounds = {member.name: self.asked.stop_of(member).max_epochs for member in self.asked.members}
         longest = max((bound for bound in bounds.values() if bound is not None), default=1)
-        total = 0.0
+        left = 0.0
         for name, bound in bounds.items():
             state = self.state.members.get(name, MemberState(name))
-            if state.status in OVER:
-                total += state.epochs
-            else:
+            if state.status not in OVER:
                 # A rule that knows no bound counts like the longest of the others, or as twice what the member has done.
-                total += max(longest, 2 * state.epochs) if bound is None else bound
-        return total
+                left += max((max(longest, 2 * state.epochs) if bound is None else bound) - state.epochs, 0)
+        return left
 
     def _seconds_left(self) -> float | None:
-        done = sum(member.epochs for member in self.state.members.values()) - self.done_before
-        left = self._total() - self.done_before - done
-        return None if done <= 0 else (time.monotonic() - self.began) / done * max(left, 0)
+        done = self._done() - self.done_before
+        return None if done <= 0 else (time.monotonic() - self.began) / done * self.to_come()
 
     def _waiting(self) -> float:
         waiting = sum(progress.gauge["waiting_seconds"] for progress in self.progress.values())
@@ -179,14 +186,17 @@ def search_table(report: SearchReport) -> Group:
         reason = row.reason.strip().splitlines()[-1] if row.reason else ""
         table.add_row(row.name, row.status, f"{row.epochs:g}", reached, *values, reason)
     text = (
-        f"{report.run.status} after {report.seconds:.1f} s: {len(report.run.rows)} trials, {report.epochs:g} epochs, "
-        f"{report.trials_per_hour:,.0f} trials an hour."
+        f"{report.run.status} after {report.seconds:.1f} s: {len(set(report.trials.values()))} trials, "
+        f"{report.epochs:g} epochs, {report.trials_per_hour:,.0f} trials an hour."
     )
     if report.first_comparison_seconds is not None:
         text += f" All could be compared after {report.first_comparison_seconds:.1f} s."
+    if report.saved_by_sharing:
+        text += f" Preparing samples once for all saved {report.saved_by_sharing:.0%} of the CPU time."
     if report.best_seconds is not None:
         best = ", ".join(f"{name} = {_short(value)}" for name, value in report.best_parameters.items())
         text += f"\nBest, found after {report.best_seconds:.1f} s: {report.best().name} with {best}."
+        text += f"\nIts weights: {report.best().folder / 'best.pt'}; its network: report.best().load()."
     return Group(table, Text(text))
 
 

@@ -15,6 +15,7 @@ import torch
 
 from argosy.errors import ArgosyError
 from messages import (
+    of_clones,
     of_ensembles,
     of_members,
     of_plans,
@@ -33,6 +34,7 @@ Case = Callable[..., Any]
 
 CASES: Mapping[str, Case] = {
     **of_studies.CASES,
+    **of_clones.CASES,
     **of_members.CASES,
     **of_plans.CASES,
     **of_streams.CASES,

@@ -16,6 +16,7 @@ import argosy
 from argosy.errors import RunError
 from argosy.running import inbox, rehearsal
 from argosy.running.audit import audit
+from argosy.running.identity import found_study
 from argosy.running.rehearsal import Rehearsal, Rehearsed
 from argosy.running.studyfile import StudyCopy
 from argosy.running.view import Silent
@@ -141,7 +142,7 @@ def test_what_cannot_join_is_refused_in_the_answer_and_what_can_is_read_from_its
     assert answers[str(tmp_path / "sub" / "good.py")] == "added late"
     assert answers["stop"] == "refused: late is being added; stop it when that is answered."
     assert answers["dance"].startswith(
-        "refused: nobody understands 'dance'; commands are stop, with a member, and add."
+        "refused: nobody understands 'dance'; commands are stop, with a member, add and clone."
     )
     assert answers["/etc/passwd"].endswith("names no copy of a study file: use argosy add.")
     assert any("nobody understands" in answer and "Expecting" in answer for answer in answers.values())
@@ -153,7 +154,7 @@ def test_what_cannot_join_is_refused_in_the_answer_and_what_can_is_read_from_its
         "late": "done",
     }
     assert not [line for line in evidence.event_lines(run, "MemberEnded") if line["status"] == "failed"]
-    assert set(json.loads((run / "study.json").read_text())["members"]) == {"one", "two", "late"}
+    assert set(found_study(run)["members"]) == {"one", "two", "late"}
     living.equal_alone(studies.study(90, val=11, fleet=[*fleet, late]), run, "one", "two", "late")
     # The same command knows them from what was handed in; the copy is what its sum says, or nothing.
     (copy,) = (run / "commands").glob("*-good.py")
@@ -229,6 +230,13 @@ def test_commands_print_their_answers(tmp_path: Path) -> None:
     file.write_text(text)
     assert argosy_command("add", where, str(file)) == (0, "added late\n", "")
     assert argosy.load(where).status == "running"
+    words = ("clone", where, "plain", "twin", "--set", "optimizer.lr=0.01", "--warm", "--json")
+    code, out, _ = argosy_command(*words)
+    assert (code, json.loads(out)) == (0, {"answer": "added twin", "refused": False})
+    ended = sum(line["event"] == "SectionEnded" for line in run.lines())
+    rows = json.loads(argosy_command("status", where, "--wait", "--json")[1])["members"]
+    assert {row["member"] for row in rows} > {"plain", "late", "twin"}
+    assert sum(line["event"] == "SectionEnded" for line in run.lines()) > ended
     code, out, _ = argosy_command("stop", where, "nobody")
     assert code == 2
     assert out.startswith("refused: no member 'nobody' is training; those are ")

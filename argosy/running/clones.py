@@ -1,0 +1,185 @@
+"""Members that people make of others: the same but for some hyper-parameters, from nothing or from where the other one is.
+
+A clone that goes on from another member's weights begins with a file of that member's, which was written at an epoch's end: its
+driver has its trainer write one at the next, links it into the clone's folder, and journals whose it is and what is to differ.
+"""
+
+import contextlib
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from argosy.commands import Save
+from argosy.errors import ArgosyError, RunError, StudyError
+from argosy.events import REFUSED, Checkpoint, Cloned
+from argosy.running.refusals import check_batches
+from argosy.study import Member
+
+if TYPE_CHECKING:
+    from argosy.running.driver import Driver
+
+__all__ = ["Clone", "Clones"]
+
+LOADED = ("optimizer", "loss", "augment")
+"""Parts of a member whose numbers may differ from those of the one whose weights it takes over."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Clone:
+    """What a person asked for."""
+
+    source: str
+    name: str
+    changes: Mapping[str, Any]
+    """By the names of hyper-parameters, as ``optimizer.lr``."""
+    warm: bool
+    """Whether it goes on from the other one's weights, instead of from nothing."""
+
+    @classmethod
+    def of(cls, command: Mapping[str, Any]) -> "Clone":
+        """From a command; raises RunError for one that lacks something."""
+        match command:
+            case {"member": str(source), "name": str(name), "set": dict(changes), "warm": bool(warm)}:
+                return cls(source=source, name=name, changes=changes, warm=warm)
+        raise RunError(f"the command to clone {command.get('member')!r} lacks something: use argosy clone.")
+
+    def member(self, source: Member) -> Member:
+        """The clone; raises StudyError for changes that it cannot have."""
+        if not self.changes:
+            raise StudyError(
+                f"{self.name!r} would be {source.name!r} once more; say with --set what is to differ, as "
+                "--set optimizer.lr=0.01."
+            )
+        known, changed = _settable(source), source
+        for name, value in self.changes.items():
+            if name not in known:
+                raise StudyError(
+                    f"member {source.name!r} has no hyper-parameter {name!r} bound by name; set one of {', '.join(known)}."
+                )
+            _check(name, known[name], value, warm=self.warm)
+            part, _, key = name.partition(".")
+            new: Any = partial(getattr(changed, part), **{key: value}) if key else value
+            changed = replace(changed, **cast(Any, {part: new}))
+        if changed.hyperparameters == source.hyperparameters:
+            raise StudyError(
+                f"{self.name!r} would be {source.name!r} once more: it has these values already; give it another one."
+            )
+        return replace(changed, name=self.name)
+
+
+def _settable(member: Member) -> dict[str, Any]:
+    """Hyper-parameters by name, but for those that are bound by position."""
+    found = {"batch_size": member.batch_size}
+    for name, value in member.hyperparameters.items():
+        part, _, key = name.partition(".")
+        if key and key in getattr(member, part).keywords:
+            found[name] = value
+    return found
+
+
+def _check(name: str, before: Any, value: Any, *, warm: bool) -> None:
+    """Raise StudyError for a value that cannot take the place of the one before."""
+    numbers = all(isinstance(one, int | float) and not isinstance(one, bool) for one in (before, value))
+    if not numbers and type(value) is not type(before):
+        raise StudyError(f"{name} is {before!r}, and {value!r} is of another kind; give a {type(before).__name__}.")
+    if warm and name.partition(".")[0] not in LOADED:
+        raise StudyError(
+            f"{name} is part of what the member is built as, and with --warm the clone goes on with that; clone it without "
+            f"--warm, or change what belongs to {', '.join(LOADED)}."
+        )
+
+
+@dataclass(kw_only=True, slots=True)
+class Waiting:
+    """A clone that is not here yet."""
+
+    command: Mapping[str, Any]
+    clone: Clone
+    older: Checkpoint | None
+    """The newest file that its source had when it was asked for."""
+    asked: int = -1
+    """Sections that the source had ended when its trainer was asked for another one."""
+
+
+class Clones:
+    """Of one run: those that wait for a file of their source's."""
+
+    def __init__(self, driver: "Driver") -> None:
+        self.driver = driver
+        self._waiting: dict[str, Waiting] = {}
+        """By the name of a command that is not answered yet."""
+
+    def ask(self, file: str, command: Mapping[str, Any]) -> None:
+        """Take up a command; raises StudyError or RunError for what cannot be."""
+        clone, study = Clone.of(command), self.driver.study
+        if clone.source not in study.names:
+            raise RunError(f"no member {clone.source!r} is here; clone one of {', '.join(study.names)}.")
+        if clone.name in study.names:
+            raise StudyError(f"a member {clone.name!r} is here already; give the clone another name.")
+        clone.member(study.member(clone.source))
+        self._waiting[file] = Waiting(command=command, clone=clone, older=self._newest(clone))
+
+    def look(self) -> None:
+        """Take up those whose source has been saved, or need nothing of it."""
+        for file, waiting in list(self._waiting.items()) if self.driver.begun else ():
+            clone, newest = waiting.clone, self._newest(waiting.clone)
+            device = self._device(clone.source) if clone.warm else None
+            if device is not None and newest == waiting.older:
+                # The next one may be of a section in the middle of an epoch.
+                files = len(self.driver.state.member(clone.source).sections)
+                if waiting.asked != files:
+                    waiting.asked = files
+                    self.driver.force.send(device, Save())
+                continue
+            del self._waiting[file]
+            try:
+                self._take_up(file, waiting.command, clone, newest)
+            except ArgosyError as error:
+                self.driver.orders.answer(file, waiting.command, f"{REFUSED}{error}")
+
+    def _take_up(self, file: str, command: Mapping[str, Any], clone: Clone, newest: Checkpoint | None) -> None:
+        driver, checkpoint = self.driver, newest if clone.warm else None
+        if clone.warm and checkpoint is None:
+            raise RunError(
+                f"member {clone.source!r} has no file of an epoch's end, which a clone could begin with; clone it when it has "
+                "ended an epoch, or without --warm."
+            )
+        source = driver.study.member(clone.source)
+        member, before = clone.member(source), source.hyperparameters
+        check_batches([member], driver.lengths)
+        if checkpoint is not None:
+            _link(driver.directory / "members", clone, checkpoint)
+        changes = {name: (before[name], value) for name, value in clone.changes.items()}
+        driver.record(Cloned(member=clone.name, source=clone.source, changes=changes, checkpoint=checkpoint))
+        driver.additions.admit(file, command, [member])
+
+    def _device(self, member: str) -> str | None:
+        """That saves a member which trains."""
+        leg = self.driver.voyage.leg_of(member)
+        return None if leg is None else leg.devices_of(member)[0]
+
+    def _newest(self, clone: Clone) -> Checkpoint | None:
+        """The source's newest file of an epoch's end."""
+        found = reversed(self.driver.state.member(clone.source).saved)
+        return next((saved for saved in found if (saved.section, saved.position, saved.carried) == (0, 0, 0)), None)
+
+
+def _link(members: Path, clone: Clone, checkpoint: Checkpoint) -> None:
+    """Let the clone have its source's files, which the source deletes one day."""
+    there, here = members / clone.source, members / clone.name
+    here.mkdir(parents=True, exist_ok=True)
+    for name in filter(None, {checkpoint.file, checkpoint.best}):
+        with contextlib.suppress(FileExistsError):
+            try:
+                os.link(there / name, here / name)
+            except PermissionError:
+                shutil.copyfile(there / name, here / name)  # a file system without links
+    descriptor = os.open(here, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,61 @@
+"""A search's own way of packing a rung, as a policy of planning: one pack after another, each on a device and a stream of its own."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from argosy.cluster import Device
+from argosy.planning import Situation
+from argosy.planning.memory import require_fit
+from argosy.plans import Flotilla, Placement
+from argosy.profiles import Profile, pack_memory_bytes
+from argosy.tuning.packing import Candidate, Packing
+
+__all__ = ["InPacks"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InPacks:
+    """See `planning.policy.Policy`. A pack trains until its last member leaves; nobody joins one."""
+
+    name: str
+    packing: Packing
+    candidate: Callable[[str], tuple[int, Candidate] | None]
+    """By member: the budget of its rung and what it was built from; None for one that is no trial, which packs with nobody."""
+
+    def launch(self, situation: Situation) -> tuple[Flotilla, ...]:
+        """A pack for each free device, as far as there are any: of the shortest rung first, and of it the first trials."""
+        require_fit(situation.waiting, situation.devices)
+        left = {profile.member: profile for profile in situation.waiting}
+        flotillas = []
+        for device in situation.free:
+            pack = self._next(left, device, situation.epochs_done)
+            for profile in pack:
+                del left[profile.member]
+            if pack:
+                placements = tuple(Placement.whole(profile, device.name) for profile in pack)
+                flotillas.append(Flotilla(placements=placements))
+        return tuple(flotillas)
+
+    def keeps(self, situation: Situation, started: Flotilla, live: tuple[Profile, ...]) -> bool:
+        """Always."""
+        return True
+
+    def _next(self, left: Mapping[str, Profile], device: Device, epochs_done: Mapping[str, int]) -> list[Profile]:
+        """As many of the next pack as the device holds; those that it does not hold wait for their own turn."""
+        rungs: dict[tuple[int, int], list[Candidate]] = {}
+        for name, profile in left.items():
+            found = self.candidate(name)
+            if found is None:
+                if profile.memory_bytes <= device.memory_bytes:
+                    return [profile]
+                continue
+            budget, candidate = found
+            rungs.setdefault((budget, epochs_done.get(name, 0)), []).append(candidate)
+        pack: list[Profile] = []
+        for _, waiting in sorted(rungs.items(), key=lambda rung: rung[0]):
+            for candidate in self.packing.next(waiting):
+                if pack_memory_bytes([*pack, left[candidate.name]]) <= device.memory_bytes:
+                    pack.append(left[candidate.name])
+            if pack:
+                break
+        return pack

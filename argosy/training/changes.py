@@ -1,0 +1,48 @@
+"""A member that goes on from another one's file, with hyper-parameters of its own."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from argosy.errors import StudyError
+from argosy.training.member import LiveMember
+
+__all__ = ["change"]
+
+
+def change(live: LiveMember, changes: Mapping[str, tuple[Any, Any]]) -> None:
+    """Put numbers of the member's own in the place of those that its file has brought; (there, here) by name.
+
+    A learning rate changes in proportion, also where a schedule has moved it. Raises StudyError for a number that the
+    optimizer keeps elsewhere. What belongs to the loss is in no file.
+    """
+    for name, (before, value) in changes.items():
+        part, _, key = name.partition(".")
+        if part == "optimizer" and key == "lr":
+            _scale_rates(live, before, value)
+        elif part == "optimizer":
+            for group in live.optimizer.param_groups:
+                if key not in group:
+                    raise StudyError(
+                        f"member {live.member.name!r}: its optimizer keeps {key!r} in no parameter group, where a clone could "
+                        "change it; clone it without --warm."
+                    )
+                group[key] = value
+
+
+def _scale_rates(live: LiveMember, before: float, value: float) -> None:
+    for group in live.optimizer.param_groups:
+        for key in [key for key in group if key == "lr" or key.endswith("_lr")]:
+            group[key] = _scaled(group[key], before, value)
+    for rates in ("base_lrs", "_last_lr"):
+        found = getattr(live.schedule, rates, None)
+        if found is not None:
+            setattr(live.schedule, rates, [_scaled(rate, before, value) for rate in found])
+
+
+def _scaled(rate: Any, before: float, value: float) -> Any:
+    """Exactly the new one where it was exactly the old one."""
+    if isinstance(rate, torch.Tensor):
+        return torch.full_like(rate, _scaled(rate.item(), before, value))
+    return value if rate == before or not before else rate / before * value

@@ -1,0 +1,113 @@
+"""Which trials of a rung share a device: the policies of Pack (Liu et al., DEEM 2021), behind one seam.
+
+Each answers one question, again and again until nobody is left: who of those that wait trains together next. All are functions of
+their arguments alone. Trials keep their names wherever they are packed, so what they reach is never mixed up.
+"""
+
+import re
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any, Protocol
+
+from argosy.errors import StudyError
+
+__all__ = ["Candidate", "Packing", "check_packs", "make_packing"]
+
+SIZED = re.compile(r"(random|knn)\(([1-9]\d*)\)")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Candidate:
+    """A trial that waits for a device."""
+
+    name: str
+    batch_size: int
+    parameters: Mapping[str, Any]
+
+
+class Packing(Protocol):
+    """Packs a rung."""
+
+    def next(self, waiting: Sequence[Candidate]) -> list[Candidate]:
+        """The next pack of those that wait, in the order in which they are to find memory; never empty."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EqualBatches:
+    """All that have the batch size of the first."""
+
+    def next(self, waiting: Sequence[Candidate]) -> list[Candidate]:
+        """See `Packing.next`."""
+        return [one for one in waiting if one.batch_size == waiting[0].batch_size]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Slices:
+    """So many in a row: parameters are drawn at random, so a row of trials is a random set. One at a time is no packing."""
+
+    size: int
+
+    def next(self, waiting: Sequence[Candidate]) -> list[Candidate]:
+        """See `Packing.next`."""
+        return list(waiting[: self.size])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Nearest:
+    """A random one, and those that are most like it: ``size`` in all."""
+
+    size: int
+    seed: int
+    choices: Mapping[str, Sequence[Any]]
+    """Of parameters with a finite number of values, these in order."""
+
+    def next(self, waiting: Sequence[Candidate]) -> list[Candidate]:
+        """See `Packing.next`; of equally near ones those that were proposed first."""
+        # The draw depends on who waits, so the same question has the same answer.
+        centre = Random(f"{self.seed}/{'/'.join(one.name for one in waiting)}").choice(waiting)
+        places = self._places(waiting)
+        others = [one for one in waiting if one is not centre]
+        others.sort(key=lambda one: _distance(places, centre.parameters, one.parameters))
+        return [centre, *others[: self.size - 1]]
+
+    def _places(self, waiting: Sequence[Candidate]) -> dict[str, list[Any]]:
+        """For each numeric parameter its values in order: those of its choice, or those at hand."""
+        found: dict[str, list[Any]] = {}
+        for name in dict.fromkeys(name for one in waiting for name in one.parameters):
+            values = self.choices.get(name, [one.parameters[name] for one in waiting if name in one.parameters])
+            if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
+                found[name] = sorted({*values})
+        return found
+
+
+def _distance(places: Mapping[str, Sequence[Any]], first: Mapping[str, Any], second: Mapping[str, Any]) -> int:
+    """L1 on places in lists of values; what has no order, or is not there, differs by 1."""
+    total = 0
+    for name in {**first, **second}:
+        if name in places and name in first and name in second:
+            total += abs(bisect_left(places[name], first[name]) - bisect_left(places[name], second[name]))
+        else:
+            total += (name in first, first.get(name)) != (name in second, second.get(name))
+    return total
+
+
+def make_packing(packs: str, *, seed: int, choices: Mapping[str, Sequence[Any]]) -> Packing | None:
+    """What a search's `packs` means; None where the planner packs."""
+    sized = SIZED.fullmatch(packs)
+    if sized is not None and sized[1] == "knn":
+        return Nearest(size=int(sized[2]), seed=seed, choices=choices)
+    if sized is not None:
+        return Slices(size=int(sized[2]))
+    named: dict[str, Packing | None] = {"planned": None, "none": Slices(size=1), "batch-size": EqualBatches()}
+    return named[packs]
+
+
+def check_packs(packs: str) -> None:
+    """Raise StudyError for a text that means no packing."""
+    if not isinstance(packs, str) or (packs not in ("planned", "none", "batch-size") and not SIZED.fullmatch(packs)):
+        raise StudyError(
+            f"packs is {packs!r}; choose planned, none, batch-size, or random(k) or knn(k) for packs of k trials, as "
+            "'knn(9)'."
+        )

@@ -1,0 +1,97 @@
+"""The side of `hyperband.py` that people have today: Optuna with its HyperbandPruner and a pool of processes, each with its own loader.
+
+One process of the pool is this file as a program: it takes trials from the shared storage until there are none.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import optuna
+import torch
+from hyperband_study import MODELS, SPACE, Digits, optimizer_of
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+from torch.nn import functional
+from torch.utils.data import DataLoader
+
+__all__ = ["Pooled", "pool"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pooled:
+    """What the pool did."""
+
+    seconds: float
+    """From the beginning of the first trial to the end of the last."""
+    epochs: int
+    accuracy: float
+
+
+def pool(model: str, trials: Sequence[dict[str, Any]], folder: Path, *, most: int, workers: int, device: str) -> Pooled:
+    """Train these configurations, in their order."""
+    study = optuna.create_study(storage=_storage(folder), study_name="pool", direction="maximize")
+    for parameters in trials:
+        study.enqueue_trial(parameters)
+    told = json.dumps({"model": model, "most": most, "trials": len(trials), "device": device})
+    processes = [subprocess.Popen([sys.executable, __file__, str(folder), told]) for _ in range(workers)]
+    if codes := [code for process in processes if (code := process.wait())]:
+        raise SystemExit(f"processes of the pool ended with {codes}")
+    over = [trial for trial in study.trials if trial.state.is_finished()]
+    begun = min(trial.datetime_start for trial in over if trial.datetime_start)
+    ended = max(trial.datetime_complete for trial in over if trial.datetime_complete)
+    return Pooled(
+        seconds=(ended - begun).total_seconds(),
+        epochs=sum(len(trial.intermediate_values) for trial in over),
+        accuracy=max(max(trial.intermediate_values.values()) for trial in over),
+    )
+
+
+def _storage(folder: Path) -> JournalStorage:
+    return JournalStorage(JournalFileBackend(str(folder / "pool.log")))
+
+
+def _objective(trial: optuna.Trial, told: dict[str, Any]) -> float:
+    model, most, device = told["model"], told["most"], told["device"]
+    if trial.number >= told["trials"]:
+        raise optuna.TrialPruned  # another process took the last of them first
+    parameters = {name: trial.suggest_categorical(name, choices.choices) for name, choices in SPACE.items()}
+    torch.manual_seed(trial.number)
+    network = MODELS[model](parameters["activation"]).to(device)
+    optimizer = optimizer_of(parameters)(network.parameters())
+    training = DataLoader(Digits(training=True), batch_size=parameters["batch_size"], shuffle=True)
+    validation = DataLoader(Digits(training=False), batch_size=128)
+    best = 0.0
+    for epoch in range(1, most + 1):
+        network.train()
+        for x, y in training:
+            optimizer.zero_grad()
+            functional.cross_entropy(network(x.to(device)), y.to(device)).backward()
+            optimizer.step()
+        network.eval()
+        with torch.no_grad():
+            right = sum((network(x.to(device)).argmax(1).cpu() == y).sum().item() for x, y in validation)
+        best = max(best, right / len(validation.dataset))  # type: ignore[arg-type]
+        trial.report(best, epoch)
+        if trial.should_prune():
+            raise optuna.TrialPruned
+    return best
+
+
+def main() -> None:
+    folder, told = Path(sys.argv[1]), json.loads(sys.argv[2])
+    torch.set_num_threads(1)
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    pruner = optuna.pruners.HyperbandPruner(min_resource=1, max_resource=told["most"], reduction_factor=3)
+    study = optuna.load_study(storage=_storage(folder), study_name="pool", pruner=pruner)
+    while any(trial.state == optuna.trial.TrialState.WAITING for trial in study.get_trials(deepcopy=False)):
+        study.optimize(partial(_objective, told=told), n_trials=1)
+
+
+if __name__ == "__main__":
+    main()

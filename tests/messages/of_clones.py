@@ -1,0 +1,69 @@
+"""What is wrong with a clone, and with a member that would be another one once more."""
+
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import studies
+from torch.optim import SGD
+
+import argosy
+from argosy.cli import _setting
+from argosy.fold import RunState
+from argosy.running.additions import Additions
+from argosy.running.clones import Clone, Clones
+from argosy.running.identity import Identity
+from argosy.training.changes import change
+from argosy.training.devices import backend_of
+from argosy.training.member import build
+from messages.of_studies import study
+
+__all__ = ["CASES"]
+
+MLP = studies.member("mlp", optimizer=partial(SGD, lr=0.1))
+
+
+def cloned(*, warm: bool = False, source: argosy.Member = MLP, **changes: Any) -> None:
+    """A clone of a member, with these instead."""
+    changes = {name.replace("__", "."): value for name, value in changes.items()}
+    Clone(source=source.name, name="late", changes=changes, warm=warm).member(source)
+
+
+def asked(source: str = "mlp", name: str = "late", *, warm: bool = True) -> None:
+    """The same of a run that has one member, which has not ended an epoch, as the driver takes it up."""
+    driver = SimpleNamespace(study=study(members=[MLP]), state=RunState(), begun=True)
+    driver.voyage = SimpleNamespace(leg_of=lambda member: None)
+    driver.orders = SimpleNamespace(answer=lambda *_: None)
+    clones = Clones(driver)
+    clones.ask("1-clone.json", {"member": source, "name": name, "set": {"optimizer.lr": 0.2}, "warm": warm})
+    clones.look()
+
+
+def once_more() -> None:
+    """An added member is that of the run, seed and all."""
+    twin = studies.member("twin", seed=3)
+    driver = SimpleNamespace(study=study(members=[studies.member("mlp", seed=3)]), identity=Identity(Path(), {}))
+    Additions(driver)._check_twins([twin])
+
+
+def in_no_group() -> None:
+    """Something that the optimizer has in no parameter group."""
+    live = build(MLP, backend_of("cpu:0"), study_seed=0, objective="train_loss", mode="min")
+    change(live, {"optimizer.fused_steps": (1, 2)})
+
+
+CASES = {
+    "a clone that is its source": lambda: cloned(),
+    "a clone with the values of its source": lambda: cloned(optimizer__lr=0.1),
+    "a clone with a hyper-parameter that is not there": lambda: cloned(optimizer__rate=0.1),
+    "a clone with a text for a number": lambda: cloned(optimizer__lr="fast"),
+    "a warm clone with another batch size": lambda: cloned(warm=True, batch_size=10),
+    "a setting without a value": lambda: _setting("optimizer.lr"),
+    "a command to clone that lacks something": lambda: Clone.of({"member": "mlp"}),
+    "a clone of nobody": lambda: asked("vit"),
+    "a clone with a name that is taken": lambda: asked(name="mlp"),
+    "a warm clone of a member without a file": lambda: asked(),
+    "an added member that is another one once more": once_more,
+    "a warm clone with what its optimizer keeps elsewhere": in_no_group,
+}

@@ -1,0 +1,185 @@
+"""Members that people clone while a run goes on: with other numbers, from nothing or from where their source is."""
+
+import shutil
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import evidence
+import living
+import pytest
+import studies
+from reference import reference
+from torch.optim import SGD
+
+import argosy
+from argosy.errors import RunError, StudyError
+from argosy.running import inbox
+from argosy.running.audit import audit
+from argosy.running.clones import Clone
+from argosy.running.voyage import Voyage
+
+EPOCHS = 6
+RATE = partial(SGD, lr=0.05, momentum=0.9)
+
+
+def study(sections: int = 1) -> argosy.Study:
+    """Two members, of which one is cloned."""
+    fleet = [studies.member("one", optimizer=RATE), studies.member("two", hidden=8, batch_size=33)]
+    return studies.study(90, fleet=fleet, epochs=EPOCHS, val=11, validations_per_epoch=sections)
+
+
+def asking(monkeypatch: pytest.MonkeyPatch, run: Path, *commands: dict[str, Any], after: int = 2) -> None:
+    """Leave these in the run's folder when its first member has ended so many sections."""
+    living.trusting(monkeypatch)
+    left: list[str] = []
+
+    def act(voyage: Voyage) -> None:
+        if not left and len(voyage.driver.state.member("one").sections) >= after:
+            left.extend(inbox.leave(run, {"command": "clone", **command}) for command in commands)
+
+    living.at_every_round(monkeypatch, act)
+
+
+def command(name: str, source: str = "one", *, warm: bool = False, **changes: Any) -> dict[str, Any]:
+    return {
+        "member": source,
+        "name": name,
+        "set": {key.replace("__", "."): v for key, v in changes.items()},
+        "warm": warm,
+    }
+
+
+def answers(run: Path) -> dict[str, str]:
+    return {line["command"]["name"]: line["answer"] for line in evidence.event_lines(run, "Answered")}
+
+
+def equal_to_its_source_until_then(asked: argosy.Study, run: Path, name: str, *, rate: float) -> None:
+    """A clone is what a plain loop makes of its source that changes the learning rate where the clone began."""
+    state = living.state_of(run).members[name]
+    epochs = list(dict.fromkeys(row.stream_epoch for row in state.sections))
+    assert state.inherited is not None
+
+    def before(number: int, optimizer: Any) -> None:
+        if number >= state.inherited.epoch:
+            optimizer.param_groups[0]["lr"] = rate
+
+    sections = asked.validations_per_epoch
+    weights, losses = reference(asked.member("one"), asked.data, epochs, sections=sections, before=before)
+    assert [row.metrics["val_loss"] for row in state.sections] == losses
+    assert evidence.results_of(run, name)["weights"] == weights
+    assert [row["lr"] for row in state.history] == [
+        0.05 if row.epoch < state.inherited.epoch else rate for row in state.sections
+    ]
+
+
+@pytest.mark.parametrize("sections", [1, 2])
+def test_a_clone_goes_on_from_its_sources_weights_with_numbers_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sections: int
+) -> None:
+    run, asked = tmp_path / "run", study(sections)
+    asking(
+        monkeypatch,
+        run,
+        command("warm", warm=True, optimizer__lr=0.2),
+        command("cold", optimizer__momentum=0.5, batch_size=30),
+    )
+    report = argosy.train(asked, directory=run, launcher="inline", devices="cpu:2")
+    assert answers(run) == {"warm": "added warm", "cold": "added cold"}
+    assert {row.name: (row.status, row.epochs) for row in report.rows} == dict.fromkeys(
+        ("one", "two", "warm", "cold"), ("done", EPOCHS)
+    )
+    assert audit(run) == []
+    (journaled,) = (line for line in evidence.event_lines(run, "Cloned") if line["member"] == "warm")
+    assert (journaled["source"], journaled["changes"]) == ("one", {"optimizer.lr": [0.05, 0.2]})
+    assert journaled["checkpoint"]["epoch"] >= 1
+    equal_to_its_source_until_then(asked, run, "warm", rate=0.2)
+    cold = studies.member("cold", optimizer=partial(SGD, lr=0.05, momentum=0.5), batch_size=30)
+    fleet = studies.study(90, fleet=[*asked.members, cold], epochs=EPOCHS, val=11, validations_per_epoch=sections)
+    living.equal_alone(fleet, run, "one", "two", "cold")
+    assert report.member("warm").hyperparameters["optimizer.lr"] == 0.2
+    # Killed at any moment after the answer, the same command ends with clones of the same kind.
+    whole = (run / "journal.jsonl").read_bytes().splitlines(keepends=True)
+    answered = max(number for number, line in enumerate(whole) if b'"Answered"' in line)
+    monkeypatch.undo()
+    for cut in (answered + 1, (answered + len(whole)) // 2, len(whole) - 1):
+        again = shutil.copytree(run, tmp_path / f"killed-{cut}", symlinks=True)
+        (again / "journal.jsonl").write_bytes(b"".join(whole[:cut]))
+        argosy.train(asked, directory=again, launcher="inline", devices="cpu:2")
+        assert audit(again) == []
+        if (again / "members" / "warm" / journaled["checkpoint"]["file"]).exists():
+            equal_to_its_source_until_then(asked, again, "warm", rate=0.2)
+            living.equal_alone(fleet, again, "one", "two", "cold")
+
+
+def test_what_cannot_be_cloned_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = tmp_path / "run"
+    asking(
+        monkeypatch,
+        run,
+        command("a", "nobody", optimizer__lr=0.1),
+        command("two", optimizer__lr=0.1),
+        command("b"),
+        command("c", optimizer__lr=0.05),
+        command("d", optimizer__rate=0.1),
+        command("e", optimizer__lr="fast"),
+        command("f", warm=True, batch_size=10),
+        command("g", batch_size=91),
+        command("h h", optimizer__lr=0.1),
+        after=1,
+    )
+    argosy.train(study(), directory=run, launcher="inline", devices="cpu:1")
+    said = answers(run)
+    for name, words in {
+        "a": "no member 'nobody' is here; clone one of one, two.",
+        "two": "a member 'two' is here already",
+        "b": "'b' would be 'one' once more; say with --set",
+        "c": "'c' would be 'one' once more: it has these values already",
+        "d": "no hyper-parameter 'optimizer.rate' bound by name; set one of batch_size, model.hidden, optimizer.lr",
+        "e": "optimizer.lr is 0.05, and 'fast' is of another kind; give a float",
+        "f": "batch_size is part of what the member is built as",
+        "g": "batch_size 91 is larger than its 90 training samples",
+        "h h": "name",
+    }.items():
+        assert said[name].startswith("refused: "), name
+        assert words in said[name]
+    assert {*living.state_of(run).members} == {"one", "two"}
+
+
+def test_members_that_would_be_the_same_bit_for_bit_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    living.trusting(monkeypatch)
+    run, left = tmp_path / "run", list[str]()
+    head = "import argosy, studies\nstudy = studies.study(90, fleet=[{}], epochs=6)\n"
+    for name, member in {
+        "same": "studies.member('same', hidden=8, seed=7)",
+        "other": "studies.member('other', hidden=8, seed=8)",
+    }.items():
+        (tmp_path / f"{name}.py").write_text(head.format(member))
+
+    def act(voyage: Voyage) -> None:
+        if not left:
+            left.extend(
+                inbox.leave(run, {"command": "add", "study": str(tmp_path / f"{name}.py")})
+                for name in ("same", "other")
+            )
+
+    living.at_every_round(monkeypatch, act)
+    fleet = [studies.member("one", hidden=8, seed=7)]
+    argosy.train(studies.study(90, fleet=fleet, epochs=6, val=11), directory=run, launcher="inline")
+    said = [line["answer"] for line in evidence.event_lines(run, "Answered")]
+    assert (
+        said[0]
+        == "refused: member 'same' is 'one' once more, with the same seed; give it another seed, or leave it out."
+    )
+    assert said[1] == "added other"
+
+
+def test_a_clone_needs_a_file_and_a_whole_command() -> None:
+    with pytest.raises(RunError, match="the command to clone 'one' lacks something"):
+        Clone.of({"command": "clone", "member": "one"})
+    with pytest.raises(StudyError, match="bound by name"):
+        Clone(source="one", name="two", changes={"optimizer.lr": 0.1}, warm=False).member(
+            studies.member("one", optimizer=lambda parameters: SGD(parameters, lr=0.1))
+        )
