@@ -170,7 +170,7 @@ class Report:
         combine: Literal["probabilities", "logits", "votes", "mean"] | None = None,
         calibrate: bool = False,
     ) -> Any:
-        """One ``nn.Module`` made of the best weights of the `top` members, of those named, or of all; `argosy.ensembling.Ensemble`.
+        """One ``nn.Module`` of the best weights of the `top` members, of those named, or of all; see `argosy.ensembling.ensemble`.
 
         With ``select="greedy"`` only those are taken, and weighted, that make the ensemble better on the validation samples
         (Caruana et al. 2004); with `calibrate` each member's logits are divided by a temperature that is fitted there. Its

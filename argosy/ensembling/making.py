@@ -50,24 +50,17 @@ def _scores(
     names: Sequence[str], outputs_MN: Tensor, target_N: Tensor, weights: Sequence[float], combine: Combine
 ) -> list[dict[str, Any]]:
     """A row for the ensemble, and one for each network alone, with its weight."""
-    weights_M, ones_M = torch.tensor(weights, dtype=outputs_MN.dtype), outputs_MN.new_ones(len(names))
-    together = combined(outputs_MN, weights_M, ones_M, combine)
-    if combine == "mean":
-        return [
-            {"network": "ensemble", "weight": 1.0, **number_scores(together, target_N)},
-            *(
-                {"network": name, "weight": weight, **number_scores(output, target_N)}
-                for name, weight, output in zip(names, weights, outputs_MN, strict=True)
-            ),
-        ]
-    apart = disagreement(outputs_MN[weights_M > 0])
-    return [
-        {"network": "ensemble", "weight": 1.0, **class_scores(together, target_N), "disagreement": apart},
-        *(
-            {"network": name, "weight": weight, **class_scores(output.softmax(dim=1), target_N)}
-            for name, weight, output in zip(names, weights, outputs_MN, strict=True)
-        ),
-    ]
+    numbers = combine == "mean"
+    score = number_scores if numbers else class_scores
+    weights_M, ones_M = outputs_MN.new_tensor(weights), outputs_MN.new_ones(len(names))
+    together = score(combined(outputs_MN, weights_M, ones_M, combine), target_N)
+    if not numbers:
+        together["disagreement"] = disagreement(outputs_MN[weights_M > 0])
+    rows = [{"network": "ensemble", "weight": 1.0, **together}]
+    for name, weight, output in zip(names, weights, outputs_MN, strict=True):
+        alone = score(output if numbers else output.softmax(dim=1), target_N)
+        rows.append({"network": name, "weight": weight, **alone})
+    return rows
 
 
 def _numbers(networks: Mapping[str, nn.Module], predicted: Predicted) -> tuple[Tensor, Tensor]:
