@@ -7,7 +7,6 @@ of a later crew is kept until the driver has said who that is. A member's epochs
 driver alone counts them.
 """
 
-import errno
 import math
 import sys
 import time
@@ -33,7 +32,7 @@ from argosy.commands import (
     Report,
     StartMember,
 )
-from argosy.errors import DiskError, MemberError
+from argosy.errors import DiskError, MemberError, WorkerError
 from argosy.events import Event, MemberEnded, MemberRested, MemberStarted, Saved, Used
 from argosy.settings import Settings
 from argosy.stream.blocks import Block, Layout
@@ -41,7 +40,7 @@ from argosy.stream.gauges import TrainerGauge
 from argosy.stream.pulse import Pulse
 from argosy.stream.schedule import Orders
 from argosy.study import Member, Terms
-from argosy.system import means_refused
+from argosy.system import files_refused, means_refused
 from argosy.traces import know_sources, trace_of
 from argosy.training.aboard import Aboard
 from argosy.training.copies import Copies
@@ -333,11 +332,11 @@ class Trainer:
         """
         try:
             return action()
-        except DiskError:
+        except (DiskError, WorkerError):
             raise
         except Exception as error:  # boundary between a member's code and ours
-            if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
-                raise means_refused(error, self.name) or error from error  # all members have these files together
+            if (refused := files_refused(error)) is not None:
+                raise means_refused(refused, self.name) or error from error  # all members have these files together
             if poisoned(self.backend):
                 raise Poisoned(
                     f"{self.name} is of no more use to this process since {name!r} raised {error!r}"
