@@ -2,12 +2,13 @@
 
 import contextlib
 import errno
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 from argosy.errors import ArgosyError, DiskError, WorkerError
 
-__all__ = ["disk_refused", "means_refused", "refusals_told"]
+__all__ = ["disk_refused", "files_refused", "means_refused", "refusals_told"]
 
 DISK = {
     errno.ENOSPC: "Free disk space",
@@ -30,6 +31,17 @@ def disk_refused(error: Exception, what: str) -> DiskError:
     """What could not be done, why, and what mends it."""
     number = error.errno if isinstance(error, OSError) else None
     return DiskError(f"{what}: {error}. {DISK.get(number or 0, 'See to the disk')}; the same command goes on.")
+
+
+def files_refused(error: Exception) -> OSError | None:
+    """The refusal behind an error where this process can open no file; libraries that meet one may say something else."""
+    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        return error
+    try:
+        os.close(os.dup(2))
+    except OSError as refused:
+        return refused if refused.errno in (errno.EMFILE, errno.ENFILE) else None
+    return None
 
 
 def means_refused(error: Exception, what: str) -> WorkerError | None:

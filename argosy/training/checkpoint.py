@@ -100,13 +100,21 @@ def _write(state: Mapping[str, Any], path: Path) -> str:
 
 
 def load(path: Path, sha256: str | None = None) -> dict[str, Any]:
-    """Read a state; raises CheckpointError where the file is missing, differs from its sum, or is more than data."""
+    """Read a state; raises CheckpointError where the file is missing, differs from its sum, or is more than data.
+
+    Raises WorkerError or DiskError where the system refuses to read it, which says nothing of the file.
+    """
     if not path.exists():
         raise CheckpointError(f"checkpoint {path} does not exist: it was moved or deleted. {ADVICE}")
     if sha256 is not None and sum_of(path) != sha256:
         raise CheckpointError(f"checkpoint {path} is damaged: its SHA-256 is not the journaled one. {ADVICE}")
     try:
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    except MemoryError:
+        raise
+    except OSError as error:
+        what = f"checkpoint {path} cannot be read"
+        raise means_refused(error, what) or disk_refused(error, what) from error
     except Exception as error:  # torch raises whatever its reader trips over
         # Torch's own words advise to load it all the same, with whatever code it brings; they stay the cause.
         raise CheckpointError(

@@ -1,15 +1,14 @@
 """The boundary between members' own code and ours: what it raises ends that member, and nobody else."""
 
-import errno
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from argosy.commands import OutOfMemory, Report
-from argosy.errors import DiskError
+from argosy.errors import DiskError, WorkerError
 from argosy.events import MemberEnded
-from argosy.system import means_refused
+from argosy.system import files_refused, means_refused
 from argosy.traces import trace_of
 from argosy.training.devices import Backend, memory_returned, out_of_memory, poisoned
 from argosy.training.measure import has_batch_norm
@@ -51,7 +50,7 @@ class Guard:
         """
         try:
             return action()
-        except DiskError:
+        except (DiskError, WorkerError):
             raise
         except Exception as error:  # boundary between a member's code and ours
             self.check_process(repr(name), error)
@@ -68,8 +67,8 @@ class Guard:
 
     def check_process(self, who: str, error: Exception) -> None:
         """Raise where that is no fault of a member's, and nobody's next step can be trusted."""
-        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
-            raise means_refused(error, self._device) or error from error  # all members have these files together
+        if (refused := files_refused(error)) is not None:
+            raise means_refused(refused, self._device) or error from error  # all members have these files together
         if poisoned(self._backend):
             raise Poisoned(f"{self._device} is of no more use to this process since {who} raised {error!r}") from error
 

@@ -1,5 +1,7 @@
 """Checkpoints of a crew are written together: all of them or none, each once, as plain data."""
 
+import errno
+import os
 from collections import namedtuple
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from argosy.errors import CheckpointError, DiskError
+from argosy.errors import ArgosyError, CheckpointError, DiskError, WorkerError
 from argosy.training import checkpoint
 from argosy.training.checkpoint import plain
 
@@ -112,3 +114,19 @@ def test_links_and_files_that_stay(tmp_path: Path) -> None:
     checkpoint.keep_newest(tmp_path, {"e0001.pt", "e0002.pt"})
     assert {path.name for path in tmp_path.iterdir()} == {"e0001.pt", "e0002.pt", "last.pt", "log.txt"}
     assert (tmp_path / "last.pt").resolve().name == "e0002.pt"
+
+
+@pytest.mark.parametrize(
+    ("number", "error", "advice"),
+    [(errno.EMFILE, WorkerError, "ulimit -n 4096"), (errno.EIO, DiskError, "The disk fails, dmesg says how")],
+)
+def test_a_file_that_the_system_refuses_to_read_is_not_said_to_be_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, error: type[ArgosyError], advice: str
+) -> None:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise OSError(number, os.strerror(number))
+
+    checkpoint.save(state(1), tmp_path / "last.pt")
+    monkeypatch.setattr(torch, "load", refuse)
+    with pytest.raises(error, match=f"last.pt cannot be read: .*{advice}"):
+        checkpoint.load(tmp_path / "last.pt")

@@ -1,5 +1,7 @@
 """A trainer hears the driver and the feeder over different connections: whose word comes first is chance."""
 
+import errno
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -7,9 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import studies
+import torch
 
 from argosy.commands import Board, Journaled, Leave, Leg, Measure, Measured, Pause, Paused, Report, StartMember
-from argosy.events import MemberRested, Saved, SectionEnded
+from argosy.errors import WorkerError
+from argosy.events import MemberEnded, MemberRested, Saved, SectionEnded
 from argosy.settings import Settings
 from argosy.stream.blocks import ALIGNMENT, Block
 from argosy.stream.schedule import Orders, places
@@ -260,3 +264,42 @@ def test_a_journaled_checkpoint_stays_until_a_newer_one_is_journaled(
     assert files() >= {first, *saved()[saved().index(first) :]}
     trainer.obey(Journaled(files={"even": saved()[-1]}))
     assert files() == set(saved()[-2:])
+
+
+def test_a_process_that_can_open_nothing_is_no_members_failure_whatever_its_code_says_of_it(
+    tmp_path: Path, said: list[Any], driver: Listening
+) -> None:
+    """As `inspect` does, which finds no source where it can open none."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    def network() -> Any:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, before[1]))
+        raise OSError("could not get source code")
+
+    study = studies.study(LENGTH, fleet=[studies.member("even", model=network)])
+    trainer = make(study, tmp_path, said, driver)
+    try:
+        with pytest.raises(WorkerError, match=r"^cpu:0: \[Errno 24\] .*ulimit -n"):
+            trainer.obey(board(1, "even"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert not said
+
+
+def test_a_checkpoint_that_cannot_be_read_for_now_is_no_members_failure(
+    tmp_path: Path, said: list[Any], driver: Listening, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = studies.study(LENGTH, fleet=[studies.member("even", batch_size=32)])
+    trainer = make(study, tmp_path, said, driver)
+    trainer.obey(board(1, "even"))
+    trainer.obey(Pause())
+    (saved,) = events(said, Saved)
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(torch, "load", refuse)
+    start = StartMember(member="even", epoch=0, stream_epoch=0, checkpoint=saved.checkpoint, accumulate=1, notes=())
+    with pytest.raises(WorkerError, match=r"cannot be read: .*ulimit -n"):
+        trainer.obey(Board(crew=2, start=(start,)))
+    assert not events(said, MemberEnded)
