@@ -140,7 +140,7 @@ class Departures:
         self.newcomers -= set(entering)
         self.roster.enter(entering)
         measured = driver.measuring.measured
-        driver.identity.add(driver.study, entering, measured=measured)
+        driver.identity.add(driver.study, dict.fromkeys((*here, *entering)), measured=measured)
         self.voyage.make_room()
 
     def forget_measuring(self) -> None:

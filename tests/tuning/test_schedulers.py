@@ -217,3 +217,17 @@ def test_who_ended_by_its_own_rule_keeps_its_place() -> None:
 def test_all_trials_begin_at_once(scheduler: Scheduler) -> None:
     assert [scheduler.wanted(begun) for begun in range(5)] == [3, 2, 1, 0, 0]
     assert scheduler.out(0) is None
+
+
+def test_what_is_foreseen_is_what_the_table_says() -> None:
+    hyperband = Hyperband(most=81, eta=3, trials=143)
+    assert (hyperband.foreseen(again=False), hyperband.foreseen(again=True)) == (1581, 1902)
+    asha = Asha(most=9, eta=3, trials=9)
+    assert (asha.foreseen(again=False), asha.foreseen(again=True)) == (9 + 3 * 2 + 6, 9 + 9 + 9)
+    assert InFull(most=4, trials=3).foreseen(again=False) == 12
+    median = Median(most=4, trials=6)
+    assert median.foreseen(again=False) == 24
+    for trial in range(6):
+        for sections in (1, 2):
+            median.tell(trial, sections, float(trial))
+    assert median.foreseen(again=False) == sum(2 if median.out(trial) else 4 for trial in range(6)) < 24
