@@ -55,6 +55,8 @@ class Metrics:
     def write(self) -> None:
         """Append what was noted; what an earlier driver or a fault has left is written anew."""
         for name, state in self._noted.items():
+            if not state.sections:
+                continue  # a fault has taken them back; they come again
             written = self._written.get(name, 0)
             lines = [] if written else [",".join(["epoch", *state.sections[0].metrics, "seconds"])]
             for row in state.sections[written:]:

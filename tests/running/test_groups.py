@@ -178,6 +178,26 @@ def test_a_lost_rank_is_replaced(
     check(tmp_path, alone)
 
 
+def test_a_run_that_was_paused_goes_on_in_the_same_shares(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone: dict[str, dict[str, Tensor]]
+) -> None:
+    with monkeypatch.context() as patched:
+
+        def pauses(voyage: Voyage) -> None:
+            if voyage.state.member("wide").sections:
+                voyage.driver.orders.want_pause("a test")
+
+        living.at_every_round(patched, pauses)
+        report = train(tmp_path, patched, first)
+    assert {row.status for row in report.rows if row.name in ("wide", "pair")} == {"paused"}
+    train(tmp_path, monkeypatch, lambda name, asked: {{"wide": 0, "pair": 1}.get(name, 2): 1.0})
+    check(tmp_path, alone)
+    before, after = (line["plan"]["flotillas"][0]["placements"] for line in evidence.event_lines(tmp_path, "PlanMade"))
+    for name in ("wide", "pair"):
+        then, again = (next(p for p in placements if p["member"] == name) for placements in (before, after))
+        assert (then["devices"], then["shares"]) == (again["devices"], again["shares"])
+
+
 calls = [0]
 
 
