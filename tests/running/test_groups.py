@@ -1,5 +1,6 @@
 """Runs whose members span devices: they become what they are alone, also where they move, and where ranks are lost."""
 
+import gc
 import os
 import signal
 from collections.abc import Mapping
@@ -13,8 +14,9 @@ import studies
 from seats import all_alone, check, fleet, member, study, train
 from torch import Tensor, nn
 
-from argosy.running import processes
+from argosy.running import faults, processes
 from argosy.running.voyage import Voyage
+from argosy.training.parallel import Group
 
 
 def first(name: str, asked: int) -> Mapping[int, float]:
@@ -131,6 +133,27 @@ def test_a_member_that_raises_on_one_rank_ends_on_all_and_nobody_else_does(
     rows = {row.name: row for row in report.rows}
     assert rows["bad"].status == "failed" and "not again" in rows["bad"].reason
     assert evidence.event_lines(tmp_path, "WorkerLost") == []
+    check(tmp_path, alone)
+
+
+def is_cut_once(output: Tensor, target: Tensor) -> Tensor:
+    """Cross-entropy during which the groups of one device break, once."""
+    calls[0] += output.requires_grad
+    if calls[0] == 61 and len(output) == 3:
+        for group in (found for found in gc.get_objects() if isinstance(found, Group)):
+            group.broken = "cut by a test"
+    return nn.functional.cross_entropy(output, target, reduction="none")
+
+
+def test_a_group_that_breaks_though_nobody_is_lost_is_formed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone: dict[str, dict[str, Tensor]]
+) -> None:
+    monkeypatch.setattr(faults, "BROKEN_SECONDS", 0.3)
+    cut = member("bad", batch_size=5, loss=is_cut_once, eval_batch_size=20)
+    report = train(tmp_path, monkeypatch, first_and_bad, study(members=[*fleet(), cut]))
+    assert {row.status for row in report.rows} == {"done"}
+    (lost,) = evidence.event_lines(tmp_path, "WorkerLost")
+    assert lost["worker"] == "cpu:2/group" and "cut by a test" in lost["detail"]
     check(tmp_path, alone)
 
 
