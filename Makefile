@@ -21,6 +21,7 @@ chaos: $(VENV)/dev
 	$(BIN)/python benchmarks/chaos.py --json
 	$(BIN)/python benchmarks/chaos.py --runs 100 --driver-kills 0 --moves --json
 	$(BIN)/python benchmarks/chaos.py --runs 0 --driver-kills 0 --edges 100 --json
+	$(BIN)/python benchmarks/chaos_groups.py --json
 
 format: $(VENV)/dev
 	$(BIN)/ruff format .

@@ -36,6 +36,8 @@ class Departures:
         self.newcomers: set[str] = set()
         """Members that are to be added and are not measured yet."""
         self.timing = Timing(self.force)
+        self.before = {name: m.split for name, m in self.driver.state.members.items() if m.split is not None}
+        """How an earlier driver had members split that this one has not started yet: what that rounds goes on as it was."""
 
     # ---- measuring
 
@@ -170,7 +172,8 @@ class Departures:
         names = [name for name in self.roster.waiting if name not in later]
         situation = self.voyage.situation(measuring.profiles(names, self.driver.study), {})
         with self.voyage.logbook.planning():
-            plan = replace(self.launching.launch(situation), notes=measuring.notes)
+            found = self.launching.launch(situation, tuple(self.before.values()))
+        plan = replace(found, notes=measuring.notes)
         for name in plan.waiting:
             self.voyage.stragglers.forget(name)
         if plan.flotillas and not self.sharing.told and not self._choose_sharing(plan.flotillas[0]):
@@ -207,6 +210,7 @@ class Departures:
         leg = Sailing(number=self.leg_count, feeders=names, until=stretch.section, begins=stretch)
         self.voyage.legs.append(leg)
         self.voyage.flotillas[leg.number] = flotilla
+        self.before = {name: split for name, split in self.before.items() if name not in flotilla.members}
         self.voyage.expect(leg, flotilla.members)
         self.voyage.seat(leg, flotilla.members)
         for device, members in crews_of(flotilla).items():

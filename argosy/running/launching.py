@@ -3,16 +3,19 @@
 Pure but for the policy, which is pure itself. The policy is asked once for each change, with everything that a run knows.
 """
 
+import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from argosy.cluster import Cluster
+from argosy.errors import PlanError
+from argosy.events import Split
 from argosy.planning import Moving, Policy, Situation
-from argosy.plans import Flotilla, Plan
+from argosy.plans import Flotilla, Placement, Plan
 from argosy.profiles import Profile
 from argosy.running.legs import Sailing
 
-__all__ = ["Launching"]
+__all__ = ["Launching", "as_before"]
 
 FILES = Moving(rebalance_seconds=0.1, bytes_per_second=2e8)
 """A member moves through a file that is written, summed, flushed, read and loaded, while others of its new device wait."""
@@ -74,15 +77,21 @@ class Launching:
         heaviest = max(sum(profile.state_bytes for profile in crew) for crew in crews)
         return FILES.rebalance_seconds + 2 * heaviest / FILES.bytes_per_second
 
-    def launch(self, situation: Situation) -> Plan:
-        """What to start on the free devices."""
+    def launch(self, situation: Situation, splits: Sequence[Split] = ()) -> Plan:
+        """What to start on the free devices; members go on split as they were, where these still are possible."""
         if not situation.waiting or not situation.free:
             return Plan(policy=self.policy_name, flotillas=(), waiting=tuple(p.member for p in situation.waiting))
         flotillas = self.policy.launch(situation)
+        if splits:
+            with contextlib.suppress(PlanError):  # the memory that it needs may not be there any more
+                return self._plan(situation, [as_before(flotilla, situation.waiting, splits) for flotilla in flotillas])
+        return self._plan(situation, flotillas)
+
+    def _plan(self, situation: Situation, flotillas: Sequence[Flotilla]) -> Plan:
         started = {member for flotilla in flotillas for member in flotilla.members}
         plan = Plan(
             policy=self.policy_name,
-            flotillas=flotillas,
+            flotillas=tuple(flotillas),
             waiting=tuple(p.member for p in situation.waiting if p.member not in started),
         )
         plan.check(situation.waiting, situation.free)
@@ -99,3 +108,16 @@ class Launching:
         found = [flotilla for flotilla in self.launch(anew).flotillas if set(flotilla.members) <= here]
         aboard = set(leg.members)
         return max(found, key=lambda flotilla: len(aboard & set(flotilla.members)), default=None)
+
+
+def as_before(flotilla: Flotilla, profiles: Sequence[Profile], splits: Sequence[Split]) -> Flotilla:
+    """The flotilla with members split as they were, where it has all the devices of that and they may be split."""
+    before = {split.member: split for split in splits if set(split.devices) <= set(flotilla.devices)}
+    known = {profile.member: profile for profile in profiles if profile.splittable}
+    placements = [
+        Placement.uneven(known[p.member], dict(zip(before[p.member].devices, before[p.member].shares, strict=True)))
+        if p.member in before and p.member in known
+        else p
+        for p in flotilla.placements
+    ]
+    return Flotilla(placements=tuple(placements))

@@ -1,10 +1,9 @@
 """Runs whose members span devices: they become what they are alone, also where they move, and where ranks are lost."""
 
+import gc
 import os
 import signal
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,73 +11,12 @@ import evidence
 import living
 import pytest
 import studies
-import torch
+from seats import all_alone, check, fleet, member, study, train
 from torch import Tensor, nn
-from torch.optim import SGD, AdamW
 
-import argosy
-from argosy.planning import Situation
-from argosy.plans import Flotilla, Placement
-from argosy.profiles import Profile
-from argosy.running import processes
+from argosy.running import faults, processes
 from argosy.running.voyage import Voyage
-
-LENGTH = 150
-
-
-class Double(nn.Module):
-    """Float64 inside, so that what a split rounds otherwise is far from what differs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(nn.Linear(12, 16), nn.Tanh(), nn.Linear(16, 10)).double()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layers(x.double())
-
-
-def member(name: str, epochs: float = 3, **rest: Any) -> argosy.Member:
-    rest.setdefault("optimizer", partial(SGD, lr=0.05, momentum=0.9))
-    return studies.member(name, model=Double, stop=argosy.MaxEpochs(epochs), **rest)
-
-
-def fleet() -> list[argosy.Member]:
-    return [
-        member("wide", batch_size=63, optimizer=partial(AdamW, lr=0.01), clip_grad_norm=0.5),
-        member("pair", batch_size=20, accumulate=3, augment=studies.dawdle),
-        member("whole", batch_size=33),
-        member("short", 0.5, batch_size=16),
-        member("middle", 2, batch_size=16),
-    ]
-
-
-def study(*names: str, members: list[argosy.Member] | None = None) -> argosy.Study:
-    chosen = [one for one in members or fleet() if not names or one.name in names]
-    return studies.study(LENGTH, fleet=chosen, val=20, validations_per_epoch=2)
-
-
-@dataclass(slots=True)
-class Seats:
-    """A policy that seats members where the test says, by how often it was asked: shares by device."""
-
-    seats: Callable[[str, int], Mapping[int, float]]
-    asked: int = field(default=0)
-
-    def launch(self, situation: Situation) -> tuple[Flotilla, ...]:
-        """See `Policy.launch`."""
-        if len(situation.free) < len(situation.devices):
-            return ()
-        self.asked += 1
-        return (Flotilla(placements=tuple(self._placed(profile, situation) for profile in situation.waiting)),)
-
-    def _placed(self, profile: Profile, situation: Situation) -> Placement:
-        shares = {situation.devices[n].name: share for n, share in self.seats(profile.member, self.asked).items()}
-        return Placement.uneven(profile, shares) if len(shares) > 1 else Placement.whole(profile, next(iter(shares)))
-
-    def keeps(self, situation: Situation, started: Flotilla, live: tuple[Profile, ...]) -> bool:
-        """See `Policy.keeps`."""
-        del situation, started, live
-        return False
+from argosy.training.parallel import Group
 
 
 def first(name: str, asked: int) -> Mapping[int, float]:
@@ -95,35 +33,9 @@ def moving(name: str, asked: int) -> Mapping[int, float]:
     return found[min(asked, 3) - 1]
 
 
-def train(
-    directory: Path, monkeypatch: pytest.MonkeyPatch, seats: Any, wanted: argosy.Study | None = None
-) -> argosy.Report:
-    policy = living.policy(monkeypatch, Seats(seats))
-    how = {"launcher": "processes", "devices": "cpu:3", "loader_workers": 0, "block_size": 64}
-    return living.run(wanted or study(), directory, policy=policy, **how)
-
-
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Tensor]]:
-    """Weights of every member, trained by itself on one device."""
-    found = {}
-    for one in fleet():
-        directory = tmp_path_factory.mktemp(one.name)
-        argosy.train(study(one.name), directory=directory, launcher="inline", devices="cpu:1", numerics="exact")
-        found[one.name] = weights(directory, one.name)
-    return found
-
-
-def weights(directory: Path, name: str) -> dict[str, Tensor]:
-    return dict(torch.load(directory / "members" / name / "last.pt", weights_only=True)["model"])
-
-
-def check(directory: Path, alone: Mapping[str, Mapping[str, Tensor]], *names: str) -> None:
-    """Each is what it is alone."""
-    for name in names or alone:
-        found = weights(directory, name)
-        for key, weight in alone[name].items():
-            assert float((found[key] - weight).norm() / weight.norm()) <= 1e-9, (name, key)
+    return all_alone(tmp_path_factory.mktemp("alone"))
 
 
 def test_members_on_several_devices_become_what_they_are_alone(
@@ -178,6 +90,26 @@ def test_a_lost_rank_is_replaced(
     check(tmp_path, alone)
 
 
+def test_a_run_that_was_paused_goes_on_in_the_same_shares(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone: dict[str, dict[str, Tensor]]
+) -> None:
+    with monkeypatch.context() as patched:
+
+        def pauses(voyage: Voyage) -> None:
+            if voyage.state.member("wide").sections:
+                voyage.driver.orders.want_pause("a test")
+
+        living.at_every_round(patched, pauses)
+        report = train(tmp_path, patched, first)
+    assert {row.status for row in report.rows if row.name in ("wide", "pair")} == {"paused"}
+    train(tmp_path, monkeypatch, lambda name, asked: {{"wide": 0, "pair": 1}.get(name, 2): 1.0})
+    check(tmp_path, alone)
+    before, after = (line["plan"]["flotillas"][0]["placements"] for line in evidence.event_lines(tmp_path, "PlanMade"))
+    for name in ("wide", "pair"):
+        then, again = (next(p for p in placements if p["member"] == name) for placements in (before, after))
+        assert (then["devices"], then["shares"]) == (again["devices"], again["shares"])
+
+
 calls = [0]
 
 
@@ -201,6 +133,27 @@ def test_a_member_that_raises_on_one_rank_ends_on_all_and_nobody_else_does(
     rows = {row.name: row for row in report.rows}
     assert rows["bad"].status == "failed" and "not again" in rows["bad"].reason
     assert evidence.event_lines(tmp_path, "WorkerLost") == []
+    check(tmp_path, alone)
+
+
+def is_cut_once(output: Tensor, target: Tensor) -> Tensor:
+    """Cross-entropy during which the groups of one device break, once."""
+    calls[0] += output.requires_grad
+    if calls[0] == 61 and len(output) == 3:
+        for group in (found for found in gc.get_objects() if isinstance(found, Group)):
+            group.broken = "cut by a test"
+    return nn.functional.cross_entropy(output, target, reduction="none")
+
+
+def test_a_group_that_breaks_though_nobody_is_lost_is_formed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone: dict[str, dict[str, Tensor]]
+) -> None:
+    monkeypatch.setattr(faults, "BROKEN_SECONDS", 0.3)
+    cut = member("bad", batch_size=5, loss=is_cut_once, eval_batch_size=20)
+    report = train(tmp_path, monkeypatch, first_and_bad, study(members=[*fleet(), cut]))
+    assert {row.status for row in report.rows} == {"done"}
+    (lost,) = evidence.event_lines(tmp_path, "WorkerLost")
+    assert lost["worker"] == "cpu:2/group" and "cut by a test" in lost["detail"]
     check(tmp_path, alone)
 
 

@@ -1,0 +1,23 @@
+"""Files that a run writes for people say what the journal says."""
+
+from pathlib import Path
+
+from test_costs import ENDED
+
+from argosy.fold import MemberState
+from argosy.running.records import Metrics
+
+
+def test_sections_that_a_fault_takes_back_before_they_are_written_are_written_when_they_come_again(
+    tmp_path: Path,
+) -> None:
+    state, metrics = MemberState("mlp"), Metrics(tmp_path)
+    (tmp_path / "members" / "mlp").mkdir(parents=True)
+    state.end_section(ENDED)
+    metrics.note(state)
+    state.forget_from(0, 0)
+    metrics.write()
+    state.end_section(ENDED)
+    metrics.note(state)
+    metrics.write()
+    assert (tmp_path / "members" / "mlp" / "metrics.csv").read_text() == "epoch,seconds\n0,2.0\n"

@@ -1,0 +1,74 @@
+"""Where members may be split, and what that costs: known before the first plan, with a reason where nobody is."""
+
+import math
+from typing import Any
+
+import pytest
+
+from argosy.cluster import Cluster, Device, Node
+from argosy.commands import SumsTimed
+from argosy.running.splitting import Timing, measuring_of_run
+from argosy.settings import Settings
+
+
+def cluster(count: int, kind: str = "cpu") -> Cluster:
+    devices = tuple(Device(name=f"{kind}:{n}", node="local", kind=kind, memory_bytes=2**30) for n in range(count))
+    return Cluster(nodes=(Node(name="local", devices=devices, cores=count),))
+
+
+@pytest.mark.parametrize(
+    ("count", "kind", "numerics", "side_by_side", "words", "groups"),
+    [
+        (1, "cpu", "exact", False, "", 1),
+        (2, "cpu", "equivalent", True, "", 2),
+        (9, "cpu", "equivalent", True, "", 4),
+        (2, "cpu", "exact", True, "numerics is 'exact'", 1),
+        (2, "cpu", "equivalent", False, "one after another", 1),
+        (2, "cuda", "equivalent", True, "accelerators", 1),
+    ],
+)
+def test_who_may_be_split_where(
+    count: int, kind: str, numerics: Any, side_by_side: bool, words: str, groups: int
+) -> None:
+    measuring = measuring_of_run(Settings(numerics=numerics), cluster(count, kind), side_by_side=side_by_side)
+    assert measuring.groups == groups
+    assert [note for note in measuring.notes if words and words in note] == list(measuring.notes)
+    assert bool(measuring.notes) == bool(words)
+
+
+class Force:
+    """What is said to trainers."""
+
+    def __init__(self) -> None:
+        self.said: list[tuple[str, Any]] = []
+
+    def meeting(self) -> str:
+        return f"meeting-{len(self.said)}"
+
+    def send(self, device: str, command: Any) -> None:
+        self.said.append((device, command))
+
+
+def test_sums_are_timed_once_by_the_slowest_and_again_where_somebody_was_lost() -> None:
+    force: Any = Force()
+    timing = Timing(force)
+    timing.ask("abcdefg")
+    timing.ask("abcdefg")
+    assert [device for device, _ in force.said] == list("abcd")
+    assert timing.hear("a", SumsTimed(short_seconds=1.0, long_seconds=2.0)) is None
+    timing.forget()
+    assert timing.hear("b", SumsTimed(short_seconds=1.0, long_seconds=2.0)) is None
+    timing.ask("ab")
+    assert {command.meeting for _, command in force.said[4:]} == {"meeting-4"}
+    assert timing.hear("a", SumsTimed(short_seconds=0.2, long_seconds=1.2)) is None and not timing.over
+    link = timing.hear("b", SumsTimed(short_seconds=0.1, long_seconds=0.3))
+    assert link is not None and timing.over
+    assert link.seconds(2, 0) == pytest.approx(0.2) and link.seconds(2, 4 * 2**20) == pytest.approx(1.2)
+
+
+def test_where_no_group_comes_to_be_nobody_is_split() -> None:
+    timing = Timing(Force())  # type: ignore[arg-type]
+    timing.ask("ab")
+    assert timing.hear("a", SumsTimed(short_seconds=math.inf, long_seconds=math.inf)) is None
+    assert timing.hear("b", SumsTimed(short_seconds=0.1, long_seconds=0.2)) is None
+    assert timing.over
