@@ -119,7 +119,7 @@ def _slow_enough(
     first: Profile, waiting: Sequence[Profile], device: Device, pace: float, situation: Situation
 ) -> list[Profile]:
     """The first member, and as many as follow it at the same epoch until one stream for all of them keeps to the pace."""
-    pack, bin_, done = [first], Bin(device=device, room=-1.0 / pace), situation.epochs_done
+    pack, bin_, done = [first], Bin(device=device, room=-(1 - 1e-9) / pace), situation.epochs_done
     bin_.take(first, -first.seconds_per_sample)
     for profile in waiting:
         if bin_.room >= 0:

@@ -114,6 +114,4 @@ def find_next(
 def _require_equal(devices: Sequence[Device]) -> None:
     found = sorted({f"{device.kind} with {device.memory_bytes / GIB:.1f} GiB" for device in devices})
     if len(found) > 1:
-        raise PlanError(
-            f"policies fleet and fleet-local assume equal devices; found {', '.join(found)}. Use policy 'balanced'."
-        )
+        raise PlanError(f"FLEET's policies assume equal devices; found {', '.join(found)}. Use policy 'balanced'.")

@@ -46,14 +46,13 @@ class Outlook:
 
 def alone_seconds(profiles: Iterable[Profile], situation: Situation) -> list[float]:
     """What each member needs at most on a device of its own; one without a limit may go as far as any other."""
-    left, furthest = situation.epochs_left, max([1, *situation.epochs_left.values()])
-    samples = situation.samples_per_epoch
-    return [max(left.get(p.member, furthest), 1) * samples * p.seconds_per_sample for p in profiles]
+    left, furthest, samples = situation.epochs_left, _furthest(situation), situation.samples_per_epoch
+    return [samples * (left.get(p.member, furthest) or 1) / p.samples_per_second[0] for p in profiles]
 
 
 def horizon_seconds(situation: Situation, waiting_seconds: Iterable[float]) -> float:
     """In which all devices together are expected to be through with members that wait so long, and with all that runs."""
-    left, furthest = situation.epochs_left, max([1, *situation.epochs_left.values()])
+    left, furthest = situation.epochs_left, _furthest(situation)
     running = math.fsum(
         left.get(placement.member, furthest) * (sum(placement.device_seconds) or placement.seconds_per_sample)
         for flotilla in situation.running
@@ -61,3 +60,7 @@ def horizon_seconds(situation: Situation, waiting_seconds: Iterable[float]) -> f
     )
     work = math.fsum(waiting_seconds) + running * situation.samples_per_epoch
     return EXPECTED * work / len(situation.devices)
+
+
+def _furthest(situation: Situation) -> int:
+    return max(situation.epochs_left.values(), default=1)

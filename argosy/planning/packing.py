@@ -1,5 +1,6 @@
 """One flotilla at the best pace: bisect the pace; whole members by best fit, and what does not fit is split."""
 
+import heapq
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -38,22 +39,55 @@ def best_flotilla(
     if sum(profile.resident_bytes for profile in profiles) > sum(device.memory_bytes for device in devices):
         return None
     largest_first = tuple(sorted(profiles, key=lambda p: (-p.seconds_per_sample, p.member)))
+    spread = _spread(largest_first, devices)
+    if spread is not None and 1.0 / spread.samples_per_second <= _least_seconds(profiles, devices) * (
+        1 + PACE_TOLERANCE
+    ):
+        return spread
     # Whole members first leaves few fragments where members are many; where they are few, each split counts.
     most_split = len(profiles) if len(profiles) <= FEW_MEMBERS else 0
     packings = [Packing(order=largest_first, split_first=n, even_shares=even_shares) for n in range(most_split + 1)]
     found = [flotilla for packing in packings if (flotilla := _bisect(packing, devices))]
+    found += [spread] if spread is not None else []
     if not found:  # Memory is what is scarce: let it decide the order.
         by_memory = tuple(sorted(profiles, key=lambda p: (-p.memory_bytes, p.member)))
         return _bisect(Packing(order=by_memory, even_shares=even_shares), devices)
     return max(found, key=lambda flotilla: flotilla.samples_per_second)
 
 
+def _least_seconds(profiles: Sequence[Profile], devices: Sequence[Device]) -> float:
+    """Seconds per sample below which whole members cannot come: their work divided evenly, or the slowest that stays whole."""
+    slowest = max((profile.seconds_per_sample for profile in profiles if not profile.splittable), default=0.0)
+    return max(sum(profile.seconds_per_sample for profile in profiles) / len(devices), slowest)
+
+
+def _spread(largest_first: Sequence[Profile], devices: Sequence[Device]) -> Flotilla | None:
+    """Each member whole on the least loaded device that has the memory for it (LPT, Graham 1969).
+
+    Many small members end up nearly even, in time as in memory, of which best fit would give most to the last devices.
+    """
+    bins = [Bin(device=device, room=0.0) for device in devices]
+    least_loaded = [(0.0, position) for position in range(len(devices))]
+    placements = []
+    for profile in largest_first:
+        full = []
+        while least_loaded and not bins[least_loaded[0][1]].holds(profile):
+            full.append(heapq.heappop(least_loaded))
+        if not least_loaded:
+            return None
+        load, position = heapq.heappop(least_loaded)
+        bins[position].take(profile, 0.0)
+        placements.append(Placement.whole(profile, devices[position].name))
+        for entry in (*full, (load + profile.seconds_per_sample, position)):
+            heapq.heappush(least_loaded, entry)
+    return Flotilla(placements=tuple(placements))
+
+
 def _bisect(packing: Packing, devices: Sequence[Device]) -> Flotilla | None:
     """The least seconds per sample at which this packing succeeds."""
-    total = sum(profile.seconds_per_sample for profile in packing.order)
-    # Whoever may not be split sets the pace if it is slow enough: then there is nothing to bisect.
-    slowest = max((profile.seconds_per_sample for profile in packing.order if not profile.splittable), default=0.0)
-    low, high = max(0.5 * total / len(devices), slowest * (1 - 1e-9)), max(total / len(devices), slowest)
+    total, high = sum(profile.seconds_per_sample for profile in packing.order), _least_seconds(packing.order, devices)
+    # Splits may do better than work divided by devices, but nothing better than a member that may not be split.
+    low = max(0.5 * total / len(devices), high * (1 - 1e-9) if high > total / len(devices) else 0.0)
     best = pack_at(high, packing, devices)
     while best is None and high < 2 * total:
         low, high = high, 1.25 * high

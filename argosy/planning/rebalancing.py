@@ -66,15 +66,16 @@ def _head_start(candidate: Sequence[Flotilla], running: Flotilla, situation: Sit
 
 def gives_way(situation: Situation, running: Flotilla, live: Sequence[Profile]) -> bool:
     """Whether a waiting member may last so much longer than those of a device that it must not wait for them to end."""
-    device = next(device for device in situation.devices if device.name in running.devices)
-    able = [profile for profile in situation.waiting if profile.memory_bytes <= device.memory_bytes]
-    longest = max(alone_seconds(able, situation), default=0.0)
+    waiting = alone_seconds(situation.waiting, situation)
+    device = next(device for device in situation.devices if device.name == running.devices[0])
+    able = (s for s, p in zip(waiting, situation.waiting, strict=True) if p.memory_bytes <= device.memory_bytes)
+    longest = max(able, default=0.0)
     moving = situation.moving
     cost = moving.rebalance_seconds + sum(profile.state_bytes for profile in live) / moving.bytes_per_second
     if sum(alone_seconds(live, situation)) + 2 * cost >= LONGER * longest:
         return False
     beside = replace(situation, running=(*situation.running, running))
-    return longest > LONG * horizon_seconds(beside, alone_seconds(situation.waiting, situation))
+    return longest > LONG * horizon_seconds(beside, waiting)
 
 
 def work_rate(flotillas: Sequence[Flotilla], profiles: Sequence[Profile]) -> float:

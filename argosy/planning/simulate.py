@@ -197,7 +197,7 @@ class _Run:
         self._count(leg)
         for runner in runners:
             self.done[runner.member] += 1
-            if runner.member in self.left:
+            if self.left.get(runner.member, 0) > 1:
                 self.left[runner.member] -= 1
             if self.done[runner.member] < self.workload.epochs[runner.member]:
                 runner.samples_left = float(self.workload.samples_per_epoch)

@@ -42,8 +42,10 @@ def members_apart(outlook: Outlook, situation: Situation) -> tuple[Profile, ...]
 
 def preparation_left(situation: Situation) -> float:
     """Samples per second that can be prepared beside what runs."""
-    asked = sum(flotilla.samples_per_second for flotilla in situation.running)
-    return (situation.preparation_samples_per_second or 0.0) - asked
+    available = situation.preparation_samples_per_second or 0.0
+    if math.isinf(available):
+        return available
+    return available - sum(flotilla.samples_per_second for flotilla in situation.running)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,9 +115,11 @@ class _Sharing:
 
     @property
     def _is_crowded(self) -> bool:
-        """Whether the memory of the free devices surely does not hold all members at once."""
-        there = sum(device.memory_bytes for device in self.situation.free)
-        return sum(profile.resident_bytes for profile in self.outlook.longest_first) > there
+        """Whether the memory of the free devices may not hold all members at once."""
+        members = self.outlook.longest_first
+        largest_step = max(profile.activation_bytes for profile in members)
+        there = sum(device.memory_bytes - largest_step for device in self.situation.free)
+        return sum(profile.resident_bytes for profile in members) > there
 
     @property
     def _is_at_one_epoch(self) -> bool:
@@ -125,9 +129,8 @@ class _Sharing:
     @cached_property
     def fed(self) -> int:
         """The most apart, up to those needed, that preparation can feed beside the shared stream."""
-        left = preparation_left(self.situation)
         most = self.most_apart if self.needed is None else self.needed
-        return max((apart for apart in range(most + 1) if self._demand(apart) <= left), default=0)
+        return max((apart for apart in range(most + 1) if self._demand(apart) <= self._left), default=0)
 
     def _demand(self, apart: int) -> float:
         return self._demand_apart[apart] + (1.0 / self.pace_seconds(apart) if self.shares(apart) else 0.0)
@@ -136,7 +139,11 @@ class _Sharing:
     def feeds_all_devices(self) -> bool:
         """Whether preparation can feed a stream on every free device."""
         first = self.outlook.longest_first[: len(self.situation.free)]
-        return sum(profile.rate(1) for profile in first) <= preparation_left(self.situation)
+        return sum(profile.rate(1) for profile in first) <= self._left
+
+    @cached_property
+    def _left(self) -> float:
+        return preparation_left(self.situation)
 
     @property
     def fair_devices(self) -> float:

@@ -44,6 +44,13 @@ def test_delta_is_absolute() -> None:
     assert set(create_flotilla(candidates, 3, 20.0)) == {"a", "c"}
 
 
+def test_delta_may_be_a_part_of_the_fastest_rate() -> None:
+    fast, cluster = (profile("a", 10_000.0), profile("b", 9_500.0), profile("c", 8_000.0)), devices(3)
+    situation = Situation(waiting=fast, free=cluster, devices=cluster)
+    assert [set(f.members) for f in Fleet().launch(situation)] == [{"a"}]
+    assert [set(f.members) for f in Fleet(delta=0.1, relative=True).launch(situation)] == [{"a", "b"}]
+
+
 def test_equation_3_is_the_least_distance_over_members_and_counts() -> None:
     rates = {"a": [100.0], "b": [55.0, 104.0], "c": [40.0, 70.0, 97.0]}
     similar = similar_rates(rates, 100.0, 20.0)

@@ -44,14 +44,30 @@ def test_simulate_prints_one_object_a_policy_and_size(tables: Path) -> None:
     assert found.exit_code == 0, found.output
     rows = json.loads(found.output)
     assert [(row["policy"], row["devices"]) for row in rows] == [
-        (policy, size) for size in (4, 8) for policy in ("balanced", "fleet", "fleet-local", "rounds", "solo")
+        (policy, size)
+        for size in (4, 8)
+        for policy in ("balanced", "fleet", "fleet-local", "fleet-relative", "rounds", "solo")
     ]
     for row in rows:
         assert set(row) == {
-            "policy", "devices", "makespan_seconds", "bound_seconds", "flotillas", "moves", "idle_share",
+            "policy", "devices", "makespan_seconds", "bound_seconds", "flotillas", "moves", "idle_share", "planner_seconds",
         }  # fmt: skip
         assert row["makespan_seconds"] >= row["bound_seconds"] * (1 - 1e-9)
         assert 0 <= row["idle_share"] < 1
+        assert row["planner_seconds"] > 0
+
+
+def test_simulate_takes_known_epochs_and_a_price_of_preparation(tables: Path) -> None:
+    def makespans(*options: str) -> dict[str, float]:
+        command = [str(tables / "networks.csv"), "--devices", "4", "--policy", "balanced,solo", "--json", *options]
+        found = CliRunner().invoke(app(), ["simulate", *command])
+        assert found.exit_code == 0, found.output
+        return {row["policy"]: row["makespan_seconds"] for row in json.loads(found.output)}
+
+    blind, seeing, fed = makespans(), makespans("--epochs-known"), makespans("--preparation", "100")
+    assert seeing["solo"] == blind["solo"] and seeing["balanced"] <= min(seeing["solo"], blind["balanced"])
+    assert fed["solo"] > 1.2 * blind["solo"], "four streams ask for more than can be prepared"
+    assert fed["balanced"] < fed["solo"], "which one stream does not"
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """The discrete-event run on cases worked by hand, and what it charges."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -9,8 +9,11 @@ from argosy.planning import POLICIES
 from argosy.planning.balanced import Balanced
 from argosy.planning.choice import simulate_best
 from argosy.planning.outcomes import Charges, Failure, Workload
-from argosy.planning.policy import Moving
+from argosy.planning.policy import Moving, Situation
 from argosy.planning.simulate import lower_bound_seconds, simulate
+from argosy.planning.solo import Solo
+from argosy.plans import Flotilla
+from argosy.profiles import Profile
 from planning.cases import GB, devices, profile
 
 
@@ -52,6 +55,22 @@ def test_preparation_caps_the_pace_of_the_stream_and_solo_prepares_for_each() ->
     charges = Charges(preparation_samples_per_second=10.0)
     assert simulate(POLICIES["rounds"], both, devices(2), charges=charges).makespan_seconds == pytest.approx(10.0)
     assert simulate(POLICIES["solo"], both, devices(2), charges=charges).makespan_seconds == pytest.approx(20.0)
+
+
+def test_streams_are_slowed_down_only_as_long_as_they_ask_for_too_much() -> None:
+    # Together 40 samples/s of 20: b takes 100 / 15 s, when a has a third of its epoch behind it; the rest at full speed.
+    both = workload(A, profile("b", 30.0), a=1, b=1)
+    run = simulate(POLICIES["solo"], both, devices(2), charges=Charges(preparation_samples_per_second=20.0))
+    assert run.finished_seconds == pytest.approx({"b": 100 / 15, "a": 100 / 15 + (200 / 3) / 10})
+    assert sum(run.wait_seconds.values()) == pytest.approx(2 * run.makespan_seconds - 10 - 100 / 30)
+
+
+def test_epochs_too_short_for_the_time_of_day_to_tell_apart_still_end() -> None:
+    late = workload(profile("slow", 1e-9), profile("fast", 1e9), slow=1, fast=3)
+    run = simulate(POLICIES["solo"], replace(late, profiles=late.profiles[::-1]), devices(1))
+    assert set(run.finished_seconds) == {"slow", "fast"}
+    again = simulate(POLICIES["solo"], late, devices(1))
+    assert again.makespan_seconds == pytest.approx(1e11)
 
 
 def test_slowdown_checkpoints_and_flotillas_are_charged() -> None:
@@ -118,6 +137,19 @@ def test_the_timeline_says_what_every_device_did() -> None:
 def test_nothing_to_train_takes_no_time() -> None:
     run = simulate(Balanced(), workload(A, a=0), devices(2))
     assert (run.makespan_seconds, run.bound_seconds, run.idle_share, run.flotillas) == (0.0, 0.0, 0.0, 0)
+
+
+def test_a_policy_sees_limits_where_it_does_not_see_when_members_stop() -> None:
+    seen: list[int] = []
+
+    @dataclass(frozen=True)
+    class Watching(Solo):
+        def keeps(self, situation: Situation, started: Flotilla, live: tuple[Profile, ...]) -> bool:
+            seen.append(situation.epochs_left["a"])
+            return True
+
+    simulate(Watching(), replace(workload(A, a=3), epochs_known=False, limits={"a": 9}), devices(1))
+    assert seen == [8, 7]
 
 
 def test_a_workload_knows_the_epochs_of_every_member() -> None:

@@ -6,9 +6,7 @@ import pytest
 
 from argosy.planning import make_plan
 from argosy.planning.balanced import Balanced
-from argosy.planning.outcomes import Charges, Workload
-from argosy.planning.policy import Moving, Situation
-from argosy.planning.simulate import simulate
+from argosy.planning.policy import Situation
 from argosy.plans import Flotilla, Placement
 from planning.cases import GB, devices, profile
 from planning.stops import Draw, compare, over_bound
@@ -72,24 +70,25 @@ def test_where_all_are_long_every_device_gets_a_stream_and_the_others_wait() -> 
 
 
 def test_members_share_a_device_until_its_stream_is_slow_enough_to_feed() -> None:
+    # Three streams of one sample per second leave 4 of 7: a stream for two members of 12 is still too fast, one for three is not.
     cluster = devices(4)
-    beside = [Flotilla(placements=(Placement.whole(profile(f"b{n}", 1.0), cluster[n].name),)) for n in range(3)]
+    beside = tuple(Flotilla(placements=(Placement.whole(profile(f"b{n}", 1.0), cluster[n].name),)) for n in range(3))
     fast = [profile(f"m{number}", 12.0) for number in range(40)]
-    left = {**{p.member: 100 for p in fast}, "b0": 1000, "b1": 1000, "b2": 1000}
-    situation = situation_of(fast, cluster, running=tuple(beside))
-    situation = replace(situation, free=cluster[3:], epochs_left=left, preparation_samples_per_second=7.0)
+    situation = replace(
+        situation_of(fast, cluster, running=beside), free=cluster[3:], preparation_samples_per_second=7.0
+    )
     (pack,) = streams_of(situation)
-    assert len(pack) == 3, "12 / 3 is what three streams of one sample per second leave of seven"
+    assert len(pack) == 3
 
 
 @pytest.mark.parametrize(("left", "keeps"), [(90, True), (10, False)])
 def test_a_member_that_has_most_behind_it_makes_room_for_one_that_may_last_longer(left: int, keeps: bool) -> None:
-    here, waits = profile("here", 1.0), profile("waits", 2.0)
-    cluster = devices(1)
-    started = Flotilla(placements=(Placement.whole(here, cluster[0].name),))
-    situation = replace(
-        situation_of([waits], cluster), free=(), epochs_left={"here": left, "waits": 100}, epochs_done={"here": 1}
-    )
+    here, waits, beside = profile("here", 1.0), profile("waits", 2.0), profile("beside", 1.0)
+    first, second = devices(2)
+    started = Flotilla(placements=(Placement.whole(here, first.name),))
+    running = (Flotilla(placements=(Placement.whole(beside, second.name),)),)
+    situation = situation_of([waits], (first, second), running=running, epochs_done={"here": 1})
+    situation = replace(situation, free=(), epochs_left={"here": left, "waits": 100, "beside": 100})
     assert Balanced().keeps(situation, started, (here,)) is keeps
 
 
@@ -110,19 +109,18 @@ def test_nobody_plans_anew_for_a_member_that_no_other_device_makes_faster(monkey
 
 
 def test_a_stream_parts_at_an_epoch_that_leaves_devices_free() -> None:
-    unlike = [profile(f"m{number}", 1.0 + 0.5 * number) for number in range(3)]
-    workload = Workload(
-        profiles=(*unlike, profile("short", 0.9)),
-        epochs={"m0": 10, "m1": 10, "m2": 10, "short": 1},
-        samples_per_epoch=100,
-        epochs_known=False,
-        limits=dict.fromkeys(("m0", "m1", "m2", "short"), 10),
+    slow, middle, fast = (profile(name, rate) for name, rate in (("slow", 1.0), ("middle", 1.3), ("fast", 1.6)))
+    cluster = devices(3)
+    situation = replace(situation_of([], cluster), preparation_samples_per_second=3.0)
+    started = Flotilla(
+        placements=tuple(Placement.whole(p, d.name) for p, d in zip((slow, middle, fast), cluster, strict=True))
     )
-    # Three streams are one too many, until the stream of "short" has ended.
-    charges = Charges(preparation_samples_per_second=5.0, moving=Moving(rebalance_seconds=1.0))
-    run = simulate(Balanced(), workload, devices(4), charges=charges)
-    assert run.flotillas > 2
-    assert run.finished_seconds["m2"] < run.finished_seconds["m1"] < run.finished_seconds["m0"]
+    together = streams_of(replace(situation_of((slow, middle, fast), cluster), preparation_samples_per_second=2.0))
+    assert together == [{"slow", "middle", "fast"}]
+    # "slow" has stopped: what it was prepared for is enough for a stream for each of the two others.
+    left = replace(situation, free=cluster[:1], epochs_left={"middle": 50, "fast": 50}, samples_per_epoch=1000)
+    assert not Balanced().keeps(left, started, (middle, fast))
+    assert Balanced().keeps(replace(left, preparation_samples_per_second=1.5), started, (middle, fast))
 
 
 def test_memory_that_does_not_hold_all_lets_some_wait_where_streams_are_free_and_take_turns_where_not() -> None:
