@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from argosy.events import Checkpoint, Event
+from argosy.events import Checkpoint, Event, Packed
 
 __all__ = [
     "Attach",
@@ -243,6 +243,8 @@ class StartMember:
     accumulate: int
     """Micro-batches per step: the member's own number, or more where its device has too little memory."""
     notes: tuple[str, ...]
+    packed: Packed | None = None
+    """Which programs stepped it and its like, where that was chosen."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,5 +1,6 @@
 """The state of a run: the fold of its journal. The last record of a member's section wins."""
 
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -14,6 +15,7 @@ from argosy.events import (
     MemberEnded,
     MemberRested,
     MemberStarted,
+    Packed,
     Proposed,
     Retried,
     RunEnded,
@@ -22,6 +24,7 @@ from argosy.events import (
     SectionEnded,
     SharingChosen,
     Skipped,
+    StepsAlone,
     Used,
     WorkerLost,
 )
@@ -53,6 +56,8 @@ class MemberState:
     """(own epoch, stream epoch), as in `Assigned`, by ascending own epoch."""
     accumulate: int | None = None
     """Micro-batches per step, where they are more than the member's own number."""
+    packed: Packed | None = None
+    """Which programs stepped it and its like, as it was chosen last."""
 
     @property
     def epochs(self) -> float:
@@ -123,6 +128,10 @@ class RunState:
     """Indices of broken samples, by split and stream epoch."""
     used: list[Used] = field(default_factory=list)
     lost: list[WorkerLost] = field(default_factory=list)
+    packed: list[Packed] = field(default_factory=list)
+    """Every choice of programs, first to last."""
+    alone: dict[str, str] = field(default_factory=dict)
+    """Why members were no program with others, where that was tried."""
     answered: list[Answered] = field(default_factory=list)
     sharing: SharingChosen | None = None
     brought: list[str] = field(default_factory=list)
@@ -189,6 +198,12 @@ class RunState:
             self.used.append(event)
         elif isinstance(event, WorkerLost):
             self.lost.append(event)
+        elif isinstance(event, Packed):
+            self.packed.append(event)
+            for name in itertools.chain.from_iterable(event.programs):
+                self.member(name).packed = event
+        elif isinstance(event, StepsAlone):
+            self.alone.update(event.reasons)
         elif isinstance(event, Proposed):
             if self.started is not None:
                 self.brought.append(event.member)

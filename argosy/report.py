@@ -8,7 +8,7 @@ from typing import Any
 
 from argosy.diagnosis import Diagnosis, diagnose
 from argosy.errors import RunError
-from argosy.events import SharingChosen
+from argosy.events import Packed, SharingChosen
 from argosy.fold import MemberState, RunState
 
 __all__ = ["MemberResult", "Report"]
@@ -60,6 +60,10 @@ class Report:
     """User and system time of the whole tree of processes."""
     sharing: SharingChosen | None
     """How nodes shared the stream, and why."""
+    packs: tuple[Packed, ...]
+    """Which programs stepped members that may be one, and what was measured: every choice, first to last."""
+    alone: Mapping[str, str]
+    """Why members were no program with others, where that was tried."""
     diagnosis: Diagnosis | None
     """Which stage held up the run; None where nothing was trained."""
     gauges: Mapping[str, Mapping[str, Any]]
@@ -111,6 +115,8 @@ class Report:
             "waiting_share": round(self.waiting_share, 4),
             "cpu_seconds": round(self.cpu_seconds, 3),
             "sharing": asdict(self.sharing) if self.sharing else None,
+            "packs": [{**asdict(pack), "improvement": pack.improvement} for pack in self.packs],
+            "alone": dict(self.alone),
             "diagnosis": asdict(self.diagnosis) if self.diagnosis else None,
             "gauges": {worker: dict(gauge) for worker, gauge in self.gauges.items()},
             "members": self.table(),
@@ -175,6 +181,8 @@ class Report:
             waiting_share=waiting / (waiting + busy) if waiting + busy else 0.0,
             cpu_seconds=state.cpu_seconds,
             sharing=state.sharing,
+            packs=tuple(state.packed),
+            alone=state.alone,
             diagnosis=diagnose((used.worker, used.gauge) for used in state.used),
             gauges={used.worker: {**used.gauge, "cpu_seconds": used.cpu_seconds} for used in state.used},
         )

@@ -155,6 +155,7 @@ class Roster:
             checkpoint=point.checkpoint,
             accumulate=self.accumulate(name),
             notes=(*notes, *point.notes),
+            packed=self.state.member(name).packed,
         )
 
     def accumulate(self, name: str) -> int:

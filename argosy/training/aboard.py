@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from argosy.commands import StartMember
-from argosy.events import MemberStarted, SectionEnded
+from argosy.events import MemberStarted, Packed, SectionEnded
 from argosy.stream.blocks import Place
 from argosy.stream.schedule import Orders
 from argosy.training import checkpoint
@@ -32,6 +32,8 @@ class Aboard:
     """Of the stream: the first whose end it has not seen."""
     earlier: int
     """Samples of the sections that it has ended aboard, less those of its first one that it had before."""
+    packed: Packed | None = None
+    """Which programs are to step it and its like, as they did before it came aboard."""
 
     @classmethod
     def board(cls, live: LiveMember, start: StartMember, files: Files, orders: Orders, *, sections: int) -> "Aboard":
@@ -45,12 +47,17 @@ class Aboard:
                 position = live.load_state_dict(checkpoint.load(files.folder / start.checkpoint.file))
         live.begin_epoch(orders, start.stream_epoch, position)
         first = start.stream_epoch * sections + live.section
-        return cls(live, files, orders, sections, start.stream_epoch, first, -live.samples)
+        return cls(live, files, orders, sections, start.stream_epoch, first, -live.samples, start.packed)
 
     @property
     def name(self) -> str:
         """The member's."""
         return self.live.member.name
+
+    @property
+    def stands(self) -> tuple[int, int]:
+        """Where in the stream: members that go on together must stand at one place."""
+        return self.stream_epoch, self.next_section
 
     @property
     def samples(self) -> int:

@@ -38,14 +38,16 @@ from argosy.stream.gauges import TrainerGauge
 from argosy.stream.pulse import Pulse
 from argosy.stream.schedule import Orders
 from argosy.study import Member, Terms
-from argosy.traces import know_sources
+from argosy.traces import first_line, know_sources
 from argosy.training.aboard import Aboard
 from argosy.training.copies import Copies
-from argosy.training.devices import Backend
+from argosy.training.devices import Backend, out_of_memory
 from argosy.training.files import Files, Saving
 from argosy.training.guard import Guard
 from argosy.training.heap import large_outside
 from argosy.training.member import LiveMember, build
+from argosy.training.packing import Packing
+from argosy.training.program import OwnFaults
 from argosy.training.trials import Trials
 from argosy.training.units import Unit
 
@@ -99,6 +101,8 @@ class Trainer:
         self.last_split = "val" if terms.has_val else "train"
         self._told = 0.0
         self.saving = Saving(settings.checkpoint_seconds)
+        allowed = settings.packing == "auto" and settings.numerics == "equivalent"
+        self.packing = Packing(name, self.units, emit, self._save, allowed=allowed)
 
     @property
     def ready(self) -> bool:
@@ -198,7 +202,10 @@ class Trainer:
     def _train_on(self, block: Block) -> None:
         started, place = time.perf_counter(), block.place
         before = self.gauge.samples
-        left = not all(self._advance(unit, block) for unit in list(self.units))
+        if place.split == "train":
+            with self.pulse.busy("trying members as one program", opaque=True):
+                self.packing.look(block)
+        left = not self._pass(block)
         if block.touched:
             raise MemberError(self._somebody_wrote())
         elapsed = time.perf_counter() - started
@@ -216,14 +223,46 @@ class Trainer:
             self.emit(Report(events=tuple(self._save(list(self.aboard)))))
         self._tell()
 
+    def _pass(self, block: Block) -> bool:
+        """Let every unit step on a block; False where something of it was left."""
+        through = True
+        for unit in list(self.units):
+            if not self._advance(unit, block):
+                through = False
+                if self._wanted():
+                    return False
+        self.packing.settle()
+        return through
+
     def _advance(self, unit: Unit, block: Block) -> bool:
-        """Let a unit step on a block; False where a command waits, for which the rest of its batches was left."""
+        """Let a unit step on a block; False where the rest of its batches was left: for a command, or for others first."""
         if not unit.follow(block.place):
             return True
         with self.pulse.busy(f"training {unit.words}"):
             trains = block.place.split == "train"
             steps = partial(self._step, unit, block) if trains else partial(unit.evaluate, block, self._called)
+            if len(unit.crew) > 1:
+                return self._together(unit, steps)
             return self.guard(unit.names[0], steps) is not False
+
+    def _together(self, unit: Unit, steps: Callable[[], bool]) -> bool:
+        """Steps of several members: whose code has raised ends; where nobody knows whose, others make the step again."""
+        faults: Mapping[str, Exception] = {}
+        error, memory = None, False
+        try:
+            return steps()
+        except OwnFaults as own:
+            faults = own.errors
+        except Exception as raised:  # boundary between members' code and ours
+            self.guard.check_process(unit.words, raised)
+            error, memory = first_line(raised), out_of_memory(raised)
+        # Outside of the handler, whose traceback holds what the step has made.
+        for name, fault in faults.items():
+            self.guard(name, partial(_raise, fault))
+        if error is not None:
+            unit.undo()
+            self.packing.broke(unit, error, memory=memory)
+        return False
 
     def _step(self, unit: Unit, block: Block) -> bool:
         before = unit.samples
@@ -283,7 +322,8 @@ class Trainer:
         sections = self.terms.validations_per_epoch
         aboard = Aboard.board(live, start, files, self.orders, sections=sections)
         self.aboard[start.member] = aboard
-        self.units.append(Unit.solo(aboard))
+        self.units.append(Unit.of([aboard]))
+        self.packing.boarded()
         return aboard.started(start, self.name)
 
     def _leave(self, names: list[str]) -> None:
@@ -291,20 +331,18 @@ class Trainer:
         if not names:
             return
         saved = self._save(names, carried=True)
-        for name in names:
-            self._let_go(name)
+        self._let_go(names)
         rested = tuple(MemberRested(member=name, reason="") for name in names)
         self.emit(Report(events=(*saved, *rested)))
 
-    def _drop(self, name: str) -> None:
+    def _drop(self, name: str, *, failed: bool = False) -> None:
         self.trials.built.pop(name, None)
-        self._let_go(name)
+        if failed:
+            self.packing.failed(name)
+        self._let_go([name])
 
-    def _let_go(self, name: str) -> None:
-        if self.aboard.pop(name, None) is not None:
-            unit = next(unit for unit in self.units if name in unit.names)
-            unit.program.release()
-            self.units.remove(unit)
+    def _let_go(self, names: Iterable[str]) -> None:
+        self.packing.let_go([name for name in names if self.aboard.pop(name, None) is not None])
 
     # ---- files
 
@@ -351,3 +389,7 @@ class Trainer:
             "though it did not on its first batches. Clone the input before changing it; the run stops at the last "
             "checkpoints, which are sound."
         )
+
+
+def _raise(error: Exception) -> None:
+    raise error
