@@ -10,6 +10,7 @@ from argosy.planning.memory import require_fit
 from argosy.planning.packing import best_flotilla
 from argosy.planning.policy import Situation
 from argosy.planning.rebalancing import keeps_unless_it_pays, work_rate
+from argosy.planning.units import gathered
 from argosy.plans import Flotilla, Placement
 from argosy.profiles import Profile
 
@@ -36,7 +37,7 @@ class Balanced:
         # One stream is at one epoch: those furthest behind go first.
         epoch = min(situation.epochs_done.get(profile.member, 0) for profile in fitting)
         peers = [profile for profile in fitting if situation.epochs_done.get(profile.member, 0) == epoch]
-        together = _largest_fitting(peers, situation.free, self.even_shares)
+        together = gathered(_largest_fitting(peers, situation.free, self.even_shares), peers, situation.free)
         flotilla = settle(together, situation.free, situation.homes, peers)
         if work_rate((flotilla,), peers) >= WORTH_ONE_STREAM * min(len(peers), len(situation.free)):
             return (flotilla,)

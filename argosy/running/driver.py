@@ -29,6 +29,7 @@ from argosy.events import (
     Event,
     MemberEnded,
     MemberRested,
+    Packed,
     Retried,
     RunEnded,
     Saved,
@@ -221,6 +222,8 @@ class Driver:
             elif isinstance(event, MemberEnded):
                 self.end(event.member, event.status, event.reason, shown=True)
             else:
+                if isinstance(event, Packed):
+                    self.measuring.stepped(event)
                 self.record(event)
         if report.section is not None:
             self.voyage.section_ended(worker, report.section)

@@ -6,9 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 from argosy.commands import Measure, Measured
+from argosy.events import Packed
 from argosy.fold import RunState
 from argosy.profiles import Profile, largest_measured_group
-from argosy.running.costs import Observed, even_out, profile_of
+from argosy.running.costs import Observed, alike, even_out, profile_of
 from argosy.study import Member, Study
 
 __all__ = ["Measuring"]
@@ -29,6 +30,8 @@ class Measuring:
         self._asked: set[str] = set()
         """Those of the missing that a trainer was told to measure."""
         self._works: dict[str, object] = {}
+        self._shares: dict[str, float] = {}
+        """Seconds of a sample of members that are stepped with others by one program: their part of it."""
         self._profiles: dict[str, Profile] = {}
         """Of all that are known; empty where somebody became known since."""
 
@@ -71,6 +74,16 @@ class Measuring:
         self.measured[member] = replace(self.measured[member], memory_bytes=memory_bytes)
         # Others that do the same work did not run out of it, and no longer stand for this one.
         self._works[member] = (self._works[member], member)
+        self._profiles.clear()
+
+    def stepped(self, packed: Packed) -> None:
+        """What a trainer found of programs of several members: for the loads of plans, a member costs its part of it."""
+        seconds = dict(packed.seconds_per_sample)
+        for names in packed.programs:
+            for name in names:
+                self._shares.pop(name, None)
+                if packed.settled and len(names) > 1 and packed.size in seconds:
+                    self._shares[name] = seconds[packed.size]
         self._profiles.clear()
 
     def _stands_for_others(self, name: str) -> None:
@@ -120,9 +133,16 @@ class Measuring:
             evened = even_out([self.profile(member) for member in first.values()], first.values(), self.measured)
             of_work = dict(zip(first, evened, strict=True))
             self._profiles = {
-                name: replace(of_work[self._works[name]], member=name) for name in self.measured if name in study.names
+                name: self._as_stepped(replace(of_work[self._works[name]], member=name))
+                for name in self.measured
+                if name in study.names
             }
         return [self._profiles[name] for name in names if name in self._profiles]
+
+    def _as_stepped(self, profile: Profile) -> Profile:
+        share = self._shares.get(profile.member)
+        rates = profile.samples_per_second
+        return profile if share is None else replace(profile, samples_per_second=(1.0 / share, *rates[1:]))
 
     def firsts(self, study: Study) -> dict[object, Member]:
         """Of all members that are known, the first of each kind of work: what is true of it is true of the others."""
@@ -135,8 +155,9 @@ class Measuring:
     def remember(self, state: RunState, study: Study) -> None:
         """Keep the rates that this run has seen for the plans of later ones."""
         for member in self.firsts(study).values():
-            sections = state.member(member.name).sections
-            if sections:
+            sections, packed = state.member(member.name).sections, state.member(member.name).packed
+            # What a member costs beside others in one program says nothing of its cost alone.
+            if sections and (packed is None or packed.size == 1):
                 self.observed.remember(self.profile(member), member, self.measured[member.name], sections[-1])
 
     def profile(self, member: Member) -> Profile:
@@ -148,7 +169,7 @@ class Measuring:
             device_kind=self.device_kind,
             node_devices=self.node_devices or 4,
         )
-        return self.observed.refresh(profile, member, measured)
+        return replace(self.observed.refresh(profile, member, measured), alike=alike(member, measured))
 
     @property
     def notes(self) -> tuple[str, ...]:
