@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from argosy.events import Checkpoint, Event
+from argosy.events import Checkpoint, Event, Packed
 
 __all__ = [
     "Attach",
@@ -286,6 +286,8 @@ class StartMember:
     """None for a member that this device alone carries."""
     changes: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
     """Of a clone whose file is another member's: by name, the hyper-parameter there and here."""
+    packed: Packed | None = None
+    """Which programs stepped it and its like, where that was chosen."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,6 +17,7 @@ __all__ = [
     "MemberEnded",
     "MemberRested",
     "MemberStarted",
+    "Packed",
     "Passed",
     "PlanMade",
     "Proposed",
@@ -30,6 +31,7 @@ __all__ = [
     "SharingChosen",
     "Skipped",
     "Split",
+    "StepsAlone",
     "Used",
     "WorkerLost",
     "from_line",
@@ -142,6 +144,45 @@ class MemberStarted(Event):
     mkldnn: bool
     notes: tuple[str, ...] = ()
     """What is unusual about it: private copies, NumPy's random state."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Packed(Event):
+    """Which programs step these members of a device from here on; they may all be one."""
+
+    device: str
+    programs: tuple[tuple[str, ...], ...]
+    """The members of each; one alone is stepped by itself."""
+    settled: bool
+    """Whether it is to stay so; else it is tried."""
+    seconds_per_sample: tuple[tuple[int, float], ...]
+    """What was measured so far: (members in a program, seconds of a training sample of one member)."""
+    reason: str = ""
+    """Why there are no more members in a program."""
+
+    @property
+    def size(self) -> int:
+        """Members of the largest program."""
+        return max(map(len, self.programs))
+
+    @property
+    def improvement(self) -> float | None:
+        """(sum of T_i - T_pack) / sum of T_i of the largest program that was measured; negative where it is slower.
+
+        T_i is what a member's sample takes alone, T_pack what one of all of them takes together. None where it is not known.
+        """
+        seconds = dict(self.seconds_per_sample)
+        largest = max(seconds, default=1)
+        return 1.0 - seconds[largest] / seconds[1] if largest > 1 and 1 in seconds else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepsAlone(Event):
+    """These members of a device can be no program with others of it."""
+
+    device: str
+    reasons: Mapping[str, str]
+    """By member."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -355,6 +396,8 @@ KINDS: dict[str, type[Event]] = {
         Assigned,
         Divided,
         Split,
+        Packed,
+        StepsAlone,
         MemberStarted,
         SectionEnded,
         Saved,

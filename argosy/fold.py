@@ -1,5 +1,6 @@
 """The state of a run: the fold of its journal. The last record of a member's section wins."""
 
+import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -16,6 +17,7 @@ from argosy.events import (
     MemberEnded,
     MemberRested,
     MemberStarted,
+    Packed,
     Passed,
     Proposed,
     Retried,
@@ -26,6 +28,7 @@ from argosy.events import (
     SharingChosen,
     Skipped,
     Split,
+    StepsAlone,
     Used,
     WorkerLost,
 )
@@ -65,6 +68,8 @@ class MemberState:
     """Hyper-parameters in which it differs from that: there and here."""
     inherited: Checkpoint | None = None
     """The file of the other one that it began with."""
+    packed: Packed | None = None
+    """Which programs stepped it and its like, as it was chosen last."""
 
     @property
     def epochs(self) -> float:
@@ -152,6 +157,10 @@ class RunState:
     lost: list[WorkerLost] = field(default_factory=list)
     passed: list[list[Passed]] = field(default_factory=list)
     """Sections that legs are through, for each driver: it counts its legs anew."""
+    packed: list[Packed] = field(default_factory=list)
+    """Every choice of programs, first to last."""
+    alone: dict[str, str] = field(default_factory=dict)
+    """Why members were no program with others, where that was tried."""
     answered: list[Answered] = field(default_factory=list)
     sharing: SharingChosen | None = None
     brought: list[str] = field(default_factory=list)
@@ -227,6 +236,12 @@ class RunState:
             self.used.append(event)
         elif isinstance(event, WorkerLost):
             self.lost.append(event)
+        elif isinstance(event, Packed):
+            self.packed.append(event)
+            for name in itertools.chain.from_iterable(event.programs):
+                self.member(name).packed = event
+        elif isinstance(event, StepsAlone):
+            self.alone.update(event.reasons)
         elif isinstance(event, Proposed):
             if event.sections is not None:
                 self.anew.add(event.member)

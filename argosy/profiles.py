@@ -73,6 +73,8 @@ class Profile:
     """Devices of one node where the rates were measured; fixes the anchor of Equation 5."""
     shard_cost: ShardCost | None = None
     """Measured apart; None: fitted to the rates."""
+    alike: str = ""
+    """Members that have this in common may be one program, and belong together; empty for one that is like no other."""
 
     def __post_init__(self) -> None:
         if not self.samples_per_second or not all(0 < rate < math.inf for rate in self.samples_per_second):

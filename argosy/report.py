@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol
 
 from argosy.diagnosis import Diagnosis, diagnose
 from argosy.errors import RunError
-from argosy.events import Passed, SharingChosen
+from argosy.events import Packed, Passed, SharingChosen
 from argosy.fold import MemberState, RunState
 from argosy.repetitions import Comparison, Repetitions
 from argosy.requirements import check_choice, check_whole
@@ -134,6 +134,10 @@ class Report:
     """User and system time of the whole tree of processes."""
     sharing: SharingChosen | None
     """How nodes shared the stream, and why."""
+    packs: tuple[Packed, ...]
+    """Which programs stepped members that may be one, and what was measured: every choice, first to last."""
+    alone: Mapping[str, str]
+    """Why members were no program with others, where that was tried."""
     diagnosis: Diagnosis | None
     """Which stage held up the run; None where nothing was trained."""
     repetitions: Repetitions
@@ -257,6 +261,8 @@ class Report:
             "waiting_share": round(self.waiting_share, 4),
             "cpu_seconds": round(self.cpu_seconds, 3),
             "sharing": asdict(self.sharing) if self.sharing else None,
+            "packs": [{**asdict(pack), "improvement": pack.improvement} for pack in self.packs],
+            "alone": dict(self.alone),
             "diagnosis": asdict(self.diagnosis) if self.diagnosis else None,
             "legs": [asdict(leg) for leg in self.legs],
             "gauges": {worker: dict(gauge) for worker, gauge in self.gauges.items()},
@@ -326,6 +332,8 @@ class Report:
             cpu_seconds=state.cpu_seconds,
             sharing=state.sharing,
             legs=_legs_of(state.passed),
+            packs=tuple(state.packed),
+            alone=state.alone,
             diagnosis=diagnose((used.worker, used.gauge) for used in state.used),
             repetitions=Repetitions.of(
                 [(row.repetition, _outcome(row)) for row in rows if row.repetition is not None],

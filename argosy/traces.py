@@ -15,7 +15,7 @@ import cloudpickle
 
 from argosy.errors import ArgosyError
 
-__all__ = ["know_sources", "sources", "trace_of"]
+__all__ = ["first_line", "know_sources", "sources", "trace_of"]
 
 
 def trace_of(error: BaseException) -> str:
@@ -29,6 +29,12 @@ def trace_of(error: BaseException) -> str:
         link.stack = traceback.StackSummary.from_list([tuple(frame) for frame in own or link.stack])
         link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
     return "".join(trace.format())
+
+
+def first_line(error: BaseException) -> str:
+    """Its type and the first line of its words."""
+    words = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {words[0]}"
 
 
 def sources() -> dict[str, str]:

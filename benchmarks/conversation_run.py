@@ -106,7 +106,7 @@ def main() -> None:
     gauge = Gauge(count=len(names) + len(added), act=addition.hear, look=addition.look if added else lambda: None)
     run(
         asked,
-        Settings(devices=told["devices"]),
+        Settings(devices=told["devices"], numerics="exact"),
         directory,
         view=gauge,
         judges=[Turns(width)] if width else [],

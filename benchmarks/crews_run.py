@@ -136,7 +136,12 @@ def main() -> None:
     first = {name for crew in script[0].values() for name in crew} if told["cues"] else set(told["members"])
     run(
         asked,
-        Settings(devices=told["devices"], policy=policy, checkpoint_seconds=told["checkpoint_seconds"]),
+        Settings(
+            devices=told["devices"],
+            policy=policy,
+            checkpoint_seconds=told["checkpoint_seconds"],
+            numerics="exact",
+        ),
         Path(told["directory"]),
         view=gauge,
         judges=[Cues(script)] if told["cues"] else [],

@@ -13,6 +13,7 @@ from argosy.planning.packing import best_flotilla
 from argosy.planning.policy import Situation
 from argosy.planning.rebalancing import gives_way, keeps_unless_it_pays
 from argosy.planning.streams import members_apart, preparation_left
+from argosy.planning.units import gathered
 from argosy.plans import Flotilla, Placement
 from argosy.profiles import Profile
 
@@ -62,7 +63,8 @@ class Balanced:
         # One stream is at one epoch: those furthest behind go first.
         epoch = min(situation.epochs_done.get(profile.member, 0) for profile in fitting)
         peers = [profile for profile in fitting if situation.epochs_done.get(profile.member, 0) == epoch]
-        return (settle(_largest_fitting(peers, free, self.even_shares), free, situation.homes, peers),)
+        together = gathered(_largest_fitting(peers, free, self.even_shares), peers, free)
+        return (settle(together, free, situation.homes, peers),)
 
 
 def _fitting(profiles: Sequence[Profile], devices: Sequence[Device]) -> list[Profile]:

@@ -1,6 +1,7 @@
 """From what trainers measured to what planners know."""
 
 import functools
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -14,7 +15,7 @@ from argosy.running.identity import spell
 from argosy.study import Member
 from argosy.training.parallel import LONG_BYTES
 
-__all__ = ["ASSUMED_LINK", "Costs", "Link", "Observed", "even_out", "profile_of"]
+__all__ = ["ASSUMED_LINK", "Costs", "Link", "Observed", "alike", "even_out", "profile_of"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,6 +88,14 @@ def even_out(profiles: Sequence[Profile], members: Iterable[Member], measured: M
         if profile.rate(1) > known.rate(1):
             best[works[profile.member]] = profile
     return [replace(best[works[profile.member]], member=profile.member) for profile in profiles]
+
+
+def alike(member: Member, measured: Measured) -> str:
+    """A digest that members have in common who may be one program, as far as is known before their trainers try them."""
+    factories = (member.loss, member.step, *(item for pair in sorted(member.metrics.items()) for item in pair))
+    sizes = (member.batch_size, member.eval_batch_size, member.accumulate, member.precision)
+    words = (*map(spell, factories), measured.parameter_shapes, *sizes)
+    return hashlib.sha256(repr(words).encode()).hexdigest()[:16]
 
 
 def _work(member: Member, measured: Measured) -> tuple[object, ...]:

@@ -32,6 +32,7 @@ from argosy.events import (
     MemberEnded,
     MemberRested,
     MemberStarted,
+    Packed,
     Retried,
     RunEnded,
     Saved,
@@ -242,6 +243,8 @@ class Driver:
             elif isinstance(event, MemberEnded):
                 self.end(event.member, event.status, event.reason, shown=True)
             else:
+                if isinstance(event, Packed):
+                    self.measuring.stepped(event)
                 self.record(event)
                 if isinstance(event, MemberStarted):
                     self.voyage.logbook.started(event.member)

@@ -6,10 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 from argosy.commands import Measure, Measured
-from argosy.events import SectionEnded
+from argosy.events import Packed, SectionEnded
 from argosy.fold import RunState
 from argosy.profiles import Profile, largest_measured_group
-from argosy.running.costs import Link, Observed, even_out, profile_of
+from argosy.running.costs import Link, Observed, alike, even_out, profile_of
 from argosy.study import Member, Study
 
 __all__ = ["Measuring"]
@@ -46,6 +46,8 @@ class Measuring:
         self._asked: set[str] = set()
         """Those of the missing that a trainer was told to measure."""
         self._works: dict[str, object] = {}
+        self._shares: dict[str, float] = {}
+        """Seconds of a sample of members that are stepped with others by one program: their part of it."""
         self._profiles: dict[str, Profile] = {}
         """Of all that are known; empty where somebody became known since."""
         self._trained: dict[object, tuple[int, float]] = {}
@@ -92,6 +94,16 @@ class Measuring:
         self.measured[member] = replace(self.measured[member], memory_bytes=memory_bytes)
         # Others that do the same work did not run out of it, and no longer stand for this one.
         self._works[member] = (self._works[member], member)
+        self._profiles.clear()
+
+    def stepped(self, packed: Packed) -> None:
+        """What a trainer found of programs of several members: for the loads of plans, a member costs its part of it."""
+        seconds = dict(packed.seconds_per_sample)
+        for names in packed.programs:
+            for name in names:
+                self._shares.pop(name, None)
+                if packed.settled and len(names) > 1 and packed.size in seconds:
+                    self._shares[name] = seconds[packed.size]
         self._profiles.clear()
 
     def _stands_for_others(self, name: str) -> None:
@@ -141,7 +153,9 @@ class Measuring:
             evened = even_out([self.profile(member) for member in first.values()], first.values(), self.measured)
             of_work = dict(zip(first, evened, strict=True))
             self._profiles = {
-                name: replace(of_work[self._works[name]], member=name) for name in self.measured if name in study.names
+                name: self._as_stepped(replace(of_work[self._works[name]], member=name))
+                for name in self.measured
+                if name in study.names
             }
         return [self._as_trained(self._profiles[name]) for name in names if name in self._profiles]
 
@@ -160,6 +174,11 @@ class Measuring:
             if before is None or abs(rate / before - 1.0) > WORTH_A_CORRECTION:
                 self._rates[work] = rate
 
+    def _as_stepped(self, profile: Profile) -> Profile:
+        share = self._shares.get(profile.member)
+        rates = profile.samples_per_second
+        return profile if share is None else replace(profile, samples_per_second=(1.0 / share, *rates[1:]))
+
     def firsts(self, study: Study) -> dict[object, Member]:
         """Of all members that are known, the first of each kind of work: what is true of it is true of the others."""
         found: dict[object, Member] = {}
@@ -171,10 +190,11 @@ class Measuring:
     def remember(self, state: RunState, study: Study) -> None:
         """Keep the rates that this run has seen for the plans of later ones."""
         for member in self.firsts(study).values():
-            sections = state.member(member.name).sections
-            # The time of a split member is that of one of its shares.
-            if sections and state.member(member.name).split is None:
-                self.observed.remember(self.profile(member), member, self.measured[member.name], sections[-1])
+            found = state.member(member.name)
+            # The time of a split member is that of one of its shares, and what a member costs beside others in one program says
+            # nothing of its cost alone.
+            if found.sections and found.split is None and (found.packed is None or found.packed.size == 1):
+                self.observed.remember(self.profile(member), member, self.measured[member.name], found.sections[-1])
 
     def profile(self, member: Member) -> Profile:
         """Of one member, at the rate that runs have seen."""
@@ -186,7 +206,7 @@ class Measuring:
             node_devices=self.node_devices or 4,
             link=self.link,
         )
-        return self.observed.refresh(profile, member, measured)
+        return replace(self.observed.refresh(profile, member, measured), alike=alike(member, measured))
 
     @property
     def notes(self) -> tuple[str, ...]:

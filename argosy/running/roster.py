@@ -173,6 +173,7 @@ class Roster:
             accumulate=self.accumulate(name),
             changes=state.changes if point.checkpoint and point.checkpoint == state.inherited else {},
             notes=(*notes, *point.notes),
+            packed=self.state.member(name).packed,
         )
 
     def number(self, name: str) -> int:

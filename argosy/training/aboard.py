@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from argosy.commands import StartMember
-from argosy.events import MemberStarted, SectionEnded
+from argosy.events import MemberStarted, Packed, SectionEnded
 from argosy.stream.blocks import Place
 from argosy.stream.schedule import Orders
 from argosy.training import checkpoint
@@ -35,6 +35,8 @@ class Aboard:
     """Samples of the sections that it has ended aboard, less those of its first one that it had before."""
     leads: bool
     """Whether this device saves it and speaks of it: alone, or as the first of those that carry it."""
+    packed: Packed | None = None
+    """Which programs are to step it and its like, as they did before it came aboard."""
 
     @classmethod
     def board(cls, live: LiveMember, start: StartMember, files: Files, orders: Orders, *, sections: int) -> "Aboard":
@@ -50,12 +52,18 @@ class Aboard:
         live.begin_epoch(orders, start.stream_epoch, position)
         first = start.stream_epoch * sections + live.section
         leads = start.seat is None or start.seat.rank == 0
-        return cls(live, files, orders, sections, start.stream_epoch, first, -live.samples, leads)
+        behind = -live.samples
+        return cls(live, files, orders, sections, start.stream_epoch, first, behind, leads, start.packed)
 
     @property
     def name(self) -> str:
         """The member's."""
         return self.live.member.name
+
+    @property
+    def stands(self) -> tuple[int, int]:
+        """Where in the stream: members that go on together must stand at one place."""
+        return self.stream_epoch, self.next_section
 
     @property
     def samples(self) -> int:

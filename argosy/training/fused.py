@@ -29,7 +29,8 @@ from argosy.training.forward import Data, Forward, Rows
 from argosy.training.heap import large_outside
 from argosy.training.kernels import Kernel, kind_of
 from argosy.training.member import LiveMember
-from argosy.training.randomness import Randomness
+from argosy.training.program import OwnFaults
+from argosy.training.randomness import Mark, Randomness
 from argosy.training.turns import Turn, equally_long, own, shared, turns
 
 __all__ = ["Fused"]
@@ -68,6 +69,10 @@ class Fused:
         self._turn: Turn = ()
         """Begun, and not finished."""
         self._parts: list[Part] = []
+        self._before: tuple[Sequence[Mark], dict[str, Tensor]] | None = None
+        """Random states and buffers before the turn begun."""
+        self._faults: dict[str, Exception] = {}
+        """What the code of single members has raised in the turn at hand."""
 
     @classmethod
     def of(cls, lives: Sequence[LiveMember]) -> "Fused":
@@ -119,10 +124,22 @@ class Fused:
     def begin(self, batch: Turn) -> None:
         """See `Program.begin`."""
         self._turn = batch
+        buffers = {name: buffer.clone() for name, buffer in self._arena.buffers.items()}
+        self._before = [live.randomness.mark() for live in self._lives], buffers
         for leaf in self._arena.named.values():
             leaf.grad = None  # where an error left some
         with contextlib.nullcontext() if self._lives[0].steps else large_outside():
             self._parts = [self._differentiated(rows) for rows in equally_long(batch)]
+
+    def undo(self) -> None:
+        """Let the turn whose beginning has raised not have been: it can be made again."""
+        if self._before is not None:
+            marks, buffers = self._before
+            for live, mark in zip(self._lives, marks, strict=True):
+                live.randomness.go_back(mark)
+            for name, buffer in buffers.items():
+                self._arena.buffers[name].copy_(buffer)
+        self._turn, self._parts, self._before = (), [], None
 
     def gradients(self, row: int) -> dict[str, Tensor]:
         """Of a member with a batch in the turn begun, by the names of its weights; those that are idle have none."""
@@ -142,8 +159,15 @@ class Fused:
             if batch is not None:
                 live.commit(batch, losses.get(row))
                 samples += batch.rows
-        self._turn, self._parts = (), []
+        self._turn, self._parts, self._before = (), [], None
+        self._tell_faults()
         return samples
+
+    def _tell_faults(self) -> None:
+        """Raise what single members have raised, where all the others have made their turn."""
+        if self._faults:
+            faults, self._faults = self._faults, {}
+            raise OwnFaults(faults)
 
     def evaluate(self, block: Block) -> Iterator[None]:
         """See `Program.evaluate`."""
@@ -152,34 +176,49 @@ class Fused:
         for live, cutter in zip(self._lives, cutters, strict=True):
             live.val_cutter = cutter
         for turn in turns(cutters, block):
-            for rows in equally_long(turn):
-                losses, output = self._values(rows, self._data(rows, turn), *self._tensors(rows))
+            made = [
+                (rows, self._values(rows, self._data(rows, turn), *self._tensors(rows))) for rows in equally_long(turn)
+            ]
+            for rows, (losses, output) in made:
                 for place, row in enumerate(rows):
-                    made = None if output is None else map_leaves(itemgetter(place), output)
-                    self._validate(row, _there(turn[row]), losses[place], made)
-            for live, cutter, batch in zip(self._lives, cutters, turn, strict=True):
+                    own = None if output is None else map_leaves(itemgetter(place), output)
+                    self._validate(row, _there(turn[row]), losses[place], own)
+            for row, (cutter, batch) in enumerate(zip(cutters, turn, strict=True)):
                 if batch is not None:
                     cutter.commit(batch)
                     if cutter.done:
-                        live.val.end()
+                        self._end_validation(row)
+            self._tell_faults()
             yield
 
     def _validate(self, row: int, batch: Batch, losses: Tensor, output: Any) -> None:
         """Add a batch to a member's validation."""
-        with self._states[row].active():
+        with self._own(row), self._states[row].active():
             target = batch.data[1] if output is not None else None
             self._lives[row].val.add(batch.rows, batch.digest, losses, output, target)
 
+    def _end_validation(self, row: int) -> None:
+        with self._own(row):
+            self._lives[row].val.end()
+
+    @contextlib.contextmanager
+    def _own(self, row: int) -> Iterator[None]:
+        """Inside, what raises is one member's fault alone."""
+        try:
+            yield
+        except Exception as error:  # boundary between a member's code and ours
+            self._faults[self._lives[row].member.name] = error
+
     def release(self) -> None:
         """See `Program.release`."""
-        self._arena.dissolve()
-        self._shares.clear()
-        for kernel in self._kernels:
-            kernel.dissolve()
         for name in ("cutter", "val_cutter"):
             cutters = [getattr(live, name) for live in self._lives]
             for live, cutter in zip(self._lives, own(cutters), strict=True):
                 setattr(live, name, cutter)
+        self._shares.clear()
+        self._arena.dissolve()
+        for kernel in self._kernels:
+            kernel.dissolve()
         self._turn, self._parts = (), []
 
     def without(self, names: Collection[str]) -> "Fused":
@@ -275,11 +314,14 @@ class Fused:
                 if kernel.step(part.gradients[kernel.rows]):
                     stepped.update(range(kernel.rows.start, kernel.rows.stop))
         for number, row in enumerate(part.rows):
-            if row not in stepped:
-                self._step_itself(row, part.gradients[number], part.idle)
             live = self._lives[row]
-            if live.schedule is not None and live.member.schedule_per == "step":
-                live.schedule.step()
+            try:
+                if row not in stepped:
+                    self._step_itself(row, part.gradients[number], part.idle)
+                if live.schedule is not None and live.member.schedule_per == "step":
+                    live.schedule.step()
+            except Exception as error:  # boundary between a member's code and ours
+                self._faults[live.member.name] = error
             live.steps += 1
 
     def _clip(self, part: Part) -> None:

@@ -17,6 +17,7 @@ from torch import Tensor
 from argosy.stream.batches import Cutter
 from argosy.stream.blocks import Block
 from argosy.stream.order import Selection
+from argosy.traces import first_line
 from argosy.training.fingerprint import Fingerprint, attributes, obstacle
 from argosy.training.fused import Fused
 from argosy.training.member import LiveMember
@@ -40,21 +41,33 @@ class Admission:
     """The others, and for each the reason."""
 
 
-def admit(lives: Sequence[LiveMember], block: Block) -> Admission:
-    """Try these members on a block of training samples; they stay as they are."""
+def admit(lives: Sequence[LiveMember], block: Block, admitted: set[Fingerprint] | None = None) -> Admission:
+    """Try these members on a block of training samples; they stay as they are.
+
+    What is `admitted` is not tried again, and what passes is added to it.
+    """
+    admitted = set() if admitted is None else admitted
     alike: dict[Fingerprint, list[LiveMember]] = {}
     packs, reasons = [], {}
     for live in lives:
-        reason = obstacle(live)
-        if reason is None:
-            alike.setdefault(Fingerprint.of(live), []).append(live)
-        else:
+        try:
+            reason = obstacle(live)
+            if reason is None:
+                alike.setdefault(Fingerprint.of(live), []).append(live)
+        except (
+            Exception
+        ) as error:  # boundary between a member's code and ours: what it holds may not let itself be compared
+            reason = f"it cannot be compared with others: {first_line(error)}"
+        if reason is not None:
             reasons[live.member.name] = reason
     for fingerprint, pack in alike.items():
         names = tuple(live.member.name for live in pack)
-        reason = _lonely(fingerprint, alike) if len(pack) == 1 else _mismatch(pack[:TRIED], block)
+        reason = _lonely(fingerprint, alike) if len(pack) == 1 else None
+        if reason is None and fingerprint not in admitted:
+            reason = _mismatch(pack[:TRIED], block)
         if reason is None:
             packs.append(names)
+            admitted.add(fingerprint)
         else:
             reasons |= dict.fromkeys(names, reason)
     return Admission(packs=tuple(packs), alone=reasons)
@@ -84,12 +97,12 @@ def _mismatch(lives: Sequence[LiveMember], block: Block) -> str | None:
         except Unfit as unfit:
             return str(unfit)
         except Exception as error:  # boundary between a member's code and ours: it may insist on its own types
-            reason = f"its own step raises {_first_line(error)}"
+            reason = f"its own step raises {first_line(error)}"
             continue
         try:
             together = _together(_twins(lives, block, double=double), _given(block, double=double))
         except Exception as error:  # the same boundary
-            return f"as one program it raises {_first_line(error)}"
+            return f"as one program it raises {first_line(error)}"
         pairs = zip(alone, together, strict=True)
         return next((words for pair in pairs for words in _differences(*pair, DOUBLE if double else SINGLE)), None)
     return reason
@@ -195,8 +208,3 @@ def _differences(alone: Trial, fused: Trial, tolerance: float) -> Iterator[str]:
         allowed = tolerance * max(scale, float(number.abs().max()) if number.numel() else 0.0, 1e-3)
         if not torch.allclose(number.double(), found.double(), rtol=0.0, atol=allowed, equal_nan=True):
             yield f"as one program {what} is another than alone"
-
-
-def _first_line(error: Exception) -> str:
-    words = str(error).strip().splitlines() or [""]
-    return f"{type(error).__name__}: {words[0]}"

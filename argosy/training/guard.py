@@ -3,7 +3,7 @@
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from argosy.commands import OutOfMemory, Report
 from argosy.errors import DiskError, WorkerError
@@ -24,24 +24,23 @@ class Poisoned(Exception):  # noqa: N818
     """The device is of no more use to this process, whoever's step did that: nobody's next one can be trusted."""
 
 
+class Drop(Protocol):
+    """Lets go of a member, wherever it is, and gives it where it had not boarded yet."""
+
+    def __call__(self, name: str, *, failed: bool = False) -> LiveMember | None:
+        """With `failed`, since its own code has raised."""
+
+
 class Guard:
     """Of one trainer."""
 
-    def __init__(
-        self,
-        device: str,
-        backend: Backend,
-        members: Path,
-        emit: Callable[[Any], None],
-        drop: Callable[[str], LiveMember | None],
-    ) -> None:
+    def __init__(self, device: str, backend: Backend, members: Path, emit: Callable[[Any], None], drop: Drop) -> None:
         self._device = device
         self._backend = backend
         self._members = members
         """Folder of members' folders."""
         self._emit = emit
         self._drop = drop
-        """Lets go of a member, wherever it is, and gives it where it had not boarded yet."""
 
     def __call__(self, name: str, action: Callable[[], Any], *, again: bool = False) -> Any:
         """Run a piece of a member's own code; what it raises ends that member, and gives None.
@@ -62,6 +61,7 @@ class Guard:
                 self._emit(OutOfMemory(member=name, detail=str(error), batch_norm=batch_norm))
                 return None
             self.log(name, "".join(traceback.format_exception(error)))
+            self._drop(name, failed=True)
             self.end(name, "failed", trace_of(error))
             return None
 

@@ -13,7 +13,7 @@ finished. Members' positions, tallies and digests move in `finish`, their random
 between two turns, outside of `active`, each of them can be saved exactly where it is.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Protocol, TypeVar
 
@@ -21,7 +21,16 @@ from argosy.stream.batches import Batch
 from argosy.stream.blocks import Block
 from argosy.training.member import LiveMember
 
-__all__ = ["Program", "Split"]
+__all__ = ["OwnFaults", "Program", "Split"]
+
+
+class OwnFaults(Exception):  # noqa: N818
+    """What the code of single members has raised in a step of several, which is made: the others go on."""
+
+    def __init__(self, errors: Mapping[str, Exception]) -> None:
+        super().__init__(", ".join(errors))
+        self.errors = errors
+        """By member."""
 
 
 Cut = TypeVar("Cut")
@@ -52,7 +61,10 @@ class Program(Protocol[Cut]):
         ...
 
     def finish(self) -> int:
-        """Clip, step, commit; returns the samples of the batch begun, 0 where all of them are broken."""
+        """Clip, step, commit; returns the samples of the batch begun, 0 where all of them are broken.
+
+        Raises OwnFaults where the error is that of some of its members.
+        """
         ...
 
     def evaluate(self, block: Block) -> Iterator[None]:

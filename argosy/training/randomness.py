@@ -10,7 +10,10 @@ import torch
 
 from argosy.training.devices import Backend
 
-__all__ = ["Randomness"]
+__all__ = ["Mark", "Randomness"]
+
+Mark = tuple[Any, Any, Any]
+"""Where a random state stood."""
 
 
 class Randomness:
@@ -48,6 +51,14 @@ class Randomness:
         twin = Randomness(self.backend, self.torch_state.clone(), clone, self.others)
         twin.uses_others = True
         return twin
+
+    def mark(self) -> Mark:
+        """Where it stands, for `go_back`."""
+        return self.torch_state, self.device_state, self.others
+
+    def go_back(self, mark: Mark) -> None:
+        """Stand there again."""
+        self.torch_state, self.device_state, self.others = mark
 
     @contextlib.contextmanager
     def building(self) -> Iterator[None]:

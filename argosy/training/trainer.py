@@ -49,8 +49,9 @@ from argosy.training.files import Files, Saving
 from argosy.training.guard import Guard
 from argosy.training.heap import large_outside
 from argosy.training.member import LiveMember, build
+from argosy.training.packing import Packing
 from argosy.training.parallel import time_sums
-from argosy.training.ranks import Ranks
+from argosy.training.stepping import Stepping
 from argosy.training.trials import Trials
 from argosy.training.units import Unit
 
@@ -97,14 +98,6 @@ class Trainer:
         self.guard = Guard(name, backend, directory / "members", emit, self._drop)
         self.trials = Trials(self._build, self.guard, emit, listen, backend, self.pulse)
         self.aboard: dict[str, Aboard] = {}
-        self.ranks = Ranks(
-            self.guard,
-            self.pulse,
-            emit,
-            step=lambda unit, block: self._advance(unit, block, lambda: True),
-            stepped=self._stepped,
-            called=self._called,
-        )
         self.units: list[Unit] = []
         """In the order of their steps; each member aboard is in one of them."""
         self.gauge = TrainerGauge()
@@ -112,6 +105,13 @@ class Trainer:
         self.last_split = "val" if terms.has_val else "train"
         self._told = 0.0
         self.saving = Saving(settings.checkpoint_seconds)
+        allowed = settings.packing == "auto" and settings.numerics == "equivalent"
+        self.packing = Packing(name, self.units, emit, self._save, allowed=allowed)
+        self.stepping = Stepping(
+            *(self.units, self.aboard, self.packing, self.guard, self.pulse, self.gauge, emit),
+            wanted=self._wanted,
+            drop=self._drop,
+        )
 
     @property
     def ready(self) -> bool:
@@ -224,10 +224,10 @@ class Trainer:
     def _train_on(self, block: Block) -> None:
         started, place = time.perf_counter(), block.place
         before = self.gauge.samples
-        left = not self._through(block)
+        left = not self.stepping.through(block)
         if block.touched:
             raise MemberError(self._somebody_wrote())
-        waited, self.ranks.waited = self.ranks.waited, 0.0
+        waited = self.stepping.waited()
         elapsed = time.perf_counter() - started - waited
         self.gauge.waiting_seconds += waited
         self.gauge.busy_seconds += elapsed
@@ -243,43 +243,6 @@ class Trainer:
         elif self._must_save():
             self.emit(Report(events=tuple(self._save(list(self.aboard)))))
         self._tell()
-
-    def _through(self, block: Block) -> bool:
-        """Let all units step on a block; False where a command waits, for which the rest was left."""
-        if block.place.split == "train" and any(unit.shard for unit in self.units):
-            return self.ranks.through(self.units, self.aboard, block)
-        return all(self._advance(unit, block, self._called) for unit in list(self.units))
-
-    def _advance(self, unit: Unit, block: Block, called: Callable[[], bool]) -> bool:
-        """Let a unit step on a block; False where it was `called` away, for which the rest of its batches was left."""
-        if not unit.follow(block.place):
-            return True
-        with self.pulse.busy(f"training {unit.words}"):
-            trains = block.place.split == "train"
-            steps = partial(self._step, unit, block, called) if trains else partial(unit.evaluate, block, called)
-            return self.guard(unit.names[0], steps) is not False
-
-    def _step(self, unit: Unit, block: Block, called: Callable[[], bool]) -> bool:
-        before = unit.samples
-        through = unit.step(block, called)
-        if unit.samples > before:
-            self._stepped(unit, unit.samples - before)
-        return through
-
-    def _stepped(self, unit: Unit, samples: int) -> None:
-        """Count them, and end members whose loss is no number."""
-        self.gauge.samples += samples
-        for aboard in unit.crew:
-            if aboard.live.diverged and aboard.leads:
-                reason = f"its training loss is not a number after {aboard.live.steps} steps"
-                self.guard.end(aboard.name, "diverged", reason)
-            elif aboard.live.diverged:
-                self._drop(aboard.name)  # on its first device it ends
-
-    def _called(self) -> bool:
-        """After a step: whether something is to be done before the next."""
-        self.pulse.beat()
-        return self._wanted()
 
     def _wanted(self) -> bool:
         """Whether something is to be done between two steps."""
@@ -324,7 +287,11 @@ class Trainer:
         sections = self.terms.validations_per_epoch
         aboard = Aboard.board(live, start, files, self.orders, sections=sections)
         self.aboard[start.member] = aboard
-        self.units.append(Unit.solo(aboard) if start.seat is None else Unit.seated(aboard, start.seat))
+        if start.seat is None:
+            self.units.append(Unit.of([aboard]))
+            self.packing.boarded()
+        else:
+            self.units.append(Unit.seated(aboard, start.seat))
         return aboard.started(start, self.name)
 
     def _leave(self, names: list[str]) -> None:
@@ -333,19 +300,17 @@ class Trainer:
             return
         rested = tuple(MemberRested(member=name, reason="") for name in names if self.aboard[name].leads)
         saved = self._save(names, carried=True)
-        for name in names:
-            self._let_go(name)
+        self._let_go(names)
         self.emit(Report(events=(*saved, *rested)))
 
-    def _drop(self, name: str) -> LiveMember | None:
-        self._let_go(name)
+    def _drop(self, name: str, *, failed: bool = False) -> LiveMember | None:
+        if failed:
+            self.packing.failed(name)
+        self._let_go([name])
         return self.trials.built.pop(name, None)
 
-    def _let_go(self, name: str) -> None:
-        if self.aboard.pop(name, None) is not None:
-            unit = next(unit for unit in self.units if name in unit.names)
-            unit.program.release()
-            self.units.remove(unit)
+    def _let_go(self, names: Iterable[str]) -> None:
+        self.packing.let_go([name for name in names if self.aboard.pop(name, None) is not None])
 
     # ---- files
 
@@ -392,3 +357,7 @@ class Trainer:
             "though it did not on its first batches. Clone the input before changing it; the run stops at the last "
             "checkpoints, which are sound."
         )
+
+
+def _raise(error: Exception) -> None:
+    raise error

@@ -4,13 +4,17 @@ A unit follows the stream as one, so that its members stand at the same section 
 it is their own. Where members come or go, or are stepped by another program, other units take the place of theirs.
 """
 
-from collections.abc import Callable
+import itertools
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from argosy.commands import Seat
 from argosy.stream.blocks import Block, Place
 from argosy.training.aboard import Aboard
+from argosy.training.fused import Fused
+from argosy.training.kin import TURNS, Kin
 from argosy.training.parallel import Group
 from argosy.training.program import Program
 from argosy.training.shard import Shard
@@ -26,13 +30,24 @@ class Unit:
     program: Program[Any]
     crew: tuple[Aboard, ...]
     """Its members, in the order in which they came aboard."""
+    kin: Kin | None = None
+    """What its members have in common with others of the trainer."""
     samples: int = 0
     """Stepped on since it is there, summed over its members."""
+    turns: int | None = None
+    """That it may make before the others of its kin have made as many, in a round that is timed; None without limit."""
+    seconds: float = 0.0
+    """Of its turns in the round, ..."""
+    in_round: int = 0
+    """... and the samples that it was stepped on in them."""
+    broke: bool = False
+    """Whether its step has raised, and is left to others."""
 
     @classmethod
-    def solo(cls, aboard: Aboard) -> "Unit":
-        """A member by itself."""
-        return cls(program=Solo(aboard.live), crew=(aboard,))
+    def of(cls, crew: Sequence[Aboard], kin: Kin | None = None) -> "Unit":
+        """Members that are stepped as one, or a single one by itself."""
+        program = Solo(crew[0].live) if len(crew) == 1 else Fused.of([aboard.live for aboard in crew])
+        return cls(program=program, crew=tuple(crew), kin=kin)
 
     @classmethod
     def seated(cls, aboard: Aboard, seat: Seat) -> "Unit":
@@ -44,6 +59,11 @@ class Unit:
     def shard(self) -> Shard | None:
         """Its program, where that is a share of a split member."""
         return self.program if isinstance(self.program, Shard) else None
+
+    @property
+    def rests(self) -> bool:
+        """Whether it makes no further step before others have made theirs."""
+        return self.broke or self.turns == 0
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -61,20 +81,46 @@ class Unit:
         return all(followed)
 
     def step(self, block: Block, called: Callable[[], bool]) -> bool:
-        """Run the steps that a training block completes; False where it was `called` after one of them."""
-        program = self.program
+        """Run the steps that a training block completes; False where it was `called` after one, or has no turns left."""
+        if self.turns is None:
+            return self._step(block, called)
+        if self.turns == 0:
+            return False
+        backend, before = self.crew[0].live.backend, self.samples
+        backend.synchronize()
+        started = time.perf_counter()
+        through = self._step(block, called)
+        backend.synchronize()
+        self.seconds += time.perf_counter() - started
+        self.in_round += self.samples - before
+        return through
+
+    def _step(self, block: Block, called: Callable[[], bool]) -> bool:
+        program, turns, wanted = self.program, 0, False
         with program.active():
-            for batch in program.cut(block):
+            for batch in itertools.islice(program.cut(block), self.turns):
                 program.begin(batch)
                 self.samples += program.finish()
-                if called():
-                    return False
-        return True
+                turns += 1
+                if wanted := called():
+                    break
+        if self.turns is not None:
+            self.turns -= turns
+        return not wanted and self.turns != 0
+
+    def begin_round(self, *, measures: bool) -> None:
+        """Be timed for some turns, or go on without limit."""
+        self.turns, self.seconds, self.in_round = TURNS if measures else None, 0.0, 0
 
     def evaluate(self, block: Block, called: Callable[[], bool]) -> bool:
-        """The same with the batches of a block of validation samples."""
+        """Evaluate on the batches of a block of validation samples; False where it was `called` after one."""
         with self.program.active(keep=True):
             for _ in self.program.evaluate(block):
                 if called():
                     return False
         return True
+
+    def undo(self) -> None:
+        """Let the step of several members that has raised not have been."""
+        assert isinstance(self.program, Fused)
+        self.program.undo()

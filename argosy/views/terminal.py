@@ -1,5 +1,6 @@
 """What a person sees while a run goes on: one table, one bar, one estimate; without a terminal, a line now and then."""
 
+import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -12,7 +13,7 @@ from rich.text import Text
 
 from argosy.commands import Flowing, Lost, Progress
 from argosy.diagnosis import diagnose
-from argosy.events import MemberEnded, MemberStarted, SectionEnded, SharingChosen
+from argosy.events import MemberEnded, MemberStarted, Packed, SectionEnded, SharingChosen
 from argosy.fold import MemberState, RunState
 from argosy.plans import Plan
 from argosy.report import LegResult, Report
@@ -204,6 +205,16 @@ def _short(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
+def _pack_words(pack: Packed) -> str:
+    """What a device did with members that may be one program."""
+    count, gain = sum(map(len, pack.programs)), pack.improvement
+    programs = len(pack.programs)
+    how = "one after another" if pack.size == 1 else f"in {programs} program{'s' * (programs > 1)}"
+    measured = "" if gain is None else f"; together they take {1 - gain:.0%} of the time"
+    reason = f"; {pack.reason}" if pack.reason else ""
+    return f"{count} members alike were stepped {how} on {pack.device}{measured}{reason}."
+
+
 def report_table(report: Report) -> Group:
     """A report for people: members, best first, and what the run cost."""
     metrics = list(dict.fromkeys(name for row in report.rows for name in row.metrics))
@@ -220,6 +231,8 @@ def report_table(report: Report) -> Group:
         text += f" Trainers waited for data {report.waiting_share:.0%} of their time."
     if report.sharing is not None and report.sharing.reason != "one node":
         text += f"\nNodes shared the stream: {report.sharing.sharing} ({report.sharing.reason})."
+    for pack in {(pack.device, frozenset(itertools.chain(*pack.programs))): pack for pack in report.packs}.values():
+        text += f"\n{_pack_words(pack)}"
     if report.diagnosis is not None:
         text += f"\nBottleneck: {report.diagnosis.verdict}."
     legs = [_legs_table(report.legs)] if report.legs else []

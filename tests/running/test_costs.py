@@ -6,7 +6,8 @@ import pytest
 import studies
 
 from argosy.commands import Measured
-from argosy.events import SectionEnded
+from argosy.events import Packed, SectionEnded
+from argosy.fold import RunState
 from argosy.running.costs import ASSUMED_LINK, Link, Observed, even_out, profile_of
 from argosy.running.measuring import Measuring
 from argosy.training.parallel import LONG_BYTES
@@ -103,3 +104,27 @@ def test_a_member_that_ran_out_of_memory_beside_others_needs_it_alone_though_oth
     measuring.crowded(crowded, 1000)
     found = {profile.member: profile.memory_bytes for profile in measuring.profiles("ab", study)}
     assert found == {"a": 10, "b": 10} | {crowded: 1000}
+
+
+def test_in_one_program_a_member_costs_its_part_of_it_and_that_is_not_remembered() -> None:
+    """The load of the device is then what was measured of the program, not a sum of what members cost alone."""
+    fleet = [studies.member(name, lr=0.1 * number) for number, name in enumerate("abcd", start=1)]
+    study, measuring = studies.study(fleet=fleet), Measuring(device_kind="cpu")
+    measuring.want(fleet)
+    measuring.hear(replace(MEASURED, member="a"))
+    alone = measuring.profiles("abcd", study)
+    assert {profile.seconds_per_sample for profile in alone} == {0.01}
+    assert len({profile.alike for profile in alone}) == 1
+    packed = Packed(
+        device="cpu:0", programs=(("a", "b", "c"), ("d",)), settled=True, seconds_per_sample=((1, 0.01), (3, 0.002))
+    )
+    measuring.stepped(packed)
+    assert [profile.seconds_per_sample for profile in measuring.profiles("abcd", study)] == [0.002] * 3 + [0.01]
+    state = RunState.of([packed, replace(ENDED, member="a")])
+    measuring.remember(state, study)
+    other = Measuring(device_kind="cpu")
+    other.want(fleet)
+    other.hear(replace(MEASURED, member="a"))
+    assert {profile.seconds_per_sample for profile in other.profiles("abcd", study)} == {0.01}
+    measuring.stepped(replace(packed, programs=tuple((name,) for name in "abcd")))
+    assert {profile.seconds_per_sample for profile in measuring.profiles("abcd", study)} == {0.01}

@@ -275,7 +275,7 @@ def test_without_optuna_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.M
 
 def test_the_command_goes_on_after_kill_9(tmp_path: Path) -> None:
     (tmp_path / "search.py").write_text(FILE)
-    words = ["tune", "search.py", "--devices", "cpu:2", "--dir"]
+    words = ["tune", "search.py", "--devices", "cpu:2", "--numerics", "exact", "--dir"]
     with (tmp_path / "said").open("w") as said:
         command = [sys.executable, "-W", "error", "-m", "argosy", *words, "killed"]
         killed = subprocess.Popen(command, cwd=tmp_path, stdout=said, stderr=said)

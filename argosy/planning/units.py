@@ -1,0 +1,80 @@
+"""Members that may be one program are placed together: a device steps those that it carries at once, cheaper than one by one."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from argosy.cluster import Device
+from argosy.planning.packing import best_flotilla
+from argosy.plans import Flotilla, Placement
+from argosy.profiles import Profile, pack_memory_bytes
+
+__all__ = ["gathered"]
+
+LEAST = 3
+"""Members of a program: fewer gain nothing."""
+SLACK = 0.05
+"""Part of the pace that may be given for it: what a program gains is more, and only seen when it runs."""
+
+
+def gathered(flotilla: Flotilla, profiles: Sequence[Profile], devices: Sequence[Device]) -> Flotilla:
+    """The same members with those alike on as few devices as the pace allows; the flotilla itself where it loses too much.
+
+    Those alike are dealt into units, few first, and units are placed instead of members.
+    """
+    by_name = {profile.member: profile for profile in profiles}
+    members = [by_name[name] for name in flotilla.members]
+    split = any(placement.is_split for placement in flotilla.placements)
+    most = 0 if split or len(devices) == 1 else min(len(devices), max(map(len, _kinds(members))) // LEAST)
+    parts = 1
+    while parts <= most:
+        units = _units(members, parts)
+        found = best_flotilla([_joint(unit) for unit in units.values()], devices)
+        if found is not None and found.samples_per_second >= (1 - SLACK) * flotilla.samples_per_second:
+            return _parted(found, units)
+        parts *= 2
+    return flotilla
+
+
+def _parted(flotilla: Flotilla, units: Mapping[str, Sequence[Profile]]) -> Flotilla:
+    """With members in place of units."""
+    return Flotilla(
+        placements=tuple(
+            Placement.whole(profile, placement.devices[0])
+            for placement in flotilla.placements
+            for profile in units[placement.member]
+        )
+    )
+
+
+def _kinds(profiles: Sequence[Profile]) -> Sequence[Sequence[Profile]]:
+    """Members alike side by side; one that is like no other is a kind of its own."""
+    kinds: dict[str, list[Profile]] = defaultdict(list)
+    for profile in profiles:
+        kinds[profile.alike or f"only {profile.member}"].append(profile)
+    return list(kinds.values())
+
+
+def _units(profiles: Sequence[Profile], most: int) -> Mapping[str, Sequence[Profile]]:
+    """Members that are placed together, by the name of the first: each kind in so many units at most, none of them too small."""
+    units = {}
+    for kind in _kinds(profiles):
+        parts = min(most, len(kind) // LEAST) if len(kind) >= LEAST else len(kind)
+        for part in range(parts):
+            unit = kind[part::parts]
+            units[unit[0].member] = unit
+    return units
+
+
+def _joint(unit: Sequence[Profile]) -> Profile:
+    """What the members of a unit cost together; in memory what they take one after another, since programs may be smaller."""
+    seconds = sum(profile.seconds_per_sample for profile in unit)
+    return replace(
+        unit[0],
+        samples_per_second=(1.0 / seconds,) if len(unit) > 1 else unit[0].samples_per_second,
+        memory_bytes=pack_memory_bytes(unit),
+        activation_bytes=max(profile.activation_bytes for profile in unit),
+        state_bytes=sum(profile.state_bytes for profile in unit),
+        splittable=False,
+        shard_cost=None,
+    )

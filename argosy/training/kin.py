@@ -1,0 +1,105 @@
+"""Kin: members of one device that may be one program, and how many of them a program steps. Pure.
+
+However many do, they train the same, so every size is tried on steps that count: some rounds of a few turns each, of which
+the median is its cost. What is not known is measured, one after another first; then the cheapest stays. It is asked again
+when somebody joins or half of them have left: by then a size that is near enough is known from what was tried before.
+"""
+
+import itertools
+import statistics
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+__all__ = ["LEAST", "TURNS", "Kin", "divided"]
+
+LEAST = 3
+"""Members of a program at least: a vectorised step costs about two that are not."""
+GAIN = 0.05
+"""Part of the cost that a change must spare."""
+TURNS = 8
+"""Of a round."""
+MOST_ROUNDS = 5
+SECONDS = 0.25
+"""In rounds after the first one, from which on a cost is known."""
+
+Item = TypeVar("Item")
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class Kin:
+    """What is known of members that were admitted together."""
+
+    size: int = 1
+    """Members that a program steps at present, at most."""
+    fits: int = sys.maxsize
+    """Members of a program at most: more were too many for the memory; 1 where a program of several has raised."""
+    reason: str = ""
+    """Why there are no more in one."""
+    costs: dict[int, float] = field(default_factory=dict)
+    """Seconds of a member's sample by size."""
+    settled_for: int = 0
+    """Members there were when a size was chosen."""
+    _rounds: list[float] = field(default_factory=list)
+    _seconds: float = 0.0
+
+    def asks(self, count: int) -> bool:
+        """Whether so many members are too few or too many for what was settled."""
+        return not self.settled_for < 2 * count <= 2 * self.settled_for
+
+    def note(self, seconds: float, samples: int) -> None:
+        """A round of the present size is over; the first one warms up what a program needs."""
+        if not samples:
+            return
+        self._seconds += seconds if self._rounds else 0.0
+        self._rounds.append(seconds / samples)
+        timed = self._rounds[1:]
+        if timed and (self._seconds > SECONDS or len(timed) == MOST_ROUNDS):
+            self.costs[self.size] = statistics.median(timed)
+            self.forget_rounds()
+
+    def restrict(self, fits: int, reason: str) -> None:
+        """So many in a program at most from here on; what is best is asked again."""
+        self.fits, self.reason, self.settled_for = fits, reason, 0
+        self.forget_rounds()
+
+    def forget_rounds(self) -> None:
+        """Those of the present size count no longer."""
+        self._rounds.clear()
+        self._seconds = 0.0
+
+    def measures(self, count: int) -> bool:
+        """Whether the cost of the present size is still to be found out."""
+        return self._largest(count) > 1 and self.cost(self.size) is None
+
+    def next(self, count: int) -> int:
+        """The size with which so many members go on: one that is not known yet, or else the cheapest."""
+        largest = self._largest(count)
+        present = 1 if self.size == 1 else largest
+        if largest == 1:
+            return 1
+        sizes = (present, 1, largest)
+        known = {size: cost for size in sizes if (cost := self.cost(size)) is not None}
+        if untried := [size for size in sizes if size not in known]:
+            return untried[0]
+        best = min(known, key=known.__getitem__)
+        return best if known[best] < (1 - GAIN) * known[present] else present
+
+    def cost(self, size: int) -> float | None:
+        """Seconds of a member's sample in programs of about so many."""
+        near = [known for known in self.costs if known == size or (1 < known < 2 * size and 1 < size < 2 * known)]
+        return self.costs[min(near, key=lambda known: abs(known - size))] if near else None
+
+    def _largest(self, count: int) -> int:
+        """Members of a program at most, where they are divided evenly."""
+        parts = max(-(-count // self.fits), 1)
+        largest = -(-count // parts)
+        return largest if largest >= LEAST else 1
+
+
+def divided(items: Sequence[Item], size: int) -> list[Sequence[Item]]:
+    """Items in parts of so many at most, which are equally large as far as can be."""
+    parts = -(-len(items) // size)
+    ends = [len(items) * part // parts for part in range(parts + 1)]
+    return [items[start:stop] for start, stop in itertools.pairwise(ends)]

@@ -1,0 +1,197 @@
+"""Which members of a device are stepped by one program: admitted on a real block, chosen by the steps of training itself.
+
+Contract. Units change only here, and only between two turns, where all whose program changes are saved first; what follows
+is emitted before its first step, after those files. So the journal knows of each file what stepped the member from there on,
+and a member that comes aboard again is stepped as it was.
+"""
+
+import warnings
+from collections.abc import Callable, Collection, Iterable, Sequence
+
+from argosy.commands import Report
+from argosy.events import Event, Packed, StepsAlone
+from argosy.stream.blocks import Block
+from argosy.traces import first_line
+from argosy.training.aboard import Aboard
+from argosy.training.devices import out_of_memory
+from argosy.training.fingerprint import Fingerprint
+from argosy.training.fused_admission import admit
+from argosy.training.kin import LEAST, Kin, divided
+from argosy.training.units import Unit
+
+__all__ = ["Packing"]
+
+
+class Packing:
+    """Of one trainer, whose units these are."""
+
+    def __init__(
+        self,
+        device: str,
+        units: list[Unit],
+        emit: Callable[[Report], None],
+        save: Callable[[Iterable[str]], list[Event]],
+        *,
+        allowed: bool,
+    ) -> None:
+        self._device = device
+        self._allowed = allowed
+        self._units = units
+        self._emit = emit
+        self._save = save
+        self._newcomers = False
+        """Whether somebody came aboard since the last look."""
+        self._admitted: set[Fingerprint] = set()
+        self._alone: dict[str, str] = {}
+        """Why members are no program with others, as it was told."""
+
+    def boarded(self) -> None:
+        """Somebody came aboard."""
+        self._newcomers = self._allowed
+
+    # ---- who is kin
+
+    def look(self, block: Block) -> None:
+        """Before the steps of a training block: find out who of those aboard can be one program, if there are new ones."""
+        if not self._newcomers:
+            return
+        self._newcomers = False
+        there: dict[tuple[int, int], list[Unit]] = {}
+        for unit in self._units:
+            if unit.shard is None:
+                there.setdefault(unit.crew[0].stands, []).append(unit)
+        reasons: dict[str, str] = {}
+        for units in there.values():
+            reasons |= self._admit(units, block)
+        told, self._alone = self._alone, reasons
+        fresh = {name: reason for name, reason in reasons.items() if told.get(name) != reason}
+        if fresh and len(self._units) > 1:
+            self._emit(Report(events=(StepsAlone(device=self._device, reasons=fresh),)))
+        self.settle()
+
+    def _admit(self, units: Sequence[Unit], block: Block) -> dict[str, str]:
+        """Let members at one place of the stream be kin where they can; returns for the others why not."""
+        with warnings.catch_warnings():
+            # Of a twin's schedule, which cannot know that the twin's optimizer steps before it.
+            warnings.filterwarnings("ignore", "Seems like `optimizer.step")
+            admission = admit([aboard.live for unit in units for aboard in unit.crew], block, self._admitted)
+        reasons = dict(admission.alone)
+        for names in admission.packs:
+            members = [unit for unit in units if unit.names[0] in names]
+            known = next((unit.kin for unit in members if unit.kin is not None), None)
+            kin = known or Kin()
+            for unit in members:
+                unit.kin = kin
+            if known is None:
+                self._as_before(kin, members)
+            if len(names) < LEAST:
+                reasons |= dict.fromkeys(
+                    names, f"{len(names)} that do the same are too few to be faster as one program"
+                )
+        return reasons
+
+    def _as_before(self, kin: Kin, units: Sequence[Unit]) -> None:
+        """Let programs step these as the journal has it, where it has that of all of them together."""
+        crew = [aboard for unit in units for aboard in unit.crew]
+        told = crew[0].packed
+        if told is None or any(aboard.packed != told for aboard in crew):
+            return
+        by_name = {aboard.name: aboard for aboard in crew}
+        parts = [part for names in told.programs if (part := [by_name[name] for name in names if name in by_name])]
+        kin.size = max(map(len, parts))
+        kin.settled_for = sum(map(len, told.programs)) if told.settled else 0
+        if told.reason:
+            kin.fits, kin.reason = kin.size, told.reason
+        self._regroup(kin, units, parts)
+
+    # ---- how they are stepped
+
+    def settle(self) -> None:
+        """When all units have had their turn at a block: rounds end, and members change programs."""
+        for kin in dict.fromkeys(unit.kin for unit in self._units if unit.kin is not None):
+            units = self._of(kin)
+            count = sum(len(unit.crew) for unit in units)
+            under_way = [unit for unit in units if unit.turns is not None]
+            if kin.asks(count) and not (under_way and all(unit.turns for unit in under_way)):
+                if under_way:
+                    kin.note(sum(unit.seconds for unit in under_way), sum(unit.in_round for unit in under_way))
+                self._go_on(kin, count)
+
+    def broke(self, unit: Unit, error: str, *, memory: bool) -> None:
+        """A step of several members has raised, and is undone: `settle` finds others to step them."""
+        assert unit.kin is not None
+        unit.broke = True
+        self._refuse(unit.kin, len(unit.crew), error, memory=memory)
+
+    def _refuse(self, kin: Kin, size: int, error: str, *, memory: bool) -> None:
+        """No programs of so many members of a kin: fewer, or none where it was not for want of memory."""
+        kin.restrict(max(size // 2, 1) if memory else 1, f"{size} in a program: {error}")
+        for unit in self._of(kin):
+            unit.begin_round(measures=False)
+
+    def failed(self, name: str) -> None:
+        """A member failed by itself: what it had raised together with its kin may have been that."""
+        kin = next((unit.kin for unit in self._units if name in unit.names), None)
+        if kin is not None and kin.fits == 1:
+            kin.restrict(Kin().fits, "")
+
+    def _of(self, kin: Kin) -> list[Unit]:
+        return [unit for unit in self._units if unit.kin is kin]
+
+    def _go_on(self, kin: Kin, count: int) -> None:
+        """With the size that is next, for a round or for good."""
+        size, events = kin.next(count), list[Event]()
+        now, wanted = [len(unit.crew) for unit in self._of(kin)], [len(part) for part in divided(range(count), size)]
+        if now != wanted:
+            events = self._change(kin, size)
+        units, measures = self._of(kin), kin.size != size or kin.measures(count)
+        for unit in units:
+            unit.begin_round(measures=measures and kin.size == size)
+        if not measures:
+            kin.settled_for = count
+        if now != wanted or (kin.costs and not measures):
+            packed = Packed(
+                device=self._device,
+                programs=tuple(unit.names for unit in units),
+                settled=not measures,
+                seconds_per_sample=tuple(sorted(kin.costs.items())),
+                reason=kin.reason,
+            )
+            self._emit(Report(events=(*events, packed)))
+
+    def _change(self, kin: Kin, size: int) -> list[Event]:
+        """Save the members, and let programs of so many step them."""
+        events = self._save([aboard.name for unit in self._of(kin) for aboard in unit.crew if aboard.samples])
+        units = self._of(kin)  # without those that have failed at that
+        # What rounding does depends on a member's row: not on who came aboard first.
+        crew = sorted((aboard for unit in units for aboard in unit.crew), key=lambda aboard: aboard.name)
+        kin.size = size
+        kin.forget_rounds()
+        if crew:
+            self._regroup(kin, units, divided(crew, size))
+        return events
+
+    def let_go(self, names: Collection[str]) -> None:
+        """These members leave; those that are left of a program close up."""
+        for unit in [unit for unit in self._units if not set(names).isdisjoint(unit.names)]:
+            left = [aboard for aboard in unit.crew if aboard.name not in names]
+            self._regroup(unit.kin, [unit], [left] if left else [])
+
+    def _regroup(self, kin: Kin | None, units: Sequence[Unit], parts: Sequence[Sequence[Aboard]]) -> None:
+        """Put units of these parts in the place of others; of one member each where that cannot be."""
+        at = self._units.index(units[0])
+        for unit in units:
+            unit.program.release()
+            self._units.remove(unit)
+        made, error = list[Unit](), None
+        try:
+            for part in parts:
+                made.append(Unit.of(part, kin))
+        except Exception as raised:  # boundary between members' code and ours
+            memory, error = out_of_memory(raised), first_line(raised)
+        if kin is not None and error is not None:
+            for unit in made:
+                unit.program.release()
+            self._refuse(kin, max(map(len, parts)), error, memory=memory)
+            kin.size, made = 1, [Unit.of([aboard], kin) for part in parts for aboard in part]
+        self._units[at:at] = made

@@ -1,0 +1,76 @@
+"""Members alike are placed together, where the pace allows it."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+import pytest
+
+from argosy.cluster import Device
+from argosy.planning import POLICIES, Situation
+from argosy.plans import Flotilla
+from argosy.profiles import Profile
+
+GIB = 2**30
+
+
+def profile(member: str, rate: float, alike: str = "", memory: int = GIB // 64) -> Profile:
+    return Profile(
+        member=member,
+        device_kind="cpu",
+        samples_per_second=(rate,),
+        memory_bytes=memory,
+        state_bytes=memory // 2,
+        alike=alike,
+    )
+
+
+def placed(profiles: Sequence[Profile], devices: int) -> Flotilla:
+    there = tuple(Device(name=f"cpu:{n}", kind="cpu", memory_bytes=GIB, node="here") for n in range(devices))
+    (flotilla,) = POLICIES["balanced"].launch(Situation(waiting=tuple(profiles), free=there, devices=there))
+    return flotilla
+
+
+def scattered(flotilla: Flotilla, kinds: str) -> int:
+    """Pairs of a kind and a device that it is on."""
+    return len({(kind, p.devices[0]) for kind in kinds for p in flotilla.placements if p.member.startswith(kind)})
+
+
+def mixed(alike: bool) -> list[Profile]:
+    """Two kinds whose measured rates lie between each other."""
+    return [
+        profile(f"{kind}{n}", 100 + n + shift, kind * alike)
+        for n in range(12)
+        for kind, shift in (("a", 0.3), ("b", 0.6))
+    ]
+
+
+def test_members_alike_are_not_scattered() -> None:
+    apart, together = placed(mixed(alike=False), 2), placed(mixed(alike=True), 2)
+    assert scattered(apart, "ab") == 4
+    assert scattered(together, "ab") == 2
+    assert together.samples_per_second >= 0.95 * apart.samples_per_second
+    assert sorted(together.members) == sorted(apart.members)
+
+
+def test_a_kind_that_is_alone_has_all_devices() -> None:
+    flotilla = placed([profile(f"a{n}", 100, "a") for n in range(12)], 4)
+    assert set(Counter(p.devices[0] for p in flotilla.placements).values()) == {3}
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_too_few_to_be_one_program_are_placed_as_ever(count: int) -> None:
+    profiles = [profile(f"{kind}{n}", 100 + n, kind) for n in range(count) for kind in "abc"]
+    plain = [profile(p.member, p.samples_per_second[0]) for p in profiles]
+    assert placed(profiles, 2) == placed(plain, 2)
+
+
+def test_what_costs_too_much_pace_is_not_done() -> None:
+    """Three and three on two devices beside a large one."""
+    profiles = [profile("large", 20), *(profile(f"a{n}", 100, "a") for n in range(5))]
+    plain = [profile(p.member, p.samples_per_second[0]) for p in profiles]
+    assert placed(profiles, 2).samples_per_second >= 0.95 * placed(plain, 2).samples_per_second
+
+
+def test_memory_parts_those_that_do_not_fit() -> None:
+    flotilla = placed([profile(f"a{n}", 100, "a", memory=GIB // 4) for n in range(7)], 2)
+    assert max(Counter(p.devices[0] for p in flotilla.placements).values()) <= 4

@@ -1,0 +1,237 @@
+"""Members alike are one program in a run: what becomes of them is what becomes of them alone, whatever happens."""
+
+from collections.abc import Callable, Collection
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import evidence
+import late
+import packs
+import pytest
+import torch
+from family import Run
+from torch import nn
+from torch.optim import SGD
+from torch.optim.lr_scheduler import LambdaLR, StepLR
+
+import argosy
+from argosy.training.kin import Kin
+
+LENGTH = 320
+devices = late.devices
+
+
+def costs(monkeypatch: pytest.MonkeyPatch, of: Callable[[int], float]) -> None:
+    """Let a round say what a size of programs costs, in this process and in those that are forked from it."""
+
+    def note(kin: Kin, seconds: float, samples: int) -> None:
+        assert seconds > 0
+        if samples:
+            kin.costs[kin.size] = of(kin.size)
+
+    monkeypatch.setattr(Kin, "note", note)
+
+
+@pytest.fixture
+def fused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The more members in a program, the better."""
+    costs(monkeypatch, lambda size: 1.0 / size)
+
+
+def network() -> nn.Module:
+    """What a step moves beside weights: BatchNorm's buffers, and random states."""
+    return nn.Sequential(nn.Linear(16, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Dropout(0.2), nn.Linear(12, 4))
+
+
+def alike(
+    count: int = 4,
+    *,
+    dtype: torch.dtype = torch.float64,
+    model: Any = None,
+    batch_size: int = 16,
+    **own: dict[str, Any],
+) -> list[argosy.Member]:
+    """Members of one architecture; `own` are fields of some of them."""
+    optimizers = [partial(SGD, lr=0.02 * (n + 1), momentum=0.9) for n in range(count)]
+    return [
+        packs.member(
+            f"m{n}",
+            model=model or network,
+            batch_size=batch_size,
+            dtype=dtype,
+            **({"optimizer": optimizers[n]} | own.get(f"m{n}", {})),
+        )
+        for n in range(count)
+    ]
+
+
+def study(
+    fleet: Collection[argosy.Member], epochs: int = 3, dtype: torch.dtype = torch.float64, **rest: Any
+) -> argosy.Study:
+    train, val = packs.samples(dtype, LENGTH)
+    data = argosy.Data(arrays=train, val_arrays=val)
+    return argosy.Study(data=data, members=fleet, stop=argosy.MaxEpochs(epochs), **rest)
+
+
+def train(directory: Path, what: argosy.Study, **settings: Any) -> argosy.Report:
+    settings = {"launcher": "inline", "devices": "cpu:1", "block_size": 100, **settings}
+    return argosy.train(what, directory=directory, **settings)
+
+
+def state(directory: Path, name: str) -> dict[str, Any]:
+    saved = torch.load(directory / "members" / name / "last.pt", weights_only=True)
+    return {key: value for key, value in saved.items() if key != "seconds"}
+
+
+def equals_alone(tmp_path: Path, what: argosy.Study, *names: str, **settings: Any) -> argosy.Report:
+    """Train with the default settings and one after another: the same comes out of these members, or of all."""
+    report = train(tmp_path / "fused", what, **settings)
+    train(tmp_path / "alone", what, numerics="exact")
+    for name in names or what.names:
+        assert packs.difference(state(tmp_path / "fused", name), state(tmp_path / "alone", name)) < 1e-10, name
+        assert report.member(name).status == "done"
+    return report
+
+
+def packed(directory: Path) -> list[tuple[list[int], bool]]:
+    """What was chosen: sizes of the programs, and whether they were to stay."""
+    return [(list(map(len, e["programs"])), e["settled"]) for e in evidence.event_lines(directory, "Packed")]
+
+
+@pytest.mark.usefixtures("fused")
+def test_members_alike_are_one_program_and_come_out_as_alone(tmp_path: Path) -> None:
+    odd = packs.member("odd", model=packs.mlp)
+    report = equals_alone(tmp_path, study([*alike(), odd], validations_per_epoch=2))
+    assert packed(tmp_path / "fused") == [([4], False), ([4], True)]
+    assert not evidence.event_lines(tmp_path / "alone", "Packed")
+    assert report.packs[-1].improvement == 0.75
+    assert "differs in" in report.alone["odd"]
+    assert report.alone.keys() == {"odd"}
+
+
+def test_where_one_program_is_slower_they_are_stepped_one_after_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    costs(monkeypatch, float)
+    report = equals_alone(tmp_path, study(alike()))
+    assert packed(tmp_path / "fused") == [([4], False), ([1] * 4, True)]
+    assert report.packs[-1].improvement == -3.0
+
+
+@pytest.mark.parametrize("settings", [{"packing": "interleaved"}, {"numerics": "exact"}])
+@pytest.mark.usefixtures("fused")
+def test_it_can_be_forbidden(tmp_path: Path, settings: dict[str, Any]) -> None:
+    train(tmp_path, study(alike(), 1), **settings)
+    assert not evidence.event_lines(tmp_path, "Packed")
+
+
+@pytest.mark.usefixtures("fused")
+def test_one_that_stops_early_leaves_the_others_a_smaller_program(tmp_path: Path) -> None:
+    equals_alone(tmp_path, study(alike(6, m2={"stop": argosy.MaxEpochs(2)}), 4))
+    saved = [event for event in evidence.event_lines(tmp_path / "fused", "Saved") if event["member"] == "m2"]
+    assert saved[-1]["checkpoint"]["epoch"] == 2
+
+
+@pytest.mark.usefixtures("fused")
+def test_one_that_diverges_ends_alone(tmp_path: Path) -> None:
+    fleet = alike(5, m1={"optimizer": partial(SGD, lr=1e300)})
+    report = equals_alone(tmp_path, study(fleet), "m0", "m2", "m3", "m4")
+    assert report.member("m1").status == "diverged"
+
+
+class Breaks:
+    """Something of a member's own that raises when it is called for the n-th time, in training."""
+
+    def __init__(self, calls: int) -> None:
+        self.calls = calls
+
+    def __call__(self, value: Any) -> Any:
+        self.calls -= 1
+        if self.calls < 0:
+            raise RuntimeError("a member's own fault")
+        return value if not isinstance(value, int) else 1.0
+
+
+def noise(batch: Any) -> Any:
+    """An augmentation that draws."""
+    inputs, target = batch
+    return inputs + 0.1 * torch.randn_like(inputs), target
+
+
+@pytest.mark.parametrize("where", ["augment", "schedule"])
+@pytest.mark.usefixtures("fused")
+def test_one_that_fails_in_its_step_ends_alone(tmp_path: Path, where: str) -> None:
+    """In what comes before the forward pass, and behind the step of the others; random states are not drawn twice."""
+    own: dict[str, Any] = {"augment": Breaks(33)}
+    if where == "schedule":
+        own = {"schedule": lambda optimizer: LambdaLR(optimizer, Breaks(33)), "schedule_per": "step"}
+    fleet = alike(
+        5, m0={"augment": noise}, m3=own, m4={"schedule": partial(StepLR, step_size=7), "schedule_per": "step"}
+    )
+    report = equals_alone(tmp_path, study(fleet), "m0", "m1", "m2", "m4")
+    assert report.member("m3").status == "failed"
+    assert "a member's own fault" in report.member("m3").reason
+    # Where nobody knew whose fault it was, they were parted, and the others put together again.
+    assert packed(tmp_path / "fused")[2:] == ([([1] * 5, True), ([4], True)] if where == "augment" else [])
+
+
+@pytest.mark.usefixtures("fused")
+def test_resumed_they_are_stepped_as_they_were(tmp_path: Path) -> None:
+    """To the bit, in float32 too: what chose the programs is journaled and not asked again."""
+    fleet = alike(dtype=torch.float32)
+    for epochs in (2, 4):
+        train(tmp_path / "resumed", study(fleet, epochs, torch.float32))
+    train(tmp_path / "whole", study(fleet, 4, torch.float32))
+    assert evidence.results(tmp_path / "resumed") == evidence.results(tmp_path / "whole")
+    assert packed(tmp_path / "resumed") == packed(tmp_path / "whole") == [([4], False), ([4], True)]
+
+
+SCRIPT = """
+import sys, test_packs_of_runs as here
+fleet = here.alike(5, dtype=here.torch.float32, m4={{"augment": here.dawdle}})
+here.argosy.train(here.study(fleet, {epochs}, here.torch.float32), directory=sys.argv[1], devices="cpu:1", block_size=100)
+"""
+
+
+def dawdle(batch: Any) -> Any:
+    """Takes its time, so that there is a moment to kill."""
+    import time
+
+    time.sleep(0.005)
+    return batch
+
+
+@pytest.mark.usefixtures("fused")
+def test_killed_while_they_are_one_program_and_resumed(tmp_path: Path) -> None:
+    run = Run(tmp_path / "killed", SCRIPT, epochs=3)
+    run.wait_for("Packed", 2)
+    run.wait_for("SectionEnded", 6)
+    run.process.kill()
+    run.process.wait()
+    assert Run(tmp_path / "killed", SCRIPT, epochs=3).end() == 0, run.errors
+    assert run.left() == []
+    assert Run(tmp_path / "whole", SCRIPT, epochs=3).end() == 0
+    assert evidence.results(tmp_path / "killed") == evidence.results(tmp_path / "whole")
+    assert packed(tmp_path / "killed")[-1] == ([5], True)
+
+
+def wide() -> nn.Module:
+    """Little in weights, much in what a step keeps."""
+    return nn.Sequential(nn.Linear(16, 256), nn.BatchNorm1d(256), nn.ReLU(), nn.Dropout(0.2), nn.Linear(256, 4))
+
+
+@pytest.mark.usefixtures("fused", "devices")
+def test_where_memory_ends_programs_are_smaller_and_the_step_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet = alike(12, model=wide, batch_size=64)
+    train(tmp_path / "alone", study(fleet), numerics="exact", devices="late:0")
+    late.forget()
+    monkeypatch.setenv("LATE_BYTES", str(5_000_000))
+    report = train(tmp_path / "fused", study(fleet), devices="late:0")
+    assert {row.status for row in report.rows} == {"done"}
+    assert [sizes for sizes, _ in packed(tmp_path / "fused")] == [[12], [6, 6], [3, 3, 3, 3]]
+    assert "6 in a program: OutOfMemoryError: late out of memory" in report.packs[-1].reason
+    for name in (one.name for one in fleet):
+        assert packs.difference(state(tmp_path / "fused", name), state(tmp_path / "alone", name)) < 1e-10, name

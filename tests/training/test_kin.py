@@ -1,0 +1,68 @@
+"""How many members a program steps, by what was measured; pure."""
+
+import pytest
+
+from argosy.training.kin import MOST_ROUNDS, SECONDS, Kin, divided
+
+
+def measured(kin: Kin, cost: float, *, samples: int = 100) -> None:
+    """The rounds of the present size, of which the first one says nothing."""
+    kin.note(1000.0, samples)
+    for _ in range(MOST_ROUNDS):
+        kin.note(cost * samples, samples)
+
+
+def choose(count: int, costs: dict[int, float], kin: Kin | None = None) -> tuple[Kin, list[int]]:
+    """Go on until a size is settled; the sizes on the way."""
+    kin, sizes = kin or Kin(), []
+    while True:
+        kin.size = kin.next(count)
+        sizes.append(kin.size)
+        if not kin.measures(count):
+            kin.settled_for = count
+            return kin, sizes
+        measured(kin, costs[kin.size])
+
+
+@pytest.mark.parametrize(
+    ("together", "size"), [(0.25, 8), (0.99, 8), (1.03, 8), (1.2, 1)], ids=["faster", "a bit", "a bit slower", "slower"]
+)
+def test_what_is_faster_stays_and_nothing_changes_for_little(together: float, size: int) -> None:
+    kin, sizes = choose(8, {1: 1.0, 8: together})
+    assert sizes == [1, 8, size]
+    assert kin.size == size
+    assert not kin.asks(8)
+
+
+def test_two_are_too_few() -> None:
+    assert choose(2, {})[1] == [1]
+
+
+def test_it_is_asked_again_when_somebody_joins_or_half_have_left() -> None:
+    kin, _ = choose(16, {1: 1.0, 16: 0.2})
+    assert [kin.asks(count) for count in (17, 16, 9, 8)] == [True, False, False, True]
+    # What was measured is near enough for one more; for half of them it is not.
+    assert choose(17, {}, kin)[1] == [17]
+    assert choose(8, {8: 0.4}, kin)[1] == [8, 8]
+    assert choose(4, {4: 1.3}, kin)[1] == [4, 1]
+
+
+def test_where_memory_ends_it_is_divided() -> None:
+    kin, _ = choose(10, {1: 1.0, 10: 0.2})
+    kin.restrict(5, "out of memory")
+    assert kin.asks(10)
+    assert choose(10, {5: 0.3}, kin)[1] == [5, 5]
+    kin.restrict(2, "out of memory")
+    assert choose(10, {}, kin)[1] == [1]
+
+
+def test_a_round_is_short_where_steps_are_long() -> None:
+    kin = Kin()
+    kin.note(10.0, 8)
+    kin.note(2 * SECONDS, 8)
+    assert kin.cost(1) == 2 * SECONDS / 8
+
+
+def test_parts_are_as_equal_as_can_be() -> None:
+    assert list(map(list, divided(range(7), 3))) == [[0, 1], [2, 3], [4, 5, 6]]
+    assert list(map(list, divided(range(4), 8))) == [[0, 1, 2, 3]]
