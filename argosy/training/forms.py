@@ -27,7 +27,7 @@ def _linear(level: Level, input: Tensor, weight: Tensor, bias: Tensor | None = N
     if input.dim() == 2:
         return level.one(torch.baddbmm(biases.unsqueeze(1), rows, weights.mT))
     made = torch.baddbmm(biases.unsqueeze(1), rows.flatten(1, -2), weights.mT)
-    return level.one(made.unflatten(1, input.shape[:-1]))
+    return level.one(made.view(len(weights), *input.shape[:-1], made.shape[2]))
 
 
 FORMS: Mapping[Any, Callable[..., Tensor | None]] = {functional.linear: _linear}

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from torch import Tensor
 from torch._C import _functorch
-from torch._functorch.vmap import lazy_load_decompositions
+from torch._functorch.predispatch import lazy_load_decompositions
 
 __all__ = ["Level", "vectorised"]
 
