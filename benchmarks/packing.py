@@ -1,185 +1,190 @@
-"""Members of one architecture as one program, against the same members one after another, on one device and one thread.
+"""Members of one architecture as one program, against the same members one after another, on one device.
 
-Three sides take the same steps in interleaved rounds: the fused program, `Solo` programs in turn, and a hand-written loop
-whose Adam is torch's own kernel (``fused=True``), the strongest sequential side that needs no compilation. What counts is
-the processor time of the one thread. Equality is checked in the same run: in float64, after two rounds.
+The ladder: in one process and on one CPU thread, all sides take the same steps in interleaved rounds, from the same weights
+and on the same batches. Sequential sides are the hand-written loop with torch's Adam as it comes ("loop"), with torch's own
+Adam kernel ("loop, fused Adam"), on CUDA with each member's whole step as a graph, and with ``--full`` and 8 members with
+torch.compile; and Argosy's own programs, one after another. The fused side does everything that a trainer asks of it: it cuts
+the batches, keeps losses and digests and moves positions; the loops keep nothing.
+
+Both ratios are printed, against the loop as it comes and against the strongest sequential side. On a CPU what counts is the
+processor time of the one thread. Equality is checked in the same run: in float64, after 50 steps of four members.
 """
 
-import itertools
+import statistics
 import time
-from collections.abc import Callable, Sequence
+from argparse import Namespace
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from measuring import arguments, finish, hardware, quartiles, target
-from torch import Tensor, nn
-from torch.nn import functional
-from torch.optim import Adam
+from packing_networks import WORKLOADS, Workload
+from packing_sides import Compiled, Graphed, Loop, Side, Task, fused, one_after_another
 
-from argosy import Member
-from argosy.stream.blocks import Block, Layout, Place
-from argosy.stream.schedule import Orders
-from argosy.training.devices import backend_of
-from argosy.training.fused import Fused
-from argosy.training.heap import keep_freed_memory
-from argosy.training.member import build
-from argosy.training.program import Program
-from argosy.training.solo import Solo
+from argosy.training.heap import give_back_memory, keep_freed_memory
 
-SIZES = (1, 2, 4, 8, 16, 32)
-STEPS = 8
-"""Of each member in a round."""
-
-
-def mlp(inputs: int, hidden: int) -> nn.Module:
-    """Two hidden layers."""
-    layers = nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, 10)
-    return nn.Sequential(*layers)
-
-
-def cnn(width: int = 8) -> nn.Module:
-    """Two convolutions on pictures of 16 x 16."""
-    return nn.Sequential(
-        nn.Unflatten(1, (3, 16, 16)),
-        nn.Conv2d(3, width, 3, padding=1),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(width, 2 * width, 3, padding=1),
-        nn.ReLU(),
-        nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(),
-        nn.Linear(2 * width, 10),
-    )
-
-
-WORKLOADS: dict[str, tuple[Callable[[], nn.Module], int, int, dict[int, float]]] = {
-    "tiny MLP": (partial(mlp, 4, 4), 4, 4, {32: 5.0}),
-    "MLP h64": (partial(mlp, 64, 64), 64, 32, {32: 3.5}),
-    "small CNN": (cnn, 768, 32, {8: 1.35}),
+SIZES = (1, 2, 4, 8, 16, 32, 64)
+WARM = 2
+"""Rounds that do not count."""
+Sides = Mapping[str, Callable[[Task], Side]]
+EAGER: Sides = {
+    "loop": Loop,
+    "loop, fused Adam": partial(Loop, fused=True),
+    "one after another": one_after_another,
+    "fused": fused,
 }
-"""Network, numbers in a sample, batch size; and the least ratio to the strongest sequential side by pack size."""
 
 
-class Bench:
-    """The sides of one workload at one pack size; each has members of its own, which begin alike."""
+def sides(options: Namespace, size: int) -> Sides:
+    """Those of a rung of the ladder."""
+    made = dict(EAGER)
+    if options.device == "cuda":
+        made["loop, graphed"] = Graphed
+    if options.full and size == 8:
+        made["loop, compiled"] = Compiled
+    return made
 
-    def __init__(self, model: Callable[[], nn.Module], inputs: int, batch: int, size: int, dtype: torch.dtype) -> None:
-        rows = STEPS * batch
-        generator = torch.Generator().manual_seed(0)
-        self.arrays = (torch.randn(rows, inputs, generator=generator, dtype=dtype), torch.arange(rows) % 10)
-        self.orders = Orders(0, {"train": rows})
-        members = [
-            Member(
-                f"m{n}",
-                model=partial(typed, model, dtype),
-                optimizer=partial(Adam, lr=1e-3 * (n + 1)),
-                batch_size=batch,
-            )
-            for n in range(size)
-        ]
-        self.batch = batch
-        self.solos = [Solo(live(member)) for member in members]
-        self.fused = Fused.of([live(member) for member in members])
-        self.loop = [
-            (one.model, Adam(one.model.parameters(), lr=member.optimizer.keywords["lr"], fused=True))  # type: ignore[attr-defined]
-            for one, member in zip(map(live, members), members, strict=True)
-        ]
-        self.epoch = 0
 
-    def block(self) -> Block:
-        """All samples, in the order of the epoch."""
-        order = self.orders.epoch("train", self.epoch)
-        layout, rows = Layout.of(tuple(array[0] for array in self.arrays)), len(order)
-        place = Place(leg=0, split="train", epoch=self.epoch, section=0, start=0, rows=rows, last=True)
-        found = layout.block(place, np.zeros(layout.block_bytes(rows), np.uint8))
-        found.indices[:], found.sound[:] = order, True
-        for leaf, array in zip(found.leaves, self.arrays, strict=True):
-            leaf.copy_(array[torch.from_numpy(order)])
-        return found.private()
-
-    def round(self) -> dict[str, float]:
-        """Seconds of each side for its steps on one block."""
-        block = self.block()
-        seconds = {
-            "fused": self.run([self.fused], block),
-            "one after another": self.run(self.solos, block),
-            "loop": self.run_loop(block.leaves),
-        }
-        self.epoch += 1
-        return seconds
-
-    def run(self, programs: Sequence[Program[Any]], block: Block) -> float:
-        """As a trainer does it."""
-        for program in programs:
-            for one in program.members:
-                one.begin_epoch(self.orders, self.epoch)
+def seconds_of(side: Side, task: Task, epoch: int, device: str) -> float:
+    """Of all steps of a round: of the thread on a CPU, of the clock beside a device that computes on its own."""
+    block = task.block(epoch)
+    assert block.sums  # made once for all members of a device
+    side.prepare(epoch)
+    if device == "cpu":
         began = time.thread_time()
-        for program in programs:
-            with program.active():
-                for batch in program.cut(block):
-                    program.begin(batch)
-                    program.finish()
+        side.run(block)
         return time.thread_time() - began
-
-    def run_loop(self, leaves: Sequence[Tensor]) -> float:
-        """As one writes it."""
-        began = time.thread_time()
-        batches = list(zip(*(leaf.split(self.batch) for leaf in leaves), strict=True))
-        for (model, optimizer), (x, y) in itertools.product(self.loop, batches):
-            optimizer.zero_grad(set_to_none=True)
-            functional.cross_entropy(model(x), y).backward()
-            optimizer.step()
-        return time.thread_time() - began
-
-    def difference(self) -> float:
-        """The largest between the weights of a fused member and those of the same member alone."""
-        alone = {one.members[0].member.name: one.members[0].model for one in self.solos}
-        pairs = ((one.model, alone[one.member.name]) for one in self.fused.members)
-        gaps = (p.sub(q).abs().max() for a, b in pairs for p, q in zip(a.parameters(), b.parameters(), strict=True))
-        return max(map(float, gaps))
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    side.run(block)
+    torch.cuda.synchronize()
+    return time.perf_counter() - began
 
 
-def typed(model: Callable[[], nn.Module], dtype: torch.dtype) -> nn.Module:
-    return model().to(dtype)
+def rung(workload: Workload, size: int, options: Namespace) -> dict[str, list[float]]:
+    """Seconds of each side in each of the interleaved rounds."""
+    task = Task(workload, size, f"{options.device}:0", torch.float32)
+    made = {name: side(task) for name, side in sides(options, size).items()}
+    rounds: dict[str, list[float]] = {name: [] for name in made}
+    began = time.perf_counter()
+    epoch = 0
+    while epoch < WARM + options.rounds or (time.perf_counter() - began < options.seconds and epoch < 100):
+        for name, side in made.items():
+            rounds[name].append(seconds_of(side, task, epoch, options.device))
+        epoch += 1
+    return {name: found[WARM:] for name, found in rounds.items()}
 
 
-def live(member: Member) -> Any:
-    return build(member, backend_of("cpu:0"), study_seed=0, objective="train_loss", mode="min")
+def ratios(rounds: Mapping[str, Sequence[float]], side: str) -> list[float]:
+    """How many times the fused side's seconds another side took, in each round."""
+    return [other / own for other, own in zip(rounds[side], rounds["fused"], strict=True)]
 
 
-def unequal(model: Callable[[], nn.Module], inputs: int, batch: int, size: int) -> float:
-    """By how much weights differ after two rounds in float64."""
-    bench = Bench(model, inputs, batch, size, torch.float64)
-    for _ in range(2):
-        bench.round()
-    with torch.no_grad():
-        return bench.difference()
+def unequal(workload: Workload, device: str) -> float:
+    """The largest difference between weights of four fused members and of the same members alone, after 50 steps."""
+    task = Task(workload, 4, f"{device}:0", torch.float64)
+    one, other = one_after_another(task), fused(task)
+    for epoch in range(-(-50 // workload.steps)):
+        for side in (one, other):
+            seconds_of(side, task, epoch, device)
+    models = zip(one.models, other.models, strict=True)
+    pairs = (pair for a, b in models for pair in zip(a.parameters(), b.parameters(), strict=True))
+    return max(float((p - q).detach().abs().max()) for p, q in pairs)
+
+
+# ---- memory
+
+
+def peak(workload: Workload, side: Callable[[Task], Side], size: int, device: str) -> int:
+    """Bytes that a side's members and two of its rounds take at most."""
+    task = Task(workload, size, f"{device}:0", torch.float32)
+    before = _memory_in_use(device)
+    made = side(task)
+    for epoch in range(2):
+        seconds_of(made, task, epoch, device)
+    return _most_in_use(device) - before
+
+
+def _memory_in_use(device: str) -> int:
+    """At this moment, from which on the most in use counts."""
+    if device == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        return torch.cuda.memory_allocated()
+    give_back_memory()
+    Path("/proc/self/clear_refs").write_text("5")
+    return _status("VmRSS")
+
+
+def _most_in_use(device: str) -> int:
+    return torch.cuda.max_memory_allocated() if device == "cuda" else _status("VmHWM")
+
+
+def _status(name: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:")) * 1024
+
+
+# ---- the whole
+
+
+def memory(workloads: Mapping[str, Workload], options: Namespace) -> dict[str, Any]:
+    """Of each workload with 8 members, and each side."""
+    found = {}
+    for name, workload in workloads.items():
+        for make in EAGER.values():
+            peak(workload, make, 1, options.device)  # what torch keeps from a first call on is no member's
+        bytes_of = {side: peak(workload, make, 8, options.device) for side, make in EAGER.items()}
+        print(f"{name}, 8 members, peak MiB: " + ", ".join(f"{n / 2**20:.1f} {side}" for side, n in bytes_of.items()))
+        found[name] = bytes_of
+    return found
+
+
+def ladder(name: str, workload: Workload, options: Namespace) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The figures of a workload at every size, and its targets."""
+    gap = unequal(workload, options.device)
+    figures: dict[str, Any] = {"difference": gap}
+    targets = [target(f"{name}, difference from alone in float64", [gap], at_most=1e-10)]
+    for size in options.sizes:
+        rounds = rung(workload, size, options)
+        sequential = [side for side in rounds if side != "fused"]
+        strongest = min(sequential, key=lambda side: statistics.median(rounds[side]))
+        times = {side: [one / workload.steps for one in found] for side, found in rounds.items()}
+        figures[str(size)] = {"seconds": times, "strongest": strongest}
+        low, median, high = quartiles(times["fused"])
+        print(
+            f"{name}, {size:2d} members: a step {1e3 * median:.2f} ms (least {1e3 * min(times['fused']):.2f}, quartiles "
+            f"{1e3 * low:.2f} to {1e3 * high:.2f}); {quartiles(ratios(rounds, 'loop'))[1]:.2f} x loop, "
+            f"{quartiles(ratios(rounds, strongest))[1]:.2f} x strongest ({strongest})",
+            flush=True,
+        )
+        if size in workload.wanted and options.device == "cpu":
+            words = f"{name}, {size} members, against the strongest sequential side"
+            targets.append(target(words, ratios(rounds, strongest), at_least=workload.wanted[size]))
+    return figures, targets
 
 
 def main() -> None:
-    options = arguments(__doc__).parse_args()
+    parser = arguments(__doc__)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--full", action="store_true", help="compiled sides too, where there are 8 members")
+    parser.add_argument("--seconds", type=float, default=3.0, help="of a rung, where its rounds take less")
+    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
+    parser.add_argument("--only", nargs="+", choices=tuple(WORKLOADS), default=tuple(WORKLOADS))
+    options = parser.parse_args()
     print(hardware())
     torch.set_num_threads(1)
-    keep_freed_memory()  # as every trainer does
-    figures: dict[str, Any] = {}
+    began = time.perf_counter()
+    workloads = {name: WORKLOADS[name] for name in options.only}
+    figures: dict[str, Any] = {"peak bytes": memory(workloads, options)}
+    keep_freed_memory()  # as every trainer does, so that memory is measured before
     targets = []
-    for name, (model, inputs, batch, wanted) in WORKLOADS.items():
-        for size in SIZES:
-            bench = Bench(model, inputs, batch, size, torch.float32)
-            rounds = [bench.round() for _ in range(options.rounds + 2)][2:]
-            ratios = {side: [one[side] / one["fused"] for one in rounds] for side in ("one after another", "loop")}
-            step = quartiles([one["fused"] / STEPS for one in rounds])[1]
-            gap = unequal(model, inputs, batch, size)
-            figures[f"{name}, {size}"] = {"ratios": ratios, "seconds": step, "difference": gap}
-            words = ", ".join(f"{quartiles(found)[1]:.2f} x {side}" for side, found in ratios.items())
-            print(f"{name}, {size:2d} members: a step {1e3 * step:.2f} ms, {words}; differs by {gap:.1e}")
-            if size in wanted:
-                targets.append(
-                    target(f"{name}, {size} members, against the loop", ratios["loop"], at_least=wanted[size])
-                )
-            targets += [] if gap < 1e-10 else [target(f"{name}, {size} members, difference", [gap], at_most=1e-10)]
+    for name, workload in workloads.items():
+        figures[name], found = ladder(name, workload, options)
+        targets += found
+    print(f"{time.perf_counter() - began:.0f} s")
     finish("packing", figures, targets, as_json=options.json)
 
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from blocks import blocks
 from torch import Tensor, nn
@@ -14,6 +15,7 @@ from argosy.stream.schedule import Orders
 from argosy.study import Member, accuracy
 from argosy.training.devices import backend_of
 from argosy.training.fused import Fused
+from argosy.training.fused_admission import Admission, admit
 from argosy.training.member import LiveMember, build
 from argosy.training.solo import Solo
 
@@ -173,3 +175,14 @@ def difference(one: Any, other: Any) -> float:
 def state(one: LiveMember) -> dict[str, Any]:
     """All of a member that decides what it does next."""
     return {key: value for key, value in one.state_dict().items() if key != "seconds"}
+
+
+def admission(members: Sequence[Member]) -> Admission:
+    """Which of them may be one program, tried on 24 samples."""
+    block = blocks(np.arange(24), 24, arrays=samples(torch.float32)[0])[0]
+    return admit([live(member) for member in members], block)
+
+
+def pack(model: Any, **rest: Any) -> list[Member]:
+    """Three members of one network, in float32."""
+    return [member(f"m{n}", model=model, dtype=torch.float32, batch_size=8, **rest) for n in range(3)]

@@ -15,7 +15,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from argosy.stream.trees import flatten, unflatten
+from argosy.training.forms import FORMS
 from argosy.training.randomness import Randomness
+from argosy.training.vectorised import Level
 
 __all__ = ["OwnDraws", "own_rates"]
 
@@ -41,6 +43,7 @@ IN_TRAINING = {functional.alpha_dropout, functional.feature_alpha_dropout}
 """They draw where their argument `training` says so."""
 ATTENTION = {functional.scaled_dot_product_attention: 4, functional.multi_head_attention_forward: 10}
 """They draw where their argument `dropout_p` is more than nothing; by its place among the arguments."""
+HANDLED = {*FORMS, *MASKS, *ALWAYS, *IN_TRAINING, *ATTENTION}
 
 
 class Rates(float):
@@ -83,12 +86,18 @@ class OwnDraws(TorchFunctionMode):
         self._states = states
         self._rows = rows
         self._number = number
+        self._level = Level()
 
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Called in place of every function of torch."""
         kwargs = kwargs or {}
+        if function not in HANDLED:
+            return function(*args, **kwargs)
+        if function in FORMS:
+            made = FORMS[function](self._level, *args, **kwargs) if self._level.innermost else None
+            return function(*args, **kwargs) if made is None else made
         if function in MASKS:
             return self._masked(function, *args, **kwargs)
         if _draws(function, args, kwargs):

@@ -43,8 +43,8 @@ class Part:
     """The members of a turn that are stepped at once, between `begin` and `finish`."""
 
     rows: Rows
-    losses: Tensor
-    """Mean over the batch of each of them, float64 ``[rows]``."""
+    totals: Tensor
+    """Sum over the batch of each one's losses, float64 ``[rows]``."""
     gradients: Tensor
     """``[rows, columns]``."""
     idle: frozenset[str]
@@ -64,6 +64,7 @@ class Fused:
         self._device = lives[0].backend.device
         self._shares: dict[tuple[torch.Size, torch.dtype, float], Tensor] = {}
         self._limits = self._clip_limits()
+        self._augment = any(live.member.augment for live in lives)
         self._states: Sequence[Randomness] = [live.randomness for live in lives]
         """That the members draw from."""
         self._turn: Turn = ()
@@ -126,8 +127,6 @@ class Fused:
         self._turn = batch
         buffers = {name: buffer.clone() for name, buffer in self._arena.buffers.items()}
         self._before = [live.randomness.mark() for live in self._lives], buffers
-        for leaf in self._arena.named.values():
-            leaf.grad = None  # where an error left some
         with contextlib.nullcontext() if self._lives[0].steps else large_outside():
             self._parts = [self._differentiated(rows) for rows in equally_long(batch)]
 
@@ -149,15 +148,15 @@ class Fused:
 
     def finish(self) -> int:
         """See `Program.finish`."""
-        losses: dict[int, Tensor] = {}
+        totals: dict[int, Tensor] = {}
         with contextlib.nullcontext() if self._lives[0].steps else large_outside():
             for part in self._parts:
-                losses.update(zip(part.rows, part.losses.unbind(), strict=True))
+                totals.update(zip(part.rows, part.totals.unbind(), strict=True))
                 self._step(part)
         samples = 0
         for row, (live, batch) in enumerate(zip(self._lives, self._turn, strict=True)):
             if batch is not None:
-                live.commit(batch, losses.get(row))
+                live.commit_total(batch, totals.get(row))
                 samples += batch.rows
         self._turn, self._parts, self._before = (), [], None
         self._tell_faults()
@@ -232,21 +231,31 @@ class Fused:
         """Losses and gradients of members with equally long batches; a batch is one whatever its micro-batches."""
         weights, buffers = self._tensors(rows)
         data = self._data(rows, self._turn, augment=True)
-        means = []
+        leaves = [weights[piece.name] for piece in self._arena.pieces]
+        gradients = self._arena.weights.new_empty(len(rows), self._arena.weights.shape[1])
+        idle = {piece.name for piece in self._arena.pieces}
+        totals = []
         for part in data.pieces(self._lives[0].member.accumulate):
             losses = self._values(rows, part, weights, buffers)[0]
-            share = part.samples / data.samples
-            torch.autograd.backward(losses, self._share_of(losses, share))
-            mean = losses.detach().double().reshape(len(rows), -1).mean(1)
-            means.append(mean if share == 1.0 else mean * share)
-        gradients, idle = [], []
+            share = self._share_of(losses, part.samples / data.samples)
+            found = torch.autograd.grad(losses, leaves, share, allow_unused=True)
+            self._gather(found, gradients, idle)
+            totals.append(_totals(losses.detach(), part.samples))
         for piece in self._arena.pieces:
-            leaf = weights[piece.name]
-            if leaf.grad is None:
-                idle.append(piece.name)
-            gradients.append((torch.zeros_like(leaf) if leaf.grad is None else leaf.grad).reshape(len(rows), -1))
-            leaf.grad = None
-        return Part(rows, sum(means[1:], means[0]), torch.cat(gradients, 1), frozenset(idle))
+            if piece.name in idle:
+                piece.over(gradients).zero_()
+        return Part(rows, sum(totals[1:], totals[0]), gradients, frozenset(idle))
+
+    def _gather(self, found: Sequence[Tensor | None], gradients: Tensor, idle: set[str]) -> None:
+        """Add gradients of the weights to those of earlier micro-batches; idle are those that had none yet."""
+        for piece, gradient in zip(self._arena.pieces, found, strict=True):
+            if gradient is None:
+                continue
+            if piece.name in idle:
+                idle.remove(piece.name)
+                piece.over(gradients).copy_(gradient)
+            else:
+                piece.over(gradients).add_(gradient)
 
     def _share_of(self, losses: Tensor, share: float) -> Tensor:
         """The gradient of each member's mean loss times its share of the batch, made once."""
@@ -268,14 +277,12 @@ class Fused:
         return torch.tensor(rows, device=self._device)
 
     def _data(self, rows: Rows, turn: Turn, *, augment: bool = False) -> Data:
-        batches = [_there(turn[row]) for row in rows]
-        first = batches[0]
-        if augment and any(self._lives[row].member.augment for row in rows):
-            trees = [self._augmented(row, batch.data) for row, batch in zip(rows, batches, strict=True)]
-            return Data.of(trees, first.rows)
-        if all(batch is first for batch in batches):
+        first = _there(turn[rows[0]])
+        if augment and self._augment:
+            return Data.of([self._augmented(row, _there(turn[row]).data) for row in rows], first.rows)
+        if all(turn[row] is first for row in rows):
             return Data(first.data, first.rows, apart=False)
-        return Data.of([batch.data for batch in batches], first.rows)
+        return Data.of([_there(turn[row]).data for row in rows], first.rows)
 
     def _augmented(self, row: int, data: Any) -> Any:
         augment = self._lives[row].member.augment
@@ -343,6 +350,13 @@ class Fused:
                 live.optimizer.zero_grad(set_to_none=True)
         for parameter in parameters:
             parameter.grad = None
+
+
+def _totals(losses: Tensor, samples: int) -> Tensor:
+    """Losses ``[rows, samples, …]``, or means over the samples ``[rows]`` -> sums over the samples, float64 ``[rows]``."""
+    sums = losses.double().reshape(len(losses), -1).sum(1)
+    numbers = losses.numel() // len(losses)
+    return sums if numbers == samples else sums * (samples / numbers)
 
 
 def _there(value: There | None) -> There:

@@ -52,9 +52,10 @@ class Tile:
     state: dict[str, Tensor]
     """By torch's names: of the weights' shape, and ``step`` ``[rows, weights]``."""
 
-    def numbers(self, *values: Sequence[float]) -> tuple[Tensor, ...]:
-        """One number for each row, as ``[rows, 1]``, of each of some kinds."""
-        return torch.tensor(values, dtype=self.weights.dtype, device=self.weights.device).unsqueeze(2).unbind()
+    def numbers(self, rows: Sequence[tuple[float, ...]]) -> tuple[Tensor, ...]:
+        """Some numbers of each row -> each of them ``[rows, 1]``."""
+        made = torch.tensor(rows, dtype=self.weights.dtype, device=self.weights.device)
+        return made.unsqueeze(2).unbind(1)
 
 
 class Kernel:
@@ -65,6 +66,8 @@ class Kernel:
         self.rows = rows
         self._tiles = tiles
         self._step = STEPS[type(optimizers[0])]
+        self._of_momentum = type(optimizers[0]) is SGD
+        self._stepped = False
 
     @classmethod
     def of(cls, optimizers: Sequence[Optimizer], arena: Arena, first: int) -> "Kernel | None":
@@ -100,13 +103,15 @@ class Kernel:
 
         False, and nothing is done, where a schedule has changed what the kernel is for.
         """
-        if any(_has_momentum(group) != tile.momentum for tile in self._tiles for group in tile.groups):
+        if self._of_momentum and any(_has_momentum(g) != tile.momentum for tile in self._tiles for g in tile.groups):
             return False
         for tile in self._tiles:
             self._step(tile, gradients[:, tile.columns])
-        for optimizer in self._optimizers:
-            # What torch notes in `step`: without it, schedules warn that they were called too early.
-            optimizer._opt_called = True  # type: ignore[attr-defined]
+        if not self._stepped:
+            self._stepped = True
+            for optimizer in self._optimizers:
+                # What torch notes in `step`: without it, schedules warn that they were called too early.
+                optimizer._opt_called = True  # type: ignore[attr-defined]
         return True
 
     def dissolve(self) -> None:
@@ -117,45 +122,62 @@ class Kernel:
 
 
 def _sgd(tile: Tile, gradients: Tensor) -> None:
-    groups, weights = tile.groups, tile.weights
-    rate, momentum, decay = tile.numbers(
-        [-group["lr"] for group in groups],
-        [group["momentum"] for group in groups],
-        [group["weight_decay"] for group in groups],
-    )
-    if any(group["weight_decay"] for group in groups):
+    weights, nesterov = tile.weights, tile.groups[0]["nesterov"]
+    numbers = [(-group["lr"], group["momentum"], group["weight_decay"]) for group in tile.groups]
+    rate, momentum, decay = tile.numbers(numbers)
+    if any(decays for _, _, decays in numbers):
         gradients.addcmul_(weights, decay)
     if tile.momentum:
         buffer = tile.state["momentum_buffer"].mul_(momentum).add_(gradients)
-        gradients = gradients.addcmul_(buffer, momentum) if groups[0]["nesterov"] else buffer
+        gradients = gradients.addcmul_(buffer, momentum) if nesterov else buffer
     weights.addcmul_(gradients, rate)
 
 
 def _adam(tile: Tile, gradients: Tensor) -> None:
     groups, weights = tile.groups, tile.weights
+    if any(group["weight_decay"] for group in groups):
+        decays = [(1 - g["lr"] * g["weight_decay"] if tile.decoupled else g["weight_decay"],) for g in groups]
+        (decay,) = tile.numbers(decays)
+        if tile.decoupled:
+            weights.mul_(decay)
+        else:
+            gradients.addcmul_(weights, decay)
     steps = tile.state["step"].add_(1)[:, 0].tolist()
-    own = [(group["lr"], *group["betas"], step) for group, step in zip(groups, steps, strict=True)]
-    decays = [group["weight_decay"] for group in groups]
-    shrink = [1 - lr * decay for (lr, *_), decay in zip(own, decays, strict=True)] if tile.decoupled else decays
-    roots = [(1 - beta**step) ** 0.5 for _, _, beta, step in own]
-    decay, fresh, fresh_square, eps, rate = tile.numbers(
-        shrink,
-        [1 - beta for _, beta, _, _ in own],
-        [1 - beta for _, _, beta, _ in own],
-        [group["eps"] * root for group, root in zip(groups, roots, strict=True)],
-        [-lr / (1 - beta**step) * root for (lr, beta, _, step), root in zip(own, roots, strict=True)],
-    )
-    if tile.decoupled:
-        weights.mul_(decay)
-    elif any(decays):
-        gradients.addcmul_(weights, decay)
+    alike = len({(*group["betas"], group["eps"], step) for group, step in zip(groups, steps, strict=True)}) == 1
+    if alike and gradients.is_contiguous() and gradients.device.type == "cpu":
+        _adam_in_one_pass(tile, gradients)
+    else:
+        _adam_by_rows(tile, gradients, steps)
+
+
+def _adam_in_one_pass(tile: Tile, gradients: Tensor) -> None:
+    """Torch's own kernel for a CPU, which has one rate for all: it moves zeros at a rate of one, and they are the way to go."""
+    group, way = tile.groups[0], torch.zeros_like(gradients)
+    first, second, step = tile.state["exp_avg"], tile.state["exp_avg_sq"], tile.state["step"][0, 0]
+    beta1, beta2 = group["betas"]
+    torch._fused_adam_(
+        [way], [gradients], [first], [second], [], [step], lr=1.0, beta1=beta1, beta2=beta2, weight_decay=0.0,
+        eps=group["eps"], amsgrad=False, maximize=False,
+    )  # fmt: skip
+    (rate,) = tile.numbers([(group["lr"],) for group in tile.groups])
+    tile.weights.addcmul_(way, rate)
+
+
+def _adam_by_rows(tile: Tile, gradients: Tensor, steps: Sequence[float]) -> None:
+    """Every row with numbers of its own."""
+    own = []
+    for group, step in zip(tile.groups, steps, strict=True):
+        lr, (beta1, beta2) = group["lr"], group["betas"]
+        root = (1 - beta2**step) ** 0.5
+        own.append((1 - beta1, 1 - beta2, group["eps"] * root, -lr / (1 - beta1**step) * root))
+    fresh, fresh_square, eps, rate = tile.numbers(own)
     first, second = tile.state["exp_avg"], tile.state["exp_avg_sq"]
     first.lerp_(gradients, fresh)
     second.lerp_(gradients.mul_(gradients), fresh_square)
     # The gradients' memory serves for what is left: more of that size would cost more than all the arithmetic. Both sides
     # of the quotient are multiplied by the correction of the second moment, which spares a pass.
     torch.sqrt(second, out=gradients).add_(eps)
-    weights.addcmul_(torch.div(first, gradients, out=gradients), rate)
+    tile.weights.addcmul_(torch.div(first, gradients, out=gradients), rate)
 
 
 STEPS: dict[type[Optimizer], Callable[[Tile, Tensor], None]] = {SGD: _sgd, Adam: _adam, AdamW: _adam}

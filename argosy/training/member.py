@@ -23,7 +23,7 @@ from argosy.training.admission import check_network, check_optimizer, check_own,
 from argosy.training.checkpoint import plain
 from argosy.training.devices import Backend
 from argosy.training.randomness import Randomness
-from argosy.training.tally import Tally
+from argosy.training.tally import Tally, total_of
 from argosy.training.validation import Validation
 
 __all__ = ["Best", "LiveMember", "build"]
@@ -128,8 +128,12 @@ class LiveMember:
 
     def commit(self, batch: Batch, losses: torch.Tensor | None) -> None:
         """A batch was stepped on, with these losses per sample or their mean; without any where all its samples are broken."""
-        if losses is not None:
-            self.train.add(batch.rows, batch.digest, {"loss": losses})
+        self.commit_total(batch, None if losses is None else total_of(losses, batch.rows))
+
+    def commit_total(self, batch: Batch, total: torch.Tensor | None) -> None:
+        """The same with the sum of the losses, a float64 scalar."""
+        if total is not None:
+            self.train.add(batch.rows, batch.digest, {"loss": total})
             self.samples += batch.rows
         assert self.cutter is not None
         self.cutter.commit(batch)

@@ -10,7 +10,7 @@ from argosy.errors import StudyError
 from argosy.stream.order import Digest
 from argosy.training.devices import Backend, Event
 
-__all__ = ["Tally", "per_sample"]
+__all__ = ["Tally", "per_sample", "total_of"]
 
 
 class Tally:
@@ -28,10 +28,10 @@ class Tally:
         self._coming: list[tuple[str, torch.Tensor, Event]] = []
         """On their way to the host, in the order of the sequence."""
 
-    def add(self, rows: int, digest: Digest, values: Mapping[str, torch.Tensor]) -> None:
-        """Add a batch: per-sample values ``[rows, …]``, or means over the batch as scalars."""
-        for name, value in values.items():
-            self._unread.setdefault(name, []).append(_total(value.detach(), rows))
+    def add(self, rows: int, digest: Digest, totals: Mapping[str, torch.Tensor]) -> None:
+        """Add a batch: of each value its `total_of` the batch."""
+        for name, total in totals.items():
+            self._unread.setdefault(name, []).append(total)
         self.rows += rows
         self.digest = self.digest.plus(digest)
 
@@ -84,9 +84,10 @@ class Tally:
         self.rows, self.digest = state["rows"], Digest(*state["digest"])
 
 
-def _total(value: torch.Tensor, rows: int) -> torch.Tensor:
-    """The sum over a batch, float64."""
-    return value.double() * rows if value.dim() == 0 else per_sample(value.double(), rows).sum()
+def total_of(value: torch.Tensor, rows: int) -> torch.Tensor:
+    """The sum over a batch, float64: of per-sample values ``[rows, …]``, or of their mean, a scalar."""
+    value = value.detach().double()
+    return value * rows if value.dim() == 0 else per_sample(value, rows).sum()
 
 
 def per_sample(values: torch.Tensor, rows: int) -> torch.Tensor:

@@ -45,6 +45,9 @@ def turns(cutters: Sequence[Cutter], block: Block) -> Iterator[Turn]:
 
 def equally_long(turn: Turn) -> Collection[Sequence[int]]:
     """The members whose batches have equally many samples, for each number of samples but none."""
+    first = turn[0]
+    if first is not None and first.rows and all(batch is first for batch in turn):
+        return [range(len(turn))]
     lengths: dict[int, list[int]] = {}
     for row, batch in enumerate(turn):
         if batch is not None and batch.rows:

@@ -22,7 +22,7 @@ from argosy.stream.order import Digest
 from argosy.stream.trees import flatten, map_leaves, unflatten
 from argosy.study import Member
 from argosy.training.devices import Backend, Event
-from argosy.training.tally import Tally
+from argosy.training.tally import Tally, total_of
 
 __all__ = ["Validation"]
 
@@ -74,7 +74,8 @@ class Validation:
             state.update(output, target)
         if self._of_the_set:
             self._gathered.add(rows, output, target, self._words(next(iter(self._of_the_set))))
-        self.sums.add(rows, digest, {"loss": losses, **values})
+        totals = {name: total_of(value, rows) for name, value in {"loss": losses, **values}.items()}
+        self.sums.add(rows, digest, totals)
 
     def end(self) -> None:
         """All batches have come: compute what is computed once."""

@@ -10,12 +10,29 @@ import packs
 import pytest
 import torch
 from packs import alone, difference, member, state, together
-from torch import Tensor, nn
-from torch.optim import SGD, Adam, AdamW, RMSprop
-from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR, ReduceLROnPlateau, StepLR
+from torch import Tensor, nn, optim
+from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
+from torch.optim.lr_scheduler import (
+    ChainedScheduler,
+    ConstantLR,
+    CosineAnnealingLR,
+    CosineAnnealingWarmRestarts,
+    CyclicLR,
+    ExponentialLR,
+    LambdaLR,
+    LinearLR,
+    MultiplicativeLR,
+    MultiStepLR,
+    OneCycleLR,
+    PolynomialLR,
+    ReduceLROnPlateau,
+    SequentialLR,
+    StepLR,
+)
 
 from argosy.study import Member
 from argosy.training import checkpoint
+from argosy.training.fingerprint import obstacle
 from argosy.training.fused import Fused
 from argosy.training.solo import Solo
 
@@ -251,6 +268,98 @@ def test_a_schedule_that_ends_momentum_for_a_step() -> None:
     ]
     (lives, _), (fused, _) = (run(members, 3) for run in (alone, together))
     assert difference([state(one) for one in lives], [state(other) for other in fused]) <= EXACT
+
+
+def sequence(optimizer: Any) -> Any:
+    return SequentialLR(optimizer, [LinearLR(optimizer), CosineAnnealingLR(optimizer, 4)], [5])
+
+
+def chain(optimizer: Any) -> Any:
+    return ChainedScheduler([ConstantLR(optimizer, 0.5, 3), ExponentialLR(optimizer, 0.9)], optimizer)
+
+
+SCHEDULES: tuple[Any, ...] = (
+    sequence,
+    chain,
+    partial(StepLR, step_size=2),
+    partial(MultiStepLR, milestones=[2, 7]),
+    partial(LambdaLR, lr_lambda=lambda step: 0.9**step),
+    partial(MultiplicativeLR, lr_lambda=lambda step: 0.9),
+    partial(PolynomialLR, total_iters=9),
+    partial(CosineAnnealingWarmRestarts, T_0=3),
+    partial(CyclicLR, base_lr=0.001, max_lr=0.01, step_size_up=4),
+    partial(OneCycleLR, max_lr=0.01, total_steps=20),
+    partial(ReduceLROnPlateau, patience=0),
+)
+
+
+def test_schedules_of_every_kind() -> None:
+    members = [
+        member(f"{name}{number}", optimizer=optimizer, schedule=schedule,
+               schedule_per="epoch" if schedule is SCHEDULES[-1] else "step")
+        for number, schedule in enumerate(SCHEDULES)
+        for name, optimizer in (("adam", partial(Adam, lr=0.01)), ("sgd", partial(SGD, lr=0.01, momentum=0.9)))
+    ]  # fmt: skip
+    (lives, history), (fused, found) = (run(members, 3) for run in (alone, together))
+    assert [obstacle(one) for one in fused] == [None] * len(fused)
+    for one, other in zip(lives, fused, strict=True):
+        assert difference(state(one), state(other)) <= EXACT, one.member.name
+    assert difference(history, found) <= EXACT
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_members_of_adam_that_differ_in_rates_alone(dtype: torch.dtype) -> None:
+    members = [
+        member(f"{kind.__name__}{decay}{lr}", optimizer=partial(kind, lr=lr, weight_decay=decay), dtype=dtype)
+        for kind, decay in ((Adam, 0.0), (Adam, 0.01), (AdamW, 0.1))
+        for lr in (0.001, 0.01)
+    ]
+    epochs = EPOCHS if dtype == torch.float64 else 1
+    (lives, _), (fused, _) = (run(members, epochs, dtype=dtype) for run in (alone, together))
+    assert difference([state(one) for one in lives], [state(other) for other in fused]) <= (
+        EXACT if dtype == torch.float64 else 1e-5
+    )
+
+
+class Signs(Optimizer):
+    """One of somebody's own, with a state of its own."""
+
+    def __init__(self, parameters: Any, lr: float) -> None:
+        super().__init__(parameters, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                mean = self.state[parameter].setdefault("mean", torch.zeros_like(parameter))
+                parameter -= group["lr"] * mean.lerp_(parameter.grad, 0.1).sign()
+
+
+FOREIGN: tuple[Any, ...] = (
+    optim.Adadelta,
+    optim.Adagrad,
+    optim.Adamax,
+    optim.ASGD,
+    optim.NAdam,
+    optim.RAdam,
+    optim.Rprop,
+    optim.Adafactor,
+    partial(optim.RMSprop, lr=0.001, momentum=0.5),
+    partial(Adam, amsgrad=True),
+    partial(AdamW, maximize=True),
+    partial(Adam, lr=torch.tensor(0.01)),
+    partial(Adam, fused=True),
+    partial(SGD, lr=0.01, foreach=True),
+    partial(Signs, lr=0.001),
+)
+
+
+def test_optimizers_without_a_kernel_step_as_they_are() -> None:
+    members = [member(f"m{number}", optimizer=optimizer) for number, optimizer in enumerate(FOREIGN)]
+    (lives, history), (fused, found) = (run(members, 2) for run in (alone, together))
+    for one, other in zip(lives, fused, strict=True):
+        assert difference(state(one), state(other)) <= EXACT, one.member.name
+    assert difference(history, found) <= EXACT
 
 
 def test_left_at_any_turn_it_goes_on_behind_the_last_one_finished() -> None:

@@ -1,0 +1,188 @@
+"""The sides of `packing.py`: ways of stepping the same members. Each side has members of its own, which begin alike."""
+
+import itertools
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from packing_networks import Workload
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.optim import Adam, Optimizer
+
+from argosy import Member
+from argosy.stream.blocks import Block, Layout, Place
+from argosy.stream.schedule import Orders
+from argosy.training.devices import backend_of
+from argosy.training.fused import Fused
+from argosy.training.member import LiveMember, build
+from argosy.training.program import Program
+from argosy.training.solo import Solo
+
+__all__ = ["Compiled", "Graphed", "Loop", "Programs", "Side", "Task", "fused", "one_after_another"]
+
+
+class Task:
+    """Some members of a workload and the samples that they step on, on a device."""
+
+    def __init__(self, workload: Workload, size: int, device: str, dtype: torch.dtype) -> None:
+        rows = workload.steps * workload.batch
+        generator = torch.Generator().manual_seed(0)
+        self._arrays = torch.randn(rows, workload.inputs, generator=generator, dtype=dtype), torch.arange(rows) % 10
+        self._backend = backend_of(device)
+        self.batch = workload.batch
+        self.orders = Orders(0, {"train": rows})
+        self.members = [
+            Member(
+                f"m{number}",
+                model=partial(workload.model, number, dtype),
+                optimizer=partial(Adam, lr=1e-3 * (number % 16 + 1)),
+                batch_size=workload.batch,
+            )
+            for number in range(size)
+        ]
+
+    def lives(self) -> list[LiveMember]:
+        """All members at their beginning."""
+        return [
+            build(member, self._backend, study_seed=0, objective="train_loss", mode="min") for member in self.members
+        ]
+
+    def block(self, epoch: int) -> Block:
+        """All samples, in the order of the epoch."""
+        order = self.orders.epoch("train", epoch)
+        layout, rows = Layout.of(tuple(array[0] for array in self._arrays)), len(order)
+        place = Place(leg=0, split="train", epoch=epoch, section=0, start=0, rows=rows, last=True)
+        found = layout.block(place, np.zeros(layout.block_bytes(rows), np.uint8))
+        found.indices[:], found.sound[:] = order, True
+        leaves = tuple(array[torch.from_numpy(order)].to(self._backend.device) for array in self._arrays)
+        return found.apart(leaves)
+
+
+class Side(Protocol):
+    """A way of stepping all members of a task."""
+
+    @property
+    def models(self) -> Sequence[nn.Module]:
+        """The members' networks, in the order of their names."""
+        ...
+
+    def prepare(self, epoch: int) -> None:
+        """What is no part of the steps."""
+        ...
+
+    def run(self, block: Block) -> None:
+        """All steps of all members on a block."""
+        ...
+
+
+class Programs:
+    """Argosy's programs as a trainer runs them: batches are cut, losses and digests kept, positions moved."""
+
+    def __init__(self, task: Task, programs: Sequence[Program[Any]]) -> None:
+        self._task = task
+        self._programs = programs
+
+    @property
+    def models(self) -> Sequence[nn.Module]:
+        """See `Side.models`."""
+        lives = [one for program in self._programs for one in program.members]
+        return [one.model for one in sorted(lives, key=lambda one: int(one.member.name[1:]))]
+
+    def prepare(self, epoch: int) -> None:
+        """See `Side.prepare`."""
+        for program in self._programs:
+            for one in program.members:
+                one.begin_epoch(self._task.orders, epoch)
+
+    def run(self, block: Block) -> None:
+        """See `Side.run`."""
+        for program in self._programs:
+            with program.active():
+                for batch in program.cut(block):
+                    program.begin(batch)
+                    program.finish()
+
+
+def one_after_another(task: Task) -> Programs:
+    """Each member by itself."""
+    return Programs(task, [Solo(one) for one in task.lives()])
+
+
+def fused(task: Task) -> Programs:
+    """One program for each architecture."""
+    kinds: dict[str, list[LiveMember]] = {}
+    for one in task.lives():
+        kinds.setdefault(str(one.model), []).append(one)
+    return Programs(task, [Fused.of(alike) for alike in kinds.values()])
+
+
+class Loop:
+    """As one writes it, with the batches cut beforehand and nothing kept of a step."""
+
+    def __init__(self, task: Task, **how: Any) -> None:
+        lives = task.lives()
+        self._batch = task.batch
+        self.models = [one.model for one in lives]
+        self._pairs = [(one.model, self._optimizer(one, how)) for one in lives]
+
+    def prepare(self, epoch: int) -> None:
+        """See `Side.prepare`."""
+
+    def run(self, block: Block) -> None:
+        """See `Side.run`."""
+        batches = list(zip(*(leaf.split(self._batch) for leaf in block.leaves), strict=True))
+        for (model, optimizer), (x, y) in itertools.product(self._pairs, batches):
+            optimizer.zero_grad(set_to_none=True)
+            functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+
+    def _optimizer(self, one: LiveMember, how: dict[str, Any]) -> Optimizer:
+        return Adam(one.model.parameters(), lr=one.optimizer.param_groups[0]["lr"], **how)
+
+
+class Compiled(Loop):
+    """The loop with torch.compile for each network's forward and backward pass."""
+
+    def __init__(self, task: Task) -> None:
+        super().__init__(task, fused=True)
+        self._pairs = [(torch.compile(model), optimizer) for model, optimizer in self._pairs]
+
+
+class Graphed(Loop):
+    """The loop with each member's whole step captured as a CUDA graph, and replayed."""
+
+    def __init__(self, task: Task) -> None:
+        super().__init__(task, fused=True, capturable=True)
+        block = task.block(0)
+        self._inputs = tuple(leaf[: task.batch].clone() for leaf in block.leaves)
+        self._steps = [self._captured(model, optimizer) for model, optimizer in self._pairs]
+
+    def run(self, block: Block) -> None:
+        """See `Side.run`: a batch is copied once for all members."""
+        for batch in zip(*(leaf.split(self._batch) for leaf in block.leaves), strict=True):
+            for into, leaf in zip(self._inputs, batch, strict=True):
+                into.copy_(leaf)
+            for step in self._steps:
+                step()
+
+    def _captured(self, model: nn.Module, optimizer: Optimizer) -> Callable[[], None]:
+        """The step after three of a warm-up, which move the weights: this side takes no part in comparisons of these."""
+
+        def step(inputs: Tensor, target: Tensor) -> None:
+            optimizer.zero_grad(set_to_none=True)
+            functional.cross_entropy(model(inputs), target).backward()
+            optimizer.step()
+
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                step(*self._inputs)
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            step(*self._inputs)
+        return graph.replay
