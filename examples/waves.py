@@ -17,7 +17,7 @@ from torch import nn, optim
 
 import argosy
 
-WAVES, VARIANTS, LOOK, EPOCHS = 5, 8, 3, 9
+WAVES, VARIANTS, LOOK, EPOCHS = 5, 8, 50, 200
 x, y = load_digits(return_X_y=True)
 x = x.astype("float32") / 16
 data = argosy.Data(arrays=(x[:1400], y[:1400]), val_arrays=(x[1400:], y[1400:]))
