@@ -33,8 +33,8 @@ def disk_refused(error: Exception, what: str) -> DiskError:
     return DiskError(f"{what}: {error}. {DISK.get(number or 0, 'See to the disk')}; the same command goes on.")
 
 
-def files_refused(error: Exception) -> OSError | None:
-    """The refusal behind an error where this process can open no file; libraries that meet one may say something else."""
+def files_refused(error: Exception | None = None) -> OSError | None:
+    """Why this process can open no file, which may be behind an error that says something else; None where it can."""
     if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
         return error
     try:

@@ -147,6 +147,9 @@ def main() -> None:
     die_with_parent(int(sys.argv[3]))
     allow_tcache(os.environ)  # datasets may start programs
     from argosy.running.worker import work  # the heavy import, after the tie
+    from argosy.training.devices import choose_kernels
+
+    choose_kernels("the fork server")  # for all workers: one that could read nothing would take others
 
     # A worker's full garbage collection would write into every object that was imported, and so copy its pages.
     gc.freeze()

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from argosy.errors import PlanError
+from argosy.system import files_refused, means_refused
 from argosy.training.cuda import Unpin, pin
 from argosy.training.forks import refuse_after_fork
 from argosy.training.heap import give_back_memory
@@ -30,6 +31,7 @@ __all__ = [
     "Hardware",
     "Passed",
     "backend_of",
+    "choose_kernels",
     "default_kind",
     "kind_of",
     "memory_returned",
@@ -152,6 +154,16 @@ class Backend(ABC):
         """Give back memory that holds no tensor."""
 
 
+def choose_kernels(who: str) -> None:
+    """Let torch choose its kernels for this CPU, which it does once, by what it reads of the system then.
+
+    Raises WorkerError where no file can be opened: it would silently take others, which round otherwise.
+    """
+    torch.backends.cpu.get_cpu_capability()
+    if (refused := files_refused()) is not None:
+        raise means_refused(refused, who) or refused
+
+
 @dataclass(frozen=True, slots=True)
 class Cpu(Backend):
     """A slot of the host itself: blocks stay where they are, and random states are torch's own."""
@@ -168,6 +180,7 @@ class Cpu(Backend):
     @classmethod
     def open(cls, name: str) -> "Cpu":
         """See `Backend.open`."""
+        choose_kernels(name)
         return cls(name, torch.device("cpu"))
 
     def activate(self) -> None:

@@ -372,3 +372,25 @@ def test_a_device_that_was_used_before_the_fork_is_refused_after_it(monkeypatch:
 def test_nothing_is_initialised_by_looking() -> None:
     discover(Settings(devices="cpu:1"))
     assert forks._initialised() == ("cuda" if torch.cuda.is_initialized() else "")
+
+
+KERNELS = """
+import resource, torch
+from argosy.errors import WorkerError
+from argosy.training.devices import backend_of
+limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+try:
+    backend_of("cpu:0")
+except WorkerError as error:
+    print(error)
+"""
+
+
+def test_a_process_that_cannot_see_its_cpu_trains_nobody() -> None:
+    """Torch would take other kernels, which round otherwise, for as long as the process lives."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    told = subprocess.run([sys.executable, "-c", KERNELS], env=environment, capture_output=True, text=True, check=True)
+    assert told.stdout.startswith(
+        "cpu:0: [Errno 24] Too many open files. Allow each process more open files: ulimit -n"
+    )
