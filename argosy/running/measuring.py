@@ -14,7 +14,7 @@ from argosy.study import Member, Study
 
 __all__ = ["Measuring"]
 
-WORTH_A_CORRECTION = 0.05
+WORTH_A_CORRECTION = 0.1
 """Plans go by another rate than before where members have trained at one so far from it: less is noise."""
 
 
