@@ -45,7 +45,7 @@ def run(
     **settings: Any,
 ) -> argosy.Report:
     """`argosy.train` with judges beside the stopping rules."""
-    chosen, place = Settings(numerics="exact", **settings), LAUNCHERS[launcher]()
+    chosen, place = Settings(**{"numerics": "exact", **settings}), LAUNCHERS[launcher]()
     directory.mkdir(parents=True, exist_ok=True)
     with (
         contextlib.closing(place),

@@ -87,7 +87,9 @@ def train(
     """Train on three CPU devices, members seated as `Seats` has it."""
     policy = living.policy(monkeypatch, Seats(seats))
     how = {"launcher": "processes", "devices": "cpu:3", "loader_workers": 0, "block_size": 64}
-    return living.run(wanted or study(), directory, policy=policy, **how)
+    # Whole members are compared bit for bit.
+    programs = {"numerics": "equivalent", "packing": "interleaved"}
+    return living.run(wanted or study(), directory, policy=policy, **how, **programs)
 
 
 def all_alone(folder: Path) -> dict[str, dict[str, Tensor]]:

@@ -231,7 +231,7 @@ class Driver:
                 self.record(event)
                 self.faults.tolerance.section_ended()
                 self.metrics.note(self.state.member(event.member))
-                self.measuring.saw(event)
+                self.measuring.saw(event, self.state.member(event.member))
                 self.voyage.logbook.stepped(event)
                 self.voyage.judge(event.member)
             elif isinstance(event, Saved):

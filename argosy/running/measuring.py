@@ -7,7 +7,7 @@ from typing import Any
 
 from argosy.commands import Measure, Measured
 from argosy.events import Packed, SectionEnded
-from argosy.fold import RunState
+from argosy.fold import MemberState, RunState
 from argosy.profiles import Profile, largest_measured_group
 from argosy.running.costs import Link, Observed, alike, even_out, profile_of
 from argosy.study import Member, Study
@@ -163,8 +163,10 @@ class Measuring:
         rate = self._rates.get(self._works[profile.member])
         return profile if rate is None else profile.observed(rate, weight=1.0)
 
-    def saw(self, ended: SectionEnded) -> None:
+    def saw(self, ended: SectionEnded, state: MemberState) -> None:
         """A member has trained a section: from here on plans go by the rate at which its kind did, validation included."""
+        if not _by_itself(state):
+            return
         work = self._works.get(ended.member)
         samples, seconds = self._trained.get(work, (0, 0.0))
         samples, seconds = samples + ended.samples, seconds + ended.seconds
@@ -191,9 +193,7 @@ class Measuring:
         """Keep the rates that this run has seen for the plans of later ones."""
         for member in self.firsts(study).values():
             found = state.member(member.name)
-            # The time of a split member is that of one of its shares, and what a member costs beside others in one program says
-            # nothing of its cost alone.
-            if found.sections and found.split is None and (found.packed is None or found.packed.size == 1):
+            if found.sections and _by_itself(found):
                 self.observed.remember(self.profile(member), member, self.measured[member.name], found.sections[-1])
 
     def profile(self, member: Member) -> Profile:
@@ -250,3 +250,8 @@ def _alike(factory: Any) -> object:
     if code is None or factory.__closure__ or factory.__defaults__ or factory.__kwdefaults__:
         return id(factory)
     return (factory.__module__, factory.__qualname__, code.co_code, repr(code.co_consts))
+
+
+def _by_itself(state: MemberState) -> bool:
+    """Whether its time is that of all its steps, and theirs alone: that of a split member is that of one of its shares."""
+    return state.split is None and (state.packed is None or state.packed.size == 1)
