@@ -50,6 +50,7 @@ def train(policy: str, directory: Path, length: int) -> dict[str, Any]:
     """One run, and its figures."""
     study = studies.study(length, fleet=fleet(), val=200)
     report = argosy.train(study, directory=directory, policy=policy, numerics="exact")
+    assert {row.status for row in report.rows} == {"done"}, report.reason
     lines = [json.loads(line) for line in (directory / "journal.jsonl").read_text().splitlines()]
     begins = min(line["at"] for line in lines if line["event"] == "MemberStarted")
     ends = max(line["at"] for line in lines if line["event"] == "MemberEnded")

@@ -172,8 +172,9 @@ class Measuring:
         samples, seconds = samples + ended.samples, seconds + ended.seconds
         if samples and seconds:
             self._trained[work] = samples, seconds
-            rate, before = samples / seconds, self._rates.get(work)
-            if before is None or abs(rate / before - 1.0) > WORTH_A_CORRECTION:
+            rate, known = samples / seconds, self._profiles.get(ended.member)
+            before = self._rates.get(work, known.rate(1) if known else rate)
+            if abs(rate / before - 1.0) > WORTH_A_CORRECTION:
                 self._rates[work] = rate
 
     def _as_stepped(self, profile: Profile) -> Profile:
