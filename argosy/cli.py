@@ -1,24 +1,21 @@
 """The command line: parse, call the stages, print. Every command has ``--json``."""
 
 import contextlib
-import functools
-import io
-import json
-import os
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-from rich.console import Console, RenderableType
+from rich.console import Console
 
-from argosy import planning_cli
-from argosy.errors import ArgosyError, StudyError
-from argosy.events import REFUSED
+from argosy import planning_cli, steering_cli
+from argosy.errors import ArgosyError
+from argosy.output import Json, open_what_is_closed, show, write
 from argosy.profiles import load_profiles, save_profiles
 from argosy.settings import Settings, Sharing
+from argosy.steering_cli import RunDirectory, StudyFile
 from argosy.study import Study
 from argosy.system import means_refused
 from argosy.tuning.search import Store
@@ -37,32 +34,13 @@ app = typer.Typer(
 )
 
 app.command("simulate")(planning_cli.simulate)
+for command in (steering_cli.stop, steering_cli.add, steering_cli.clone):
+    app.command()(command)
 
-StudyFile = Annotated[Path, typer.Argument(help="Python file with a variable `study`.")]
 SearchFile = Annotated[Path, typer.Argument(help="Python file with a variable `search`.")]
 Directory = Annotated[Path, typer.Option("--dir", help="Directory of the run; the same command again resumes.")]
-RunDirectory = Annotated[Path, typer.Argument(help="Directory of a run.")]
 
 
-@functools.cache
-def _stdout_of_json() -> TextIO:
-    """The standard output; from here on, what study files and programs that they start print goes to the standard error."""
-    sys.stdout.flush()
-    alone = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    return alone
-
-
-def _for_json(wanted: bool) -> bool:
-    if wanted:
-        _stdout_of_json()
-    return wanted
-
-
-Json = Annotated[
-    bool,
-    typer.Option("--json", callback=_for_json, help="Print one JSON object instead of a table."),
-]
 Devices = Annotated[str | None, typer.Option(help="cpu, cpu:2, cuda or cuda:0,1; by default all there are.")]
 Policy = Annotated[str, typer.Option(help="balanced: all members share one stream. solo: a pipeline for each.")]
 LauncherName = Annotated[Literal["processes", "inline"], typer.Option(help="inline: everything in one process.")]
@@ -176,11 +154,11 @@ def tune(
         store, view = Store(url=storage, name=study_name), _view(quiet=as_json)
         report = api.run_search(load_search(search_file), settings, directory, store=store, launcher=place, view=view)
     if as_json:
-        _print(report.to_json())
+        write(report.to_json())
     else:
         from argosy.views.terminal import search_table
 
-        _show(search_table(report))
+        show(search_table(report))
     raise typer.Exit(_exit_code(report.run) if report.run.status == "paused" else 0)
 
 
@@ -204,7 +182,7 @@ def demo(
         _print_report(report, as_json=as_json)
     if compare and not as_json:
         ratio = reports["solo"].seconds / reports["balanced"].seconds
-        _print(f"The same study with a pipeline for each member took {ratio:.2f} times as long.")
+        write(f"The same study with a pipeline for each member took {ratio:.2f} times as long.")
     raise typer.Exit(max(_exit_code(report) for report in reports.values()))
 
 
@@ -228,13 +206,13 @@ def plan(
         settings, study = Settings(devices=devices, policy=policy), load_study(study_file)
         if cluster is None:
             made = api.plan(study, settings=settings, launcher=place)
-            _print(made.to_json() if as_json else made.explain())
+            write(made.to_json() if as_json else made.explain())
             return
         found = None if profiles is None else load_profiles(profiles)
         forecast = api.forecast_cluster(study, cluster, settings=settings, launcher=place, profiles=found)
         if html is not None:
             write_timeline(forecast.simulation, html)
-        _print(forecast.to_json() if as_json else forecast.explain())
+        write(forecast.to_json() if as_json else forecast.explain())
 
 
 @app.command()
@@ -255,11 +233,11 @@ def profile(
         )
     save_profiles(out, costs.profiles)
     if as_json:
-        _print({"out": str(out), "profiles": [p.to_json() for p in costs.profiles]})
+        write({"out": str(out), "profiles": [p.to_json() for p in costs.profiles]})
         return
     for found in costs.profiles:
         rates = ", ".join(f"{rate:,.0f}" for rate in found.samples_per_second)
-        _print(f"{found.member}: {rates} samples/s on 1, 2, … devices; {found.memory_bytes / 2**20:,.0f} MiB")
+        write(f"{found.member}: {rates} samples/s on 1, 2, … devices; {found.memory_bytes / 2**20:,.0f} MiB")
 
 
 @app.command()
@@ -277,7 +255,7 @@ def status(
     report = api.load(directory)
     rows = [{"member": r.name, "status": r.status, "epochs": r.epochs, **r.metrics} for r in report.rows]
     if as_json:
-        _print({"status": report.status, "members": rows})
+        write({"status": report.status, "members": rows})
         return
     _print_report(report, as_json=False)
 
@@ -291,46 +269,15 @@ def report(directory: RunDirectory, as_json: Json = False) -> None:
 
 
 @app.command()
-def stop(
-    directory: RunDirectory, member: Annotated[str, typer.Argument(help="Its name.")], as_json: Json = False
-) -> None:
-    """Tell a run to save a member and stop it; exit code 2 if it refuses."""
-    _tell(directory, {"command": "stop", "member": member}, as_json=as_json)
-
-
-@app.command()
-def add(directory: RunDirectory, study_file: StudyFile, as_json: Json = False) -> None:
-    """Add the members of a study file that a run does not have yet; exit code 2 if it refuses."""
-    _tell(directory, {"command": "add", "study": str(study_file)}, as_json=as_json)
-
-
-@app.command()
-def clone(
-    directory: RunDirectory,
-    member: Annotated[str, typer.Argument(help="Whose clone it is.")],
-    name: Annotated[str, typer.Argument(help="Of the clone.")],
-    changes: Annotated[
-        list[str], typer.Option("--set", help="What is to differ, as optimizer.lr=0.01; several times.")
-    ],
-    warm: Annotated[bool, typer.Option("--warm", help="Go on from its weights, instead of from nothing.")] = False,
-    as_json: Json = False,
-) -> None:
-    """Add a member to a run that is another one but for some hyper-parameters; exit code 2 if it refuses."""
-    settings = dict(_setting(change) for change in changes)
-    command = {"command": "clone", "member": member, "name": name, "set": settings, "warm": warm}
-    _tell(directory, command, as_json=as_json)
-
-
-@app.command()
 def audit(directory: RunDirectory, as_json: Json = False) -> None:
     """Check that every member saw every sample of its epochs exactly once, in order; exit code 1 if not."""
     from argosy.running import audit as auditing
 
     found = auditing.audit(directory)
     if as_json:
-        _print({"directory": str(directory), "passes": not found, "found": found})
+        write({"directory": str(directory), "passes": not found, "found": found})
     else:
-        _print("\n".join(found) or f"{directory}: every member saw every sample of its epochs exactly once, in order.")
+        write("\n".join(found) or f"{directory}: every member saw every sample of its epochs exactly once, in order.")
     raise typer.Exit(1 if found else 0)
 
 
@@ -341,17 +288,17 @@ def doctor(directory: Directory = Path("runs/argosy"), as_json: Json = False) ->
 
     checks = examining.examine(directory)
     if as_json:
-        _print({"ok": all(check.ok for check in checks), "checks": [asdict(check) for check in checks]})
+        write({"ok": all(check.ok for check in checks), "checks": [asdict(check) for check in checks]})
     else:
         from argosy.views.checks import checks_table
 
-        _show(checks_table(checks))
+        show(checks_table(checks))
     raise typer.Exit(0 if all(check.ok for check in checks) else 1)
 
 
 def main() -> None:
     """Entry of the command ``argosy``: errors become one message and their exit code."""
-    _open_what_is_closed()
+    open_what_is_closed()
     try:
         app()
     except (ArgosyError, OSError, MemoryError) as error:
@@ -394,55 +341,11 @@ def _view(*, quiet: bool) -> "View":
 
 def _print_report(report: "Report", *, as_json: bool) -> None:
     if as_json:
-        _print(report.to_json())
+        write(report.to_json())
         return
     from argosy.views.terminal import report_table
 
-    _show(report_table(report))
-
-
-def _tell(directory: Path, command: dict[str, Any], *, as_json: bool) -> None:
-    from argosy.running.inbox import tell
-
-    answer = tell(directory, command)
-    refused = answer.startswith(REFUSED)
-    _print({"answer": answer, "refused": refused} if as_json else answer)
-    raise typer.Exit(2 if refused else 0)
-
-
-def _setting(change: str) -> tuple[str, Any]:
-    """A name and its value: JSON, or the text itself."""
-    name, equals, text = change.partition("=")
-    if not equals:
-        raise StudyError(f"--set {change!r} has no value; write it as --set optimizer.lr=0.01.")
-    try:
-        return name, json.loads(text)
-    except ValueError:
-        return name, text
-
-
-def _show(table: RenderableType) -> None:
-    # Files and pipes have no width of their own.
-    terminal = sys.stdout.isatty()
-    page = io.StringIO()
-    Console(file=page, force_terminal=terminal, width=None if terminal else 160).print(table, highlight=False)
-    _print(page.getvalue().rstrip("\n"))
-
-
-def _print(value: Any) -> None:
-    """Text, or a value as JSON; where nobody can read it, what was done is done all the same."""
-    text, stdout = (value, sys.stdout) if isinstance(value, str) else (json.dumps(value), _stdout_of_json())
-    try:
-        print(text, file=stdout, flush=True)
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stdout.fileno())
-
-
-def _open_what_is_closed() -> None:
-    """A file that is opened first must not become the standard output of everybody who prints."""
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:
-            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
+    show(report_table(report))
 
 
 def _exit_code(report: "Report") -> int:

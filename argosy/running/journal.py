@@ -17,7 +17,8 @@ from typing import Any
 import psutil
 
 from argosy.errors import RunError
-from argosy.events import Event, SearchBegan, from_line, to_line
+from argosy.events import Event, SearchBegan
+from argosy.running.lines import from_line, to_line
 from argosy.system import disk_refused
 
 __all__ = ["Journal", "Lock", "at_work", "own_directory", "read_journal", "timeline", "wait_for_section"]

@@ -1,0 +1,59 @@
+"""What commands print: text for people, or one JSON object, alone on the standard output."""
+
+import functools
+import io
+import json
+import os
+import sys
+from typing import Annotated, Any, TextIO
+
+import typer
+from rich.console import Console, RenderableType
+
+__all__ = ["Json", "open_what_is_closed", "show", "stdout_of_json", "write"]
+
+
+@functools.cache
+def stdout_of_json() -> TextIO:
+    """The standard output; from here on, what study files and programs that they start print goes to the standard error."""
+    sys.stdout.flush()
+    alone = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    return alone
+
+
+def _for_json(wanted: bool) -> bool:
+    if wanted:
+        stdout_of_json()
+    return wanted
+
+
+Json = Annotated[
+    bool,
+    typer.Option("--json", callback=_for_json, help="Print one JSON object instead of a table."),
+]
+
+
+def show(table: RenderableType) -> None:
+    """A table, as wide as what it goes to."""
+    # Files and pipes have no width of their own.
+    terminal = sys.stdout.isatty()
+    page = io.StringIO()
+    Console(file=page, force_terminal=terminal, width=None if terminal else 160).print(table, highlight=False)
+    write(page.getvalue().rstrip("\n"))
+
+
+def write(value: Any) -> None:
+    """Text, or a value as JSON; where nobody can read it, what was done is done all the same."""
+    text, stdout = (value, sys.stdout) if isinstance(value, str) else (json.dumps(value), stdout_of_json())
+    try:
+        print(text, file=stdout, flush=True)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stdout.fileno())
+
+
+def open_what_is_closed() -> None:
+    """A file that is opened first must not become the standard output of everybody who prints."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
