@@ -20,13 +20,14 @@ from argosy.plans import Plan
 from argosy.profiles import Preparation, Profile
 from argosy.report import Report
 from argosy.running.costs import Costs
-from argosy.running.driver import drive, measure
+from argosy.running.driver import drive
 from argosy.running.identity import found_study, summarize
 from argosy.running.inline import Inline
 from argosy.running.journal import Journal, Lock, at_work, own_directory, read_journal, timeline
 from argosy.running.launcher import Job, Launcher
 from argosy.running.limits import only_cores, usable_cores
 from argosy.running.processes import Processes
+from argosy.running.profiling import measure
 from argosy.running.view import Silent, View
 from argosy.settings import Settings, Sharing
 from argosy.stopping import Mode

@@ -170,7 +170,7 @@ class Departures:
         later = self.roster.joining if any(leg.holding for leg in self.voyage.legs) else set()
         later = later | self.voyage.stragglers.not_yet()
         names = [name for name in self.roster.waiting if name not in later]
-        situation = self.voyage.situation(measuring.profiles(names, self.driver.study), {})
+        situation = self.voyage.asking.situation(measuring.profiles(names, self.driver.study), {})
         with self.voyage.logbook.planning():
             found = self.launching.launch(situation, tuple(self.before.values()))
         plan = replace(found, notes=measuring.notes)

@@ -26,7 +26,7 @@ from argosy.commands import (
     Report,
     SumsTimed,
 )
-from argosy.errors import PlanError, StudyError
+from argosy.errors import StudyError
 from argosy.events import (
     Event,
     MemberEnded,
@@ -40,7 +40,7 @@ from argosy.events import (
 )
 from argosy.fold import RunState
 from argosy.running.additions import Additions
-from argosy.running.costs import ASSUMED_LINK, Costs
+from argosy.running.costs import ASSUMED_LINK
 from argosy.running.ending import end_run
 from argosy.running.faults import Faults
 from argosy.running.identity import Identity
@@ -56,12 +56,12 @@ from argosy.running.roster import OVER, Roster
 from argosy.running.rungs import InPacks
 from argosy.running.splitting import measuring_of_run
 from argosy.running.verdicts import Bringer, Judge, Rules
-from argosy.running.view import Fragile, Silent, View
+from argosy.running.view import Fragile, View
 from argosy.running.voyage import Voyage
 from argosy.running.workforce import Feeder, Workforce
 from argosy.study import Study
 
-__all__ = ["Driver", "drive", "measure"]
+__all__ = ["Driver", "drive"]
 
 TICK_SECONDS = 0.2
 FAREWELL_SECONDS = 3.0
@@ -357,28 +357,6 @@ class Driver:
         assert self.data is not None
         fingerprints, measured = self.data.fingerprints, self.measuring.measured
         self.identity.write(self.study, lengths=self.lengths, fingerprints=fingerprints, measured=measured)
-
-
-def measure(
-    job: Job, cluster: Cluster, workers: Workers, journal: Journal, *, node_devices: int | None = None
-) -> Costs:
-    """What the members of a job cost, on twins that are thrown away; with `node_devices` as FLEET measures."""
-    driver = Driver(job, cluster, workers, journal, RunState(), Silent(), node_devices=node_devices, only_measure=True)
-    with workers:
-        try:
-            driver.run()
-        finally:
-            driver.stop_workers()
-    roster, measuring = driver.roster, driver.measuring
-    if not roster.waiting:
-        reasons = [f"{m.name}: {m.reason.strip().splitlines()[-1]}" for m in driver.state.members.values() if m.reason]
-        raise PlanError(f"no member could be measured; mend what they raised: {'; '.join(reasons)}.")
-    return Costs(
-        profiles=tuple(measuring.profiles(roster.waiting, roster.study)),
-        notes=measuring.notes,
-        lengths=dict(driver.lengths),
-        preparation_seconds_per_sample=driver.data.seconds_per_sample if driver.data else 0.0,
-    )
 
 
 def drive(

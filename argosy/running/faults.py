@@ -140,7 +140,7 @@ class Faults:
         """By the planner's own figures; it is journaled."""
         driver, voyage, launching = self.driver, self.driver.voyage, self.driver.voyage.launching
         profiles = driver.measuring.profiles(lost, driver.study)
-        plan = launching.launch(voyage.situation(profiles, {}))
+        plan = launching.launch(voyage.asking.situation(profiles, {}))
         flotillas = [*(voyage.flotillas[leg.number] for leg in voyage.legs), *plan.flotillas]
         crews = [driver.measuring.profiles(crew.members, driver.study) for crew in leg.crews.values()]
         sections = driver.study.validations_per_epoch

@@ -73,7 +73,7 @@ class Stragglers:
         All together, at the next gate if not here: one may want a batch that was begun before this one.
         """
         there = [name for name, number in self.behind.items() if number == leg.number]
-        if all(self.voyage.can_join(name, leg) for name in there):
+        if all(self.voyage.asking.can_join(name, leg) for name in there):
             self.over(leg)
 
     def over(self, leg: Sailing) -> None:

@@ -11,16 +11,15 @@ from typing import TYPE_CHECKING
 
 from argosy.commands import Board, Credit, Held, Hold, Leave, Opened, Seat
 from argosy.events import MemberRested, Split
-from argosy.planning import POLICIES, Situation
+from argosy.planning import POLICIES
 from argosy.plans import Flotilla
-from argosy.profiles import Profile
+from argosy.running.asking import Asking
 from argosy.running.departures import Departures, crews_of
 from argosy.running.launching import Launching
 from argosy.running.legs import Boarding, Change, Leaving, Sailing, difference, reseated
 from argosy.running.logbook import Logbook
 from argosy.running.stragglers import Stragglers
 from argosy.running.verdicts import Fate, Verdict, judge
-from argosy.stream.schedule import section_start
 
 if TYPE_CHECKING:
     from argosy.running.driver import Driver
@@ -40,7 +39,7 @@ class Voyage:
             policy_name=packs.name if packs else name,
             policy=packs or POLICIES[name],
         )
-        self.departures = Departures(self)
+        self.departures, self.asking = Departures(self), Asking(self)
         self.stragglers, self.logbook = Stragglers(self), Logbook(self)
         self.legs: list[Sailing] = []
         self.flotillas: dict[int, Flotilla] = {}
@@ -283,7 +282,7 @@ class Voyage:
         if meets is not None and meets.until == leg.until:
             wanted = {}
         elif fates or joins or self.stragglers.others(self.roster.waiting):
-            flotilla = self._ask(leg, live)
+            flotilla = self.asking.ask(leg, live)
             wanted = {} if flotilla is None else crews_of(flotilla)
             if flotilla is not None:
                 anew = reseated(self.flotillas[leg.number], flotilla)
@@ -303,65 +302,6 @@ class Voyage:
         leg.holding = self.stragglers.to_meet(leg)
         # Who found no place here may find one on devices that are free.
         self.changed |= joins and bool(self.roster.waiting)
-
-    def _ask(self, leg: Sailing, live: list[str]) -> Flotilla | None:
-        """The flotilla that goes on with a leg at its gate, if any."""
-        per_epoch, place = self.driver.study.validations_per_epoch, leg.until
-        if place % per_epoch == 0 and self.driver.packs is None:
-            self.roster.join(self.roster.waiting, place // per_epoch)
-        waiting_here = self.stragglers.others(self.roster.waiting)
-        peers = [name for name in waiting_here if self.can_join(name, leg)]
-        profiles = self.driver.measuring.profiles([*live, *waiting_here], self.driver.study)
-        aboard = [profile for profile in profiles if profile.member in set(live)]
-        waiting = [profile for profile in profiles if profile.member not in set(live)]
-        places = dict.fromkeys(live, place // per_epoch)
-        started = self.flotillas[leg.number].priced({profile.member: profile for profile in profiles})
-        situation = self.situation(waiting, places, asked=leg)
-        with self.logbook.planning():
-            keeps = bool(live) and self.launching.policy.keeps(situation, started, tuple(aboard))
-        leg.makes_room = not keeps
-        if keeps:
-            return started.keeping(live)
-        anew = self.situation(profiles, places, without=leg)
-        with self.logbook.planning():
-            goes_on = self.launching.goes_on(leg, aboard, peers, anew)
-        if goes_on is None:
-            return None
-        nodes = {self.force.feeders[name].node for name in leg.feeders if name in self.force.feeders}
-        return goes_on if all(self.force.node_of[device] in nodes for device in goes_on.devices) else None
-
-    def can_join(self, name: str, leg: Sailing) -> bool:
-        """Whether all that a waiting member wants of the stream is still to come at a gate."""
-        if self.roster.place(name) != leg.until or name in self.leaving:
-            return False
-        length, per_epoch = self.driver.lengths["train"], self.driver.study.validations_per_epoch
-        begun = leg.until > leg.begins.section
-        position = section_start(leg.until, length, per_epoch) if begun else leg.begins.position
-        return self.roster.leg_for([name], self.driver.lengths, number=0).position >= position
-
-    def situation(
-        self,
-        waiting: list[Profile],
-        places: Mapping[str, int],
-        *,
-        asked: Sailing | None = None,
-        without: Sailing | None = None,
-    ) -> Situation:
-        """What the policy may know, asked about one leg, or about what to do without it."""
-        per_epoch = self.driver.study.validations_per_epoch
-        names = [profile.member for profile in waiting]
-        done = {name: places.get(name, self.roster.place(name) // per_epoch) for name in names}
-        aboard = [name for leg in self.legs for name in leg.members]
-        left = {name: left for name in (*names, *aboard) if (left := self.roster.epochs_left(name)) is not None}
-        beside = [leg for leg in self.legs if leg.members and leg is not asked and leg is not without]
-        return self.launching.situation(
-            waiting,
-            self.legs,
-            epochs_done=done,
-            epochs_left=left,
-            running=[self.flotillas[leg.number].keeping(leg.members) for leg in beside],
-            without=without,
-        )
 
     def _change(self, leg: Sailing, changes: Mapping[str, Change], fates: Mapping[str, Verdict]) -> None:
         """Let crews change on these devices; whoever moves starts when the device that it leaves has saved it."""

@@ -1,0 +1,34 @@
+"""A run that only measures: what the members of a job cost, and preparation."""
+
+from argosy.cluster import Cluster
+from argosy.errors import PlanError
+from argosy.fold import RunState
+from argosy.running.costs import Costs
+from argosy.running.driver import Driver
+from argosy.running.journal import Journal
+from argosy.running.launcher import Job, Workers
+from argosy.running.view import Silent
+
+__all__ = ["measure"]
+
+
+def measure(
+    job: Job, cluster: Cluster, workers: Workers, journal: Journal, *, node_devices: int | None = None
+) -> Costs:
+    """What the members of a job cost, on twins that are thrown away; with `node_devices` as FLEET measures."""
+    driver = Driver(job, cluster, workers, journal, RunState(), Silent(), node_devices=node_devices, only_measure=True)
+    with workers:
+        try:
+            driver.run()
+        finally:
+            driver.stop_workers()
+    roster, measuring = driver.roster, driver.measuring
+    if not roster.waiting:
+        reasons = [f"{m.name}: {m.reason.strip().splitlines()[-1]}" for m in driver.state.members.values() if m.reason]
+        raise PlanError(f"no member could be measured; mend what they raised: {'; '.join(reasons)}.")
+    return Costs(
+        profiles=tuple(measuring.profiles(roster.waiting, roster.study)),
+        notes=measuring.notes,
+        lengths=dict(driver.lengths),
+        preparation_seconds_per_sample=driver.data.seconds_per_sample if driver.data else 0.0,
+    )
