@@ -15,7 +15,7 @@ from argosy.traces import first_line
 from argosy.training.aboard import Aboard
 from argosy.training.devices import out_of_memory
 from argosy.training.fingerprint import Fingerprint
-from argosy.training.fused_admission import admit
+from argosy.training.fused_admission import admit, too_few
 from argosy.training.kin import LEAST, Kin, divided
 from argosy.training.units import Unit
 
@@ -74,7 +74,9 @@ class Packing:
         with warnings.catch_warnings():
             # Of a twin's schedule, which cannot know that the twin's optimizer steps before it.
             warnings.filterwarnings("ignore", "Seems like `optimizer.step")
-            admission = admit([aboard.live for unit in units for aboard in unit.crew], block, self._admitted)
+            admission = admit(
+                [aboard.live for unit in units for aboard in unit.crew], block, self._admitted, least=LEAST
+            )
         reasons = dict(admission.alone)
         for names in admission.packs:
             members = [unit for unit in units if unit.names[0] in names]
@@ -85,9 +87,7 @@ class Packing:
             if known is None:
                 self._as_before(kin, members)
             if len(names) < LEAST:
-                reasons |= dict.fromkeys(
-                    names, f"{len(names)} that do the same are too few to be faster as one program"
-                )
+                reasons |= dict.fromkeys(names, too_few(len(names)))
         return reasons
 
     def _as_before(self, kin: Kin, units: Sequence[Unit]) -> None:

@@ -215,7 +215,7 @@ def argosy_command(*words: str) -> tuple[int, str, str]:
 
 
 def test_commands_print_their_answers(tmp_path: Path) -> None:
-    run, file = Run(tmp_path / "run", epochs=40), tmp_path / "more.py"
+    run, file = Run(tmp_path / "run", epochs=400), tmp_path / "more.py"
     run.wait_for("SectionEnded", 1)
     (tmp_path / "beside_it.py").write_text("from studies import Mlp\n")
     file.write_text("def study(:\n")

@@ -228,7 +228,7 @@ def test_where_memory_ends_programs_are_smaller_and_the_step_is_made_again(
     fleet = alike(12, model=wide, batch_size=64)
     train(tmp_path / "alone", study(fleet), numerics="exact", devices="late:0")
     late.forget()
-    monkeypatch.setenv("LATE_BYTES", str(5_000_000))
+    monkeypatch.setenv("LATE_BYTES", str(5_750_000))
     report = train(tmp_path / "fused", study(fleet), devices="late:0")
     assert {row.status for row in report.rows} == {"done"}
     assert [sizes for sizes, _ in packed(tmp_path / "fused")] == [[12], [6, 6], [3, 3, 3, 3]]
