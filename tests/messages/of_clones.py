@@ -9,11 +9,11 @@ import studies
 from torch.optim import SGD
 
 import argosy
-from argosy.cli import _setting
 from argosy.fold import RunState
 from argosy.running.additions import Additions
 from argosy.running.clones import Clone, Clones
 from argosy.running.identity import Identity
+from argosy.steering_cli import _setting
 from argosy.training.changes import change
 from argosy.training.devices import backend_of
 from argosy.training.member import build
