@@ -54,6 +54,27 @@ class MemberResult:
     folder: Path
     networks: Networks = field(repr=False)
 
+    @classmethod
+    def of(
+        cls, state: MemberState, described: Mapping[str, Any], *, directory: Path, networks: Networks
+    ) -> "MemberResult":
+        """From a member's fold and what ``study.json`` says of it."""
+        best = state.best
+        return cls(
+            name=state.name,
+            status=state.status,
+            reason=state.reason,
+            epochs=int(state.epochs) if state.epochs == int(state.epochs) else state.epochs,
+            metrics=dict(best.metrics) if best else {},
+            best_epoch=best.epoch if best else None,
+            hyperparameters=described["hyperparameters"],
+            repetition=_repetition(described),
+            device=state.device,
+            seconds=sum(ended.seconds for ended in state.sections),
+            folder=directory / "members" / state.name,
+            networks=networks,
+        )
+
     def load(self) -> Any:
         """The member's network with its best weights, in ``eval()`` on the CPU."""
         return self.networks.load(self.name)
@@ -289,26 +310,12 @@ class Report:
     ) -> "Report":
         """From a run's fold and its ``study.json``; `at_work` says that it has a driver."""
         objective, mode = summary["objective"], summary["mode"]
-        rows = []
-        for name, described in summary["members"].items():
-            member = state.members.get(name, MemberState(name))
-            best = member.best
-            rows.append(
-                MemberResult(
-                    name=name,
-                    status=member.status,
-                    reason=member.reason,
-                    epochs=int(member.epochs) if member.epochs == int(member.epochs) else member.epochs,
-                    metrics=dict(best.metrics) if best else {},
-                    best_epoch=best.epoch if best else None,
-                    hyperparameters=described["hyperparameters"],
-                    repetition=_repetition(described),
-                    device=member.device,
-                    seconds=sum(ended.seconds for ended in member.sections),
-                    folder=directory / "members" / name,
-                    networks=networks,
-                )
+        rows = [
+            MemberResult.of(
+                state.members.get(name, MemberState(name)), described, directory=directory, networks=networks
             )
+            for name, described in summary["members"].items()
+        ]
         sign = 1.0 if mode == "min" else -1.0
 
         def rank(row: MemberResult) -> tuple[bool, bool, float]:
