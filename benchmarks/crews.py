@@ -87,7 +87,7 @@ def told_of(script: Sequence[Crews], *, epochs: int, samples: int, cues: bool, v
 def changing(out: Path, *, steady: int, epochs: int, samples: int, victim: str | None = None) -> Ship:
     """A study that changes at every epoch's end."""
     script = [crews_at(epoch, steady) for epoch in range(epochs)]
-    (out / "run").mkdir()
+    (out / "run").mkdir(parents=True)
     names = [f"once-{epoch}" for epoch in range(1, epochs)]
     (out / "added.py").write_text(ADDED.format(names=names))
     leave(out / "run", {"command": "add", "study": str(out / "added.py")})

@@ -46,11 +46,12 @@ class Scripted:
         aboard = [name for name in situation.homes if name in situation.epochs_done]
         epoch = min(situation.epochs_done[name] for name in aboard or situation.epochs_done)
         profiles = {p.member: p for p in situation.waiting if situation.epochs_done[p.member] == epoch}
+        free = {device.name for device in situation.free}  # after a loss, others may still train on the rest
         placements = [
             Placement.whole(profiles[name], device)
             for device, crew in self.script[min(epoch, len(self.script) - 1)].items()
             for name in crew
-            if name in profiles
+            if name in profiles and device in free
         ]
         return (Flotilla(placements=tuple(placements)),) if placements else ()
 
