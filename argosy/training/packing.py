@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from argosy.commands import Report
 from argosy.events import Event, Packed, StepsAlone
 from argosy.stream.blocks import Block
+from argosy.stream.pulse import Pulse
 from argosy.traces import first_line
 from argosy.training.aboard import Aboard
 from argosy.training.devices import out_of_memory
@@ -31,6 +32,7 @@ class Packing:
         units: list[Unit],
         emit: Callable[[Report], None],
         save: Callable[[Iterable[str]], list[Event]],
+        pulse: Pulse,
         *,
         allowed: bool,
     ) -> None:
@@ -39,6 +41,7 @@ class Packing:
         self._units = units
         self._emit = emit
         self._save = save
+        self._pulse = pulse
         self._newcomers = False
         """Whether somebody came aboard since the last look."""
         self._admitted: set[Fingerprint] = set()
@@ -62,7 +65,9 @@ class Packing:
                 there.setdefault(unit.crew[0].stands, []).append(unit)
         reasons: dict[str, str] = {}
         for units in there.values():
-            reasons |= self._admit(units, block)
+            names = ", ".join(repr(unit.names[0]) for unit in units)
+            with self._pulse.busy(f"trying as one program those alike of {names}", opaque=True):
+                reasons |= self._admit(units, block)
         told, self._alone = self._alone, reasons
         fresh = {name: reason for name, reason in reasons.items() if told.get(name) != reason}
         if fresh and len(self._units) > 1:

@@ -56,8 +56,7 @@ class Stepping:
         """Give every unit its turn; False where something of the block was left."""
         trains = block.place.split == "train"
         if trains:
-            with self._pulse.busy("trying members as one program", opaque=True):
-                self._packing.look(block)
+            self._packing.look(block)
         if trains and any(unit.shard for unit in self._units):
             return self._merged(block)
         through = True

@@ -106,7 +106,7 @@ class Trainer:
         self._told = 0.0
         self.saving = Saving(settings.checkpoint_seconds)
         allowed = settings.packing == "auto" and settings.numerics == "equivalent"
-        self.packing = Packing(name, self.units, emit, self._save, allowed=allowed)
+        self.packing = Packing(name, self.units, emit, self._save, self.pulse, allowed=allowed)
         self.stepping = Stepping(
             *(self.units, self.aboard, self.packing, self.guard, self.pulse, self.gauge, emit),
             wanted=self._wanted,
