@@ -87,12 +87,12 @@ def rate(lines: Sequence[dict[str, Any]], member: str) -> float:
 
 
 def bound(figures: Sequence[dict[str, Any]], length: int) -> float:
-    """By the median rate of each member over all runs."""
+    """By the best rate of each member in any run: a median would be of members that others held up, and no bound."""
     profiles = [
         Profile(
             member=member.name,
             device_kind="cpu",
-            samples_per_second=(median(run["rates"][member.name] for run in figures),),
+            samples_per_second=(max(run["rates"][member.name] for run in figures),),
             memory_bytes=1,
             state_bytes=0,
         )
@@ -128,6 +128,11 @@ def main() -> None:
             "runs with something wrong in the audit",
             [sum(bool(r["audit"]) for rs in found.values() for r in rs)],
             at_most=0,
+        ),
+        target(
+            "the bound over the shortest makespan",
+            [least / min(row["makespan"] for row in figures.values())],
+            at_most=1.0,
         ),
         target("balanced over the bound", [run["makespan"] / least for run in found["balanced"]], at_most=BOUND),
         target(
