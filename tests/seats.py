@@ -82,13 +82,16 @@ class Seats:
 
 
 def train(
-    directory: Path, monkeypatch: pytest.MonkeyPatch, seats: Any, wanted: argosy.Study | None = None
+    directory: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    seats: Any,
+    wanted: argosy.Study | None = None,
+    packing: str = "interleaved",
 ) -> argosy.Report:
     """Train on three CPU devices, members seated as `Seats` has it."""
     policy = living.policy(monkeypatch, Seats(seats))
     how = {"launcher": "processes", "devices": "cpu:3", "loader_workers": 0, "block_size": 64}
-    # Whole members are compared bit for bit.
-    programs = {"numerics": "equivalent", "packing": "interleaved"}
+    programs = {"numerics": "equivalent", "packing": packing}
     return living.run(wanted or study(), directory, policy=policy, **how, **programs)
 
 

@@ -4,6 +4,7 @@ import gc
 import os
 import signal
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,14 @@ import evidence
 import living
 import pytest
 import studies
-from seats import all_alone, check, fleet, member, study, train
+from seats import all_alone, check, fleet, member, study, train, weights
 from torch import Tensor, nn
+from torch.optim import SGD
 
+import argosy
 from argosy.running import faults, processes
 from argosy.running.voyage import Voyage
+from argosy.training.kin import Kin
 from argosy.training.parallel import Group
 
 
@@ -51,6 +55,29 @@ def test_members_on_several_devices_become_what_they_are_alone(
     }
     started = [line for line in evidence.event_lines(tmp_path, "MemberStarted") if line["member"] == "wide"]
     assert [line["device"] for line in started] == ["cpu:0"]
+
+
+def test_a_program_of_several_members_goes_on_beside_shares(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def note(kin: Kin, seconds: float, samples: int) -> None:
+        """The more members in a program, the better."""
+        if samples:
+            kin.costs[kin.size] = 1.0 / kin.size
+
+    def seats(name: str, asked: int) -> Mapping[int, float]:
+        del asked
+        return {0: 0.6, 1: 0.4} if name == "wide" else {0: 1.0}
+
+    monkeypatch.setattr(Kin, "note", note)
+    alike = [member(f"m{n}", batch_size=10, optimizer=partial(SGD, lr=0.02 * (n + 1))) for n in range(3)]
+    fleet = [member("wide", batch_size=20), *alike, member("early", 1, batch_size=10)]
+    wanted = study(members=fleet)
+    report = train(tmp_path / "beside", monkeypatch, seats, wanted, packing="auto")
+    sizes = [sorted(map(len, e["programs"])) for e in evidence.event_lines(tmp_path / "beside", "Packed")]
+    assert max(map(max, sizes)) == 4
+    argosy.train(wanted, directory=tmp_path / "alone", launcher="inline", devices="cpu:1", numerics="exact")
+    names = ["wide", "m0", "m1", "m2", "early"]
+    assert {row.status for row in report.rows} == {"done"}
+    check(tmp_path / "beside", {name: weights(tmp_path / "alone", name) for name in names})
 
 
 def test_members_move_between_devices_and_groups_through_their_files(
