@@ -83,8 +83,6 @@ class LateEvent:
 class State:
     """Of this process: what a driver would keep."""
 
-    generators: dict[str, torch.Generator] = field(default_factory=dict)
-    active: str = ""
     poison: str = ""
     lost: int = 0
     """Copies whose source died on the way."""
@@ -98,6 +96,17 @@ class State:
 
 
 state = State()
+
+
+@dataclass
+class Drawing:
+    """What `noise` refers to: `state` beside it changes whenever rubbish is collected, and would make it other code."""
+
+    active: str = ""
+    generators: dict[str, torch.Generator] = field(default_factory=dict)
+
+
+drawing = Drawing()
 
 
 def _alive() -> None:
@@ -114,11 +123,11 @@ def poison(*_: Any) -> Any:
 def noise(batch: Any) -> Any:
     """An augmentation that draws from the device's own generator."""
     inputs, target = batch
-    return inputs + 0.1 * torch.randn(inputs.shape, generator=_generator(state.active)), target
+    return inputs + 0.1 * torch.randn(inputs.shape, generator=_generator(drawing.active)), target
 
 
 def _generator(name: str) -> torch.Generator:
-    return state.generators.setdefault(name, torch.Generator().manual_seed(hash(name) & 0xFFFF ^ os.getpid()))
+    return drawing.generators.setdefault(name, torch.Generator().manual_seed(hash(name) & 0xFFFF ^ os.getpid()))
 
 
 class Counted(TorchDispatchMode):
@@ -250,7 +259,7 @@ class Late(Backend):
 
     def activate(self) -> None:
         """See `Backend.activate`."""
-        state.active = self.name
+        drawing.active = self.name
         if state.memory is None and "LATE_BYTES" in os.environ:
             folder = os.environ.get("LATE_LEDGER")
             # One for the process: a test's trainers share it, as they share the process.

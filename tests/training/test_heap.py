@@ -29,7 +29,7 @@ def step():
 
 torch.set_num_threads(1)
 keep_freed_memory()
-first, again = step(), sum(step() for _ in range(100)) // 100
+first, again = step(), sorted(step() for _ in range(100))[89]
 give_back_memory()
 print(first, again, step())
 """
@@ -73,7 +73,7 @@ def test_a_step_takes_its_pages_once_and_again_after_they_were_given_back() -> N
     # Whole ones: the page in which an array begins may be there already, for whatever lies before it.
     pages = 3 * (4 * 2**20 // 4096 - 1)
     assert first >= pages
-    # The mean of a hundred steps: the second or the third may still place an array where none was.
+    # Nine steps of ten: the first ones, and now and then a later one, may place an array where none was.
     assert again < pages / 100
     assert given_back >= pages
 
