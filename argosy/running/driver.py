@@ -163,7 +163,7 @@ class Driver:
             self._looked = time.monotonic()
             self.faults.look()
             self.metrics.write()
-        self.journal.commit()
+        self.journal.commit_due()
         self.view.tick()
 
     def _goes_on(self) -> bool:

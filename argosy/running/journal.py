@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 
 from argosy.errors import RunError
-from argosy.events import Event, SearchBegan
+from argosy.events import Event, Fed, Passed, SearchBegan
 from argosy.running.lines import from_line, to_line
 from argosy.system import disk_refused
 
@@ -26,6 +26,10 @@ __all__ = ["Journal", "Lock", "at_work", "own_directory", "read_journal", "timel
 
 LOOK_SECONDS = 0.1
 """Between two looks for what was journaled."""
+NOTES = (Fed, Passed)
+"""Events that nothing follows from: they go to the disk with the next one that somebody acts on."""
+NOTE_SECONDS = 1.0
+"""The longest that they wait for it."""
 PATIENCE_SECONDS = 10.0
 """The longest that processes of a killed driver take to follow it."""
 
@@ -37,6 +41,8 @@ class Journal:
         self.path = path
         self._descriptor = -1
         self._lines: list[str] = []
+        self._due = 0.0
+        """When they are to be on the disk."""
 
     def __enter__(self) -> "Journal":
         """Cut what a crash left of its last line, so that the next event is not glued to it."""
@@ -52,7 +58,14 @@ class Journal:
 
     def append(self, event: Event) -> None:
         """One line, kept for `commit`."""
+        due = time.monotonic() + (NOTE_SECONDS if isinstance(event, NOTES) else 0.0)
+        self._due = min(self._due, due) if self._lines else due
         self._lines.append(json.dumps({**to_line(event), "at": round(time.time(), 3)}))
+
+    def commit_due(self) -> None:
+        """`commit`, unless all lines that wait are notes of a moment ago."""
+        if self._lines and time.monotonic() >= self._due:
+            self.commit()
 
     def commit(self) -> None:
         """All lines since the last time in one write, flushed to the disk before anybody acts on them; raises DiskError."""

@@ -30,7 +30,9 @@ class _Page:
     """Sample of the stream, counted over epochs, where it begins here."""
     began: float
     seconds_per_sample: float = 0.0
-    """Predicted of the device with most work."""
+    """Predicted of the device with most work, ..."""
+    priced: tuple[int, int] = (-1, 0)
+    """... by this revision of the profiles, for so many members."""
     starting: set[str] = field(default_factory=set)
     """Members that came aboard since, and are not ready."""
     changed: float = 0.0
@@ -66,7 +68,8 @@ class Logbook:
     def change(self, leg: Sailing, starting: Collection[str]) -> None:
         """A leg has other crews from here on, and these come aboard."""
         page = self._pages[leg.number]
-        page.seconds_per_sample = self._predicted(leg)
+        page.priced = (-1, 0)
+        self._predict(page, leg)
         if starting:
             page.starting, page.changed = set(starting), time.monotonic()
 
@@ -109,7 +112,7 @@ class Logbook:
         driver.record(passed)
         self._planning_seconds = page.changing_seconds = 0.0
         page.section, page.position, page.began = through, position, now
-        page.seconds_per_sample = self._predicted(leg)
+        self._predict(page, leg)
 
     def _take_stepping(self, leg: Sailing, through: int) -> dict[str, float]:
         stepping = dict.fromkeys(leg.devices, 0.0)
@@ -117,8 +120,13 @@ class Logbook:
             stepping[device] = round(stepping.get(device, 0.0) + self._stepping.pop((device, section)), 4)
         return stepping
 
-    def _predicted(self, leg: Sailing) -> float:
+    def _predict(self, page: _Page, leg: Sailing) -> None:
         """Seconds per sample of the stream: of the flotilla's busiest device, at the rates that are known."""
+        priced = self.voyage.driver.measuring.revision, len(leg.members)
+        if page.priced != priced:
+            page.priced, page.seconds_per_sample = priced, self._predicted(leg)
+
+    def _predicted(self, leg: Sailing) -> float:
         if not leg.members:
             return 0.0
         profiles = self.voyage.driver.measuring.profiles(leg.members, self.voyage.driver.study)

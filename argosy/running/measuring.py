@@ -48,6 +48,8 @@ class Measuring:
         self._works: dict[str, object] = {}
         self._shares: dict[str, float] = {}
         """Seconds of a sample of members that are stepped with others by one program: their part of it."""
+        self.revision = 0
+        """Another number wherever profiles may have changed."""
         self._profiles: dict[str, Profile] = {}
         """Of all that are known; empty where somebody became known since."""
         self._trained: dict[object, tuple[int, float]] = {}
@@ -75,7 +77,7 @@ class Measuring:
             self.forget(name)
             self._works.pop(name, None)
             self.measured.pop(name, None)
-        self._profiles.clear()
+        self._changed()
 
     def again(self) -> None:
         """Nobody measures any more who was told to: a trainer was lost, or the stream that they measured on."""
@@ -84,7 +86,7 @@ class Measuring:
     def hear(self, measured: Measured) -> None:
         """What a trainer found."""
         self.measured[measured.member] = measured
-        self._profiles.clear()
+        self._changed()
         self.missing.discard(measured.member)
         self._asked.discard(measured.member)
         self._stands_for_others(measured.member)
@@ -94,7 +96,7 @@ class Measuring:
         self.measured[member] = replace(self.measured[member], memory_bytes=memory_bytes)
         # Others that do the same work did not run out of it, and no longer stand for this one.
         self._works[member] = (self._works[member], member)
-        self._profiles.clear()
+        self._changed()
 
     def stepped(self, packed: Packed) -> None:
         """What a trainer found of programs of several members: for the loads of plans, a member costs its part of it."""
@@ -104,13 +106,13 @@ class Measuring:
                 self._shares.pop(name, None)
                 if packed.settled and len(names) > 1 and packed.size in seconds:
                     self._shares[name] = seconds[packed.size]
-        self._profiles.clear()
+        self._changed()
 
     def _stands_for_others(self, name: str) -> None:
         work = self._works.get(name)
         for other in [other for other in self.missing if work is not None and self._works[other] == work]:
             self.measured[other] = replace(self.measured[name], member=other)
-            self._profiles.clear()
+            self._changed()
             self.missing.discard(other)
 
     @property
@@ -146,6 +148,10 @@ class Measuring:
 
     # ---- what follows from it
 
+    def _changed(self) -> None:
+        self._profiles.clear()
+        self.revision += 1
+
     def profiles(self, names: Iterable[str], study: Study) -> list[Profile]:
         """Of these members, as far as they are known."""
         if not self._profiles:
@@ -176,6 +182,7 @@ class Measuring:
             before = self._rates.get(work, known.rate(1) if known else rate)
             if abs(rate / before - 1.0) > WORTH_A_CORRECTION:
                 self._rates[work] = rate
+                self.revision += 1
 
     def _as_stepped(self, profile: Profile) -> Profile:
         share = self._shares.get(profile.member)
@@ -224,7 +231,7 @@ class Measuring:
     def know_link(self, link: Link) -> None:
         """What a sum over devices takes."""
         self.link = link
-        self._profiles.clear()
+        self._changed()
 
 
 def _work(member: Member) -> object:
