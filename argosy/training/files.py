@@ -18,7 +18,7 @@ from argosy.training.member import LiveMember
 
 __all__ = ["Draft", "Files", "Saving", "settle_links"]
 
-SHARE = 0.01
+SHARE = 0.005
 """Part of the time that files of a section's end may take."""
 
 
