@@ -196,10 +196,11 @@ def validations(options: Any, folder: Path, figures: dict[str, Any], targets: li
         "victim": None,
     }
     rounds = []
-    for _ in range(options.rounds):
+    sides = ((16, VAL), (1, 16 * VAL), (4, VAL), (1, VAL))
+    for number in range(options.rounds):
         with tempfile.TemporaryDirectory(dir=folder) as name:
             ships, cpu = {}, {}
-            for sections, val in ((16, VAL), (1, 16 * VAL), (4, VAL), (1, VAL)):
+            for sections, val in (sides, sides[::-1])[number % 2]:
                 key = f"{sections} of {val}"
                 ship = ships[key] = Ship(RUN, {**told, "sections": sections, "val": val}, Path(name) / key)
                 found = ship.end()
