@@ -1,0 +1,35 @@
+"""The record of a run: what somebody acts on is on the disk first; what nobody acts on costs no flush of its own."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from argosy.events import Fed, MemberEnded
+from argosy.running import journal
+from argosy.running.journal import Journal, read_journal
+
+FED = Fed(leg=1, split="train", epoch=0, section=0, samples=64)
+ENDED = MemberEnded(member="a", status="done", reason="")
+
+
+def test_notes_go_to_the_disk_with_what_somebody_acts_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flushed: list[int] = []
+    monkeypatch.setattr(os, "fdatasync", flushed.append)
+    with Journal(tmp_path / "journal.jsonl") as record:
+        record.append(FED)
+        record.commit_due()
+        assert not flushed
+        assert read_journal(tmp_path) == []
+        record.append(ENDED)
+        record.commit_due()
+        assert len(flushed) == 1
+        assert read_journal(tmp_path) == [FED, ENDED]
+
+
+def test_notes_do_not_wait_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal, "NOTE_SECONDS", 0.0)
+    with Journal(tmp_path / "journal.jsonl") as record:
+        record.append(FED)
+        record.commit_due()
+    assert read_journal(tmp_path) == [FED]
