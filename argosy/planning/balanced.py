@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from argosy.cluster import Device
+from argosy.planning.best_fit import best_flotilla
 from argosy.planning.bins import Bin
 from argosy.planning.homes import settle
 from argosy.planning.memory import require_fit
 from argosy.planning.outlook import Outlook
-from argosy.planning.packing import best_flotilla
 from argosy.planning.policy import Situation
 from argosy.planning.rebalancing import gives_way, keeps_unless_it_pays
 from argosy.planning.streams import members_apart, preparation_left

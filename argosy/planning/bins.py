@@ -1,4 +1,4 @@
-"""Devices as bins of time and memory: what is left of each while a plan is being packed at one pace."""
+"""Devices as bins of time and memory: what is left of each while members are placed at one pace."""
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,7 +13,7 @@ __all__ = ["Bin", "Bins"]
 
 @dataclass(eq=False, slots=True)
 class Bin:
-    """One device during packing."""
+    """One device while members are placed."""
 
     device: Device
     room: float

@@ -36,7 +36,7 @@ def keeps_unless_it_pays(
     if sum(len(flotilla.members) for flotilla in candidate) == len(live):
         gain = max(gain, _seconds_saved(candidate, running, live, situation))
     elif len(candidate) == 1:
-        return True  # What trains together is not torn apart by a packing that found room for less.
+        return True  # What trains together is not torn apart by a fit that found room for less.
     cost = moving_seconds(candidate, situation.homes, live, situation.moving) + situation.moving.rebalance_seconds
     return gain <= cost
 

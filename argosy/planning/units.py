@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from argosy.cluster import Device
-from argosy.planning.packing import best_flotilla
+from argosy.planning.best_fit import best_flotilla
 from argosy.plans import Flotilla, Placement
 from argosy.profiles import Profile, pack_memory_bytes
 

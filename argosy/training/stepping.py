@@ -1,7 +1,7 @@
 """The steps of all units aboard a trainer on one block: unit by unit, and beside split members in the merged order.
 
 A pass gives every unit its turn. What it leaves of a block, for a command or because a unit has no turns left in a round that is
-timed, the next pass takes up, after units have changed programs (`Packing.settle`).
+timed, the next pass takes up, after units have changed programs (`Fusion.settle`).
 """
 
 from collections.abc import Callable, Mapping
@@ -14,8 +14,8 @@ from argosy.stream.pulse import Pulse
 from argosy.traces import first_line
 from argosy.training.aboard import Aboard
 from argosy.training.devices import out_of_memory
+from argosy.training.fusion import Fusion
 from argosy.training.guard import Guard
-from argosy.training.packing import Packing
 from argosy.training.program import OwnFaults
 from argosy.training.ranks import Ranks
 from argosy.training.units import Unit
@@ -30,7 +30,7 @@ class Stepping:
         self,
         units: list[Unit],
         aboard: Mapping[str, Aboard],
-        packing: Packing,
+        fusion: Fusion,
         guard: Guard,
         pulse: Pulse,
         gauge: TrainerGauge,
@@ -41,7 +41,7 @@ class Stepping:
     ) -> None:
         self._units = units
         self._aboard = aboard
-        self._packing = packing
+        self._fusion = fusion
         self._guard = guard
         self._pulse = pulse
         self._gauge = gauge
@@ -56,7 +56,7 @@ class Stepping:
         """Give every unit its turn; False where something of the block was left."""
         trains = block.place.split == "train"
         if trains:
-            self._packing.look(block)
+            self._fusion.look(block)
         if trains and any(unit.shard for unit in self._units):
             return self._merged(block)
         through = True
@@ -65,7 +65,7 @@ class Stepping:
                 through = False
                 if self._wanted():
                     return False
-        self._packing.settle()
+        self._fusion.settle()
         return through
 
     def waited(self) -> float:
@@ -79,7 +79,7 @@ class Stepping:
         self._left = False
         if not self._ranks.through(self._units, self._aboard, block):
             return False
-        self._packing.settle()
+        self._fusion.settle()
         return not self._left
 
     def _beside(self, unit: Unit, block: Block) -> bool:
@@ -118,7 +118,7 @@ class Stepping:
             self._guard(name, partial(_raise, fault))
         if error is not None:
             unit.undo()
-            self._packing.broke(unit, error, memory=memory)
+            self._fusion.broke(unit, error, memory=memory)
         return False
 
     def _step(self, unit: Unit, block: Block, called: Callable[[], bool]) -> bool:

@@ -46,10 +46,10 @@ from argosy.training.aboard import Aboard
 from argosy.training.copies import Copies
 from argosy.training.devices import Backend
 from argosy.training.files import Files, Saving
+from argosy.training.fusion import Fusion
 from argosy.training.guard import Guard
 from argosy.training.heap import large_outside
 from argosy.training.member import LiveMember, build
-from argosy.training.packing import Packing
 from argosy.training.parallel import time_sums
 from argosy.training.stepping import Stepping
 from argosy.training.trials import Trials
@@ -106,9 +106,9 @@ class Trainer:
         self._told = 0.0
         self.saving = Saving(settings.checkpoint_seconds)
         allowed = settings.packing == "auto" and settings.numerics == "equivalent"
-        self.packing = Packing(name, self.units, emit, self._save, self.pulse, allowed=allowed)
+        self.fusion = Fusion(name, self.units, emit, self._save, self.pulse, allowed=allowed)
         self.stepping = Stepping(
-            *(self.units, self.aboard, self.packing, self.guard, self.pulse, self.gauge, emit),
+            *(self.units, self.aboard, self.fusion, self.guard, self.pulse, self.gauge, emit),
             wanted=self._wanted,
             drop=self._drop,
         )
@@ -289,7 +289,7 @@ class Trainer:
         self.aboard[start.member] = aboard
         if start.seat is None:
             self.units.append(Unit.of([aboard]))
-            self.packing.boarded()
+            self.fusion.boarded()
         else:
             self.units.append(Unit.seated(aboard, start.seat))
         return aboard.started(start, self.name)
@@ -305,12 +305,12 @@ class Trainer:
 
     def _drop(self, name: str, *, failed: bool = False) -> LiveMember | None:
         if failed:
-            self.packing.failed(name)
+            self.fusion.failed(name)
         self._let_go([name])
         return self.trials.built.pop(name, None)
 
     def _let_go(self, names: Iterable[str]) -> None:
-        self.packing.let_go([name for name in names if self.aboard.pop(name, None) is not None])
+        self.fusion.let_go([name for name in names if self.aboard.pop(name, None) is not None])
 
     # ---- files
 

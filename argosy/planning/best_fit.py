@@ -10,7 +10,7 @@ from argosy.planning.bins import Bin, Bins
 from argosy.plans import Flotilla, Placement
 from argosy.profiles import Profile
 
-__all__ = ["Packing", "best_flotilla", "pack_at"]
+__all__ = ["BestFit", "best_flotilla", "flotilla_at"]
 
 PACE_TOLERANCE = 5e-4
 """The bisection ends when the pace is known this well, relative."""
@@ -23,8 +23,8 @@ NODES_TRIED = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Packing:
-    """One way to pack members at a pace; the heuristic tries several."""
+class BestFit:
+    """One order of best fit at a pace; several are tried."""
 
     order: tuple[Profile, ...]
     split_first: int = 0
@@ -46,12 +46,12 @@ def best_flotilla(
         return spread
     # Whole members first leaves few fragments where members are many; where they are few, each split counts.
     most_split = len(profiles) if len(profiles) <= FEW_MEMBERS else 0
-    packings = [Packing(order=largest_first, split_first=n, even_shares=even_shares) for n in range(most_split + 1)]
-    found = [flotilla for packing in packings if (flotilla := _bisect(packing, devices))]
+    fits = [BestFit(order=largest_first, split_first=n, even_shares=even_shares) for n in range(most_split + 1)]
+    found = [flotilla for fit in fits if (flotilla := _bisect(fit, devices))]
     found += [spread] if spread is not None else []
     if not found:  # Memory is what is scarce: let it decide the order.
         by_memory = tuple(sorted(profiles, key=lambda p: (-p.memory_bytes, p.member)))
-        return _bisect(Packing(order=by_memory, even_shares=even_shares), devices)
+        return _bisect(BestFit(order=by_memory, even_shares=even_shares), devices)
     return max(found, key=lambda flotilla: flotilla.samples_per_second)
 
 
@@ -83,18 +83,18 @@ def _spread(largest_first: Sequence[Profile], devices: Sequence[Device]) -> Flot
     return Flotilla(placements=tuple(placements))
 
 
-def _bisect(packing: Packing, devices: Sequence[Device]) -> Flotilla | None:
-    """The least seconds per sample at which this packing succeeds."""
-    total, high = sum(profile.seconds_per_sample for profile in packing.order), _least_seconds(packing.order, devices)
+def _bisect(fit: BestFit, devices: Sequence[Device]) -> Flotilla | None:
+    """The least seconds per sample at which this fit succeeds."""
+    total, high = sum(profile.seconds_per_sample for profile in fit.order), _least_seconds(fit.order, devices)
     # Splits may do better than work divided by devices, but nothing better than a member that may not be split.
     low = max(0.5 * total / len(devices), high * (1 - 1e-9) if high > total / len(devices) else 0.0)
-    best = pack_at(high, packing, devices)
+    best = flotilla_at(high, fit, devices)
     while best is None and high < 2 * total:
         low, high = high, 1.25 * high
-        best = pack_at(high, packing, devices)
+        best = flotilla_at(high, fit, devices)
     while best is not None and high > low * (1 + PACE_TOLERANCE):
         middle = (low + high) / 2
-        found = pack_at(middle, packing, devices)
+        found = flotilla_at(middle, fit, devices)
         if found is None:
             low = middle
         else:
@@ -102,12 +102,12 @@ def _bisect(packing: Packing, devices: Sequence[Device]) -> Flotilla | None:
     return best
 
 
-def pack_at(seconds: float, packing: Packing, devices: Sequence[Device]) -> Flotilla | None:
-    """A flotilla in which no device works more than ``seconds`` per sample; None if this packing finds none."""
+def flotilla_at(seconds: float, fit: BestFit, devices: Sequence[Device]) -> Flotilla | None:
+    """A flotilla in which no device works more than ``seconds`` per sample; None if this fit finds none."""
     bins = Bins(devices, seconds)
     placed: dict[str, Placement] = {}
-    head, tail = packing.order[: packing.split_first], packing.order[packing.split_first :]
-    if not _split_all(head, bins, placed, packing.even_shares):
+    head, tail = fit.order[: fit.split_first], fit.order[fit.split_first :]
+    if not _split_all(head, bins, placed, fit.even_shares):
         return None
     too_large = []
     for profile in tail:
@@ -117,9 +117,9 @@ def pack_at(seconds: float, packing: Packing, devices: Sequence[Device]) -> Flot
         else:
             placed[profile.member] = Placement.whole(profile, bin_.device.name)
             bins.take(placed[profile.member], profile)
-    if not _split_all(too_large, bins, placed, packing.even_shares):
+    if not _split_all(too_large, bins, placed, fit.even_shares):
         return None
-    return Flotilla(placements=tuple(placed[profile.member] for profile in packing.order))
+    return Flotilla(placements=tuple(placed[profile.member] for profile in fit.order))
 
 
 def _split_all(profiles: Iterable[Profile], bins: Bins, placed: dict[str, Placement], even_shares: bool) -> bool:

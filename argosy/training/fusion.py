@@ -20,10 +20,10 @@ from argosy.training.fused_admission import admit, too_few
 from argosy.training.kin import LEAST, Kin, divided
 from argosy.training.units import Unit
 
-__all__ = ["Packing"]
+__all__ = ["Fusion"]
 
 
-class Packing:
+class Fusion:
     """Of one trainer, whose units these are."""
 
     def __init__(
