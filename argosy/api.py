@@ -19,6 +19,7 @@ from argosy.planning_cli import explain_cluster
 from argosy.plans import Plan
 from argosy.profiles import Preparation, Profile
 from argosy.report import Report
+from argosy.running.apart import Apart
 from argosy.running.costs import Costs
 from argosy.running.driver import drive
 from argosy.running.identity import found_study, summarize
@@ -36,6 +37,7 @@ from argosy.system import refusals_told
 from argosy.tuning.hyperband import Brackets
 from argosy.tuning.report import SearchReport
 from argosy.tuning.search import Search, Store
+from argosy.views.bar import progress_bar
 
 __all__ = ["LAUNCHERS", "forecast_cluster", "load", "plan", "profile", "run", "run_search", "train", "tune"]
 
@@ -62,11 +64,13 @@ def train(
     hang_seconds: float = 120.0,
     threads: int = 1,
     retry_failed: bool = False,
+    progress: bool = False,
     view: View | None = None,
 ) -> Report:
     """Train every member of a study on one shared stream; the same call on the same directory resumes.
 
-    Settings are described in `argosy.settings.Settings`. Raises StudyError, PlanError and RunError for what the caller
+    With `progress`, a bar shows how far the run is, below what a script prints or as the output of a notebook's cell; `view` is
+    anything else that watches. Settings are described in `argosy.settings.Settings`. Raises StudyError, PlanError and RunError for what the caller
     must change, WorkerError where a process was lost; a member that fails alone is reported, not raised.
     """
     settings = Settings(
@@ -87,17 +91,27 @@ def train(
         retry_failed=retry_failed,
     )
     place = LAUNCHERS[launcher]() if isinstance(launcher, str) else launcher
-    return run(study, settings, Path(directory), launcher=place, view=view or Silent())
+    return run(study, settings, Path(directory), launcher=place, view=_watching(view, progress=progress))
 
 
-def run(study: Study, settings: Settings, directory: Path, *, launcher: Launcher, view: View) -> Report:
-    """`train` with its settings as a value."""
+def _watching(view: View | None, *, progress: bool) -> View | None:
+    if not progress:
+        return view
+    if view is not None:
+        raise StudyError(
+            "a run was given view= and progress=True, and one of them can watch it; leave one of them out."
+        )
+    return progress_bar()
+
+
+def run(study: Study, settings: Settings, directory: Path, *, launcher: Launcher, view: View | None) -> Report:
+    """`train` with its settings as a value; a view cannot hold it up."""
     directory = directory.absolute()  # what the study runs may change the folder that this process is in
     with _claimed(directory, settings, launcher) as (lock, journal):
         state = RunState.of(read_journal(directory))
         cluster = launcher.discover(settings)
         job = Job(study=study, settings=settings, directory=directory, lock=lock.descriptor)
-        drive(job, cluster, launcher.open(job), journal, state, view)
+        drive(job, cluster, launcher.open(job), journal, state, Silent() if view is None else Apart(view))
     return load(directory, study=study)
 
 
@@ -137,6 +151,7 @@ def tune(
     storage: str | None = None,
     study_name: str | None = None,
     launcher: Launcher | str = "processes",
+    progress: bool = False,
     view: View | None = None,
     **settings: Any,
 ) -> SearchReport:
@@ -166,11 +181,12 @@ def tune(
     )
     place = LAUNCHERS[launcher]() if isinstance(launcher, str) else launcher
     store = Store(url=storage, name=study_name)
-    return run_search(search, Settings(**settings), Path(directory), store=store, launcher=place, view=view or Silent())
+    watching = _watching(view, progress=progress)
+    return run_search(search, Settings(**settings), Path(directory), store=store, launcher=place, view=watching)
 
 
 def run_search(
-    search: Search, settings: Settings, directory: Path, *, store: Store, launcher: Launcher, view: View
+    search: Search, settings: Settings, directory: Path, *, store: Store, launcher: Launcher, view: View | None
 ) -> SearchReport:
     """`tune` with what it is told as values."""
     from argosy.running.tuner import Tuner  # imports Optuna
@@ -198,10 +214,11 @@ def run_search(
         journal.commit()
         cluster = launcher.discover(settings)
         job = Job(study=study, settings=settings, directory=directory, lock=lock.descriptor)
-        view.expect(partial(tuner.to_come, state))
+        watching = Silent() if view is None else Apart(view)
+        watching.expect(partial(tuner.to_come, state))
         roles: dict[str, Any] = {"judges": [tuner], "bringers": [tuner], "packs": tuner.policy}
         try:
-            drive(job, cluster, launcher.open(job), journal, state, view, **roles)
+            drive(job, cluster, launcher.open(job), journal, state, watching, **roles)
         finally:
             tuner.leave(state)
     run = load(directory, study=tuner.study)

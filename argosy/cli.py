@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from rich.console import Console
 
-from argosy import planning_cli, steering_cli
+from argosy import planning_cli, reporting_cli, steering_cli
 from argosy.errors import ArgosyError
 from argosy.output import Json, open_what_is_closed, show, write
 from argosy.profiles import load_profiles, save_profiles
+from argosy.reporting_cli import print_report, typed
 from argosy.settings import Settings, Sharing
 from argosy.steering_cli import RunDirectory, StudyFile
 from argosy.study import Study
@@ -34,7 +35,10 @@ app = typer.Typer(
 )
 
 app.command("simulate")(planning_cli.simulate)
-for command in (steering_cli.stop, steering_cli.add, steering_cli.clone):
+for command in (
+    *(steering_cli.stop, steering_cli.add, steering_cli.clone),
+    *(reporting_cli.status, reporting_cli.report),
+):
     app.command()(command)
 
 SearchFile = Annotated[Path, typer.Argument(help="Python file with a variable `search`.")]
@@ -106,7 +110,7 @@ def run(
         from argosy.running.studyfile import load_study  # beside the launcher's own imports
 
         report = _train(load_study(study_file), settings, directory, launcher=place, quiet=as_json)
-    _print_report(report, as_json=as_json)
+    _finish(report, as_json=as_json)
     raise typer.Exit(_exit_code(report))
 
 
@@ -156,9 +160,11 @@ def tune(
     if as_json:
         write(report.to_json())
     else:
-        from argosy.views.terminal import search_table
+        from argosy.views.endings import what_next_of_search
+        from argosy.views.tables import search_table
 
         show(search_table(report))
+        write(f"\n{what_next_of_search(report, typed())}")
     raise typer.Exit(_exit_code(report.run) if report.run.status == "paused" else 0)
 
 
@@ -179,7 +185,7 @@ def demo(
             settings = Settings(devices=devices, policy=policy)
             reports[policy] = _train(study, settings, folder, launcher=place, quiet=as_json)
     for report in reports.values():
-        _print_report(report, as_json=as_json)
+        _finish(report, as_json=as_json)
     if compare and not as_json:
         ratio = reports["solo"].seconds / reports["balanced"].seconds
         write(f"The same study with a pipeline for each member took {ratio:.2f} times as long.")
@@ -238,34 +244,6 @@ def profile(
     for found in costs.profiles:
         rates = ", ".join(f"{rate:,.0f}" for rate in found.samples_per_second)
         write(f"{found.member}: {rates} samples/s on 1, 2, … devices; {found.memory_bytes / 2**20:,.0f} MiB")
-
-
-@app.command()
-def status(
-    directory: RunDirectory,
-    wait: Annotated[bool, typer.Option("--wait", help="Until a section has ended from now on, or the run.")] = False,
-    as_json: Json = False,
-) -> None:
-    """Say where a run is, from its journal alone."""
-    from argosy import api
-    from argosy.running.journal import wait_for_section
-
-    if wait:
-        wait_for_section(directory)
-    report = api.load(directory)
-    rows = [{"member": r.name, "status": r.status, "epochs": r.epochs, **r.metrics} for r in report.rows]
-    if as_json:
-        write({"status": report.status, "members": rows})
-        return
-    _print_report(report, as_json=False)
-
-
-@app.command()
-def report(directory: RunDirectory, as_json: Json = False) -> None:
-    """Print what came out of a run, from its journal alone."""
-    from argosy import api
-
-    _print_report(api.load(directory), as_json=as_json)
 
 
 @app.command()
@@ -332,20 +310,19 @@ def _train(study: Study, settings: Settings, directory: Path, *, launcher: "Laun
     return api.run(study, settings, directory, launcher=launcher, view=_view(quiet=quiet))
 
 
-def _view(*, quiet: bool) -> "View":
-    from argosy.running.view import Silent
+def _view(*, quiet: bool) -> "View | None":
+    if quiet:
+        return None
     from argosy.views.terminal import Terminal
 
-    return Silent() if quiet else Terminal(Console())
+    return Terminal(Console())
 
 
-def _print_report(report: "Report", *, as_json: bool) -> None:
+def _finish(report: "Report", *, as_json: bool) -> None:
     if as_json:
         write(report.to_json())
-        return
-    from argosy.views.terminal import report_table
-
-    show(report_table(report))
+    else:
+        print_report(report, typed())
 
 
 def _exit_code(report: "Report") -> int:

@@ -1,7 +1,7 @@
 """What happens, as values. Journaled ones become one line each (`argosy.running.lines`)."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 __all__ = [
@@ -381,3 +381,5 @@ class RunEnded(Event):
     seconds: float
     cpu_seconds: float = 0.0
     """User and system time of the driver and of all processes that it started, and they."""
+    joules: Mapping[str, float] = field(default_factory=dict)
+    """Of the whole machine meanwhile, by what counts them; empty where nothing does."""

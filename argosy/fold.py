@@ -170,6 +170,8 @@ class RunState:
     seconds: float = 0.0
     """Of all drivers that worked on the run and ended in order; so are the CPU seconds."""
     cpu_seconds: float = 0.0
+    joules: dict[str, float] = field(default_factory=dict)
+    """Of the whole machine while they worked, by what counts them."""
 
     @classmethod
     def of(cls, events: Iterable[Event]) -> "RunState":
@@ -178,6 +180,11 @@ class RunState:
         for event in events:
             state.apply(event)
         return state
+
+    def copied(self) -> "RunState":
+        """Another one that goes its own way; events are shared."""
+        copy: RunState = _copied(self)
+        return copy
 
     def member(self, name: str) -> MemberState:
         """The member of that name; it is made where it is unknown."""
@@ -220,6 +227,8 @@ class RunState:
             self.ended = event
             self.seconds += event.seconds
             self.cpu_seconds += event.cpu_seconds
+            for name, joules in event.joules.items():
+                self.joules[name] = self.joules.get(name, 0.0) + joules
         elif isinstance(event, SharingChosen):
             self.sharing = event
         elif isinstance(event, Fed):
@@ -268,3 +277,11 @@ class RunState:
         """The same with one script for each member: the epochs that members took, for each epoch of the stream."""
         fed = sum(split == "train" for split, _, _ in self.fed)
         return sum(len(member.sections) for member in self.members.values()) / max(fed, 1)
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, RunState | MemberState):
+        return replace(value, **{name: _copied(getattr(value, name)) for name in value.__slots__})
+    if isinstance(value, list | set):
+        return type(value)(map(_copied, value))
+    return {key: _copied(item) for key, item in value.items()} if isinstance(value, dict) else value

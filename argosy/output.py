@@ -3,6 +3,7 @@
 import functools
 import io
 import json
+import math
 import os
 import sys
 from typing import Annotated, Any, TextIO
@@ -10,7 +11,7 @@ from typing import Annotated, Any, TextIO
 import typer
 from rich.console import Console, RenderableType
 
-__all__ = ["Json", "open_what_is_closed", "show", "stdout_of_json", "write"]
+__all__ = ["Json", "finite", "open_what_is_closed", "show", "stdout_of_json", "write"]
 
 
 @functools.cache
@@ -45,11 +46,23 @@ def show(table: RenderableType) -> None:
 
 def write(value: Any) -> None:
     """Text, or a value as JSON; where nobody can read it, what was done is done all the same."""
-    text, stdout = (value, sys.stdout) if isinstance(value, str) else (json.dumps(value), stdout_of_json())
+    if isinstance(value, str):
+        text, stdout = value, sys.stdout
+    else:
+        text, stdout = json.dumps(finite(value), allow_nan=False), stdout_of_json()
     try:
         print(text, file=stdout, flush=True)
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stdout.fileno())
+
+
+def finite(value: Any) -> Any:
+    """The value with null for what is no number, or beyond all: JSON has neither."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    return [finite(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def open_what_is_closed() -> None:

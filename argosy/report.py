@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from html import escape
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -13,6 +14,7 @@ from argosy.fold import MemberState, RunState
 from argosy.repetitions import Comparison, Repetitions
 from argosy.requirements import check_choice, check_whole
 from argosy.study import Repetition
+from argosy.wording import differing, html_table
 
 __all__ = ["LegResult", "MemberResult", "Networks", "Report"]
 
@@ -153,6 +155,8 @@ class Report:
     """Share of the trainers' time that went into waiting for data."""
     cpu_seconds: float
     """User and system time of the whole tree of processes."""
+    joules: Mapping[str, float]
+    """That the whole machine took meanwhile, by what counts them."""
     sharing: SharingChosen | None
     """How nodes shared the stream, and why."""
     packs: tuple[Packed, ...]
@@ -270,6 +274,14 @@ class Report:
             for row in self.rows
         ]
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the table, without what is the same in all members."""
+        rows, same = self.table(), {row.name: row.hyperparameters for row in self.rows}
+        metrics = dict.fromkeys(name for row in self.rows for name in row.metrics)
+        columns = ["member", "status", "epochs", *metrics, *differing(same), "seconds", "reason"]
+        table = html_table(columns, [[row.get(column, "") for column in columns] for row in rows])
+        return f"<p>{escape(self.status)}; {escape(str(self.directory))}</p>{table}"
+
     def to_json(self) -> dict[str, Any]:
         """A plain value with everything."""
         return {
@@ -281,6 +293,7 @@ class Report:
             "preparations_alone": self.preparations_alone,
             "waiting_share": round(self.waiting_share, 4),
             "cpu_seconds": round(self.cpu_seconds, 3),
+            "joules": dict(self.joules),
             "sharing": asdict(self.sharing) if self.sharing else None,
             "packs": [{**asdict(pack), "improvement": pack.improvement} for pack in self.packs],
             "alone": dict(self.alone),
@@ -337,6 +350,7 @@ class Report:
             preparations_alone=state.preparations_alone,
             waiting_share=waiting / (waiting + busy) if waiting + busy else 0.0,
             cpu_seconds=state.cpu_seconds,
+            joules=state.joules,
             sharing=state.sharing,
             legs=_legs_of(state.passed),
             packs=tuple(state.packed),

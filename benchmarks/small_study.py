@@ -22,6 +22,7 @@ from argosy.plans import Plan
 from argosy.running.driver import drive
 from argosy.running.journal import Journal, Lock, read_journal
 from argosy.running.launcher import Job, Workers
+from argosy.running.phase import Phase
 from argosy.running.processes import Processes
 from argosy.running.verdicts import Judge
 from argosy.settings import Settings
@@ -107,7 +108,7 @@ class Gauge:
                 self.ended = Moment.here()
         self.act(message)
 
-    def tick(self) -> None:
+    def tick(self, phase: Phase) -> None:
         """See `View.tick`."""
         self.look()
 

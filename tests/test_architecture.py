@@ -11,7 +11,7 @@ from argosy.running.doctor import WANTED_VERSIONS
 
 PACKAGE = Path(argosy.__file__).parent
 TIERS = [
-    {"errors", "requirements"},
+    {"errors", "requirements", "wording"},
     {"system", "traces"},
     {"stopping", "cluster", "events", "diagnosis", "intervals"},
     {"study", "settings", "profiles", "commands", "plans"},
@@ -25,12 +25,25 @@ TIERS = [
     {"planning_cli", "steering_cli"},
     {"api"},
     {"demo"},
+    {"reporting_cli"},
     {"cli"},
     {"__main__"},
 ]
 NOUNS = set().union(*TIERS[:6]) | {"planning", "tuning"}
-TORCH_FREE = NOUNS | {"cli", ""}
-OPTIONAL = {"pandas", "plotly", "highspy", "optuna", "sqlalchemy", "ray", "lightning", "sklearn", "PIL", "transformers"}
+TORCH_FREE = NOUNS | {"cli", "reporting_cli", ""}
+OPTIONAL = {
+    "pandas",
+    "plotly",
+    "highspy",
+    "optuna",
+    "sqlalchemy",
+    "ray",
+    "lightning",
+    "sklearn",
+    "PIL",
+    "transformers",
+    "IPython",
+}
 
 
 def imports() -> list[tuple[Path, str, str, bool]]:

@@ -83,7 +83,7 @@ def test_every_keyword_of_train_is_a_flag() -> None:
         for name in parameter.opts
         if name.startswith("--")
     }
-    keywords = set(inspect.signature(argosy.api.train).parameters) - {"study", "view", "directory"}
+    keywords = set(inspect.signature(argosy.api.train).parameters) - {"study", "view", "progress", "directory"}
     assert {f"--{keyword.replace('_', '-')}" for keyword in keywords} <= flags
     assert {"--dir", "--json"} <= flags
 

@@ -20,7 +20,7 @@ from argosy import intervals, members
 from argosy.intervals import Interval, t_quantile
 from argosy.repetitions import Repetitions
 from argosy.study import Repetition
-from argosy.views.terminal import report_table
+from argosy.views.tables import report_table
 
 TRUTH = {"small": 0.30, "large": 0.28, "twin": 0.28}
 """What the mean over all seeds would be."""

@@ -237,7 +237,7 @@ class Departures:
                 sharing.ask([feeder.name for feeder in team])
                 self.force.probe(team)
             return False
-        self.driver.tell(
+        self.driver.record(
             chosen := sharing.choose(cluster, flotilla, preparation_seconds=self.launching.preparation_seconds)
         )
         if self.driver.settings.loader_workers is None:

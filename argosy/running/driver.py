@@ -34,7 +34,6 @@ from argosy.events import (
     MemberStarted,
     Packed,
     Retried,
-    RunEnded,
     Saved,
     SectionEnded,
 )
@@ -42,6 +41,7 @@ from argosy.fold import RunState
 from argosy.running.additions import Additions
 from argosy.running.costs import ASSUMED_LINK
 from argosy.running.ending import end_run
+from argosy.running.energy import Meter
 from argosy.running.faults import Faults
 from argosy.running.identity import Identity
 from argosy.running.interrupts import interrupts
@@ -56,7 +56,7 @@ from argosy.running.roster import OVER, Roster
 from argosy.running.rungs import InPacks
 from argosy.running.splitting import measuring_of_run
 from argosy.running.verdicts import Bringer, Judge, Rules
-from argosy.running.view import Fragile, View
+from argosy.running.view import View
 from argosy.running.voyage import Voyage
 from argosy.running.workforce import Feeder, Workforce
 from argosy.study import Study
@@ -91,8 +91,8 @@ class Driver:
         self.cluster = cluster
         self.journal = journal
         self.state = state
-        self.view = Fragile(view, job.directory / "workers" / "view.log")
-        self.began = time.monotonic()
+        self.view = view
+        self.began, self.cpu_before = time.monotonic(), tree_cpu_seconds()
         self.phase = Phase.OPENING
         self.judges: tuple[Judge, ...] = (Rules(), *judges)
         self.bringers = bringers
@@ -111,6 +111,7 @@ class Driver:
         self.additions = Additions(self)
         self.faults = Faults(self)
         self.metrics = Metrics(job.directory)
+        self.meter = Meter.here(gpus=any(device.kind == "cuda" for device in cluster.devices))
         self.identity = Identity(job.directory, state.members)
         self.begun = False
         """Whether the directory was found to be this study's, or empty."""
@@ -163,8 +164,9 @@ class Driver:
             self._looked = time.monotonic()
             self.faults.look()
             self.metrics.write()
+            self.meter.look()
         self.journal.commit_due()
-        self.view.tick()
+        self.view.tick(self.phase)
 
     def _goes_on(self) -> bool:
         if self.phase is Phase.OVER:
@@ -179,19 +181,16 @@ class Driver:
                 self.record(message)
 
     def record(self, event: Event) -> None:
-        """Journal an event, before anything else leaves, and fold it into the state."""
+        """Journal an event, before anything else leaves, fold it into the state, and show it."""
         self.journal.append(event)
         self.state.apply(event)
-
-    def tell(self, event: Event) -> None:
-        """Record what the driver itself decided, and show it."""
-        self.record(event)
         self.view.hear("", event)
 
     # ---- messages
 
     def _hear(self, worker: str, message: Any) -> None:
-        self.view.hear(worker, message)
+        if not isinstance(message, Event | Report):
+            self.view.hear(worker, message)
         match message:
             case Report():
                 self._reported(worker, message)
@@ -226,7 +225,6 @@ class Driver:
         """What a crew says together, in the order of its events."""
         self.faults.kept.setdefault(worker, time.monotonic())
         for event in report.events:
-            self.view.hear(worker, event)
             if isinstance(event, SectionEnded):
                 self.record(event)
                 self.faults.tolerance.section_ended()
@@ -241,7 +239,7 @@ class Driver:
             elif isinstance(event, MemberRested):
                 self.voyage.left(event.member)
             elif isinstance(event, MemberEnded):
-                self.end(event.member, event.status, event.reason, shown=True)
+                self.end(event.member, event.status, event.reason)
             else:
                 if isinstance(event, Packed):
                     self.measuring.stepped(event)
@@ -321,7 +319,7 @@ class Driver:
 
     # ---- members
 
-    def end(self, member: str, status: str, reason: str, *, shown: bool = False) -> None:
+    def end(self, member: str, status: str, reason: str) -> None:
         """A member leaves the run, or does not come to be in it."""
         if member not in self.study.names:
             return  # it was not added, as another one of its file had failed before
@@ -330,10 +328,7 @@ class Driver:
             return
         if self.state.member(member).status in OVER:
             return  # another of the devices that carried it has said so
-        over = MemberEnded(member=member, status=status, reason=reason)
-        self.record(over)
-        if not shown:
-            self.view.hear("", over)
+        self.record(MemberEnded(member=member, status=status, reason=reason))
         self.faults.afloat.discard(member)
         self.measuring.forget(member)
         self.voyage.ended(member)
@@ -373,7 +368,6 @@ def drive(
 ) -> None:
     """Train a study to its end, and journal it; `state` is the fold of what the journal holds already."""
     driver = Driver(job, cluster, workers, journal, state, view, judges=judges, bringers=bringers, packs=packs)
-    before = tree_cpu_seconds()
     with interrupts(driver.orders.want_pause):
         status, reason = "failed", ""
         try:
@@ -388,5 +382,4 @@ def drive(
             status, reason = "failed", str(error)
             raise
         finally:
-            seconds, cpu_seconds = time.monotonic() - driver.began, tree_cpu_seconds() - before
-            end_run(driver, RunEnded(status=status, reason=reason, seconds=seconds, cpu_seconds=cpu_seconds))
+            end_run(driver, status=status, reason=reason)

@@ -1,9 +1,11 @@
 """How a run is left: files as they are to stay, and the last word in the journal, whatever went wrong before."""
 
 import contextlib
+import time
 from typing import TYPE_CHECKING
 
 from argosy.events import RunEnded
+from argosy.running.records import tree_cpu_seconds
 from argosy.running.resume import settle_files
 
 if TYPE_CHECKING:
@@ -12,11 +14,11 @@ if TYPE_CHECKING:
 __all__ = ["end_run"]
 
 
-def end_run(driver: "Driver", ended: RunEnded) -> None:
+def end_run(driver: "Driver", *, status: str, reason: str) -> None:
     """Tidy up and journal the end. Whatever one of these meets, the others are done."""
-    state = driver.state
+    ended, state = _ended(driver, status, reason), driver.state
     # Where an earlier driver was killed when all was done, this one says so.
-    untold = state.started is not None and ended.status == "done" != (state.ended.status if state.ended else "")
+    untold = state.started is not None and status == "done" != (state.ended.status if state.ended else "")
     with contextlib.ExitStack() as last_first:
         last_first.callback(driver.view.end)
         last_first.callback(driver.journal.commit)
@@ -29,3 +31,14 @@ def end_run(driver: "Driver", ended: RunEnded) -> None:
             driver.measuring.remember(state, driver.study)
         with contextlib.suppress(OSError):
             settle_files(state.members.values(), driver.directory)
+
+
+def _ended(driver: "Driver", status: str, reason: str) -> RunEnded:
+    driver.meter.look()
+    return RunEnded(
+        status=status,
+        reason=reason,
+        seconds=time.monotonic() - driver.began,
+        cpu_seconds=tree_cpu_seconds() - driver.cpu_before,
+        joules=driver.meter.told,
+    )

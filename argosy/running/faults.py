@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from argosy.commands import Broke, Lost, OutOfMemory, Parted, Pause
+from argosy.commands import Broke, OutOfMemory, Parted, Pause
 from argosy.events import Divided, MemberEnded, MemberRested, Recovered, WorkerLost
 from argosy.running.hangs import Hangs
 from argosy.running.legs import Sailing
@@ -157,7 +157,7 @@ class Faults:
         # Where the policy has nothing for its device alone, its members would wait for the others' end.
         way = Way.BACK if plan.waiting else loss.cheapest
         costs = {str(way): round(seconds, 3) for way, seconds in loss.costs.items()}
-        driver.tell(Recovered(worker=trainer, members=tuple(lost), way=way, costs=costs))
+        driver.record(Recovered(worker=trainer, members=tuple(lost), way=way, costs=costs))
         return way
 
     def parted(self, worker: str, parted: Parted) -> None:
@@ -190,9 +190,8 @@ class Faults:
         """Go on without a node whose feeders do not live."""
         self.driver.cluster = self.driver.cluster.without(node)
         left = ", ".join(other.name for other in self.driver.cluster.nodes)
-        gone = Lost(detail=f"given up, its feeders do not live; the run goes on with {left}")
-        self.driver.record(WorkerLost(worker=node, detail=gone.detail))
-        self.driver.view.hear(node, gone)
+        detail = f"given up, its feeders do not live; the run goes on with {left}"
+        self.driver.record(WorkerLost(worker=node, detail=detail))
         for device in self.driver.force.abandon(node):
             self.regrouping.let_go(device)
 
@@ -249,7 +248,7 @@ class Faults:
         if driver.orders.pausing is not None:
             for name in sorted(driver.roster.waiting):
                 if name in afloat or driver.state.member(name).status == "training":
-                    driver.tell(MemberEnded(member=name, status="paused", reason=driver.orders.pausing))
+                    driver.record(MemberEnded(member=name, status="paused", reason=driver.orders.pausing))
             driver.phase = Phase.OVER
             return
         driver.voyage.stragglers.fall_behind(afloat.intersection(driver.roster.waiting), None)
@@ -284,7 +283,7 @@ class Faults:
         if verdict.fate is Fate.END:
             driver.end(name, "done", verdict.reason)
         else:
-            driver.tell(MemberRested(member=name, reason=verdict.reason))
+            driver.record(MemberRested(member=name, reason=verdict.reason))
             driver.roster.leave([name])
             driver.roster.rest(name)
         return True

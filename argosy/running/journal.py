@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 
 from argosy.errors import RunError
-from argosy.events import Event, Fed, Passed, SearchBegan
+from argosy.events import Event, Fed, Passed, RunStarted, SearchBegan
 from argosy.running.lines import from_line, to_line
 from argosy.system import disk_refused
 
@@ -182,11 +182,15 @@ def wait_for_section(directory: Path) -> None:
 
 def timeline(directory: Path) -> Iterator[tuple[float, Event]]:
     """(seconds that drivers had worked by then, event) of a run; the time between two drivers does not count."""
-    seconds, before = 0.0, None
+    seconds, before, searching = 0.0, None, False
     for line in (directory / "journal.jsonl").read_bytes().split(b"\n")[:-1]:
         value = json.loads(line)
         event = from_line(value, set())
-        if before is not None and not isinstance(event, SearchBegan):
+        # A search says so before its data is open, other runs only then.
+        begins = isinstance(event, SearchBegan) or (isinstance(event, RunStarted) and not searching)
+        if isinstance(event, SearchBegan | RunStarted):
+            searching = isinstance(event, SearchBegan)
+        if before is not None and not begins:
             seconds += max(value["at"] - before, 0.0)
         before = value["at"]
         if event is not None:

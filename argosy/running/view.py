@@ -1,24 +1,22 @@
 """The seam between a run and whoever watches it."""
 
-import contextlib
-import traceback
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Protocol
 
 from argosy.fold import RunState
 from argosy.plans import Plan
 from argosy.running.launcher import Job
+from argosy.running.phase import Phase
 from argosy.study import Study
 
-__all__ = ["Fragile", "Silent", "View"]
+__all__ = ["Silent", "View"]
 
 
 class View(Protocol):
-    """Watches a run; called in the driver's loop, so it must be quick."""
+    """Watches a run. `argosy.running.apart.Apart` keeps what it does, and how long it takes, from the run."""
 
     def begin(self, job: Job, state: RunState) -> None:
-        """A run begins; the state is kept up to date by the driver."""
+        """A run begins; the state is the fold of its journal, and is kept up to date."""
 
     def study(self, study: Study) -> None:
         """What is asked from here on: with members that were added, or without some that were not in the end."""
@@ -30,10 +28,10 @@ class View(Protocol):
         """Flotillas start."""
 
     def hear(self, worker: str, message: Any) -> None:
-        """A worker said something."""
+        """A worker said something; or, from nobody, an event was journaled, which the state knows already."""
 
-    def tick(self) -> None:
-        """A few times a second."""
+    def tick(self, phase: Phase) -> None:
+        """A few times a second, with what the run is at."""
 
     def end(self) -> None:
         """The run has ended, well or not."""
@@ -57,61 +55,8 @@ class Silent:
     def hear(self, worker: str, message: Any) -> None:
         """See `View.hear`."""
 
-    def tick(self) -> None:
+    def tick(self, phase: Phase) -> None:
         """See `View.tick`."""
 
     def end(self) -> None:
         """See `View.end`."""
-
-
-class Fragile:
-    """A view that may fail, as terminals, pipes and people's code do: it is asked for nothing more, and the run goes on.
-
-    What it raised is in a file.
-    """
-
-    def __init__(self, view: View, log: Path) -> None:
-        self._view: View | None = view
-        self._log = log
-
-    def begin(self, job: Job, state: RunState) -> None:
-        """See `View.begin`."""
-        self._ask(lambda view: view.begin(job, state))
-
-    def study(self, study: Study) -> None:
-        """See `View.study`."""
-        self._ask(lambda view: view.study(study))
-
-    def expect(self, epochs: Callable[[], float]) -> None:
-        """See `View.expect`."""
-        self._ask(lambda view: view.expect(epochs))
-
-    def plan(self, plan: Plan) -> None:
-        """See `View.plan`."""
-        self._ask(lambda view: view.plan(plan))
-
-    def hear(self, worker: str, message: Any) -> None:
-        """See `View.hear`."""
-        self._ask(lambda view: view.hear(worker, message))
-
-    def tick(self) -> None:
-        """See `View.tick`."""
-        self._ask(lambda view: view.tick())
-
-    def end(self) -> None:
-        """See `View.end`."""
-        self._ask(lambda view: view.end())
-
-    def _ask(self, action: Callable[[View], None]) -> None:
-        view = self._view
-        if view is None:
-            return
-        try:
-            action(view)
-        except (Exception, SystemExit):  # people's code, and rich, which ends the process where nobody reads
-            self._view = None
-            with contextlib.suppress(OSError):
-                self._log.parent.mkdir(exist_ok=True)
-                self._log.write_text(traceback.format_exc())
-            with contextlib.suppress(Exception, SystemExit):  # it may hold the terminal still
-                view.end()

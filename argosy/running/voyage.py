@@ -190,12 +190,12 @@ class Voyage:
             return
         verdict = self.leaving.pop(member).verdict
         if verdict is None:
-            self.driver.tell(MemberRested(member=member, reason=""))
+            self.driver.record(MemberRested(member=member, reason=""))
             self.roster.take_back([member])
             self.changed = True
             self.arrive(member)
         elif verdict.fate is Fate.REST:
-            self.driver.tell(MemberRested(member=member, reason=verdict.reason))
+            self.driver.record(MemberRested(member=member, reason=verdict.reason))
             self.roster.rest(member)
             self.stragglers.forget(member)
             self.changed = True

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import evidence
+import living
 import pytest
 import studies
 import torch
@@ -319,7 +320,7 @@ def test_a_pause_that_comes_with_the_last_epoch_is_no_pause(tmp_path: Path, laun
     study, chained = studies.study(fleet=[studies.member()], epochs=1), []
     earlier = signal.signal(signal.SIGTERM, lambda number, frame: chained.append(number))
     try:
-        report = argosy.train(study, directory=tmp_path, launcher=launcher, view=Late())
+        report = living.run(study, tmp_path, launcher=launcher, view=Late())
     finally:
         signal.signal(signal.SIGTERM, earlier)
     assert (report.status, report.reason, chained) == ("done", "", [signal.SIGTERM])

@@ -331,8 +331,8 @@ def test_who_is_told_to_stop_stops_wherever_it_is(tmp_path: Path, monkeypatch: p
         begin(driver, *args, **rest)
         drivers.append(driver)
 
-    def look(view: Silent) -> None:
-        tick(view)
+    def look(view: Silent, phase: Phase) -> None:
+        tick(view, phase)
         if not left and is_there(drivers[-1]):
             left.append(inbox.leave(tmp_path, {"command": "stop", "member": "odd"}))
         if left and drivers[-1].state.answered:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import evidence
+import living
 import psutil
 import pytest
 import studies
@@ -82,11 +83,13 @@ def fleet() -> list[argosy.Member]:
     ]
 
 
+FIXED = {"policy": "dealt", "devices": "cpu:1", "loader_workers": 1, "block_size": 32, "numerics": "exact"}
+"""One device and one loader worker a node."""
+
+
 def train(study: argosy.Study, directory: Path, **settings: Any) -> argosy.Report:
-    """One device and one loader worker a node."""
-    fixed = {"policy": "dealt", "devices": "cpu:1", "loader_workers": 1, "block_size": 32, "numerics": "exact"}
-    settings = fixed | settings
-    return argosy.train(study, directory=directory, **settings)
+    """With these settings beside those."""
+    return argosy.train(study, directory=directory, **{**FIXED, **settings})
 
 
 def counted(folder: Path) -> argosy.Data:
@@ -167,8 +170,8 @@ def test_a_killed_feeder_changes_no_result(
     study, view = studies.study(data=counted(tmp_path), fleet=fleet(), epochs=EPOCHS), Killing()
     asked = preparing if sharing.endswith("broadcast") else None
     # Blocks are small, so that the feeder has something left to do.
-    settings = {"nodes": nodes, "sharing": sharing, "preparing_nodes": asked, "block_size": 8, "view": view}
-    train(study, tmp_path / "run", **settings)
+    settings = {"nodes": nodes, "sharing": sharing, "preparing_nodes": asked, "block_size": 8}
+    living.run(study, tmp_path / "run", launcher="processes", view=view, **{**FIXED, **settings})
     assert evidence.results(tmp_path / "run") == alone
     lost = [line["worker"] for line in evidence.event_lines(tmp_path / "run", "WorkerLost")]
     assert view.killed[0] in lost

@@ -71,9 +71,8 @@ def without_solver(patch: pytest.MonkeyPatch) -> None:
 
 
 def without_plotly(patch: pytest.MonkeyPatch) -> None:
-    """The extra of the timeline is missing."""
+    """The extra of pages is missing."""
     hidden(patch, "plotly")
-    hidden(patch, "plotly.graph_objects")
     found = forecast([profile()], Cluster.parse("1x1x80GB"), epochs={"a": 1}, samples_per_epoch=10)
     write_timeline(found.simulation, Path("timeline.html"))
 
@@ -196,7 +195,7 @@ CASES = {
     "a file that holds no profiles": lambda: load_profiles(Path("profiles.json")),
     "a profile of another version": damaged,
     "profiles of other members": carried,
-    "a timeline without its extra": without_plotly,
+    "a page without its extra": without_plotly,
     "no member that can be measured": measured_by_nobody,
     "launcher inline with several nodes": of_one_node,
     "--devices that cannot be read": lambda: discover(Settings(devices="cuda:first")),

@@ -14,6 +14,7 @@ from torch.utils.data import IterableDataset, TensorDataset
 import argosy
 from argosy.running.blobs import data_to_descriptor, dump, to_descriptor
 from argosy.running.studyfile import load_study
+from argosy.running.view import Silent
 from argosy.settings import Settings
 
 __all__ = ["CASES"]
@@ -73,6 +74,7 @@ def locked() -> argosy.Member:
 
 
 CASES = {
+    "a view and a bar at once": lambda: trained(studies.member("mlp"), view=Silent(), progress=True),
     "Data has no training samples": lambda: argosy.Data(),
     "Data has validation samples twice": lambda: argosy.Data(arrays=ARRAYS, val=[1], val_arrays=ARRAYS),
     "one array as arrays": lambda: argosy.Data(arrays=ARRAYS[0]),

@@ -17,6 +17,7 @@ from argosy.errors import RunError
 from argosy.running import inbox, rehearsal
 from argosy.running.audit import audit
 from argosy.running.identity import found_study
+from argosy.running.phase import Phase
 from argosy.running.rehearsal import Rehearsal, Rehearsed
 from argosy.running.studyfile import StudyCopy
 from argosy.running.view import Silent
@@ -179,11 +180,11 @@ def test_a_module_of_another_folder_is_not_taken_for_ones_own(tmp_path: Path, mo
     run, left = tmp_path / "run", list[str]()
 
     class Adding(Silent):
-        def tick(self) -> None:
+        def tick(self, phase: Phase) -> None:
             if not left:
                 left.append(inbox.leave(run, {"command": "add", "study": str(tmp_path / "newcomers.py")}))
 
-    argosy.train(studies.study(90, fleet=[studies.member()], epochs=1), directory=run, launcher="inline", view=Adding())
+    living.run(studies.study(90, fleet=[studies.member()], epochs=1), run, view=Adding())
     (answer,) = answers_of(run).values()
     assert answer == (
         f"refused: its module 'studies' is {tmp_path / 'studies.py'}; the run has another one of that name, "

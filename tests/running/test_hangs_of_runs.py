@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import evidence
+import living
 import studies
 
 import argosy
@@ -110,7 +111,8 @@ def test_who_does_not_let_its_members_go_is_ended(tmp_path: Path) -> None:
     study = studies.study(fleet=[studies.member(model=partial(Endless, flag), augment=studies.dawdle)], epochs=4)
     earlier = signal.signal(signal.SIGTERM, lambda number, frame: None)
     try:
-        report = argosy.train(study, directory=run, devices="cpu:1", hang_seconds=1.5, view=Interrupts(flag))
+        settings = {"launcher": "processes", "devices": "cpu:1", "hang_seconds": 1.5}
+        report = living.run(study, run, view=Interrupts(flag), **settings)
     finally:
         signal.signal(signal.SIGTERM, earlier)
     assert report.status == "paused"

@@ -13,20 +13,16 @@ import studies
 from rich.console import Console
 
 import argosy
-from argosy.commands import Progress
 from argosy.errors import MemberError
 from argosy.events import SectionEnded
-from argosy.fold import RunState
 from argosy.running import ending
 from argosy.running.audit import audit
 from argosy.running.identity import write_json
-from argosy.running.launcher import Job
 from argosy.running.measuring import Measuring
 from argosy.running.records import Metrics
 from argosy.running.view import Silent
-from argosy.settings import Settings
-from argosy.views import terminal
-from argosy.views.terminal import Terminal, report_table
+from argosy.views.tables import report_table
+from argosy.views.terminal import Terminal
 
 PAIR = [studies.member("one"), studies.member("two", hidden=8)]
 
@@ -168,58 +164,6 @@ def test_who_failed_late_goes_on_from_its_last_file(tmp_path: Path) -> None:
     living.equal_alone(study, tmp_path)
     starts = [line["epoch"] for line in evidence.event_lines(tmp_path, "MemberStarted") if line["member"] == "rare"]
     assert 0 < starts[-1] <= before
-
-
-def test_the_screen_knows_who_was_added_and_the_last_known_losses(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(terminal, "LINE_SECONDS", -1.0)
-    console = Console(file=io.StringIO(), width=120)
-    study, state = studies.study(fleet=PAIR, epochs=2), RunState()
-    view = Terminal(console)
-    view.begin(Job(study=study, settings=Settings(), directory=tmp_path, lock=-1), state)
-    gauge = {"waiting_seconds": 0.0, "busy_seconds": 1.0}
-    view.hear("cpu:0", Progress(blocks=1, samples={"one": 1}, losses={"one": 2.5}, gauge=gauge))
-    view.hear("cpu:1", Progress(blocks=1, samples={"one": 1}, losses={"one": 1.25, "two": 0.75}, gauge=gauge))
-    view.hear("cpu:1", Progress(blocks=2, samples={"one": 2}, losses={}, gauge=gauge))
-    for name in ("one", "two"):
-        state.member(name).status = "done"
-        for epoch in range(2):
-            state.member(name).end_section(a_section(name, epoch))
-    view.tick()
-    view.study(studies.study(fleet=[*PAIR, studies.member("late")], epochs=2))
-    state.member("late").status = "training"
-    view.tick()
-    state.member("two").sections.pop()
-    view.tick()
-    shares = [line for line in console.file.getvalue().splitlines() if "of all epochs" in line]
-    assert [line.split()[0] for line in shares] == ["100%", "67%", "60%"], "of those that ended, what they took"
-    console.print(view._screen())
-    shown = console.file.getvalue()
-    assert "late" in shown
-    assert "1.2500" in shown
-    assert "0.7500" in shown
-    assert "2.5000" not in shown, "where it trained before"
-    assert "nan" not in shown
-
-
-def a_section(member: str, epoch: int) -> SectionEnded:
-    """The end of an epoch."""
-    return SectionEnded(
-        member=member,
-        device="cpu:0",
-        epoch=epoch,
-        section=0,
-        stream_epoch=epoch,
-        position=0,
-        metrics={"val_loss": 0.5},
-        epochs=epoch + 1.0,
-        seconds=1.0,
-        samples=1,
-        digest=(0, 0, 0),
-        val_digest=None,
-        best=True,
-    )
 
 
 def test_one_script_per_member_is_counted_by_the_epochs_that_they_took(tmp_path: Path) -> None:

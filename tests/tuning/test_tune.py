@@ -24,12 +24,10 @@ from searches import DATA, SPACE, at_once, build, outcome, stored, tune
 import argosy
 from argosy.api import run_search
 from argosy.errors import MemberError, RunError, StudyError
-from argosy.events import SectionEnded
 from argosy.running import measuring
 from argosy.running.inline import Inline
 from argosy.running.phase import Phase
 from argosy.running.studyfile import load_search
-from argosy.running.view import Silent
 from argosy.running.voyage import Voyage
 from argosy.settings import Settings
 from argosy.tuning.hyperband import brackets
@@ -67,25 +65,19 @@ def test_faults_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     assert outcome(tune(tmp_path / "run", n_trials=9)) == outcome(whole)
 
 
-class Looks(Silent):
-    """Opens the search's storage in the middle of the run."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.seen: list[optuna.trial.FrozenTrial] = []
-
-    def hear(self, worker: str, message: Any) -> None:
-        if isinstance(message, SectionEnded) and message.epoch == 4 and not self.seen:
-            self.seen = stored(self.directory).trials
-
-
 def test_hyperband_is_the_table_and_a_killed_search_ends_like_any_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Rates that a busy machine shows would move members.
     monkeypatch.setattr(measuring, "WORTH_A_CORRECTION", math.inf)
-    run, looks = tmp_path / "run", Looks(tmp_path / "run")
-    report = tune(run, view=looks)
+    run, seen = tmp_path / "run", list[optuna.trial.FrozenTrial]()
+
+    def look(voyage: Voyage) -> None:
+        if not seen and any(member.epochs == 5 for member in voyage.state.members.values()):
+            seen.extend(stored(run).trials)
+
+    living.at_every_round(monkeypatch, look)
+    report = tune(run)
     assert {row.name: row.epochs for row in report.run.rows} == by_definition(run, most=9, eta=3)
     assert len(report.run.rows) == 9 + 5 + 3
     assert report.epochs == sum(row.epochs for row in report.run.rows) == 69
@@ -99,7 +91,7 @@ def test_hyperband_is_the_table_and_a_killed_search_ends_like_any_other(
     assert 0 < report.first_comparison_seconds < report.best_seconds <= report.seconds
     assert report.trials_per_hour == pytest.approx(17 / report.seconds * 3600)
     json.dumps(report.to_json())
-    assert {trial.state for trial in looks.seen} == {TrialState.RUNNING, TrialState.PRUNED}
+    assert {trial.state for trial in seen} == {TrialState.RUNNING, TrialState.PRUNED}
     trials = stored(run).trials
     assert [trial.params for trial in trials] == [report.parameters[f"net-{trial.number}"] for trial in trials]
     assert [trial.state == TrialState.COMPLETE for trial in trials] == [
@@ -314,6 +306,6 @@ def test_the_example_searches(tmp_path: Path) -> None:
     assert len(example.read_text().splitlines()) <= 25
     search = replace(load_search(example), max_epochs=3)
     settings = Settings(devices="cpu:1")
-    report = run_search(search, settings, tmp_path / "run", store=Store(), launcher=Inline(), view=Silent())
+    report = run_search(search, settings, tmp_path / "run", store=Store(), launcher=Inline(), view=None)
     assert len(report.table()) == 5
     assert report.best().metrics["val_loss"] < 2.0

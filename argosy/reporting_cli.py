@@ -1,0 +1,93 @@
+"""``argosy status`` and ``argosy report``: where a run is and what came out, as text, as JSON, as a page."""
+
+import shlex
+import sys
+import time
+import webbrowser
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from argosy.output import Json, show, write
+from argosy.steering_cli import RunDirectory
+
+if TYPE_CHECKING:
+    from argosy.report import Report
+
+__all__ = ["print_report", "report", "status", "typed"]
+
+LIVE_SECONDS = 5.0
+"""Between two writings of a page of a run that goes on."""
+BEGUN_BY = "the command that began it"
+
+
+def status(
+    directory: RunDirectory,
+    wait: Annotated[bool, typer.Option("--wait", help="Until a section has ended from now on, or the run.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Say where a run is, from its journal alone."""
+    from argosy import api
+    from argosy.running.journal import wait_for_section
+
+    if wait:
+        wait_for_section(directory)
+    found = api.load(directory)
+    rows = [{"member": r.name, "status": r.status, "epochs": r.epochs, **r.metrics} for r in found.rows]
+    if as_json:
+        write({"status": found.status, "members": rows})
+        return
+    print_report(found, BEGUN_BY)
+
+
+def report(
+    directory: RunDirectory,
+    html: Annotated[bool, typer.Option("--html", help="As a page with pictures, report.html (extra: report).")] = False,
+    open_: Annotated[bool, typer.Option("--open", help="Show the page in a browser.")] = False,
+    live: Annotated[bool, typer.Option("--live", help="Write the page again and again while the run goes on.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Print what came out of a run, from its journal alone; or write it as a page that needs no network."""
+    from argosy import api
+
+    if not (html or open_ or live):
+        found = api.load(directory)
+        if as_json:
+            write(found.to_json())
+        else:
+            print_report(found, BEGUN_BY)
+        return
+    page, goes_on = _write_page(directory, live=live)
+    write({"page": str(page)} if as_json else f"Written: {page}")
+    if open_:
+        webbrowser.open(page.resolve().as_uri())
+    while goes_on:
+        time.sleep(LIVE_SECONDS)
+        _, goes_on = _write_page(directory, live=live)
+
+
+def print_report(found: "Report", command: str) -> None:
+    """For people: the tables, where everything is, and what to type next."""
+    from argosy.views.endings import what_next
+    from argosy.views.tables import report_table
+
+    show(report_table(found))
+    write(f"\n{what_next(found, command)}")
+
+
+def typed() -> str:
+    """The command as it was typed."""
+    return shlex.join(["argosy", *(word for word in sys.argv[1:] if word != "--retry-failed")])
+
+
+def _write_page(directory: Path, *, live: bool) -> tuple[Path, bool]:
+    """The page, and whether it is to be written again: then it also loads itself again."""
+    from argosy import api
+    from argosy.running.journal import timeline
+    from argosy.views.html.report import write_report
+
+    found = api.load(directory)
+    goes_on = live and found.status == "running"
+    page = write_report(found, timeline(directory), reload_seconds=LIVE_SECONDS if goes_on else None)
+    return page, goes_on

@@ -1,0 +1,102 @@
+"""Energy that the machine has taken while a run goes on: the counters of RAPL (CPU packages) and of NVML (NVIDIA GPUs)."""
+
+import ctypes
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+__all__ = ["Counter", "Meter"]
+
+POWERCAP = Path("/sys/class/powercap")
+NVML = "libnvidia-ml.so.1"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Counter:
+    """Something that counts joules."""
+
+    read: Callable[[], float]
+    """Raises OSError where it cannot be read any more."""
+    wraps_at: float | None
+    """Where it begins at 0 again."""
+
+
+@dataclass(slots=True)
+class Meter:
+    """What some counters have counted since its beginning, if it looks at them often enough: RAPL's wrap within the hour."""
+
+    counters: Mapping[str, Counter]
+    _joules: dict[str, float] = field(default_factory=dict)
+    _before: dict[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def here(cls, *, gpus: bool, powercap: Path = POWERCAP) -> "Meter":
+        """Of this machine, as far as it lets itself be read."""
+        meter = cls({**_rapl(powercap), **(_nvml() if gpus else {})})
+        meter.look()
+        return meter
+
+    @property
+    def told(self) -> dict[str, float]:
+        """Joules so far, by counter."""
+        return {name: round(joules, 1) for name, joules in self._joules.items()}
+
+    def look(self) -> None:
+        """Add what has come since the last look."""
+        for name, counter in self.counters.items():
+            try:
+                now = counter.read()
+            except OSError:
+                continue
+            gone = now - self._before.get(name, now)
+            if gone < 0:
+                gone += counter.wraps_at or -gone
+            self._joules[name] = self._joules.get(name, 0.0) + gone
+            self._before[name] = now
+
+
+def _rapl(powercap: Path) -> dict[str, Counter]:
+    found = {}
+    for zone in sorted(powercap.glob("intel-rapl:?")):
+        try:
+            counter = Counter(read=partial(_micro, zone / "energy_uj"), wraps_at=_micro(zone / "max_energy_range_uj"))
+            counter.read()
+            found[(zone / "name").read_text().strip()] = counter
+        except (OSError, ValueError):
+            continue  # mostly only root may read it
+    return found
+
+
+def _micro(path: Path) -> float:
+    return int(path.read_text()) / 1e6
+
+
+def _nvml() -> dict[str, Counter]:
+    try:
+        library = ctypes.CDLL(NVML)
+    except OSError:
+        return {}
+    count = ctypes.c_uint()
+    if library.nvmlInit_v2() or library.nvmlDeviceGetCount_v2(ctypes.byref(count)):
+        return {}
+    found = {}
+    for number in range(count.value):
+        device = ctypes.c_void_p()
+        if library.nvmlDeviceGetHandleByIndex_v2(number, ctypes.byref(device)):
+            continue
+        counter = Counter(read=partial(_gpu_joules, library, device), wraps_at=None)
+        try:
+            counter.read()
+        except OSError:
+            continue  # older than Volta
+        found[f"gpu {number}"] = counter
+    return found
+
+
+def _gpu_joules(library: ctypes.CDLL, device: ctypes.c_void_p) -> float:
+    millijoules = ctypes.c_ulonglong()
+    code = library.nvmlDeviceGetTotalEnergyConsumption(device, ctypes.byref(millijoules))
+    if code:
+        raise OSError(code, "NVML does not tell the energy of this device")
+    return millijoules.value / 1e3

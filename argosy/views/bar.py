@@ -1,0 +1,104 @@
+"""A progress bar for scripts and notebooks: one line below what a script prints, or the output of a notebook's cell."""
+
+import sys
+from collections.abc import Callable
+from html import escape
+from typing import Any
+
+from rich.console import Console, RenderableType
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from argosy.fold import RunState
+from argosy.plans import Plan
+from argosy.running.launcher import Job
+from argosy.running.phase import Phase
+from argosy.running.view import View
+from argosy.study import Study
+from argosy.views.drawing import in_a_line
+from argosy.views.notices import Notices
+from argosy.views.screen import Screen
+from argosy.views.terminal import Terminal
+from argosy.views.watch import Watch
+
+__all__ = ["Notebook", "draw_bar", "progress_bar"]
+
+BAR_COLUMNS = 20
+
+Update = Callable[[str], None]
+"""Shows other HTML in the same place."""
+
+
+def progress_bar() -> View:
+    """For where this program runs."""
+    if _in_notebook():
+        return Notebook(_display)
+    return Terminal(Console(stderr=True), draw_bar)
+
+
+def draw_bar(screen: Screen, width: int, height: int) -> RenderableType:
+    """The screen in one line."""
+    text = Text(in_a_line(screen), no_wrap=True)
+    text.truncate(max(width - BAR_COLUMNS - 2, 1), overflow="ellipsis")
+    line = Table.grid(padding=(0, 1))
+    line.add_row(ProgressBar(total=1.0, completed=min(screen.share, 1.0), width=BAR_COLUMNS), text)
+    return line
+
+
+class Notebook:
+    """A view that is the output of a cell."""
+
+    def __init__(self, display: Callable[[str], Update]) -> None:
+        self.watch = Watch()
+        self._display = display
+        self._notices = Notices()
+        self._told: list[str] = []
+
+    def begin(self, job: Job, state: RunState) -> None:
+        """See `View.begin`."""
+        self.watch.begin(job, state)
+        self._update = self._display("")
+
+    def study(self, study: Study) -> None:
+        """See `View.study`."""
+        self.watch.study(study)
+
+    def expect(self, epochs: Callable[[], float]) -> None:
+        """See `View.expect`."""
+        self.watch.expect(epochs)
+
+    def plan(self, plan: Plan) -> None:
+        """See `View.plan`."""
+        self.watch.plan(plan)
+
+    def hear(self, worker: str, message: Any) -> None:
+        """See `View.hear`."""
+        self.watch.hear(worker, message)
+        self._told += [text for text, _ in self._notices.of(message, self.watch.directory)]
+
+    def tick(self, phase: Phase) -> None:
+        """See `View.tick`."""
+        self.watch.refresh(phase, self._show)
+
+    def end(self) -> None:
+        """See `View.end`."""
+        self._show(self.watch.screen(Phase.OVER))
+
+    def _show(self, screen: Screen) -> None:
+        told = "".join(f"<pre>{escape(text)}</pre>" for text in self._told)
+        bar = f'<progress max="1" value="{min(screen.share, 1.0):.4f}"></progress>'
+        self._update(f"{told}{bar} {escape(in_a_line(screen))}")
+
+
+def _in_notebook() -> bool:
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return type(shell).__name__ == "ZMQInteractiveShell"
+
+
+def _display(html: str) -> Update:
+    from IPython.display import HTML, display  # a notebook has it
+
+    handle = display(HTML(html), display_id=True)
+    return lambda other: handle.update(HTML(other))

@@ -1,0 +1,38 @@
+"""How a command ends: where everything is, and what to type next."""
+
+import shlex
+
+from argosy.report import Report
+from argosy.tuning.report import SearchReport
+from argosy.wording import lasting
+
+__all__ = ["what_next", "what_next_of_search"]
+
+
+def what_next(report: Report, command: str) -> str:
+    """After `command` on a run, which goes on where it is typed again."""
+    folder = shlex.quote(str(report.directory))
+    lines = [f"Everything is in {folder}; of each member in members/NAME: best.pt (weights), metrics.csv, log.txt"]
+    failed = [row.name for row in report.rows if row.status == "failed"]
+    if report.status == "running":
+        lines.append(f"Watch it:        argosy report {folder} --open --live")
+        lines.append(f"Stop a member:   argosy stop {folder} NAME; Ctrl-C where it runs saves all")
+        return "\n".join(lines)
+    if report.status in ("paused", "interrupted", "failed"):
+        lines.append(f"Go on:           {command}")
+    if failed:
+        lines.append(f"See why:         less {shlex.quote(str(report.member(failed[0]).folder / 'log.txt'))}")
+        lines.append(f"Mended:          {command} --retry-failed")
+    if any(row.metrics for row in report.rows):
+        lines.append(f"Curves, devices: argosy report {folder} --open")
+        lines.append(f"Best network:    argosy.load({str(report.directory)!r}, study=study).best().load()")
+    return "\n".join(lines)
+
+
+def what_next_of_search(report: SearchReport, command: str) -> str:
+    """After a search."""
+    folder = shlex.quote(str(report.run.directory))
+    lines = [f"Everything is in {folder}, after {lasting(report.seconds)}"]
+    lines.append(f"{'Go on:          ' if report.run.status == 'paused' else 'Search further: '} {command}")
+    lines.append(f"Curves, devices: argosy report {folder} --open")
+    return "\n".join(lines)

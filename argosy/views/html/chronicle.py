@@ -1,0 +1,140 @@
+"""What happened when: the fold of a journal with its times, as pictures need it."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from argosy.events import (
+    Answered,
+    Event,
+    MemberEnded,
+    MemberRested,
+    MemberStarted,
+    PlanMade,
+    Recovered,
+    RunEnded,
+    RunStarted,
+    Split,
+    WorkerLost,
+)
+from argosy.fold import RunState
+from argosy.plans import Plan
+
+__all__ = ["Chronicle", "Mark", "Span"]
+
+WAYS = {"meet": "wait for the others, then all go on together", "apart": "go on apart", "back": "all go back"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Span:
+    """A member aboard a device."""
+
+    member: str
+    device: str
+    flotilla: int
+    """Number of the one that it was placed in, counted over the run; 0 before any plan."""
+    begin_seconds: float
+    end_seconds: float
+    came_from: str
+    """The device that it moved from; empty where it did not move."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Mark:
+    """A moment worth a sign."""
+
+    seconds: float
+    kind: str
+    """fault, or command."""
+    device: str
+    """Empty where it concerns none."""
+    members: tuple[str, ...]
+    """That were aboard there."""
+    text: str
+
+
+@dataclass(slots=True)
+class Chronicle:
+    """Of one run."""
+
+    state: RunState = field(default_factory=RunState)
+    seconds: float = 0.0
+    """Up to what was journaled last."""
+    spans: list[Span] = field(default_factory=list)
+    marks: list[Mark] = field(default_factory=list)
+    flotillas: int = 0
+    _aboard: dict[tuple[str, str], Span] = field(default_factory=dict)
+    """By member and device."""
+    _last: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Devices that carried a member last."""
+    _flotilla: dict[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, timeline: Iterable[tuple[float, Event]]) -> "Chronicle":
+        """From (seconds, event), first to last; who is aboard at the end is so still."""
+        found = cls()
+        for seconds, event in timeline:
+            found._take(seconds, event)
+        found._leave(list(found._aboard.values()), found.seconds)
+        return found
+
+    def _take(self, seconds: float, event: Event) -> None:
+        before, self.seconds = self.seconds, seconds
+        self.state.apply(event)
+        if isinstance(event, RunStarted):
+            # A driver that was killed has not said that anybody left.
+            self._leave(list(self._aboard.values()), before)
+        elif isinstance(event, RunEnded):
+            self._leave(list(self._aboard.values()), seconds)
+        elif isinstance(event, PlanMade):
+            for flotilla in Plan.from_json(event.plan).flotillas:
+                self.flotillas += 1
+                self._flotilla.update(dict.fromkeys(flotilla.members, self.flotillas))
+        elif isinstance(event, MemberStarted):
+            self._board(seconds, event)
+        elif isinstance(event, MemberRested | MemberEnded):
+            self._leave(self._of_member(event.member), seconds)
+        elif isinstance(event, WorkerLost):
+            self._lose(seconds, event)
+        elif isinstance(event, Recovered):
+            way = WAYS.get(event.way, event.way)
+            text = f"{len(event.members)} members of {event.worker}: {way}"
+            self._mark(seconds, "fault", event.worker, event.members, text)
+        elif isinstance(event, Answered):
+            text = f"{event.command.get('command', 'command')}: {event.answer}"
+            self._mark(seconds, "command", "", (), text)
+
+    def _board(self, seconds: float, event: MemberStarted) -> None:
+        self._leave(self._of_member(event.member), seconds)
+        split: Split | None = self.state.member(event.member).split
+        devices = split.devices if split is not None and event.device in split.devices else (event.device,)
+        last = self._last.get(event.member, devices)
+        self._last[event.member] = devices
+        for device in devices:
+            self._aboard[event.member, device] = Span(
+                member=event.member,
+                device=device,
+                flotilla=self._flotilla.get(event.member, 0),
+                begin_seconds=seconds,
+                end_seconds=seconds,
+                came_from="" if device in last else ", ".join(last),
+            )
+
+    def _lose(self, seconds: float, event: WorkerLost) -> None:
+        gone = [
+            span for (_, at), span in self._aboard.items() if at == event.worker or at.startswith(f"{event.worker}/")
+        ]
+        self._leave(gone, seconds)
+        members = tuple(span.member for span in gone)
+        device = gone[0].device if gone else ""
+        self._mark(seconds, "fault", device, members, f"{event.worker} is lost: {event.detail}")
+
+    def _of_member(self, member: str) -> list[Span]:
+        return [span for (name, _), span in self._aboard.items() if name == member]
+
+    def _leave(self, spans: Iterable[Span], seconds: float) -> None:
+        for span in spans:
+            del self._aboard[span.member, span.device]
+            self.spans.append(replace(span, end_seconds=seconds))
+
+    def _mark(self, seconds: float, kind: str, device: str, members: tuple[str, ...], text: str) -> None:
+        self.marks.append(Mark(seconds=seconds, kind=kind, device=device, members=members, text=text))

@@ -1,0 +1,67 @@
+"""Learning curves: every metric of every member over its epochs."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from argosy.fold import MemberState
+from argosy.report import Report
+from argosy.views.html.chronicle import Chronicle
+from argosy.views.html.page import COLOURS, Section, figure
+
+__all__ = ["curves"]
+
+MOST_CURVES = 200
+"""Members that are drawn: the best."""
+MOST_POINTS = 400
+"""Of a curve: of longer ones every n-th section."""
+COUNTED = ("seconds", "epochs", "steps", "samples")
+"""Columns of a history that are no metrics."""
+
+
+def curves(report: Report, chronicle: Chronicle) -> Section:
+    """One line a member, best first; the metric is chosen above the figure."""
+    members = chronicle.state.members
+    found = [members[row.name] for row in report.rows if row.name in members and members[row.name].history]
+    drawn = found[:MOST_CURVES]
+    names = dict.fromkeys(name for state in drawn for name in state.history[0] if name not in COUNTED)
+    metrics = [report.objective, *(name for name in names if name != report.objective)] if names else []
+    if not metrics:
+        return Section(title="Learning curves", text=["No section has ended."])
+    traces = [_trace(state, metrics[0], COLOURS[number % len(COLOURS)]) for number, state in enumerate(drawn)]
+    menu = {"type": "dropdown", "x": 0, "xanchor": "left", "y": 1.12, "buttons": [_button(drawn, m) for m in metrics]}
+    layout = {
+        "xaxis": {"title": {"text": "epochs"}},
+        "yaxis": {"title": {"text": metrics[0]}},
+        "updatemenus": [menu],
+        "showlegend": len(drawn) <= 20,
+    }
+    more = f" The {len(drawn)} best of {len(found)} members are drawn." if len(found) > len(drawn) else ""
+    text = [f"Point at a line to see whose it is; click into the legend to hide one, drag to look closer.{more}"]
+    return Section(title="Learning curves", text=text, figures=[figure(traces, height=520, **layout)])
+
+
+def _trace(state: MemberState, metric: str, colour: str) -> Mapping[str, Any]:
+    return {
+        "type": "scatter",
+        "mode": "lines+markers" if len(state.history) < 30 else "lines",
+        "name": state.name,
+        "x": [row["epochs"] for row in _thinned(state)],
+        "y": _values(state, metric),
+        "line": {"color": colour, "width": 1.5},
+        "marker": {"size": 4},
+        "hovertemplate": "%{fullData.name}<br>epoch %{x}: %{y:.5g}<extra></extra>",
+    }
+
+
+def _button(drawn: list[MemberState], metric: str) -> Mapping[str, Any]:
+    axis = {"yaxis.title.text": metric}
+    return {"label": metric, "method": "update", "args": [{"y": [_values(state, metric) for state in drawn]}, axis]}
+
+
+def _values(state: MemberState, metric: str) -> list[float | None]:
+    return [None if (value := row.get(metric)) is None else float(f"{value:.6g}") for row in _thinned(state)]
+
+
+def _thinned(state: MemberState) -> list[dict[str, float]]:
+    every = -(-len(state.history) // MOST_POINTS)
+    return state.history[::-1][:: max(every, 1)][::-1]

@@ -1,0 +1,60 @@
+"""The report of a run as one page, from its report and its journal."""
+
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+from argosy.events import Event
+from argosy.report import Report
+from argosy.views.html.chronicle import Chronicle
+from argosy.views.html.costs import costs
+from argosy.views.html.curves import curves
+from argosy.views.html.gantt import gantt
+from argosy.views.html.leaderboard import leaderboard
+from argosy.views.html.page import Section, page, write_page
+from argosy.views.html.predictions import predictions
+from argosy.views.html.queues import queues
+from argosy.views.html.savings import savings
+from argosy.wording import lasting
+
+__all__ = ["report_page", "write_report"]
+
+
+def write_report(
+    report: Report, timeline: Iterable[tuple[float, Event]], *, reload_seconds: float | None = None
+) -> Path:
+    """``report.html`` in the run's directory."""
+    path = report.directory / "report.html"
+    write_page(path, report_page(report, Chronicle.of(timeline), reload_seconds=reload_seconds))
+    return path
+
+
+def report_page(report: Report, chronicle: Chronicle, *, reload_seconds: float | None = None) -> str:
+    """Every section that the run has something for."""
+    sections = [
+        _overview(report),
+        leaderboard(report),
+        curves(report, chronicle),
+        gantt(chronicle),
+        queues(report),
+        predictions(report),
+        savings(report),
+        costs(report),
+    ]
+    return page(f"{report.directory.name}: {report.status}", sections, reload_seconds=reload_seconds)
+
+
+def _overview(report: Report) -> Section:
+    counts = Counter(row.status for row in report.rows)
+    members = ", ".join(f"{count} {status}" for status, count in counts.most_common())
+    epochs = sum(row.epochs for row in report.rows)
+    took = f" after {lasting(report.seconds)}" if report.seconds else ""
+    text = [f"{report.status}{took}: {len(report.rows)} members ({members}), {epochs:,g} epochs in all."]
+    best = report.rows[0] if report.rows and report.rows[0].metrics else None
+    if best is not None:
+        text.append(f"Best: {best.name}, {report.objective} {best.metrics.get(report.objective, float('nan')):.5g}.")
+    if report.reason:
+        text.append(report.reason)
+    if report.diagnosis is not None:
+        text.append(f"Bottleneck: {report.diagnosis.verdict}.")
+    return Section(title=str(report.directory), text=text)

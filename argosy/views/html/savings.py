@@ -1,0 +1,56 @@
+"""What sharing the stream and packing members saved, with what that was measured by."""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from argosy.events import Packed
+from argosy.report import Report
+from argosy.views.html.page import Section, bars, figure
+from argosy.wording import html_table, lasting
+
+__all__ = ["savings"]
+
+
+def savings(report: Report) -> Section:
+    """CPU time of preparation against one script a member; time of a sample in a program against alone."""
+    figures, text = _sharing(report)
+    packs = {(pack.device, frozenset(itertools.chain(*pack.programs))): pack for pack in report.packs}.values()
+    rows = [row for pack in packs for row in _pack(pack)]
+    if rows:
+        text.append("Members alike that were stepped as one program, by what was measured while they trained:")
+    columns = ("device", "members", "in a program", "µs a sample and member", "alone", "times as fast", "chosen", "why")
+    return Section(title="What was saved", text=text, figures=figures, table=html_table(columns, rows) if rows else "")
+
+
+def _sharing(report: Report) -> tuple[Sequence[Mapping[str, Any]], list[str]]:
+    times = f"{report.preparations:.2f} times per epoch of the stream, with one script a member {report.preparations_alone:.2f} times"
+    text = [f"Each training sample was prepared {times}."]
+    gauges = report.gauges.values()
+    prepared = sum(gauge.get("prepared", 0) for gauge in gauges)
+    measured = sum(gauge.get("preparation_cpu_seconds", 0.0) for gauge in gauges)
+    if not prepared or not measured or not report.preparations:
+        return [], text
+    alone = measured * report.preparations_alone / report.preparations
+    text.append(
+        f"Measured: {measured:,.2f} CPU seconds for {prepared:,} prepared samples, {measured / prepared * 1e6:,.0f} µs a sample; "
+        f"one script a member would have taken {alone:,.2f} at that cost: {lasting(max(alone - measured, 0.0))} saved."
+    )
+    drawn = [
+        bars("CPU seconds of preparation", ["one script a member (computed)", "this run (measured)"], [alone, measured])
+    ]
+    axis = {"xaxis": {"title": {"text": "CPU seconds of preparation"}}, "yaxis": {"automargin": True}}
+    return [figure(drawn, height=170, **axis)], text
+
+
+def _pack(pack: Packed) -> list[list[Any]]:
+    seconds = dict(pack.seconds_per_sample)
+    alone, count = seconds.get(1), sum(map(len, pack.programs))
+    return [
+        [
+            *(pack.device, count, size, each * 1e6),
+            *("" if alone is None else alone * 1e6, "" if alone is None else alone / each),
+            *("yes" if size == pack.size else "", pack.reason if size == pack.size else ""),
+        ]
+        for size, each in sorted(seconds.items())
+    ]

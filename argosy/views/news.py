@@ -1,0 +1,78 @@
+"""What a view hears that no journal has: losses, rates and queues of this moment, and when things changed."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from argosy.commands import Flowing, Progress
+from argosy.events import MemberEnded, MemberRested, MemberStarted, SectionEnded, WorkerLost
+from argosy.plans import Flotilla, Plan
+
+__all__ = ["News"]
+
+RATE_SECONDS = 1.0
+"""Least time over which a rate is taken."""
+
+
+@dataclass(slots=True)
+class News:
+    """Of one run; whoever tells it something says when that was."""
+
+    gauges: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    """By worker; so are those that have ended in the fold."""
+    losses: dict[str, float] = field(default_factory=dict)
+    """Last known ones, wherever a member trained then: between two epochs there are none."""
+    rates: dict[str, float] = field(default_factory=dict)
+    """Samples/s of members aboard."""
+    changed: dict[str, float] = field(default_factory=dict)
+    """When a member began, left, ended, or was better than ever."""
+    lost: list[tuple[float, str, str]] = field(default_factory=list)
+    """When, which worker, and how."""
+    flotillas: list[Flotilla] = field(default_factory=list)
+    """That are under way, as they started."""
+    _samples: dict[str, int] = field(default_factory=dict)
+    """Of each member since it came aboard."""
+    _behind: dict[str, int] = field(default_factory=dict)
+    """Those of them that its last section had left behind."""
+    _seen: dict[str, tuple[float, int]] = field(default_factory=dict)
+
+    def hear(self, worker: str, message: Any, now: float) -> None:
+        """What a worker said, or what was journaled."""
+        if isinstance(message, Progress):
+            self.gauges[worker] = message.gauge
+            self.losses |= message.losses
+            self._samples |= message.samples
+            self._take_rates(message, now)
+        elif isinstance(message, Flowing):
+            self.gauges[worker] = message.gauge
+        elif isinstance(message, WorkerLost):
+            self.lost.append((now, message.worker, message.detail))
+        elif isinstance(message, SectionEnded):
+            self._behind[message.member] = self._samples.get(message.member, 0)
+            if message.best:
+                self.changed[message.member] = now
+        elif isinstance(message, MemberStarted | MemberRested | MemberEnded):
+            self._forget(message.member)
+            self.changed[message.member] = now
+
+    def sail(self, plan: Plan) -> None:
+        """Flotillas start, on devices that others have left."""
+        taken = {device for flotilla in plan.flotillas for device in flotilla.devices}
+        left = [flotilla for flotilla in self.flotillas if taken.isdisjoint(flotilla.devices)]
+        self.flotillas = [*left, *plan.flotillas]
+
+    def begun(self, member: str) -> int:
+        """Samples of the section at hand that it has stepped on here, up to what was said last."""
+        return max(self._samples.get(member, 0) - self._behind.get(member, 0), 0)
+
+    def _forget(self, member: str) -> None:
+        for known in (self._samples, self._behind, self._seen, self.rates):
+            known.pop(member, None)
+
+    def _take_rates(self, message: Progress, now: float) -> None:
+        for member, samples in message.samples.items():
+            since, before = self._seen.get(member, (now, samples))
+            if now - since > RATE_SECONDS:
+                self.rates[member] = (samples - before) / (now - since)
+            if now - since > RATE_SECONDS or member not in self._seen:
+                self._seen[member] = (now, samples)

@@ -1,0 +1,47 @@
+"""What is told at once and stays: a member that fails, a worker that is lost, what is unusual. Of each kind only the first few."""
+
+from pathlib import Path
+from typing import Any
+
+from argosy.events import MemberEnded, MemberStarted, SharingChosen, WorkerLost
+
+__all__ = ["Notices"]
+
+MOST_TOLD = 3
+"""Notices of a kind: the screen, the lines and the report count the rest."""
+LAST_LINES = 4
+"""Of a failed member's traceback."""
+
+
+class Notices:
+    """Of one run."""
+
+    def __init__(self) -> None:
+        self._told: dict[str, int] = {}
+        self._noted: set[str] = set()
+        """Members start again after every regrouping."""
+
+    def of(self, message: Any, directory: Path) -> list[tuple[str, str]]:
+        """(text, style) of what is to be told of a message."""
+        if isinstance(message, MemberEnded) and message.status in ("failed", "diverged"):
+            return self._first(message.status, _failure(message, directory), "red")
+        if isinstance(message, WorkerLost):
+            text = f"{message.worker} is lost: {message.detail}; its members go on from their checkpoints"
+            return self._first("lost", text, "yellow")
+        if isinstance(message, MemberStarted):
+            new = {f"{message.member}: {note}" for note in message.notes} - self._noted
+            self._noted |= new
+            return [told for note in sorted(new) for told in self._first("note", note, "yellow")]
+        if isinstance(message, SharingChosen) and message.reason != "one node":
+            return [(f"Nodes share the stream: {message.sharing} ({message.reason})", "")]
+        return []
+
+    def _first(self, kind: str, text: str, style: str) -> list[tuple[str, str]]:
+        self._told[kind] = self._told.get(kind, 0) + 1
+        return [(text, style)] if self._told[kind] <= MOST_TOLD else []
+
+
+def _failure(ended: MemberEnded, directory: Path) -> str:
+    *lines, last = ended.reason.strip().splitlines() or [""]
+    log = directory / "members" / ended.member / "log.txt"
+    return "\n".join([f"{ended.member} {ended.status}: {last}", *lines[-LAST_LINES:], f"log: {log}"])

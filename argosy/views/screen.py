@@ -1,0 +1,270 @@
+"""What a person sees of a run at one moment, as a value: a function of what is asked, the fold, and what workers said last."""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from argosy.diagnosis import diagnose
+from argosy.fold import MemberState, RunState
+from argosy.study import Study
+from argosy.views.news import News
+from argosy.wording import differing, spelled
+
+__all__ = ["OVER", "Berth", "Question", "Row", "Screen", "screen_of"]
+
+OVER = ("done", "failed", "diverged", "stopped")
+WRONG = ("failed", "diverged")
+BEST = 3
+"""Members that are shown for being the best."""
+MOST_WRONG = 4
+"""Failed members that are shown before all others."""
+CHANGING_SECONDS = 30.0
+"""So long a member counts as changing after it has."""
+LATELY_SECONDS = 300.0
+"""So long the loss of a worker is shown."""
+SECTIONS_COUNTED = 20
+"""Last sections of a run from which is seen how far predictions are off."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Question:
+    """What a screen is made for, apart from what happens."""
+
+    study: Study
+    directory: Path
+    began: float
+    done_before: float
+    """Epochs of all members that an earlier driver had finished."""
+    expected: Callable[[], float] | None
+    """Epochs to come, where somebody knows that better than the members' rules."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """One member."""
+
+    name: str
+    differs: str
+    """Its hyper-parameters that are not those of all."""
+    status: str
+    epochs: float
+    of: float | None
+    """Epochs that it is to train at most, where that is known."""
+    loss: float | None
+    value: float | None
+    """Of the objective, in its last section."""
+    samples_per_second: float | None
+    best: bool
+    """Whether it is one of the best."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Berth:
+    """One device."""
+
+    device: str
+    members: int
+    flotilla: int | None
+    """Number of the one that it is in, where there are several at once."""
+    samples_per_second: float
+    """Of its members together."""
+    waiting: float
+    """Share of its time without data."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Screen:
+    """All of it."""
+
+    directory: Path
+    phase: str
+    seconds: float
+    epochs: float
+    """That all members together have behind them."""
+    to_come: float
+    seconds_left: float | None
+    counts: Mapping[str, int]
+    """Members by status."""
+    bottleneck: str
+    berths: tuple[Berth, ...]
+    attention: tuple[str, ...]
+    """What went wrong, newest first."""
+    objective: str
+    best: tuple[str, float] | None
+    """The best member, and its objective in its best section."""
+    rows: tuple[Row, ...]
+    """Members, those first that are worth a look: what failed, the best, what changes."""
+
+    @property
+    def share(self) -> float:
+        """Of all epochs."""
+        return self.epochs / max(self.epochs + self.to_come, 1e-9)
+
+
+def screen_of(question: Question, state: RunState, news: News, *, phase: str, now: float) -> Screen:
+    """The screen at some moment."""
+    study, states = question.study, {name: state.members.get(name, MemberState(name)) for name in question.study.names}
+    begun = {name: _begun(member, state, news) for name, member in states.items()}
+    left = _epochs_left(study, states, begun)
+    to_come = question.expected() if question.expected is not None else sum(left.values())
+    epochs = sum(member.epochs + begun[name] for name, member in states.items())
+    found, ranks = diagnose(news.gauges.items()), _ranks(study, states)
+    seconds = now - question.began
+    left_seconds = _by_plan(state, news, left, to_come)
+    if left_seconds is None and epochs > question.done_before:
+        left_seconds = seconds / (epochs - question.done_before) * to_come
+    return Screen(
+        directory=question.directory,
+        phase=phase,
+        seconds=seconds,
+        epochs=epochs,
+        to_come=to_come,
+        seconds_left=left_seconds,
+        counts=Counter(member.status for member in states.values()),
+        bottleneck=found.verdict if found else "",
+        berths=_berths(states, news),
+        attention=_attention(states, news, now),
+        objective=study.objective,
+        best=next(((name, _best(states[name], study)) for name, rank in ranks.items() if rank == 0), None),
+        rows=_rows(study, states, news, begun, ranks, now),
+    )
+
+
+def _begun(member: MemberState, state: RunState, news: News) -> float:
+    """Part of an epoch that a member has of the section at hand."""
+    if member.status != "training" or state.started is None:
+        return 0.0
+    sections = state.started.validations_per_epoch
+    whole = member.sections[-1].samples if member.sections else state.started.lengths["train"] / sections
+    return min(news.begun(member.name) / max(whole, 1), 1.0) / sections
+
+
+def _epochs_left(study: Study, states: Mapping[str, MemberState], begun: Mapping[str, float]) -> dict[str, float]:
+    """Of members that have not ended, as far as their rules know that."""
+    bounds = {member.name: study.stop_of(member).max_epochs for member in study.members}
+    longest = max((bound for bound in bounds.values() if bound is not None), default=1)
+    left = {}
+    for name, state in states.items():
+        if state.status not in OVER:
+            # A rule that knows no bound counts like the longest of the others, or as twice what the member has done.
+            bound = bounds[name]
+            whole = max(longest, 2 * state.epochs) if bound is None else bound
+            left[name] = max(whole - state.epochs - begun[name], 0.0)
+    return left
+
+
+def _by_plan(state: RunState, news: News, left: Mapping[str, float], to_come: float) -> float | None:
+    """Seconds to the end, by the planner's figures and by how far they were off so far; None without a plan."""
+    if state.started is None:
+        return None
+    epochs_per_second, longest = 0.0, 0.0
+    for flotilla in news.flotillas:
+        live = [name for name in flotilla.members if name in left]
+        if live:
+            pace = flotilla.keeping(live).samples_per_second / state.started.lengths["train"]
+            epochs_per_second += len(live) * pace
+            longest = max(longest, max(left[name] for name in live) / pace)
+    if not epochs_per_second:
+        return None
+    passed = [section for section in state.passed[-1][-SECTIONS_COUNTED:] if section.predicted_seconds]
+    actual, predicted = (sum(getattr(p, name) for p in passed) for name in ("seconds", "predicted_seconds"))
+    return max(to_come / epochs_per_second, longest) * (actual / predicted if predicted else 1.0)
+
+
+def _waiting(gauges: Sequence[Mapping[str, float]]) -> float:
+    waiting, busy = (sum(gauge[name] for gauge in gauges) for name in ("waiting_seconds", "busy_seconds"))
+    return waiting / (waiting + busy) if waiting + busy else 0.0
+
+
+def _berths(states: Mapping[str, MemberState], news: News) -> tuple[Berth, ...]:
+    numbers = {device: n for n, flotilla in enumerate(news.flotillas, start=1) for device in flotilla.devices}
+    aboard: dict[str, list[str]] = {device: [] for device in numbers}
+    for name, state in states.items():
+        if state.status == "training":
+            for device in state.split.devices if state.split else (state.device,):
+                aboard.setdefault(device, []).append(name)
+    return tuple(
+        Berth(
+            device=device,
+            members=len(names),
+            flotilla=numbers.get(device) if len(news.flotillas) > 1 else None,
+            samples_per_second=sum(news.rates.get(name, 0.0) for name in names),
+            waiting=_waiting([gauge] if "waiting_seconds" in (gauge := news.gauges.get(device, {})) else []),
+        )
+        for device, names in sorted(aboard.items())
+    )
+
+
+def _attention(states: Mapping[str, MemberState], news: News, now: float) -> tuple[str, ...]:
+    wrong = [
+        (news.changed.get(name, -math.inf), f"{name} {state.status}: {_last_line(state.reason)}")
+        for name, state in states.items()
+        if state.status in WRONG
+    ]
+    lost = [
+        (when, f"{worker} is lost: {detail}; its members go on from their checkpoints")
+        for when, worker, detail in news.lost
+        if now - when < LATELY_SECONDS
+    ]
+    return tuple(text for _, text in sorted([*wrong, *lost], key=lambda item: item[0], reverse=True))
+
+
+def _last_line(reason: str) -> str:
+    return (reason.strip().splitlines() or [""])[-1]
+
+
+def _rows(
+    study: Study,
+    states: Mapping[str, MemberState],
+    news: News,
+    begun: Mapping[str, float],
+    ranks: Mapping[str, float],
+    now: float,
+) -> tuple[Row, ...]:
+    parameters = {member.name: member.hyperparameters for member in study.members}
+    names = differing(parameters)
+    wrong = sorted((n for n, s in states.items() if s.status in WRONG), key=lambda name: -news.changed.get(name, 0.0))
+    first = set(wrong[:MOST_WRONG])
+
+    def place(name: str) -> tuple[int, float, float]:
+        since = now - news.changed.get(name, -math.inf)
+        if name in first:
+            return 0, since, 0.0
+        if ranks[name] < BEST:
+            return 1, ranks[name], 0.0
+        if since < CHANGING_SECONDS:
+            return 2, since, ranks[name]
+        return {"training": 3, "resting": 4, "waiting": 5}.get(states[name].status, 6), ranks[name], 0.0
+
+    rows = []
+    for name in sorted(states, key=place):
+        state, member = states[name], study.member(name)
+        rows.append(
+            Row(
+                name=name,
+                differs=spelled(parameters[name], names),
+                status=state.status,
+                epochs=state.epochs + begun[name],
+                of=study.stop_of(member).max_epochs,
+                loss=news.losses.get(name),
+                value=state.history[-1].get(study.objective) if state.history else None,
+                samples_per_second=news.rates.get(name),
+                best=ranks[name] < BEST,
+            )
+        )
+    return tuple(rows)
+
+
+def _ranks(study: Study, states: Mapping[str, MemberState]) -> dict[str, float]:
+    """From 0, the best; infinite before a first section."""
+    sign = 1.0 if study.mode == "min" else -1.0
+    values = {name: sign * _best(state, study) for name, state in states.items()}
+    known = sorted((name for name, value in values.items() if not math.isnan(value)), key=values.__getitem__)
+    return {**dict.fromkeys(states, math.inf), **{name: float(rank) for rank, name in enumerate(known)}}
+
+
+def _best(state: MemberState, study: Study) -> float:
+    """The objective in its best section; NaN before a first one."""
+    return math.nan if state.best is None else state.best.metrics.get(study.objective, math.nan)

@@ -1,0 +1,111 @@
+"""What came out, as text: the tables of a run and of a search, and what to do next."""
+
+import itertools
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from argosy.events import Packed
+from argosy.report import LegResult, Report
+from argosy.tuning.report import SearchReport
+from argosy.wording import told
+
+__all__ = ["report_table", "search_table"]
+
+
+def search_table(report: SearchReport) -> Group:
+    """A search for people: trials, best first, and how soon the best was known."""
+    metric = report.run.objective
+    names = list(dict.fromkeys(name for row in report.run.rows for name in report.parameters.get(row.name, ())))
+    table = Table("trial", "status", "epochs", metric, *names, "reason", box=None, pad_edge=False)
+    for row in report.run.rows:
+        parameters = report.parameters.get(row.name, {})
+        values = [told(parameters[name]) if name in parameters else "" for name in names]
+        reached = f"{row.metrics[metric]:.4g}" if row.metrics else ""
+        reason = row.reason.strip().splitlines()[-1] if row.reason else ""
+        table.add_row(row.name, row.status, f"{row.epochs:g}", reached, *values, reason)
+    text = (
+        f"{report.run.status} after {report.seconds:.1f} s: {len(set(report.trials.values()))} trials, "
+        f"{report.epochs:g} epochs, {report.trials_per_hour:,.0f} trials an hour."
+    )
+    if report.first_comparison_seconds is not None:
+        text += f" All could be compared after {report.first_comparison_seconds:.1f} s."
+    if report.saved_by_sharing:
+        text += f" Preparing samples once for all saved {report.saved_by_sharing:.0%} of the CPU time."
+    if report.best_seconds is not None:
+        best = ", ".join(f"{name} = {told(value)}" for name, value in report.best_parameters.items())
+        text += f"\nBest, found after {report.best_seconds:.1f} s: {report.best().name} with {best}."
+        text += f"\nIts weights: {report.best().folder / 'best.pt'}; its network: report.best().load()."
+    return Group(table, Text(text))
+
+
+def _pack_words(pack: Packed) -> str:
+    """What a device did with members that may be one program."""
+    count, gain = sum(map(len, pack.programs)), pack.improvement
+    programs = len(pack.programs)
+    how = "one after another" if pack.size == 1 else f"in {programs} program{'s' * (programs > 1)}"
+    measured = "" if gain is None else f"; together they take {1 - gain:.0%} of the time"
+    reason = f"; {pack.reason}" if pack.reason else ""
+    return f"{count} members alike were stepped {how} on {pack.device}{measured}{reason}."
+
+
+def report_table(report: Report) -> Group:
+    """A report for people: members, best first, and what the run cost."""
+    metrics = list(dict.fromkeys(name for row in report.rows for name in row.metrics))
+    table = Table("member", "status", "epochs", *metrics, "seconds", box=None, pad_edge=False)
+    for row in report.rows:
+        values = [f"{row.metrics[name]:.4g}" if name in row.metrics else "" for name in metrics]
+        table.add_row(row.name, row.status, f"{row.epochs:g}", *values, f"{row.seconds:.1f}")
+    took = "" if report.status == "running" else f" after {report.seconds:.1f} s"
+    text = (
+        f"{report.status}{took}. Each training sample was prepared {report.preparations:.1f} times "
+        f"per epoch (one script per member: {report.preparations_alone:.1f})."
+    )
+    if report.gauges:
+        text += f" Trainers waited for data {report.waiting_share:.0%} of their time."
+    if report.sharing is not None and report.sharing.reason != "one node":
+        text += f"\nNodes shared the stream: {report.sharing.sharing} ({report.sharing.reason})."
+    for pack in {(pack.device, frozenset(itertools.chain(*pack.programs))): pack for pack in report.packs}.values():
+        text += f"\n{_pack_words(pack)}"
+    if report.diagnosis is not None:
+        text += f"\nBottleneck: {report.diagnosis.verdict}."
+    legs = [_legs_table(report.legs)] if report.legs else []
+    return Group(table, *_repetitions(report), Text(text), *legs)
+
+
+def _repetitions(report: Report) -> list[RenderableType]:
+    """Networks that several members repeat, where there are any: their means, and how they differ from the best."""
+    found = report.repetitions.configurations
+    if not found:
+        return []
+    metrics = list(dict.fromkeys(metric for each in found for metric in each.metrics))
+    less = {each.second: str(each) for each in report.repetitions.comparisons}
+    table = Table("configuration", "done", *metrics, box=None, pad_edge=False)
+    if less:
+        table.add_column(f"{report.objective} less that of {found[0].name}")
+    for each in found:
+        means = [str(each.metrics.get(metric, "")) for metric in metrics]
+        differences = [less.get(each.name, "")] if less else []
+        table.add_row(each.name, f"{each.counted} of {each.repetitions}", *means, *differences)
+    pairs = " Differences are taken pair by pair." if less else ""
+    return [Text(""), table, Text(f"Means over repetitions, ± half of their 95 % intervals.{pairs}\n")]
+
+
+def _legs_table(legs: Sequence[LegResult]) -> Table:
+    """Predicted against actual."""
+    table = Table(
+        *("leg", "sections", "samples/s", "predicted", "seconds", "predicted", "waiting", "planning", "changing"),
+        box=None,
+        pad_edge=False,
+    )
+    for leg in legs:
+        waiting = ", ".join(f"{device} {seconds:.1f}" for device, seconds in leg.waiting_seconds.items())
+        table.add_row(
+            *(leg.leg, str(leg.sections)),
+            *(f"{pace:,.0f}" for pace in (leg.samples_per_second, leg.predicted_samples_per_second)),
+            *(f"{leg.seconds:.1f}", f"{leg.predicted_seconds:.1f}", waiting),
+            *(f"{seconds:.2f}" for seconds in (leg.planning_seconds, leg.changing_seconds)),
+        )
+    return table

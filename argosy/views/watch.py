@@ -1,0 +1,70 @@
+"""What all views have in common: they keep what happens, and make a screen of it when it is time for one."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from argosy.fold import RunState
+from argosy.plans import Plan
+from argosy.running.launcher import Job
+from argosy.running.phase import Phase
+from argosy.study import Study
+from argosy.views.news import News
+from argosy.views.screen import Question, Screen, screen_of
+
+__all__ = ["Watch"]
+
+REFRESH_SECONDS = 0.25
+SHARE = 0.05
+"""Of the time that may go into screens: a large one is made less often."""
+
+
+class Watch:
+    """Of one run; `study`, `expect`, `plan` and `hear` are those of `View`."""
+
+    def __init__(self) -> None:
+        self.news = News()
+        self._expected: Callable[[], float] | None = None
+        self._next = 0.0
+
+    def begin(self, job: Job, state: RunState) -> None:
+        """See `View.begin`."""
+        self.state, self.asked, self.directory = state, job.study, job.directory
+        self.began = time.monotonic()
+        self.done_before = sum(member.epochs for member in state.members.values())
+
+    def study(self, study: Study) -> None:
+        """See `View.study`."""
+        self.asked = study
+
+    def expect(self, epochs: Callable[[], float]) -> None:
+        """See `View.expect`."""
+        self._expected = epochs
+
+    def plan(self, plan: Plan) -> None:
+        """See `View.plan`."""
+        self.news.sail(plan)
+
+    def hear(self, worker: str, message: Any) -> None:
+        """See `View.hear`."""
+        self.news.hear(worker, message, time.monotonic())
+
+    def refresh(self, phase: Phase, show: Callable[[Screen], None]) -> None:
+        """Show a screen, where it is time for one."""
+        began = time.monotonic()
+        if began < self._next:
+            return
+        show(self.screen(phase))
+        now = time.monotonic()
+        self._next = now + max(REFRESH_SECONDS, (now - began) / SHARE)
+
+    def screen(self, phase: Phase) -> Screen:
+        """The run as it is."""
+        question = Question(
+            study=self.asked,
+            directory=self.directory,
+            began=self.began,
+            done_before=self.done_before,
+            expected=self._expected,
+        )
+        return screen_of(question, self.state, self.news, phase=phase.value, now=time.monotonic())

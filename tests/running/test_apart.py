@@ -1,0 +1,99 @@
+"""A view in a thread of its own: broken, slow or stuck, it costs the run nothing, and what it sees is whole."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import evidence
+import pytest
+import studies
+import voyages
+
+import argosy
+from argosy.commands import Progress
+from argosy.events import Event, SectionEnded
+from argosy.fold import RunState
+from argosy.running.apart import Apart
+from argosy.running.launcher import Job
+from argosy.running.phase import Phase
+from argosy.running.view import Silent
+from argosy.settings import Settings
+
+PAIR = [studies.member("one"), studies.member("two", hidden=8)]
+
+
+class Stuck(Silent):
+    """A view that comes back when it is let, as a terminal that somebody has stopped."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.inside = threading.Event()
+        self.heard: list[Any] = []
+
+    def tick(self, phase: Phase) -> None:
+        self.inside.set()
+        self.gate.wait()
+
+    def hear(self, worker: str, message: Any) -> None:
+        self.heard.append(message)
+
+
+@pytest.fixture
+def stuck() -> Iterator[Stuck]:
+    """One that is let go at the end."""
+    view = Stuck()
+    yield view
+    view.gate.set()
+
+
+def train(directory: Path, view: Any) -> argosy.Report:
+    """A small run in this process."""
+    study = studies.study(90, fleet=PAIR, epochs=3)
+    return argosy.train(study, directory=directory, launcher="inline", devices="cpu:1", view=view)
+
+
+def test_a_view_that_never_comes_back_ends_no_run(tmp_path: Path, stuck: Stuck) -> None:
+    assert train(tmp_path / "stuck", stuck).status == "done"
+    assert stuck.inside.is_set()
+    assert not stuck.gate.is_set(), "it hung to the end"
+    train(tmp_path / "alone", None)
+    assert evidence.results(tmp_path / "stuck") == evidence.results(tmp_path / "alone")
+
+
+def test_what_workers_say_again_and_again_a_slow_view_hears_once(tmp_path: Path, stuck: Stuck) -> None:
+    apart = Apart(stuck)
+    apart.begin(Job(study=studies.study(fleet=PAIR), settings=Settings(), directory=tmp_path, lock=-1), RunState())
+    while not stuck.inside.wait(0.05):
+        apart.tick(Phase.OPENING)
+    events = [voyages.ended("one", "cpu:0", epoch, value=0.5) for epoch in range(5)]
+    for number in range(1000):
+        apart.hear("cpu:0", Progress(blocks=number, samples={}, losses={}, gauge={}))
+        if number % 200 == 0:
+            apart.hear("", events[number // 200])
+        apart.tick(Phase.SAILING)
+    stuck.gate.set()
+    apart.end()
+    said = [message.blocks for message in stuck.heard if isinstance(message, Progress)]
+    assert len(said) <= 2
+    assert said[-1] == 999
+    assert [message for message in stuck.heard if isinstance(message, Event)] == events
+
+
+def test_a_view_sees_the_fold_of_what_it_has_heard(tmp_path: Path) -> None:
+    class Folds(Silent):
+        def begin(self, job: Job, state: RunState) -> None:
+            self.state, self.behind = state, list[bool]()
+
+        def hear(self, worker: str, message: Any) -> None:
+            if isinstance(message, SectionEnded):
+                self.behind.append(message in self.state.member(message.member).sections)
+
+    view = Folds()
+    train(tmp_path, view)
+    assert view.behind == [True] * 6
+    assert {name: member.status for name, member in view.state.members.items()} == {"one": "done", "two": "done"}
+    assert view.state.ended is not None
+    study = studies.study(90, fleet=PAIR, epochs=4)
+    argosy.train(study, directory=tmp_path, launcher="inline", devices="cpu:1", view=view)
+    assert [len(member.sections) for member in view.state.members.values()] == [4, 4]

@@ -1,0 +1,48 @@
+"""Words for people."""
+
+import doctest
+
+import studies
+
+from argosy import wording
+from argosy.output import finite
+from argosy.wording import differing, html_table, shortened, spelled
+
+
+def test_the_examples_hold() -> None:
+    found = doctest.testmod(wording)
+    assert (found.failed, found.attempted) == (0, 2)
+
+
+def test_members_are_told_by_what_differs() -> None:
+    fleet = [studies.member("a", hidden=8, lr=0.1), studies.member("b", hidden=16, lr=0.1)]
+    parameters = {member.name: member.hyperparameters for member in fleet}
+    names = differing(parameters)
+    assert names == ("model.hidden",)
+    assert [spelled(found, names) for found in parameters.values()] == ["hidden=8", "hidden=16"]
+    # Where two end alike, they are told in full.
+    both = {"model.lr": 1, "optimizer.lr": 0.123456}
+    assert spelled(both, tuple(both)) == "model.lr=1 optimizer.lr=0.1235"
+
+
+def test_names_are_cut_where_they_are_alike() -> None:
+    names = [f"network-lr=0.1-hidden={hidden}" for hidden in (8, 16, 128)]
+    assert list(shortened(names, 12).values()) == ["…8", "…16", "…128"]
+    assert list(shortened(["short", "other"], 12).values()) == ["short", "other"]
+    long = ["abcdefghijklmnopqrstuvwxyz", "zyxwvutsrqponmlkjihgfedcba"]
+    assert {len(name) for name in shortened(long, 12).values()} == {12}
+
+
+def test_a_table_is_escaped() -> None:
+    assert html_table(["<a>"], [["<b>"], [0.123456]]) == (
+        "<table><thead><tr><th>&lt;a&gt;</th></tr></thead><tbody><tr><td>&lt;b&gt;</td></tr>"
+        '<tr><td style="text-align:right">0.1235</td></tr></tbody></table>'
+    )
+
+
+def test_json_has_no_nan() -> None:
+    assert finite({"a": [float("nan"), 1.0], "b": (float("inf"), "x"), "c": 3}) == {
+        "a": [None, 1.0],
+        "b": [None, "x"],
+        "c": 3,
+    }

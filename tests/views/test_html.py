@@ -1,0 +1,140 @@
+"""The report as a page: one file without a network, whatever members are called, large runs included."""
+
+import json
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import browser
+import pytest
+import studies
+import voyages
+
+import argosy
+from argosy import reporting_cli
+from argosy.running.journal import timeline
+from argosy.views.html.chronicle import Chronicle, Mark
+from argosy.views.html.page import Section, figure, page
+from argosy.views.html.report import write_report
+
+pytest.importorskip("plotly", reason="needs the extra 'report'")
+
+
+def figures(text: str) -> dict[str, Any]:
+    """The values that a page draws."""
+    found = re.search(r'<script type="application/json" id="figures">(.*?)</script>', text, re.DOTALL)
+    assert found is not None
+    return json.loads(found[1], parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+
+
+def written(folder: Path, *, members: int = 100, epochs: int = 12, faults: int = 5) -> Path:
+    """The page of a run that never was."""
+    study = voyages.asked(members, epochs=epochs)
+    voyages.leave(folder / "run", study, voyages.voyage(study, epochs=epochs, faults=faults))
+    return write_report(argosy.load(folder / "run"), timeline(folder / "run"))
+
+
+def test_a_chronicle_has_who_was_where_when() -> None:
+    study = voyages.asked(8, epochs=3)
+    found = Chronicle.of(voyages.voyage(study, epochs=3, faults=1))
+    first = next(iter(study.names))
+    spans = [span for span in found.spans if span.member == first]
+    assert [(span.device, span.begin_seconds, span.end_seconds, span.came_from) for span in spans] == [
+        ("cpu:0", 0.2, 10.0, ""),
+        ("cpu:1", 10.3, 31.0, "cpu:0"),
+    ]
+    assert {span.flotilla for span in found.spans} == {1}
+    names = list(study.names)
+    text = "cpu:0 is lost: killed by signal 9"
+    assert found.marks == [Mark(seconds=10.0, kind="fault", device="cpu:0", members=(names[0], names[4]), text=text)]
+    assert found.seconds == 32.0
+    assert found.state.members[first].status == "done"
+
+
+def test_after_a_driver_that_was_killed_nobody_is_aboard_twice() -> None:
+    study = voyages.asked(4, epochs=2)
+    killed = list(voyages.voyage(study, epochs=1, end=False))
+    later = [(20.0 + seconds, event) for seconds, event in voyages.voyage(study, epochs=2)]
+    found = Chronicle.of([*killed, *later])
+    assert len(found.spans) == 8
+    assert sorted({(span.begin_seconds, span.end_seconds) for span in found.spans}) == [(0.2, 9.5), (20.2, 41.0)]
+
+
+@pytest.mark.tampers
+def test_the_report_is_one_small_file_with_everything(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    text, drawn = path.read_text(), figures(path.read_text())
+    assert path.stat().st_size < 8e6
+    assert not re.search(r"<(script|link|img)[^>]*(src|href)=.http", text)
+    for title in ("Leaderboard", "Learning curves", "Devices and members", "Stages and queues", "Predicted and actual"):
+        assert f">{title}</h2>" in text
+    curves, gantt = drawn["f2-0"], drawn["f3-0"]
+    assert len(curves["data"]) == 100
+    assert len(curves["layout"]["updatemenus"][0]["buttons"]) == 3
+    assert {trace["name"] for trace in gantt["data"]} == {"flotilla 1", "moves", "faults"}
+    assert "signs of faults: 5." in text
+    assert "1.25 times as long as predicted" in text
+    assert "4.00 CPU seconds for 2,000 prepared samples, 2,000 µs a sample" in text
+    assert "package-0 5,000 J" in text
+    assert "members take" in text
+
+
+@pytest.mark.tampers
+def test_a_run_that_has_only_begun_has_a_page(tmp_path: Path) -> None:
+    study = voyages.asked(3, epochs=1)
+    events = list(voyages.voyage(study, epochs=0, end=False))[:1]
+    voyages.leave(tmp_path / "run", study, iter(events))
+    text = write_report(argosy.load(tmp_path / "run"), timeline(tmp_path / "run"), reload_seconds=5.0).read_text()
+    assert '<meta http-equiv="refresh" content="5">' in text
+    assert "Nobody has trained." in text
+
+
+def test_no_name_can_end_the_page() -> None:
+    evil = "</script><script>alert(1)</script>"
+    text = page(evil, [Section(title=evil, text=[evil], figures=[figure([{"name": evil, "y": [float("nan")]}])])])
+    assert evil not in text
+    (drawn,) = figures(text).values()
+    assert drawn["data"][0] == {"name": evil, "y": [None]}
+
+
+def test_a_page_is_written_while_the_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last one, of the run that has ended, does not load itself again."""
+    run, reloads = tmp_path / "run", list[bool]()
+    study = studies.study(90, fleet=[studies.member()], epochs=2)
+    argosy.train(study, directory=run, launcher="inline", devices="cpu:1")
+    found, working = argosy.api.load(run), iter([True, True, False])
+    monkeypatch.setattr(argosy.api, "at_work", lambda directory: next(working))
+    monkeypatch.setattr(
+        time, "sleep", lambda seconds: reloads.append("refresh" in (run / "report.html").read_text()[:400])
+    )
+    monkeypatch.setattr(reporting_cli, "write", lambda value: None)
+    reporting_cli.report(run, html=False, open_=False, live=True, as_json=False)
+    assert reloads == [True, True]
+    assert "refresh" not in (run / "report.html").read_text()[:400]
+    assert f">{found.rows[0].name}</td>" in (run / "report.html").read_text()
+
+
+@pytest.mark.skipif(browser.CHROMIUM is None, reason="needs a browser: apt-get install chromium")
+@pytest.mark.tampers
+def test_the_page_is_clicked_through_in_a_browser(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    with browser.opened(tmp_path / "profile") as chromium:
+        chromium.open(path)
+        for place in figures(path.read_text()):
+            chromium.ask(f"document.getElementById('{place}').scrollIntoView()")
+            chromium.wait(f"document.querySelector('#{place}.js-plotly-plot .main-svg')")
+        assert chromium.ask("document.querySelectorAll('#f3-0 .bars path').length") >= 100
+        # The metric of the curves is chosen from a menu; a table is sorted by a click.
+        chromium.ask("document.querySelector('#f2-0 .updatemenu-header').dispatchEvent(new Event('click'))")
+        chromium.ask(
+            "document.querySelectorAll('#f2-0 .updatemenu-dropdown-button')[2].dispatchEvent(new Event('click'))"
+        )
+        assert chromium.ask("document.getElementById('f2-0').layout.yaxis.title.text") == "val_accuracy"
+        column = "[...document.querySelectorAll('#s1 tbody tr')].map(row => row.cells[7].textContent)"
+        chromium.ask("document.querySelectorAll('#s1 th')[7].click()")
+        hidden = [int(text) for text in chromium.ask(column)]
+        assert hidden == sorted(hidden)
+        chromium.ask("document.querySelectorAll('#s1 th')[7].click()")
+        assert [int(text) for text in chromium.ask(column)] == hidden[::-1]
+        assert chromium.errors == []

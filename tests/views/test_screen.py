@@ -1,0 +1,144 @@
+"""The screen of a run, as a value and as text in the room that there is."""
+
+import io
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import studies
+import voyages
+from rich.console import Console
+
+import argosy
+from argosy.commands import Progress
+from argosy.events import Event, MemberEnded, PlanMade
+from argosy.fold import RunState
+from argosy.plans import Plan
+from argosy.views.drawing import draw, in_a_line
+from argosy.views.news import News
+from argosy.views.screen import Question, Screen, screen_of
+
+
+def seen(
+    study: argosy.Study,
+    timeline: Iterable[tuple[float, Event]],
+    *,
+    more: Iterable[Any] = (),
+    now: float = 60.0,
+    **rest: Any,
+) -> Screen:
+    """The screen at some moment, of a driver that began at 0 and said all of this."""
+    state, news = RunState(), News()
+    for seconds, event in timeline:
+        state.apply(event)
+        news.hear("", event, seconds)
+        if isinstance(event, PlanMade):
+            news.sail(Plan.from_json(event.plan))
+    for message in more:
+        news.hear("cpu:0", message, now)
+    question = Question(
+        study=study, directory=Path("runs/x"), began=0.0, done_before=0.0, expected=rest.pop("expected", None)
+    )
+    return screen_of(question, state, news, phase=rest.pop("phase", "training"), now=now)
+
+
+def drawn(screen: Screen, width: int, height: int) -> list[str]:
+    """What a terminal of that size shows."""
+    console = Console(file=io.StringIO(), width=width, height=height, force_terminal=True, color_system=None)
+    console.print(draw(screen, width, height))
+    return console.file.getvalue().splitlines()
+
+
+def hundred(*, faults: int = 5) -> Screen:
+    """The middle of a large run with faults, and one that has failed."""
+    study = voyages.asked(100, epochs=20)
+    names = list(study.names)
+    failed = [
+        (52.0, MemberEnded(member=names[7], status="failed", reason="Traceback\nRuntimeError: out of luck")),
+        (53.0, MemberEnded(member=names[60], status="diverged", reason="its loss is nan")),
+    ]
+    gauge = {"waiting_seconds": 1.0, "busy_seconds": 9.0, "samples": 1, "rows": 500, "training_seconds": 9.0}
+    losses = dict.fromkeys(names, 0.25)
+    heard = [Progress(blocks=1, samples=dict.fromkeys(names, 100), losses=losses, gauge=gauge)]
+    return seen(study, [*voyages.voyage(study, epochs=5, faults=faults, end=False), *failed], more=heard)
+
+
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (200, 50)])
+def test_a_hundred_members_are_readable(width: int, height: int) -> None:
+    lines = drawn(hundred(), width, height)
+    text = "\n".join(lines)
+    assert len(lines) < height
+    assert max(map(len, lines)) <= width
+    assert "training, 1 min" in lines[0]
+    assert "left" in lines[0]
+    assert "558 of 1,970 epochs" in text
+    assert "100 members: 98 training, 1 failed, 1 diverged" in text
+    assert ("cpu:0 is lost: killed by signal 9" in text) is (height == 50)
+    assert "RuntimeError: out of luck" in text
+    assert "epochs" in text and "5.6/20" in text
+    # Names are too long for 80 columns and alike at their beginning: what differs tells them apart.
+    rows = [line.split()[0] for line in lines if "5.6/20" in line]
+    assert len(rows) >= height - 18
+    assert len({line.rstrip() for line in lines if "5.6/20" in line}) == len(rows)
+    assert "more members" in lines[-1]
+
+
+def test_what_needs_a_look_comes_first() -> None:
+    screen = hundred(faults=0)
+    statuses = [row.status for row in screen.rows]
+    assert statuses[:2] == ["diverged", "failed"]
+    assert all(row.best for row in screen.rows[2:5])
+    assert not any(row.best for row in screen.rows[5:])
+    assert screen.attention[0].endswith("diverged: its loss is nan")
+
+
+def test_the_time_left_is_the_plans_corrected_by_what_was_seen() -> None:
+    study = voyages.asked(8, epochs=10)
+    screen = seen(study, voyages.voyage(study, epochs=4, end=False), now=41.0)
+    # Two members a device at 1e-4 s a sample: an epoch of 170 samples is to take 0.034 s; it took 10 s where 8 were predicted.
+    assert screen.seconds_left == pytest.approx(6 * 0.034 * 10 / 8)
+    assert (screen.epochs, screen.to_come, screen.share) == (32, 48, pytest.approx(0.4))
+
+
+def test_without_a_plan_the_time_left_is_that_of_the_epochs_so_far() -> None:
+    study = voyages.asked(8, epochs=10)
+    timeline = [
+        (at, event) for at, event in voyages.voyage(study, epochs=4, end=False) if not isinstance(event, PlanMade)
+    ]
+    assert seen(study, timeline, now=40.0).seconds_left == pytest.approx(60.0)
+    assert seen(study, timeline, now=40.0, expected=lambda: 8.0).seconds_left == pytest.approx(10.0)
+
+
+def test_an_epoch_that_goes_on_counts_in_part() -> None:
+    study = studies.study(voyages.LENGTH, fleet=[studies.member("one")], epochs=2)
+    gauge = {"waiting_seconds": 0.0, "busy_seconds": 1.0}
+    progress = Progress(blocks=1, samples={"one": 85}, losses={"one": 1.5}, gauge=gauge)
+    screen = seen(study, voyages.voyage(study, epochs=0, end=False), more=[progress], now=1.0)
+    assert (screen.epochs, screen.to_come) == (0.5, 1.5)
+    assert screen.rows[0].epochs == 0.5
+
+
+def test_before_the_first_member_the_phase_is_said() -> None:
+    study = voyages.asked(2, epochs=1)
+    screen = seen(study, [], phase="opening the data", now=12.0)
+    assert in_a_line(screen) == "Opening the data, 12 s so far."
+    assert drawn(screen, 80, 24)[0].startswith("opening the data, 12 s")
+
+
+def test_a_line_says_how_far_how_long_and_who_is_best() -> None:
+    study = voyages.asked(8, epochs=10)
+    line = in_a_line(seen(study, voyages.voyage(study, epochs=4, end=False), now=41.0))
+    assert line.startswith("40% of all epochs (32 of 80), under 1 s left; 8 members: 8 training; best val_loss 0.09091")
+
+
+def test_many_devices_have_one_line() -> None:
+    study = voyages.asked(4, epochs=1)
+    state = RunState.of(event for _, event in voyages.voyage(study, epochs=0, end=False))
+    for number, member in enumerate(state.members.values()):
+        member.device = f"cuda:{number + 2}"
+    news = News()
+    news.sail(Plan(policy="balanced", flotillas=(voyages.flotilla(list(study.names)),), waiting=()))
+    question = Question(study=study, directory=Path("runs/x"), began=0.0, done_before=0.0, expected=None)
+    text = "\n".join(drawn(screen_of(question, state, news, phase="training", now=1.0), 80, 24))
+    assert "4 of 8 devices train" in text

@@ -1,0 +1,152 @@
+"""Views as people meet them: lines where no terminal is, a bar in scripts and notebooks, notices that stay."""
+
+import io
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import studies
+import voyages
+from rich.console import Console
+
+import argosy
+from argosy.commands import Progress
+from argosy.events import Event, MemberEnded, WorkerLost
+from argosy.fold import RunState
+from argosy.running.launcher import Job
+from argosy.running.phase import Phase
+from argosy.settings import Settings
+from argosy.views import terminal
+from argosy.views.bar import Notebook, draw_bar
+from argosy.views.terminal import Terminal
+
+PAIR = [studies.member("one"), studies.member("two", hidden=8)]
+
+
+def begun(view: Any, study: argosy.Study, directory: Path) -> RunState:
+    """A run begins."""
+    state = RunState()
+    view.begin(Job(study=study, settings=Settings(), directory=directory, lock=-1), state)
+    return state
+
+
+def tell(view: Any, state: RunState, *events: Event) -> None:
+    """They are journaled."""
+    for event in events:
+        state.apply(event)
+        view.hear("", event)
+
+
+def test_the_screen_knows_who_was_added_and_the_last_known_losses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(terminal, "LINE_SECONDS", -1.0)
+    console = Console(file=io.StringIO(), width=120)
+    view = Terminal(console)
+    state = begun(view, studies.study(fleet=PAIR, epochs=2), tmp_path)
+    gauge = {"waiting_seconds": 0.0, "busy_seconds": 1.0}
+    view.hear("cpu:0", Progress(blocks=1, samples={"one": 1}, losses={"one": 2.5}, gauge=gauge))
+    view.hear("cpu:1", Progress(blocks=1, samples={"one": 1}, losses={"one": 1.25, "two": 0.75}, gauge=gauge))
+    view.hear("cpu:1", Progress(blocks=2, samples={"one": 2}, losses={}, gauge=gauge))
+    for name in ("one", "two"):
+        state.member(name).status = "done"
+        for epoch in range(2):
+            state.member(name).end_section(voyages.ended(name, "cpu:0", epoch, value=0.5))
+    view.tick(Phase.SAILING)
+    view.study(studies.study(fleet=[*PAIR, studies.member("late")], epochs=2))
+    state.member("late").status = "training"
+    view.tick(Phase.SAILING)
+    state.member("two").sections.pop()
+    view.tick(Phase.SAILING)
+    lines = console.file.getvalue().splitlines()
+    assert [line.split()[0] for line in lines] == ["100%", "67%", "60%"], "of those that ended, what they took"
+    console.print(terminal.draw(view.watch.screen(Phase.SAILING), 120, 30))
+    shown = console.file.getvalue()
+    assert "late" in shown
+    assert "1.2500" in shown
+    assert "0.7500" in shown
+    assert "2.5000" not in shown, "where it trained before"
+    assert "nan" not in shown
+
+
+def test_without_a_terminal_ten_lines_are_followed_by_one_a_minute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    console = Console(file=io.StringIO(), width=160)
+    view, study = Terminal(console), voyages.asked(100, epochs=5)
+    state = begun(view, study, tmp_path)
+    for phase in (Phase.OPENING, Phase.MEASURING, Phase.SAILING):
+        view.tick(phase)
+    assert [line.split(",")[0] for line in console.file.getvalue().splitlines()] == [
+        "Opening the data",
+        "Measuring members",
+        "Training",
+    ]
+    tell(view, state, *(event for _, event in voyages.voyage(study, epochs=2, end=False)))
+    for second in range(1, 600):
+        now[0] = float(second)
+        view.tick(Phase.SAILING)
+    lines = console.file.getvalue().splitlines()
+    assert len(lines) == 10 + (600 - 70) // 61
+    assert all(line.startswith("40% of all epochs (200 of 500)") for line in lines[3:])
+
+
+def test_of_what_goes_wrong_the_first_few_are_told_at_once(tmp_path: Path) -> None:
+    console = Console(file=io.StringIO(), width=200)
+    view, study = Terminal(console), voyages.asked(20, epochs=5)
+    state = begun(view, study, tmp_path)
+    for name in study.names:
+        reason = "Traceback:\n  line 1\n  line 2\nValueError: too wide [bold]"
+        tell(view, state, MemberEnded(member=name, status="failed", reason=reason))
+        tell(view, state, WorkerLost(worker="cpu:1", detail="killed"))
+    text = console.file.getvalue()
+    assert text.count("failed: ValueError: too wide [bold]") == 3
+    assert text.count("cpu:1 is lost: killed; its members go on from their checkpoints") == 3
+    assert str(tmp_path / "members" / next(iter(study.names)) / "log.txt") in text.replace("\n", "")
+
+
+def test_a_bar_is_one_line(tmp_path: Path) -> None:
+    console = Console(file=io.StringIO(), width=100, force_terminal=True, color_system=None)
+    view, study = Terminal(console, draw_bar), voyages.asked(4, epochs=10)
+    state = begun(view, study, tmp_path)
+    tell(view, state, *(event for _, event in voyages.voyage(study, epochs=4, end=False)))
+    view.tick(Phase.SAILING)
+    view.end()
+    assert "40% of all epochs (16 of 40)" in console.file.getvalue()
+    console = Console(file=io.StringIO(), width=100)
+    console.print(draw_bar(view.watch.screen(Phase.SAILING), 100, 24))
+    assert len(console.file.getvalue().splitlines()) == 1
+
+
+def test_a_notebook_has_one_output_that_changes(tmp_path: Path) -> None:
+    shown = list[str]()
+
+    def display(html: str) -> Any:
+        shown.append(html)
+        return shown.append
+
+    view, study = Notebook(display), voyages.asked(4, epochs=10)
+    state = begun(view, study, tmp_path)
+    tell(view, state, *(event for _, event in voyages.voyage(study, epochs=4, end=False)))
+    tell(view, state, MemberEnded(member=next(iter(study.names)), status="failed", reason="ValueError: <b>"))
+    view.tick(Phase.SAILING)
+    view.end()
+    assert shown[0] == ""
+    assert '<progress max="1" value="0.4' in shown[1]
+    assert "failed: ValueError: &lt;b&gt;" in shown[-1]
+
+
+def test_progress_and_a_view_are_one_too_many(tmp_path: Path) -> None:
+    with pytest.raises(argosy.ArgosyError, match="leave one of them out"):
+        argosy.train(studies.study(fleet=PAIR), directory=tmp_path, progress=True, view=Terminal(Console()))
+
+
+def test_a_run_with_progress_says_where_it_is_on_stderr(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    study = studies.study(90, fleet=PAIR, epochs=1)
+    argosy.train(study, directory=tmp_path / "run", launcher="inline", devices="cpu:1", progress=True)
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert "Training, " in told.err
