@@ -1,10 +1,10 @@
 """Several members from one, each on its own part of the samples: folds of a cross-validation, bootstraps for bagging.
 
-The validation data of such a study are the training samples again, ``Data(arrays=a, val_arrays=a)``: a member trains on its
-`subset` and is validated on the rest. All share one stream, so samples are prepared for all folds at once.
+The validation data of such a study are the training samples again, ``Data(arrays=a, val_arrays=a)`` or ``Data(train=d, val=d)``: a
+member trains on its `subset` and is validated on the rest. All share one stream, so samples are prepared for all folds at once.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,10 +18,12 @@ from argosy.study import Member
 __all__ = ["bootstrap", "kfold"]
 
 Indices = npt.NDArray[np.int64]
+OnSamples = Member | Callable[[Indices], Member]
+"""A member, or a function from the indices of its training samples: for what is fitted to these."""
 
 
 def kfold(
-    member: Member,
+    member: OnSamples,
     folds: int = 5,
     *,
     samples: int | None = None,
@@ -33,27 +35,32 @@ def kfold(
 
     `stratify` has a label for each training sample: folds get equal shares of each. `groups` has a group for each: none is in two
     folds. Without either, `samples` is their number. Folds are a function of these and of `seed`.
+
+    Where something is fitted to the training samples of a fold, as means that inputs are normalised by, give a function in place of
+    the member: it gets their indices, and returns the member that is to be trained on them.
     """
-    _check_member("argosy.kfold", member)
     check_whole("argosy.kfold: folds", folds, least=2)
     check_whole("argosy.kfold: seed", seed, least=0)
     random = np.random.RandomState([seed & 0xFFFFFFFF, seed >> 32])
     fold_N = _fold_of_each(folds, samples, stratify, groups, random)
     parts = [np.flatnonzero(fold_N == fold) for fold in range(folds)]
-    return [_on(member, f"fold={fold}", np.flatnonzero(fold_N != fold), part) for fold, part in enumerate(parts)]
+    return [
+        _on("argosy.kfold", member, f"fold={fold}", np.flatnonzero(fold_N != fold), part)
+        for fold, part in enumerate(parts)
+    ]
 
 
-def bootstrap(member: Member, times: int = 10, *, samples: int, seed: int = 0) -> list[Member]:
+def bootstrap(member: OnSamples, times: int = 10, *, samples: int, seed: int = 0) -> list[Member]:
     """The same network on so many bootstraps, named ``mlp-bootstrap=0`` and so on: trained on as many samples as there are, drawn
-    with replacement, validated on those that were not drawn."""
-    _check_member("argosy.bootstrap", member)
+    with replacement, validated on those that were not drawn. A function in place of the member is as for `kfold`."""
     for name, value, least in (("times", times, 1), ("samples", samples, 2), ("seed", seed, 0)):
         check_whole(f"argosy.bootstrap: {name}", value, least=least)
     random = np.random.RandomState([seed & 0xFFFFFFFF, seed >> 32])
     made = []
     for number in range(times):
         drawn = np.sort(random.randint(samples, size=samples))
-        made.append(_on(member, f"bootstrap={number}", drawn, np.setdiff1d(np.arange(samples), drawn)))
+        left = np.setdiff1d(np.arange(samples), drawn)
+        made.append(_on("argosy.bootstrap", member, f"bootstrap={number}", drawn, left))
     return made
 
 
@@ -114,15 +121,18 @@ def _dealt(order: Indices, folds: int) -> Indices:
     return fold_N
 
 
-def _on(member: Member, what: str, train: Indices, val: Indices) -> Member:
+def _on(function: str, given: OnSamples, what: str, train: Indices, val: Indices) -> Member:
     """The member on these samples."""
+    member = given if isinstance(given, Member) or not callable(given) else given(train.copy())
+    _check_member(function, member)
     return repeated(member, what, overlap=len(val) / len(train), subset=train.tolist(), val_subset=val.tolist())
 
 
 def _check_member(function: str, member: Any) -> None:
     if not isinstance(member, Member):
         raise StudyError(
-            f"{function} was given {shown(member)}; it must be an argosy.Member. Of several, call it for each."
+            f"{function} was given {shown(member)}; it must be an argosy.Member, or a function of the indices of its training samples "
+            "that returns one. Of several, call it for each."
         )
     if member.subset is not None or member.val_subset is not None:
         raise StudyError(

@@ -57,7 +57,7 @@ class Data:
     train: Any = None
     """A map-style Dataset, or a function without arguments that returns one (built where it is read)."""
     val: Any = None
-    """The same for validation."""
+    """The same for validation. Of one Dataset for both, as folds need it, samples are prepared once for both."""
     arrays: Sequence[Any] | None = None
     """Instead of `train`: tensors or arrays of equal length; one sample is one row of each."""
     val_arrays: Sequence[Any] | None = None

@@ -98,7 +98,7 @@ def _rows(cutter: Cutter, block: Block) -> int:
 def run_feeder(driver: Peer, data: int) -> None:
     torch.set_num_threads(1)
     opened = partial(from_descriptor, data)
-    feed(driver, opened, Settings(), name="feeder-0", seed=0, per_epoch=1, key=KEY, pulse=Pulse.private())
+    feed(driver, opened, Settings(), name="feeder-0", seed=0, per_epoch=1, key=KEY, pulse=Pulse.private(), keep_bytes=0)
 
 
 def main() -> None:

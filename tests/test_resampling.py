@@ -1,7 +1,9 @@
 """Folds and bootstraps: each sample where it belongs, one stream for all of them, and what each says of what it has not seen."""
 
 from collections import Counter
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import evidence
 import numpy as np
@@ -11,11 +13,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
+from torch.utils.data import Dataset
 
 import argosy
 from argosy.fold import RunState
 from argosy.intervals import Interval, t_quantile
 from argosy.running.journal import read_journal
+from argosy.stream.sources import open_sources
 
 
 def fold_of_each(members: list[argosy.Member], samples: int) -> np.ndarray:
@@ -70,6 +74,21 @@ def test_a_bootstrap_is_validated_on_what_it_did_not_draw() -> None:
     assert members[0].subset != members[1].subset
 
 
+def test_what_is_fitted_to_a_fold_is_told_its_training_samples() -> None:
+    told = []
+
+    def build(train: np.ndarray) -> argosy.Member:
+        told.append(train.tolist())
+        return studies.member("a", hidden=len(told))
+
+    for make in (partial(argosy.kfold, build, 3), partial(argosy.bootstrap, build, 2)):
+        told.clear()
+        members = make(samples=10)
+        assert [list(member.subset) for member in members] == told
+    assert {member.repetition.of for member in members} == {"a"}
+    assert [member.hyperparameters["model.hidden"] for member in members] == [1, 2]
+
+
 def test_a_fold_can_be_replicated() -> None:
     found = [m for fold in argosy.kfold(studies.member("a"), 2, samples=9) for m in argosy.replicate(fold, 2)]
     assert [m.name for m in found] == ["a-fold=0-seed=0", "a-fold=0-seed=1", "a-fold=1-seed=0", "a-fold=1-seed=1"]
@@ -93,9 +112,9 @@ def data(samples: int = 60) -> argosy.Data:
     return argosy.Data(arrays=rows, val_arrays=rows)
 
 
-def trained(directory: Path, members: list[argosy.Member]) -> argosy.Report:
+def trained(directory: Path, members: list[argosy.Member], rows: argosy.Data | None = None) -> argosy.Report:
     """Two epochs of these members, in this process."""
-    study = argosy.Study(data=data(), members=members, stop=argosy.MaxEpochs(2))
+    study = argosy.Study(data=rows or data(), members=members, stop=argosy.MaxEpochs(2))
     return argosy.train(study, directory=directory, launcher="inline", devices="cpu:1")
 
 
@@ -128,6 +147,65 @@ def test_folds_of_one_stream_equal_separate_runs(tmp_path: Path) -> None:
     assert mean.mean == pytest.approx(np.mean(values))
     assert mean.half == pytest.approx(t_quantile(2) * np.std(values, ddof=1) * np.sqrt(1 / 3 + 20 / 40))
     assert report.compare("plain", "wide").difference.count == 3
+
+
+class Counted(Dataset[Any]):
+    """The same samples as a Dataset, which counts how often one is prepared."""
+
+    asked = 0
+
+    def __len__(self) -> int:
+        return 60
+
+    def __getitem__(self, index: int) -> Any:
+        Counted.asked += 1
+        x, y = data().arrays
+        return x[index], int(y[index])
+
+
+def five_folds_of_four() -> list[argosy.Member]:
+    """Twenty networks, on the same folds."""
+    labels = data().arrays[1] > 4
+    four = [studies.member(f"net{hidden}", hidden=hidden, drop_last=True) for hidden in (8, 12, 16, 24)]
+    return [fold for member in four for fold in argosy.kfold(member, 5, stratify=labels)]
+
+
+def test_twenty_networks_of_five_folds_have_each_sample_prepared_once_an_epoch(tmp_path: Path) -> None:
+    folds, epochs, both = five_folds_of_four(), 2, Counted()
+    rows = argosy.Data(train=both, val=both)
+    before = Counted.asked
+    opened = open_sources(rows, seed=0)
+    looked_at = Counted.asked - before
+    assert opened["val"].facts.again
+    before = Counted.asked
+    report = trained(tmp_path / "together", folds, rows)
+    assert Counted.asked - before == looked_at + epochs * 60
+
+    together = evidence.results(tmp_path / "together")
+    for member in folds:
+        # Two datasets: everything is prepared for training, and again for validation.
+        alone = trained(tmp_path / member.name, [member], argosy.Data(train=Counted(), val=Counted()))
+        assert evidence.results(tmp_path / member.name)[member.name] == together[member.name]
+        with torch.no_grad():
+            said = alone.best().load()(data().arrays[0][member.val_subset])
+        held_out = report.out_of_fold(member.repetition.of)[member.val_subset]
+        assert torch.equal(said, held_out)
+
+
+def test_loader_workers_prepare_each_sample_once_an_epoch_for_all_folds(tmp_path: Path) -> None:
+    both = Counted()
+    study = argosy.Study(
+        data=argosy.Data(train=both, val=both), members=five_folds_of_four()[:5], stop=argosy.MaxEpochs(3)
+    )
+    # Blocks are small: training samples are in work when validation comes up.
+    report = argosy.train(study, directory=tmp_path, devices="cpu:1", loader_workers=2, block_size=8)
+    prepared = [gauge["prepared"] for gauge in report.gauges.values() if "prepared" in gauge]
+    assert prepared == [3 * 60]
+    fed = RunState.of(read_journal(tmp_path)).fed
+    assert {split: sum(n for key, n in fed.items() if key[0] == split) for split in ("train", "val")} == {
+        "train": 3 * 60,
+        "val": 0,
+    }
 
 
 def test_what_no_bootstrap_left_out_is_told_by_nobody(tmp_path: Path) -> None:

@@ -13,13 +13,14 @@ from argosy.commands import Attach, Credit, Exit, Feed, Hold, Leg, Lost, Open, O
 from argosy.errors import PlanError
 from argosy.events import Skipped, Used
 from argosy.running.launcher import Job, discover
+from argosy.running.limits import memory_to_keep_in
 from argosy.settings import Settings
 from argosy.stream.blocks import ALIGNMENT, Block, Place
 from argosy.stream.course import Course
 from argosy.stream.gauges import StreamGauge
 from argosy.stream.pulse import Pulse
 from argosy.stream.schedule import Orders, choose_block_size
-from argosy.stream.sources import open_sources
+from argosy.stream.sources import Filled, keep, open_sources
 from argosy.study import Member
 from argosy.training.devices import backend_of
 from argosy.training.trainer import Trainer
@@ -163,17 +164,19 @@ class _InlineFeeder:
         if place is None or not self.course.crews or not self.course.may_announce(place):
             return
         self.course.next()
-        block, skipped = self._prepare(place)
-        yield from skipped
+        block, filled = self._prepare(place)
+        for index, error in filled.holes:
+            yield Skipped(split=place.split, epoch=place.epoch, index=index, error=error)
         for reader, crew in self.course.crews.items():
             trainers[reader].take(block, crew)
-        fed = self.course.announced(place, place.rows)
+        fed = self.course.announced(place, filled.prepared)
         if fed is not None:
             yield fed
 
     def _open(self) -> Opened:
         study, settings = self.job.study, self.job.settings
         self.sources = open_sources(study.data, seed=study.seed)
+        keep(self.sources, memory_to_keep_in(settings.nodes))
         lengths = {split: source.length for split, source in self.sources.items()}
         self.orders = Orders(study.seed, lengths)
         block_size = settings.block_size or choose_block_size(self.sources["train"].layout)
@@ -186,13 +189,12 @@ class _InlineFeeder:
             seconds_per_sample=self.sources["train"].facts.seconds_per_sample,
         )
 
-    def _prepare(self, place: Place) -> tuple[Block, list[Skipped]]:
+    def _prepare(self, place: Place) -> tuple[Block, Filled]:
         source = self.sources[place.split]
         memory = np.empty(source.layout.block_bytes(place.rows) + ALIGNMENT, np.uint8)
         start = -memory.ctypes.data % ALIGNMENT
         block = source.layout.block(place, memory[start:])
-        holes = source.fill(block, 0, self.orders.block(place))
-        self.gauge.prepared += place.rows
-        skipped = [Skipped(split=place.split, epoch=place.epoch, index=i, error=error) for i, error in holes]
+        filled = source.fill(block, 0, self.orders.block(place))
+        self.gauge.prepared += filled.prepared
         # The rows are written; what members do to them is counted from here.
-        return source.layout.block(place, memory[start:]), skipped
+        return source.layout.block(place, memory[start:]), filled

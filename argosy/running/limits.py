@@ -6,7 +6,9 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["memory_limit", "only_cores", "quota_cores", "restrict", "usable_cores"]
+import psutil
+
+__all__ = ["memory_limit", "memory_to_keep_in", "only_cores", "quota_cores", "restrict", "usable_cores"]
 
 GROUPS = Path("/sys/fs/cgroup")
 UNLIMITED_BYTES = 2**60
@@ -46,6 +48,12 @@ def memory_limit() -> int | None:
     texts = [path.read_text().strip() for path in _files("memory", "memory.max", "memory.limit_in_bytes")]
     found = [int(text) for text in texts if text != "max" and int(text) < UNLIMITED_BYTES]
     return min(found, default=None)
+
+
+def memory_to_keep_in(nodes: int) -> int:
+    """Bytes in which a feeder may keep samples: a quarter of what its host has left, which it may share with other nodes."""
+    left: int = psutil.virtual_memory().available
+    return min(left, memory_limit() or left) // (4 * nodes)
 
 
 def _quotas() -> Iterator[list[str]]:

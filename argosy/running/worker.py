@@ -16,6 +16,7 @@ import torch
 from argosy.commands import Attach, Board, Exit, Failed, Measure
 from argosy.errors import ArgosyError, WorkerError
 from argosy.running.blobs import from_descriptor
+from argosy.running.limits import memory_to_keep_in
 from argosy.settings import Settings
 from argosy.stream.blocks import Block
 from argosy.stream.death import name_process
@@ -59,7 +60,17 @@ def work(arguments: dict[str, Any], descriptors: list[int]) -> int:
             torch.set_num_threads(1)
             settings, seed, per_epoch = given
             data = partial(from_descriptor, descriptors[3])
-            feed(driver, data, settings, name=name, seed=seed, per_epoch=per_epoch, key=key, pulse=pulse)
+            feed(
+                driver,
+                data,
+                settings,
+                name=name,
+                seed=seed,
+                per_epoch=per_epoch,
+                key=key,
+                pulse=pulse,
+                keep_bytes=memory_to_keep_in(settings.nodes),
+            )
         else:
             terms, settings, directory = given
             torch.set_num_threads(settings.threads)

@@ -27,7 +27,7 @@ from argosy.stream.pulse import Pulse
 from argosy.stream.ring import Ring
 from argosy.stream.schedule import Orders, choose_block_size
 from argosy.stream.sharing import PIPELINES, Turn
-from argosy.stream.sources import Source
+from argosy.stream.sources import Source, keep
 from argosy.stream.spares import open_for
 from argosy.stream.wire import Door, Peer
 from argosy.study import Data
@@ -299,7 +299,7 @@ class _Feeder:
             for name, crew in course.crews.items():
                 self.readers[name].send((block.slot, block.place, crew))
             self.gauge.delivered += block.place.rows
-            fed = course.announced(block.place, block.place.rows * block.own)
+            fed = course.announced(block.place, block.prepared)
             if fed is not None:
                 self.driver.send(fed)
             self._free_unheld(block.slot)
@@ -352,6 +352,7 @@ def feed(
     per_epoch: int,
     key: bytes,
     pulse: Pulse,
+    keep_bytes: int,
 ) -> None:
     """Life of a feeder: open the data when told so, then feed legs, of so many sections an epoch, until told to exit."""
     (command,) = driver.wait()
@@ -367,6 +368,7 @@ def feed(
 
     with pulse.busy("opening the data", opaque=True):
         sources = open_for(count, data, seed=seed, pulse=pulse, hang_up=hang_up)
+    keep(sources, keep_bytes)
     block_size = settings.block_size or choose_block_size(sources["train"].layout)
     slots = SLOTS + SLOTS_PER_NODE * settings.nodes
     ring = Ring(slots=slots, slot_bytes=max(s.layout.block_bytes(block_size) for s in sources.values()))

@@ -48,6 +48,8 @@ class Done:
 
     holes: list[tuple[int, str]]
     error: StudyError | None = None
+    prepared: int = 0
+    """Samples, holes among them."""
     cpu_seconds: float = 0.0
 
 
@@ -129,8 +131,8 @@ def run_task(task: Task, ring: Ring, sources: dict[str, Source]) -> Done:
     source, cpu = sources[task.place.split], time.process_time()
     block = source.layout.block(task.place, ring.slot(task.slot))
     try:
-        holes = source.fill(block, task.low, task.indices)
-        return Done(holes, cpu_seconds=time.process_time() - cpu)
+        filled = source.fill(block, task.low, task.indices)
+        return Done(filled.holes, prepared=filled.prepared, cpu_seconds=time.process_time() - cpu)
     except StudyError as error:
         return Done([], error)
     except Exception as error:  # process boundary: whatever it is, the feeder must learn of it

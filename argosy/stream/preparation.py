@@ -5,6 +5,7 @@ A task whose worker died is done again; the rows of a task belong to its worker 
 feeder does the tasks itself, one at a time.
 """
 
+import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -40,6 +41,8 @@ class Filling:
     missing: int
     """Tasks not answered yet; of a block that another node prepares, its arrival."""
     own: bool = True
+    prepared: int = 0
+    """Samples that were prepared here for it, holes among them."""
     hops: tuple[Hop, ...] = ()
     """Its way between the nodes, as far as this one takes part."""
     handed: bool = False
@@ -119,7 +122,7 @@ class Preparation:
     def hand_out(self) -> bool:
         """Give out the oldest tasks; True if this process has more of them to do itself."""
         for filling in self.filling:
-            while filling.todo:
+            while filling.todo and not self._comes_too_early(filling):
                 if not self.loaders or not self.sources[filling.place.split].parallel:
                     task = filling.todo.popleft()
                     self._finish(task, run_task(task, self.ring, self.sources))
@@ -129,6 +132,13 @@ class Preparation:
                     return False
                 min(idle, key=lambda loader: len(loader.tasks)).give(filling.todo.popleft())
         return False
+
+    def _comes_too_early(self, filling: Filling) -> bool:
+        """Whether it is validation, and training samples before it, which will be kept, are not prepared yet."""
+        if not self.sources[filling.place.split].takes_kept:
+            return False
+        before = itertools.takewhile(lambda other: other is not filling, self.filling)
+        return any(other.own and other.missing and other.place.split == "train" for other in before)
 
     def hear(self, loader: Loader) -> None:
         """A worker has answered, or is gone."""
@@ -146,11 +156,12 @@ class Preparation:
     def _finish(self, task: Task, done: Done) -> None:
         if done.error is not None:
             raise done.error
-        self.gauge.prepared += len(task.indices)
+        self.gauge.prepared += done.prepared
         self.gauge.preparation_cpu_seconds += done.cpu_seconds
         filling = next(f for f in (*self.filling, *self.abandoned) if f.slot == task.slot)
         self._tries.pop((task.slot, task.low), None)
         filling.missing -= 1
+        filling.prepared += done.prepared
         filling.holes += done.holes
         if filling in self.abandoned and not filling.missing:
             self.abandoned.remove(filling)

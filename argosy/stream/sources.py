@@ -2,9 +2,10 @@
 
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -12,20 +13,24 @@ from torch.utils.data import TensorDataset
 
 from argosy.errors import StudyError
 from argosy.stream.blocks import Block, Layout, sample_leaves
+from argosy.stream.kept import Kept
 from argosy.stream.order import Indices, sample_seed
 from argosy.stream.probing import Facts, confirm, fingerprint_of, probe
 from argosy.stream.pulse import Pulse
-from argosy.stream.samples import THROWN, prepare, reason, refusal, seed_everything
+from argosy.stream.samples import THROWN, has_drawn, prepare, reason, refusal, seed_everything
 from argosy.study import Data
 
 __all__ = [
     "ArraySource",
     "DatasetSource",
+    "Filled",
     "Source",
+    "keep",
     "open_sources",
     "open_split",
     "open_splits",
     "probed",
+    "probed_splits",
     "reopened",
 ]
 
@@ -33,10 +38,21 @@ OPENING = -1
 """In the place of a sample's index, for the seed under which a split is opened."""
 
 
+class Filled(NamedTuple):
+    """What it took to fill rows of a block."""
+
+    holes: list[tuple[int, str]]
+    """(index, error) of each."""
+    prepared: int
+    """Samples that were prepared for it, holes among them; others were kept."""
+
+
 class Source(ABC):
     """One split of the data."""
 
     facts: Facts
+    kept: Kept | None = None
+    """Samples that were prepared, where validation needs them again."""
     pulse: Pulse
     """Beats with every sample. A process that inherits a source puts its own here."""
 
@@ -50,9 +66,14 @@ class Source(ABC):
         """Of each of them."""
         return self.facts.layout
 
+    @property
+    def takes_kept(self) -> bool:
+        """Whether samples that are kept are not prepared again."""
+        return self.kept is not None and self.facts.again
+
     @abstractmethod
-    def fill(self, block: Block, low: int, indices: Indices) -> list[tuple[int, str]]:
-        """Prepare these samples into rows low, low+1, … of the block; returns (index, error) of each hole."""
+    def fill(self, block: Block, low: int, indices: Indices) -> Filled:
+        """Prepare these samples into rows low, low+1, … of the block."""
 
     @property
     @abstractmethod
@@ -81,7 +102,7 @@ class ArraySource(Source):
             fingerprint=fingerprint_of(sample_leaves(self._sample(index))[0] for index in (0, -1)),
         )
 
-    def fill(self, block: Block, low: int, indices: Indices) -> list[tuple[int, str]]:
+    def fill(self, block: Block, low: int, indices: Indices) -> Filled:
         """See `Source.fill`; nothing can break."""
         high = low + len(indices)
         with self.pulse.busy(f"gathering {len(indices)} samples of {self.split}", opaque=True):
@@ -93,7 +114,7 @@ class ArraySource(Source):
                     torch.index_select(array, 0, torch.from_numpy(indices), out=leaf[low:high])
         block.indices[low:high] = indices
         block.sound[low:high] = True
-        return []
+        return Filled([], len(indices))
 
     def _sample(self, index: int) -> tuple[Any, ...]:
         return tuple(array[index] for array in self.arrays)
@@ -127,8 +148,17 @@ class DatasetSource(Source):
         """Opened on first use, in the process that prepares its samples, or long before."""
         return self.open_dataset(self.pulse)
 
-    def fill(self, block: Block, low: int, indices: Indices) -> list[tuple[int, str]]:
+    def fill(self, block: Block, low: int, indices: Indices) -> Filled:
         """See `Source.fill`."""
+        if self.kept is None or not self.takes_kept:
+            return Filled(self._prepared(block, low, indices), len(indices))
+        missing = np.flatnonzero(~self.kept.copy(block, low, indices))
+        holes = []
+        for run in np.split(missing, np.flatnonzero(np.diff(missing) > 1) + 1) if len(missing) else ():
+            holes += self._prepared(block, low + int(run[0]), indices[run])
+        return Filled(holes, len(missing))
+
+    def _prepared(self, block: Block, low: int, indices: Indices) -> list[tuple[int, str]]:
         _ = self.dataset  # what its opening raises is no sample's
         ready = self._gather(indices) if self.facts.gathers else None
         with self.pulse.busy(self.doing):
@@ -159,25 +189,46 @@ class DatasetSource(Source):
                 target[row].copy_(leaf)
             block.indices[row] = index
             block.sound[row] = bool(leaves)
+            if leaves and self.kept is not None and (ready is not None or not self._has_drawn(epoch, index)):
+                self.kept.keep(index, leaves)
         return holes
 
     def _prepare(self, epoch: int, index: int) -> Any:
         return prepare(self.dataset, index, epoch=epoch, split=self.split, seed=self.seed, pulse=self.pulse)
 
+    def _has_drawn(self, epoch: int, index: int) -> bool:
+        return has_drawn(index, epoch=epoch, split=self.split, seed=self.seed)
+
 
 def open_sources(data: Data, *, seed: int, pulse: Pulse | None = None) -> dict[str, Source]:
     """The splits of a study's data, by name, opened and probed in this process. Without a pulse nobody looks."""
     pulse = pulse or Pulse.private()
-    skip = data.on_error == "skip"
-    return {
-        split: probed(found, split, seed=seed, skip_errors=skip, pulse=pulse)
-        for split, found in open_splits(data, seed=seed, pulse=pulse).items()
-    }
+    splits = open_splits(data, seed=seed, pulse=pulse)
+    return probed_splits(splits, seed=seed, skip_errors=data.on_error == "skip", pulse=pulse)
+
+
+def keep(sources: Mapping[str, Source], most_bytes: int) -> None:
+    """Where the validation samples are the training samples again, keep prepared ones, as far as they fit in so many bytes.
+
+    To be called before loader workers are forked. Nothing is kept where the first samples show that what they become depends on
+    the seed.
+    """
+    train, val = sources["train"], sources.get("val")
+    if val is not None and val.facts.again and val.facts.fingerprint == train.facts.fingerprint:
+        rows = min(val.length, most_bytes // max(val.layout.sample_bytes, 1))
+        train.kept = val.kept = Kept(val.layout, rows) if rows else None
 
 
 def open_splits(data: Data, *, seed: int, pulse: Pulse) -> dict[str, Any]:
-    """By name of the split its Dataset, or its source where it is arrays; factories are called here."""
-    return {split: open_split(data, split, seed=seed, pulse=pulse) for split in ("train", "val")[: 1 + data.has_val]}
+    """By name of the split its Dataset, or its source where it is arrays; factories are called here.
+
+    One that is given for both is opened once, and then one object.
+    """
+    opened = {"train": open_split(data, "train", seed=seed, pulse=pulse)}
+    if data.has_val:
+        again = data.val is data.train and not isinstance(opened["train"], ArraySource)
+        opened["val"] = opened["train"] if again else open_split(data, "val", seed=seed, pulse=pulse)
+    return opened
 
 
 def open_split(data: Data, split: str, *, seed: int, pulse: Pulse) -> Any:
@@ -185,11 +236,22 @@ def open_split(data: Data, split: str, *, seed: int, pulse: Pulse) -> Any:
     dataset, arrays = (data.train, data.arrays) if split == "train" else (data.val, data.val_arrays)
     if isinstance(dataset, type) or (dataset is not None and not hasattr(dataset, "__getitem__")):
         with pulse.busy(f"opening the data ({split})", opaque=True):
-            dataset = _made(dataset, split, seed)
+            # Of one factory for both splits the training samples, wherever it is called.
+            dataset = _made(dataset, "train" if dataset is data.train else split, seed)
     # Exactly TensorDataset: a subclass may prepare its samples.
     if type(dataset) is TensorDataset:
         arrays = dataset.tensors
     return dataset if arrays is None else ArraySource(arrays, split, pulse=pulse)
+
+
+def probed_splits(splits: Mapping[str, Any], *, seed: int, skip_errors: bool, pulse: Pulse) -> dict[str, Source]:
+    """The sources of what `open_splits` has opened."""
+    found = {
+        name: probed(split, name, seed=seed, skip_errors=skip_errors, pulse=pulse) for name, split in splits.items()
+    }
+    if splits.get("val") is splits["train"]:
+        found["val"].facts = replace(found["val"].facts, again=True)
+    return found
 
 
 def probed(dataset: Any, split: str, *, seed: int, skip_errors: bool, pulse: Pulse) -> Source:

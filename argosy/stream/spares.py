@@ -38,7 +38,7 @@ from argosy.stream.sources import (
     open_sources,
     open_split,
     open_splits,
-    probed,
+    probed_splits,
     reopened,
 )
 from argosy.study import Data
@@ -78,7 +78,7 @@ def open_for(
     splits = open_splits(given, seed=seed, pulse=pulse)
 
     def learn() -> tuple[dict[str, Source], _Word]:
-        found = {name: probed(split, name, seed=seed, skip_errors=skip, pulse=pulse) for name, split in splits.items()}
+        found = probed_splits(splits, seed=seed, skip_errors=skip, pulse=pulse)
         facts = {name: source.facts if source.parallel else None for name, source in found.items()}
         return found, _Word(facts=facts, skip_errors=skip)
 

@@ -1,7 +1,6 @@
 """An ensemble of a run's members: it is worth more than the best of them, and says what they say."""
 
 import random
-import runpy
 from functools import partial
 from pathlib import Path
 
@@ -14,7 +13,6 @@ from torch import Tensor, nn
 from torch.optim import Adam
 
 import argosy
-from argosy import api
 from argosy.ensembling.ensemble import Ensemble
 from argosy.ensembling.scores import class_scores
 
@@ -188,13 +186,3 @@ def test_members_of_folds_are_one_ensemble_of_which_nobody_knows_the_worth(tmp_p
     ensemble = trained(tmp_path, folds, epochs=1).ensemble()
     assert ensemble.scores == ()
     assert ensemble(X[:3]).shape == (3, 10)
-
-
-def test_the_example_runs_as_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(api, "train", partial(api.train, launcher="inline", devices="cpu:1"))
-    runpy.run_path(str(Path(__file__).parents[2] / "examples" / "ensemble.py"), run_name="__main__")
-    best, ensemble = (float(line.split(": ")[1].split()[0]) for line in capsys.readouterr().out.splitlines())
-    assert ensemble > best > 0.9

@@ -49,6 +49,7 @@ def live(driver: Peer, number: int) -> None:
         per_epoch=1,
         key=KEY,
         pulse=Pulse.private(),
+        keep_bytes=0,
     )
 
 

@@ -85,7 +85,7 @@ def test_a_raising_sample_can_be_skipped() -> None:
     here = source(Broken(30), skip_errors=True)
     place = Place(leg=0, split="train", epoch=0, section=0, start=0, rows=3, last=True)
     block = here.layout.block(place, np.zeros(here.layout.block_bytes(3), np.uint8))
-    assert here.fill(block, 0, np.array([16, 17, 18])) == [(17, "OSError: truncated file")]
+    assert here.fill(block, 0, np.array([16, 17, 18])).holes == [(17, "OSError: truncated file")]
     assert block.sound.tolist() == [True, False, True]
 
 
@@ -145,7 +145,7 @@ def cut(source: Source, *indices: int) -> tuple[list[tuple[int, str]], list[bool
     """Holes and sound rows of a block of these samples."""
     place = Place(leg=0, split="train", epoch=0, section=0, start=0, rows=len(indices), last=True)
     block = source.layout.block(place, np.zeros(source.layout.block_bytes(len(indices)), np.uint8))
-    return source.fill(block, 0, np.array(indices, dtype=np.int64)), block.sound.tolist()
+    return source.fill(block, 0, np.array(indices, dtype=np.int64)).holes, block.sound.tolist()
 
 
 class BrokenLists(Lists):

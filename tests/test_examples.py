@@ -1,0 +1,137 @@
+"""The stories of the recipes, each run as it is; and how long they are, as the recipes say."""
+
+import ast
+import io
+import re
+import runpy
+import sys
+import tokenize
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from argosy import api
+
+ROOT = Path(__file__).parents[1]
+EXAMPLES, RECIPES = ROOT / "examples", ROOT / "docs" / "recipes.md"
+NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+
+
+@pytest.fixture
+def play(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., list[str]]:
+    """Runs an example in an empty folder and this process; returns the lines that it prints."""
+    monkeypatch.chdir(tmp_path)
+    for stage in ("train", "tune"):
+        monkeypatch.setattr(api, stage, partial(getattr(api, stage), launcher="inline", devices="cpu:1"))
+
+    def run(name: str, *arguments: str) -> list[str]:
+        monkeypatch.setattr(sys, "argv", [name, *arguments])
+        runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+        return capsys.readouterr().out.splitlines()
+
+    return run
+
+
+def numbers(line: str) -> list[float]:
+    return [float(found) for found in re.findall(r"[-\d]+\.\d+", line)]
+
+
+def test_an_ensemble_of_five_seeds_beats_the_best_and_the_best_is_taken_along(play: Callable[..., list[str]]) -> None:
+    best, ensemble = play("ensemble.py")
+    assert numbers(ensemble)[0] > numbers(best)[0] > 0.9
+    (said,) = play("deploy.py", "runs/ensemble")
+    assert re.fullmatch(r"cnn-seed=\d, loss 0\.\d+: this is a \d", said)
+
+
+def test_folds_of_three_networks_have_scores_of_samples_that_they_have_not_seen(play: Callable[..., list[str]]) -> None:
+    lines = play("tabular.py")
+    assert len(lines) == 3
+    assert all(" ± " in line and 0.93 < numbers(line)[-1] < 1.0 for line in lines)
+
+
+def test_half_of_thirty_trials_are_out_at_every_rung(play: Callable[..., list[str]]) -> None:
+    best, epochs = play("sweep.py")
+    assert best.startswith("best of 30: {'hidden': ")
+    assert numbers(best)[-1] < 0.5
+    spent, whole = map(float, re.findall(r"[\d.]+", epochs))
+    assert spent < 0.6 * whole
+
+
+def test_two_targets_have_an_error_each(play: Callable[..., list[str]]) -> None:
+    lines = play("regression.py")
+    both = [numbers(line)[0] for line in lines]
+    assert both == sorted(both)
+    for line in lines:
+        whole, pressure, progression = numbers(line)[:3]
+        assert whole**2 == pytest.approx((pressure**2 + progression**2) / 2, rel=0.01)
+        assert whole < 0.95, "the mean alone has about 1"
+
+
+def test_wider_codes_say_more_of_digits(play: Callable[..., list[str]]) -> None:
+    *rows, codes = play("autoencoder.py")
+    assert [row.split(":")[0] for row in rows] == ["code-32", "code-8", "code-2"]
+    assert codes.endswith("(5, 32)")
+
+
+def test_the_cells_of_a_notebook_run_one_after_another(play: Callable[..., list[str]]) -> None:
+    del play  # the folder, and no processes
+    cells = re.split(r"^# %%.*$", (EXAMPLES / "notebook.py").read_text(), flags=re.MULTILINE)
+    names: dict[str, object] = {"__name__": "__main__"}
+    shown = [shows(cell, names) for cell in cells]
+    tables = [table for table in shown if hasattr(table, "columns")]
+    assert [set(table["epochs"]) for table in tables] == [{3}, {6}]
+    assert tuple(shown[-1].shape) == (3, 3)
+
+
+def shows(cell: str, names: dict[str, object]) -> object:
+    """What a notebook shows below a cell: the value of its last line."""
+    body = ast.parse(cell).body
+    last = ast.Expression(body.pop().value) if body and isinstance(body[-1], ast.Expr) else None
+    exec(compile(ast.Module(body, []), "cell", "exec"), names)
+    return eval(compile(last, "cell", "eval"), names) if last else None
+
+
+def lines_of(text: str) -> list[int]:
+    """Numbers of the lines of code: neither empty nor comments nor docstrings."""
+    documented = {
+        line
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        for line in range(node.lineno, node.end_lineno + 1)
+    }
+    found = {
+        line
+        for token in tokenize.generate_tokens(io.StringIO(text).readline)
+        if token.type not in NO_CODE
+        for line in range(token.start[0], token.end[0] + 1)
+    }
+    return sorted(found - documented)
+
+
+def length(path: Path) -> tuple[int, int]:
+    """Lines of code, and those from the first statement on that makes a member or asks for something."""
+    text = path.read_text()
+    lines, body = lines_of(text), ast.parse(text).body
+    first = next(
+        node.lineno for node in body if "argosy." in (ast.get_source_segment(text, node) or "") and not said(node)
+    )
+    return len(lines), sum(line >= first for line in lines)
+
+
+def said(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr | ast.Import | ast.ImportFrom)
+
+
+def test_stories_are_as_long_as_the_recipes_say() -> None:
+    rows = re.findall(
+        r"^\|.*\(\.\./examples/(\w+\.py)\) \| (\d+) \| (\d+) \|$", RECIPES.read_text(), flags=re.MULTILINE
+    )
+    assert {name: (int(whole), int(own)) for name, whole, own in rows} == {
+        name: length(EXAMPLES / name) for name, _, _ in rows
+    }
+    assert len(rows) == 8
+    assert length(EXAMPLES / "ensemble.py")[1] <= 12
