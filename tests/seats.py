@@ -86,13 +86,13 @@ def train(
     monkeypatch: pytest.MonkeyPatch,
     seats: Any,
     wanted: argosy.Study | None = None,
-    packing: str = "interleaved",
+    **settings: Any,
 ) -> argosy.Report:
-    """Train on three CPU devices, members seated as `Seats` has it."""
+    """Train on three CPU devices, if not on others, members seated as `Seats` has it."""
     policy = living.policy(monkeypatch, Seats(seats))
     how = {"launcher": "processes", "devices": "cpu:3", "loader_workers": 0, "block_size": 64}
-    programs = {"numerics": "equivalent", "packing": packing}
-    return living.run(wanted or study(), directory, policy=policy, **how, **programs)
+    programs = {"numerics": "equivalent", "packing": "interleaved"}
+    return living.run(wanted or study(), directory, policy=policy, **{**how, **programs, **settings})
 
 
 def all_alone(folder: Path) -> dict[str, dict[str, Tensor]]:

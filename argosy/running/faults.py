@@ -7,7 +7,7 @@ is asked anew. A member goes on from its newest file, exactly.
 """
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -17,8 +17,10 @@ from argosy.running.hangs import Hangs
 from argosy.running.legs import Sailing
 from argosy.running.phase import Phase
 from argosy.running.recovery import Loss, Regrouping, Way, next_division
+from argosy.running.standstills import Devices, Standstills
 from argosy.running.tolerance import Tolerance
 from argosy.running.verdicts import Fate, judge
+from argosy.stream.pulse import Sign
 from argosy.study import Member
 
 if TYPE_CHECKING:
@@ -43,6 +45,7 @@ class Faults:
         self.afloat: set[str] = set()
         """Members that trained when a regrouping began."""
         self.hangs = Hangs(driver.settings.hang_seconds)
+        self.standstills = Standstills(driver.settings.hang_seconds)
         self._hung: dict[str, str] = {}
         """What workers were doing that were killed for hanging, until they are lost."""
         self.kept: dict[str, float] = {}
@@ -186,6 +189,18 @@ class Faults:
                 self._note_loss(f"{worker}/group", f"the group of {member!r} broke: {detail}")
                 self.regroup(self.driver.voyage.legs_of(worker))
 
+    def _look_at_sums(self, shown: Mapping[str, Sequence[Sign]]) -> None:
+        """Devices that wait for one another in vain have lost each other, though all of them live."""
+        together: dict[Devices, list[str]] = {}
+        for leg in self.driver.voyage.legs:
+            workers = [*leg.feeders, *leg.devices]
+            # Who cannot board yet waits for somebody else.
+            if leg not in self.regrouped_legs and not leg.boarding and all(worker in shown for worker in workers):
+                together |= dict.fromkeys(leg.together, workers)
+        for devices, detail in self.standstills.look(time.monotonic(), together, shown):
+            self._note_loss(f"{devices[0]}/group", detail)
+            self.regroup(self.driver.voyage.legs_of(devices[0]))
+
     def _give_up(self, node: str) -> None:
         """Go on without a node whose feeders do not live."""
         self.driver.cluster = self.driver.cluster.without(node)
@@ -200,15 +215,18 @@ class Faults:
         self.tolerance.worker_lost(worker, detail)
 
     def look(self) -> None:
+        shown: dict[str, tuple[Sign, ...]] = {}
         for worker in self.driver.force.everybody:
             pulse = self.driver.force.workers.pulse(worker)
             if pulse is not None:
+                shown[worker] = pulse.look()
                 seconds = partial(self.driver.force.workers.cpu_seconds, worker)
-                self.hangs.look(time.monotonic(), worker, pulse.look(), seconds)
+                self.hangs.look(time.monotonic(), worker, shown[worker], seconds)
         for worker, doing, still in self.hangs.hanging():
             self._hung[worker] = f"no progress for {still:.0f} s while {doing}"
             self.driver.force.workers.kill(worker)
         self._look_at_groups()
+        self._look_at_sums(shown)
         for trainer in self.regrouping.late(time.monotonic()):
             self._hung[trainer] = f"its members were not saved and let go within {self._patience:g} s"
             self.driver.force.workers.kill(trainer)

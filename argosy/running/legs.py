@@ -133,6 +133,20 @@ class Sailing:
         return [device for device, crew in self.crews.items() if member in crew.members]
 
     @property
+    def together(self) -> list[tuple[str, ...]]:
+        """Devices that wait for one another: they carry members together, or with the same others."""
+        carriers: dict[str, set[str]] = {}
+        for device, crew in self.crews.items():
+            for name in crew.members:
+                carriers.setdefault(name, set()).add(device)
+        found: list[set[str]] = []
+        for devices in carriers.values():
+            if len(devices) > 1:
+                joined = [others for others in found if others & devices]
+                found = [*(others for others in found if others not in joined), devices.union(*joined)]
+        return [tuple(sorted(devices)) for devices in found]
+
+    @property
     def at_gate(self) -> bool:
         """Whether every crew has reported all that it has credit for, and nobody who must be asked is still to answer."""
         return not self.asked and all(self.crews[device].section >= self.until for device in self.devices)

@@ -21,7 +21,7 @@ SLOT_BYTES = 256
 BEAT, STATE, NUMBER, LENGTH, IN_USE = range(5)
 """Words of a slot, of 8 bytes each. The first slot's last one has the number of slots that were ever used."""
 TEXT = 8 * 5
-IDLE, BUSY, OPAQUE = range(3)
+IDLE, BUSY, OPAQUE, WAITING = range(4)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,6 +33,8 @@ class Sign:
     doing: str
     opaque: bool
     """Whether it is in code that cannot beat, so that its CPU time has to tell."""
+    waits: bool
+    """Whether it can do nothing before another worker has done its part: it is not busy, and that it beats is no progress."""
 
 
 class Pulse:
@@ -82,11 +84,18 @@ class Pulse:
         words[NUMBER] = number
         words[BEAT] += 1
 
-    @contextlib.contextmanager
-    def busy(self, doing: str, *, opaque: bool = False) -> Iterator[None]:
+    def busy(self, doing: str, *, opaque: bool = False) -> contextlib.AbstractContextManager[None]:
         """Be busy with something inside this context; idle, or what was done before, after it."""
+        return self._during(OPAQUE if opaque else BUSY, doing)
+
+    def waiting(self, doing: str) -> contextlib.AbstractContextManager[None]:
+        """Wait for another worker inside this context; the words tell for whom, and which time."""
+        return self._during(WAITING, doing)
+
+    @contextlib.contextmanager
+    def _during(self, state: int, doing: str) -> Iterator[None]:
         before = self._doing
-        self._write(OPAQUE if opaque else BUSY, 0, doing.encode())
+        self._write(state, 0, doing.encode())
         try:
             yield
         finally:
@@ -117,10 +126,12 @@ class Pulse:
 
     def _sign(self) -> Sign:
         words = self._words
+        state = words[STATE]
         text = bytes(self._text[: words[LENGTH]]).decode(errors="replace")
         return Sign(
-            busy=words[STATE] != IDLE,
+            busy=state in (BUSY, OPAQUE),
             beat=words[BEAT],
             doing=text.replace("{number}", str(words[NUMBER])),
-            opaque=words[STATE] == OPAQUE,
+            opaque=state == OPAQUE,
+            waits=state == WAITING,
         )

@@ -3,9 +3,10 @@
 Contract. Every member has a group of its own, formed anew whenever it boards, that is no part of any world of torch's: the
 groups of a device know nothing of each other. Ranks find each other by a file in a folder that is this user's alone. Whoever
 steps members never waits in here: a group is formed in a thread of its own, and a sum is asked whether it is there. A peer may
-rightly be busy for long, so no sum has a time limit that could be reached; who is lost the driver decides. A group of which a
-peer is gone is *broken*, and gives no sum any more. Who leaves a group lets its peers go: their sums break. The destructor waits
-for a sum that is still under way, without the interpreter's lock, and so it has a thread, which ends when the peers have left.
+rightly be busy for long, so no sum has a time limit that could be reached; who is lost, and which sum hangs, the driver decides.
+A group of which a peer is gone is *broken*, and gives no sum any more. Who leaves a group lets its peers go: their sums break. The
+destructor waits for a sum that is still under way, without the interpreter's lock, and so it has a thread, which ends when the
+peers have left.
 """
 
 import datetime

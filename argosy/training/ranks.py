@@ -12,7 +12,7 @@ from argosy.stream.blocks import Block
 from argosy.stream.pulse import Pulse
 from argosy.training.guard import Guard
 from argosy.training.merged import Move, moves
-from argosy.training.parallel import POLL_SECONDS
+from argosy.training.parallel import POLL_SECONDS, Group
 from argosy.training.shard import Shard
 from argosy.training.units import Unit
 
@@ -22,8 +22,8 @@ __all__ = ["Ranks"]
 class Ranks:
     """Of one trainer.
 
-    A member whose group is broken stands still, and its device with it where it has nothing else to do, until the driver says
-    what becomes of it: that is on its way, as somebody has left the group.
+    A member whose group is broken, or whose sum hangs, stands still, and its device with it where it has nothing else to do, until
+    the driver says what becomes of it: that is on its way, as somebody has left the group, or nobody does anything for too long.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Ranks:
         self._stepped = stepped
         """Takes note of samples that were stepped on."""
         self._called = called
-        """After every move: whether a command waits."""
+        """After every move, and while it waits: whether a command does."""
         self.waited = 0.0
         """Seconds without anything to do but wait for other devices."""
         self._told: set[str] = set()
@@ -86,12 +86,20 @@ class Ranks:
             self._stepped(unit, unit.samples - before)
 
     def _wait(self, name: str, shard: Shard) -> None:
+        """Until its next half need not wait, or a command does."""
         started = time.perf_counter()
-        if shard.group.broken and shard.group.meeting not in self._told:
-            self._told.add(shard.group.meeting)
-            self._emit(Broke(member=name, detail=shard.group.broken))
-        time.sleep(POLL_SECONDS)
+        with self._pulse.waiting(
+            f"waiting for the other devices of member {name!r} in its step {shard.live.steps + 1}"
+        ):
+            while shard.waits and not self._called():
+                self._tell_if_broken(name, shard.group)
+                time.sleep(POLL_SECONDS)
         self.waited += time.perf_counter() - started
+
+    def _tell_if_broken(self, name: str, group: Group) -> None:
+        if group.broken and group.meeting not in self._told:
+            self._told.add(group.meeting)
+            self._emit(Broke(member=name, detail=group.broken))
 
 
 def _begin(shard: Shard, cut: Iterator[Batch]) -> bool:

@@ -20,7 +20,7 @@ import argosy
 from argosy.running import faults, processes
 from argosy.running.voyage import Voyage
 from argosy.training.kin import Kin
-from argosy.training.parallel import Group
+from argosy.training.parallel import Group, Sum
 
 
 def first(name: str, asked: int) -> Mapping[int, float]:
@@ -181,6 +181,66 @@ def test_a_group_that_breaks_though_nobody_is_lost_is_formed_again(
     assert {row.status for row in report.rows} == {"done"}
     (lost,) = evidence.event_lines(tmp_path, "WorkerLost")
     assert lost["worker"] == "cpu:2/group" and "cut by a test" in lost["detail"]
+    check(tmp_path, alone)
+
+
+class Never:
+    """What torch says of a sum that is not there."""
+
+    def is_completed(self) -> bool:
+        return False
+
+
+def is_never_begun(output: Tensor, target: Tensor) -> Tensor:
+    """Cross-entropy after which one device, once, only believes that it begins what it adds up."""
+    calls[0] += output.requires_grad
+    if calls[0] == 61 and len(output) == 3:
+        for group in [found for found in gc.get_objects() if isinstance(found, Group)]:
+            hanging: Any = group
+            hanging.add_up = lambda values, group=group: Sum(group, Never())
+    return nn.functional.cross_entropy(output, target, reduction="none")
+
+
+def test_a_sum_that_one_rank_never_begins_is_named_and_begun_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone: dict[str, dict[str, Tensor]]
+) -> None:
+    never = member("bad", batch_size=5, loss=is_never_begun, eval_batch_size=20)
+    wanted = study(members=[*fleet(), never])
+    report = train(tmp_path, monkeypatch, first_and_bad, wanted, hang_seconds=3.0, checkpoint_seconds=1.0)
+    assert {row.status for row in report.rows} == {"done"}
+    (lost,) = evidence.event_lines(tmp_path, "WorkerLost")
+    assert lost["worker"] == "cpu:0/group"
+    assert lost["detail"].startswith("no progress for 3 s: cpu:0 waiting for the other devices of member ")
+    assert "of member 'bad'" in lost["detail"] and "; cpu:2 waiting" in lost["detail"]
+    check(tmp_path, alone)
+
+
+def across(name: str, asked: int) -> Mapping[int, float]:
+    """Two members on both nodes, in shares that change, the others on one node or the other."""
+    shares = {"wide": (0.3, 0.9, 0.5), "pair": (0.6, 0.2, 0.4)}.get(name)
+    if shares is None:
+        return {len(name) % 2: 1.0}
+    here = shares[min(asked, 3) - 1]
+    return {0: here, 1: 1.0 - here} if name == "wide" else {1: here, 0: 1.0 - here}
+
+
+def test_members_on_devices_of_two_nodes_become_what_they_are_alone_though_a_rank_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone: dict[str, dict[str, Tensor]]
+) -> None:
+    hurt: list[int] = []
+
+    def hurts(voyage: Voyage) -> None:
+        workers: Any = voyage.force.workers
+        if not hurt and len(voyage.state.member("wide").sections) >= 2:
+            hurt.append(workers.workers["node1/cpu:0"].pid)
+            os.kill(hurt[0], signal.SIGKILL)
+
+    living.at_every_round(monkeypatch, hurts)
+    report = train(tmp_path, monkeypatch, across, devices="cpu:1", nodes=2, sharing="all-shared")
+    assert {row.status for row in report.rows} == {"done"}
+    assert "node1/cpu:0" in [line["worker"] for line in evidence.event_lines(tmp_path, "WorkerLost")]
+    seats = {tuple(line["devices"]) for line in evidence.event_lines(tmp_path, "Split") if line["member"] == "wide"}
+    assert seats == {("node0/cpu:0", "node1/cpu:0")}
     check(tmp_path, alone)
 
 

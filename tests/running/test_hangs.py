@@ -205,7 +205,7 @@ def test_a_loader_that_hangs_is_named_beside_its_feeder_and_one_that_died_is_not
 
 
 def sign(beat: int = 0, *, busy: bool = True, doing: str = "x", opaque: bool = False) -> Sign:
-    return Sign(busy=busy, beat=beat, doing=doing, opaque=opaque)
+    return Sign(busy=busy, beat=beat, doing=doing, opaque=opaque, waits=False)
 
 
 def never() -> float:

@@ -1,0 +1,106 @@
+"""Devices that wait for one another in vain are told from those that wait for a slow one, by what they show alone."""
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from argosy.running.hangs import LOOKS
+from argosy.running.legs import Change, Sailing
+from argosy.running.standstills import Standstills
+from argosy.stream.pulse import Pulse, Sign
+
+SECONDS = 8.0
+TOGETHER = {("a", "b"): ("feeder", "a", "b", "c")}
+"""Two devices that carry members together, and one of the same leg that does not."""
+
+
+def waits(step: int = 5) -> Sign:
+    return Sign(busy=False, beat=step, doing=f"waiting for 'wide' in step {step}", opaque=False, waits=True)
+
+
+def idle(beat: int = 0) -> Sign:
+    return Sign(busy=False, beat=beat, doing="", opaque=False, waits=False)
+
+
+def busy(beat: int = 0) -> Sign:
+    return Sign(busy=True, beat=beat, doing="training member 'whole'", opaque=False, waits=False)
+
+
+def found(
+    a: Callable[[int], Sign],
+    b: Callable[[int], Sign],
+    c: Callable[[int], Sign] = lambda now: idle(),
+    feeder: Callable[[int], Sequence[Sign]] = lambda now: [idle()],
+    seconds: int = 40,
+) -> list[tuple[int, str]]:
+    """When somebody is found to stand still, and in which words, with looks once a second."""
+    standstills, said = Standstills(SECONDS), []
+    for now in range(seconds):
+        shown = {"a": [a(now)], "b": [b(now)], "c": [c(now)], "feeder": feeder(now)}
+        for devices, words in standstills.look(float(now), TOGETHER, shown):
+            assert devices == ("a", "b")
+            said.append((now, words))
+    return said
+
+
+def test_a_sum_that_all_wait_for_hangs_whoever_else_goes_on() -> None:
+    said = found(lambda now: waits(), lambda now: waits(), c=busy, feeder=lambda now: [idle(), busy(now)], seconds=12)
+    words = "a waiting for 'wide' in step 5; b waiting for 'wide' in step 5"
+    assert said == [(8, f"no progress for 8 s: {words}")]
+
+
+def test_a_sum_that_one_never_begins_hangs() -> None:
+    said = found(lambda now: waits(), lambda now: idle(), seconds=12)
+    assert said == [(8, "no progress for 8 s: a waiting for 'wide' in step 5; b with nothing to do")]
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        {"b": busy},  # It makes steps of its own.
+        {"b": lambda now: busy(now) if now % 5 == 0 else idle(now // 5)},  # It was seen between two steps.
+        {"b": idle},  # It is quick.
+        {"b": lambda now: waits(now // 4)},  # It waits for something else, again and again.
+        {"b": lambda now: idle(), "c": busy},  # A slower one has the blocks.
+        {"b": lambda now: idle(), "feeder": lambda now: [idle(), busy(now)]},  # Its block is being prepared.
+    ],
+)
+def test_who_waits_for_a_slow_one_is_left_alone(others: dict[str, Callable[[int], Sign]]) -> None:
+    assert found(lambda now: waits(), **others) == []
+
+
+def test_steps_that_were_made_between_two_looks_are_progress() -> None:
+    assert found(waits, waits) == []
+
+
+def test_nobody_stands_still_who_waits_for_no_sum() -> None:
+    assert found(lambda now: idle(), lambda now: idle()) == []
+
+
+def test_what_a_device_does_while_it_waits_for_the_same_is_no_progress() -> None:
+    """It saves its members every few seconds."""
+    (first, _), *_ = found(lambda now: busy(now) if now % 4 == 0 else waits(), lambda now: waits())
+    assert first < 2 * SECONDS
+
+
+def test_time_in_which_nobody_looked_does_not_count() -> None:
+    standstills, shown = Standstills(SECONDS), {"a": [waits()], "b": [waits()]}
+    looks = [standstills.look(1000.0 * now, {("a", "b"): ("a", "b")}, shown) for now in range(LOOKS + 1)]
+    assert [bool(look) for look in looks] == [False] * LOOKS + [True]
+
+
+def test_a_pulse_shows_that_it_waits_and_is_not_busy() -> None:
+    pulse = Pulse.private()
+    with pulse.waiting("waiting for 'wide' in step 5"):
+        (shown,) = pulse.look()
+        assert shown.waits and not shown.busy and shown.doing == "waiting for 'wide' in step 5"
+    (shown,) = pulse.look()
+    assert not shown.waits and not shown.busy
+
+
+def test_devices_are_together_that_wait_for_the_same_others() -> None:
+    leg = Sailing(number=0, feeders=(), until=0)
+    crews = {"a": ("x", "whole"), "b": ("x", "y"), "c": ("y",), "d": ("z", "other"), "e": ("z",), "f": ("alone",)}
+    for device, members in crews.items():
+        leg.change(device, 1, Change(start=members))
+    assert sorted(leg.together) == [("a", "b", "c"), ("d", "e")]
