@@ -1,7 +1,7 @@
 """The screen of a run, as a value and as text in the room that there is."""
 
 import io
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,18 @@ from argosy.plans import Plan
 from argosy.views.drawing import draw, in_a_line
 from argosy.views.news import News
 from argosy.views.screen import Question, Screen, screen_of
+
+
+def asking(study: argosy.Study, expected: Callable[[], float] | None = None) -> Question:
+    """A driver that began at 0, on a run that nobody had trained."""
+    return Question(
+        study=study,
+        parameters={member.name: member.hyperparameters for member in study.members},
+        directory=Path("runs/x"),
+        began=0.0,
+        done_before=0.0,
+        expected=expected,
+    )
 
 
 def seen(
@@ -37,9 +49,7 @@ def seen(
             news.sail(Plan.from_json(event.plan))
     for message in more:
         news.hear("cpu:0", message, now)
-    question = Question(
-        study=study, directory=Path("runs/x"), began=0.0, done_before=0.0, expected=rest.pop("expected", None)
-    )
+    question = asking(study, rest.pop("expected", None))
     return screen_of(question, state, news, phase=rest.pop("phase", "training"), now=now)
 
 
@@ -150,6 +160,5 @@ def test_many_devices_have_one_line() -> None:
         member.device = f"cuda:{number + 2}"
     news = News()
     news.sail(Plan(policy="balanced", flotillas=(voyages.flotilla(list(study.names)),), waiting=()))
-    question = Question(study=study, directory=Path("runs/x"), began=0.0, done_before=0.0, expected=None)
-    text = "\n".join(drawn(screen_of(question, state, news, phase="training", now=1.0), 80, 24))
+    text = "\n".join(drawn(screen_of(asking(study), state, news, phase="training", now=1.0), 80, 24))
     assert "4 of 8 devices train" in text
