@@ -50,7 +50,7 @@ def draw(screen: Screen, width: int, height: int) -> RenderableType:
         _table(screen, shown, width),
     ]
     hidden = len(screen.rows) - len(shown)
-    more = [Text(f"and {hidden} more members", style="dim")] if hidden else []
+    more = [Text(f"and {hidden} more", style="dim")] if hidden else []
     return Group(*parts, *more)
 
 
@@ -104,14 +104,18 @@ def _epochs(screen: Screen) -> str:
 def _counts(screen: Screen) -> str:
     order = ("training", "waiting", "resting", "paused", *OVER)
     counts = [f"{screen.counts[status]} {status}" for status in order if screen.counts.get(status)]
-    return f"{len(screen.rows)} members: {', '.join(counts)}"
+    return f"{_members(len(screen.rows))}: {', '.join(counts)}"
+
+
+def _members(count: int) -> str:
+    return f"{count} member{'s' * (count != 1)}"
 
 
 def _berth(berth: Berth) -> str:
     flotilla = "" if berth.flotilla is None else f" in flotilla {berth.flotilla}"
     rate = f", {berth.samples_per_second:,.0f} samples/s" if berth.samples_per_second else ""
     waits = f", waits for data {berth.waiting:.0%} of its time" if berth.waiting >= 0.005 else ""
-    return f"{berth.device}: {berth.members} members{flotilla}{rate}{waits}"
+    return f"{berth.device}: {_members(berth.members)}{flotilla}{rate}{waits}"
 
 
 def _fleet(berths: Sequence[Berth]) -> str:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from argosy.commands import Flowing, Progress
-from argosy.events import MemberEnded, MemberRested, MemberStarted, SectionEnded, WorkerLost
+from argosy.events import MemberEnded, MemberRested, MemberStarted, RunStarted, SectionEnded, WorkerLost
 from argosy.plans import Flotilla, Plan
 
 __all__ = ["News"]
@@ -33,7 +33,10 @@ class News:
     _samples: dict[str, int] = field(default_factory=dict)
     """Of each member since it came aboard."""
     _behind: dict[str, int] = field(default_factory=dict)
-    """Those of them that its last section had left behind."""
+    """Those of them that finished sections have; less what it had of the one at hand when it came."""
+    _length: int = 0
+    """Samples of an epoch, and sections."""
+    _sections: int = 1
     _seen: dict[str, tuple[float, int]] = field(default_factory=dict)
 
     def hear(self, worker: str, message: Any, now: float) -> None:
@@ -48,12 +51,16 @@ class News:
         elif isinstance(message, WorkerLost):
             self.lost.append((now, message.worker, message.detail))
         elif isinstance(message, SectionEnded):
-            self._behind[message.member] = self._samples.get(message.member, 0)
+            self._behind[message.member] = self._behind.get(message.member, 0) + message.samples
             if message.best:
                 self.changed[message.member] = now
         elif isinstance(message, MemberStarted | MemberRested | MemberEnded):
             self._forget(message.member)
             self.changed[message.member] = now
+            if isinstance(message, MemberStarted):
+                self._behind[message.member] = -(message.position - self._section_start(message.section))
+        elif isinstance(message, RunStarted):
+            self._length, self._sections = message.lengths["train"], message.validations_per_epoch
 
     def sail(self, plan: Plan) -> None:
         """Flotillas start, on devices that others have left."""
@@ -64,6 +71,10 @@ class News:
     def begun(self, member: str) -> int:
         """Samples of the section at hand that it has stepped on here, up to what was said last."""
         return max(self._samples.get(member, 0) - self._behind.get(member, 0), 0)
+
+    def _section_start(self, section: int) -> int:
+        """Of a member that sees every sample once; of others it is next to it."""
+        return section * self._length // self._sections
 
     def _forget(self, member: str) -> None:
         for known in (self._samples, self._behind, self._seen, self.rates):

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from argosy.diagnosis import diagnose
 from argosy.fold import MemberState, RunState
@@ -33,6 +34,8 @@ class Question:
     """What a screen is made for, apart from what happens."""
 
     study: Study
+    parameters: Mapping[str, Mapping[str, Any]]
+    """Hyper-parameters by member."""
     directory: Path
     began: float
     done_before: float
@@ -128,7 +131,7 @@ def screen_of(question: Question, state: RunState, news: News, *, phase: str, no
         attention=_attention(states, news, now),
         objective=study.objective,
         best=next(((name, _best(states[name], study)) for name, rank in ranks.items() if rank == 0), None),
-        rows=_rows(study, states, news, begun, ranks, now),
+        rows=_rows(question, states, news, begun, ranks, now),
     )
 
 
@@ -216,14 +219,14 @@ def _last_line(reason: str) -> str:
 
 
 def _rows(
-    study: Study,
+    question: Question,
     states: Mapping[str, MemberState],
     news: News,
     begun: Mapping[str, float],
     ranks: Mapping[str, float],
     now: float,
 ) -> tuple[Row, ...]:
-    parameters = {member.name: member.hyperparameters for member in study.members}
+    study, parameters = question.study, question.parameters
     names = differing(parameters)
     wrong = sorted((n for n, s in states.items() if s.status in WRONG), key=lambda name: -news.changed.get(name, 0.0))
     first = set(wrong[:MOST_WRONG])

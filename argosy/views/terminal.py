@@ -90,4 +90,4 @@ class Terminal:
         return (early and phase is not self._phase) or since > (LINE_SECONDS if early else LATER_SECONDS)
 
     def _print(self, text: str, style: str = "") -> None:
-        self.console.print(text, style=style or None, highlight=False, markup=False)
+        self.console.print(text, style=style or None, highlight=False, markup=False, soft_wrap=True)

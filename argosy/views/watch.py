@@ -1,14 +1,14 @@
 """What all views have in common: they keep what happens, and make a screen of it when it is time for one."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from argosy.fold import RunState
 from argosy.plans import Plan
 from argosy.running.launcher import Job
 from argosy.running.phase import Phase
-from argosy.study import Study
+from argosy.study import Member, Study
 from argosy.views.news import News
 from argosy.views.screen import Question, Screen, screen_of
 
@@ -26,6 +26,8 @@ class Watch:
         self.news = News()
         self._expected: Callable[[], float] | None = None
         self._next = 0.0
+        self._described: dict[str, tuple[Member, Mapping[str, Any]]] = {}
+        """Hyper-parameters of members: to find them takes its time, and a study may have thousands."""
 
     def begin(self, job: Job, state: RunState) -> None:
         """See `View.begin`."""
@@ -62,9 +64,16 @@ class Watch:
         """The run as it is."""
         question = Question(
             study=self.asked,
+            parameters=self._parameters(),
             directory=self.directory,
             began=self.began,
             done_before=self.done_before,
             expected=self._expected,
         )
         return screen_of(question, self.state, self.news, phase=phase.value, now=time.monotonic())
+
+    def _parameters(self) -> dict[str, Mapping[str, Any]]:
+        for member in self.asked.members:
+            if member.name not in self._described or self._described[member.name][0] is not member:
+                self._described[member.name] = member, member.hyperparameters
+        return {name: self._described[name][1] for name in self.asked.names}
