@@ -18,6 +18,9 @@ FEW_MEMBERS = 8
 """Up to so many, every number of members that are split first is tried."""
 SMALLEST_SHARE = 0.02
 """Less of a batch than this is not worth a device: it would round to no sample."""
+SPLIT_GAIN = 0.1
+"""On CPUs, the part of the pace that splits must add to the best without any: a whole member comes out bit for bit, a split one does
+not, and rates that are known no better than this must not say which, unlike ones in each run."""
 NODES_TRIED = 8
 """Nodes in which a group is sought before it may span nodes."""
 
@@ -30,6 +33,8 @@ class BestFit:
     split_first: int = 0
     """So many members at the head of the order are split before any member is placed whole."""
     even_shares: bool = False
+    whole: bool = False
+    """Nobody is split, so that a member that does not fit whole fails the packing."""
 
 
 def best_flotilla(
@@ -52,7 +57,19 @@ def best_flotilla(
     if not found:  # Memory is what is scarce: let it decide the order.
         by_memory = tuple(sorted(profiles, key=lambda p: (-p.memory_bytes, p.member)))
         return _bisect(BestFit(order=by_memory, even_shares=even_shares), devices)
-    return max(found, key=lambda flotilla: flotilla.samples_per_second)
+    best = max(found, key=lambda flotilla: flotilla.samples_per_second)
+    return _unless_split_in_vain(best, spread, largest_first, devices)
+
+
+def _unless_split_in_vain(
+    best: Flotilla, spread: Flotilla | None, largest_first: tuple[Profile, ...], devices: Sequence[Device]
+) -> Flotilla:
+    """The best flotilla, or on CPUs the best without splits, where these add too little."""
+    if devices[0].kind != "cpu" or not any(placement.is_split for placement in best.placements):
+        return best
+    whole = (spread, _bisect(BestFit(order=largest_first, whole=True), devices))
+    good = [f for f in whole if f is not None and best.samples_per_second < (1 + SPLIT_GAIN) * f.samples_per_second]
+    return max(good, key=lambda flotilla: flotilla.samples_per_second, default=best)
 
 
 def _least_seconds(profiles: Sequence[Profile], devices: Sequence[Device]) -> float:
@@ -114,6 +131,8 @@ def flotilla_at(seconds: float, fit: BestFit, devices: Sequence[Device]) -> Flot
         bin_ = bins.tightest(profile, profile.seconds_per_sample)
         if bin_ is None:
             too_large.append(profile)
+            if packing.whole:
+                return None
         else:
             placed[profile.member] = Placement.whole(profile, bin_.device.name)
             bins.take(placed[profile.member], profile)

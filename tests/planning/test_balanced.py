@@ -43,6 +43,14 @@ def test_what_does_not_fit_is_split_in_uneven_shares() -> None:
     assert 0.95 * ideal < pace < ideal
 
 
+@pytest.mark.parametrize(("rates", "split"), [((10.0, 10.8), False), ((10.0, 13.0), True)])
+def test_nobody_is_split_on_cpus_for_a_slight_gain(rates: tuple[float, ...], split: bool) -> None:
+    members, gpus = [profile("a", *rates, splittable=True)], devices(2)
+    for kind, expected in (("cpu", split), ("gpu", True)):
+        (flotilla,) = make_plan(members, [replace(device, kind=kind) for device in gpus]).flotillas
+        assert flotilla.of("a").is_split is expected
+
+
 def test_groups_stay_inside_a_node_where_one_has_the_room() -> None:
     # A group of three would be slower than one of two.
     members = [profile("big", 5.0, 9.0, 8.0, splittable=True), profile("a", 20.0), profile("b", 20.0)]
