@@ -19,7 +19,7 @@ from argosy.planning.solo import Solo
 from argosy.plans import Plan
 from argosy.profiles import Profile
 
-__all__ = ["POLICIES", "WITH_KNOWN_EPOCHS", "Moving", "Policy", "Situation", "make_plan"]
+__all__ = ["POLICIES", "SKIPPING", "WITH_KNOWN_EPOCHS", "Moving", "Policy", "Situation", "make_plan"]
 
 POLICIES: dict[str, Policy] = {
     "balanced": Balanced(),
@@ -31,6 +31,10 @@ POLICIES: dict[str, Policy] = {
     "solo": Solo(),
 }
 """``fleet-relative`` has the published Δ as a part of the rate of the fastest published network."""
+
+SKIPPING = ("fleet", "fleet-local", "fleet-relative")
+"""Policies whose flotillas have members at unlike epochs: who is behind skips epochs of the stream, lest the others wait for it
+with their devices. Under the other policies everybody trains every epoch of the stream."""
 
 WITH_KNOWN_EPOCHS = {name: POLICIES[name] for name in ("balanced", "rounds", "solo")}
 """What ``balanced`` compares where it knows the epochs of every member."""

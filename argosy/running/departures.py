@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from argosy.commands import Board, Credit, Leg, Probed, SumsTimed, UseLoaders
 from argosy.events import PlanMade
+from argosy.planning import SKIPPING
 from argosy.plans import Flotilla
 from argosy.running.identity import write_json
 from argosy.running.legs import Change, Sailing
@@ -165,6 +166,8 @@ class Departures:
         """Ask the policy what to start on the devices that are free."""
         if self.driver.orders.pausing is not None or not self.roster.waiting:
             return
+        if not self.voyage.legs and any(leaving.verdict is None for leaving in self.voyage.leaving.values()):
+            return  # Nobody trains meanwhile, and the policy is to choose among all that are left.
         measuring = self.driver.measuring
         # Whoever can join those that train is not sent off alone, before their next gate has shown whether it can.
         later = self.roster.joining if any(leg.holding for leg in self.voyage.legs) else set()
@@ -193,6 +196,8 @@ class Departures:
         team = self._free_team(flotilla.devices)
         if team is None:
             return False
+        if self.launching.policy_name in SKIPPING:
+            self.roster.level(flotilla.members)
         stretch = self.roster.leg_for(flotilla.members, self.driver.lengths, number=self.leg_count)
         # The stream that members were measured on goes on as the first leg that begins there.
         measured, self.measuring_leg = self.measuring_leg, None

@@ -153,6 +153,13 @@ class Roster:
             if point.stream_epoch <= stream_epoch:
                 self._points[name] = replace(point, stream_epoch=stream_epoch)
 
+    def level(self, names: Collection[str]) -> None:
+        """These begin their next epochs together, with that of the foremost; who is in the middle of an epoch goes on where it is."""
+        foremost = max(self._points[name].stream_epoch for name in names)
+        for name in names:
+            if self._points[name].at_an_epochs_end:
+                self._points[name] = replace(self._points[name], stream_epoch=foremost)
+
     def assign(self, names: Iterable[str]) -> Assigned | None:
         """What is to be journaled before these members train: their stream epochs from here on; None where it is known."""
         new = {}

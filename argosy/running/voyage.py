@@ -119,7 +119,7 @@ class Voyage:
     def ended(self, member: str) -> None:
         """A member has left the run, wherever it was."""
         self.judged.discard(member)
-        self.leaving.pop(member, None)
+        self.changed |= self.leaving.pop(member, None) is not None
         self.departures.newcomers.discard(member)
         self.stragglers.forget(member)
         for leg in self.legs:
