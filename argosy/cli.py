@@ -2,7 +2,7 @@
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -25,6 +25,7 @@ from argosy.views.timeline import write_timeline
 if TYPE_CHECKING:
     from argosy.report import Report
     from argosy.running.launcher import Launcher
+    from argosy.running.pairs import Pair
     from argosy.running.view import View
 
 app = typer.Typer(
@@ -226,6 +227,7 @@ def profile(
     study_file: StudyFile,
     out: Annotated[Path, typer.Option(help="File for `argosy plan --profiles`.")] = Path("profiles.json"),
     node_devices: Annotated[int, typer.Option(help="Devices of a node of the cluster to come.")] = 4,
+    pairs: Annotated[bool, typer.Option("--pairs", help="Also what every two members spare on one device.")] = False,
     devices: Devices = None,
     as_json: Json = False,
 ) -> None:
@@ -234,16 +236,26 @@ def profile(
         from argosy import api  # beside the launcher's own imports
         from argosy.running.studyfile import load_study
 
-        costs = api.profile(
-            load_study(study_file), settings=Settings(devices=devices), launcher=place, node_devices=node_devices
-        )
+        study, settings = load_study(study_file), Settings(devices=devices)
+        device = place.discover(settings).devices[0].name
+        costs = api.profile(study, settings=settings, launcher=place, node_devices=node_devices)
     save_profiles(out, costs.profiles)
+    found: Sequence[Pair] = ()
+    if pairs:
+        from argosy.running.pairs import measure_pairs
+
+        found = measure_pairs(study, [profile.member for profile in costs.profiles], device, settings)
     if as_json:
-        write({"out": str(out), "profiles": [p.to_json() for p in costs.profiles]})
+        measured = [{**asdict(pair), "improvement": pair.improvement} for pair in found]
+        write({"out": str(out), "profiles": [p.to_json() for p in costs.profiles], "pairs": measured})
         return
-    for found in costs.profiles:
-        rates = ", ".join(f"{rate:,.0f}" for rate in found.samples_per_second)
-        write(f"{found.member}: {rates} samples/s on 1, 2, … devices; {found.memory_bytes / 2**20:,.0f} MiB")
+    for known in costs.profiles:
+        rates = ", ".join(f"{rate:,.0f}" for rate in known.samples_per_second)
+        write(f"{known.member}: {rates} samples/s on 1, 2, … devices; {known.memory_bytes / 2**20:,.0f} MiB")
+    if found:
+        from argosy.views.pairs import pairs_table
+
+        show(pairs_table(found))
 
 
 @app.command()

@@ -155,6 +155,8 @@ class Packed(Event):
     """Whether it is to stay so; else it is tried."""
     seconds_per_sample: tuple[tuple[int, float], ...]
     """What was measured so far: (members in a program, seconds of a training sample of one member)."""
+    step_bytes: tuple[tuple[int, int], ...] = ()
+    """And (members in a program, bytes that a step takes for each of them), where the device counts them."""
     reason: str = ""
     """Why there are no more members in a program."""
 

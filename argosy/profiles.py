@@ -75,6 +75,8 @@ class Profile:
     """Measured apart; None: fitted to the rates."""
     alike: str = ""
     """Members that have this in common may be one program, and belong together; empty for one that is like no other."""
+    program_bytes: int = 0
+    """Of a step of the program that steps it together with others, its part; 0 where none does, or where nobody counts them."""
 
     def __post_init__(self) -> None:
         if not self.samples_per_second or not all(0 < rate < math.inf for rate in self.samples_per_second):

@@ -1,8 +1,10 @@
 """The sides of `packing.py`: ways of stepping the same members. Each side has members of its own, which begin alike."""
 
 import itertools
+import tempfile
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,15 +15,23 @@ from torch.nn import functional
 from torch.optim import Adam, Optimizer
 
 from argosy import Member
+from argosy.commands import Report
+from argosy.events import Packed
 from argosy.stream.blocks import Block, Layout, Place
+from argosy.stream.pulse import Pulse
 from argosy.stream.schedule import Orders
+from argosy.training.aboard import Aboard
 from argosy.training.devices import backend_of
+from argosy.training.files import Files
 from argosy.training.fused import Fused
+from argosy.training.fusion import Fusion
+from argosy.training.kin import Kin
 from argosy.training.member import LiveMember, build
 from argosy.training.program import Program
 from argosy.training.solo import Solo
+from argosy.training.units import Unit
 
-__all__ = ["Compiled", "Graphed", "Loop", "Programs", "Side", "Task", "fused", "one_after_another"]
+__all__ = ["Chosen", "Compiled", "Graphed", "Loop", "Programs", "Side", "Task", "fused", "one_after_another"]
 
 
 class Task:
@@ -117,6 +127,59 @@ def fused(task: Task) -> Programs:
     for one in task.lives():
         kinds.setdefault(str(one.model), []).append(one)
     return Programs(task, [Fused.of(alike) for alike in kinds.values()])
+
+
+class Chosen:
+    """The same programs, chosen among as a trainer does it: by rounds of steps that count."""
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+        self._units = [Unit.of([self._aboard(one)]) for one in task.lives()]
+        self.packed: list[Packed] = []
+        """What was chosen."""
+        pulse = Pulse.private()
+        self._fusion = Fusion("cpu:0", self._units, self._note, lambda names: [], pulse, allowed=True)
+        self._fusion.boarded()
+
+    @property
+    def models(self) -> Sequence[nn.Module]:
+        """See `Side.models`."""
+        lives = [aboard.live for unit in self._units for aboard in unit.crew]
+        return [one.model for one in sorted(lives, key=lambda one: int(one.member.name[1:]))]
+
+    @property
+    def settled(self) -> bool:
+        """Whether it is through with trying."""
+        return all(unit.kin is None or not unit.kin.asks(self._count(unit.kin)) for unit in self._units)
+
+    def prepare(self, epoch: int) -> None:
+        """See `Side.prepare`."""
+        for unit in self._units:
+            for aboard in unit.crew:
+                aboard.live.begin_epoch(self._task.orders, epoch)
+
+    def run(self, block: Block) -> None:
+        """See `Side.run`."""
+        self._fusion.look(block)
+        through = False
+        while not through:
+            stepped = [unit.step(block, _never) for unit in list(self._units)]
+            through = all(stepped)
+            self._fusion.settle()
+
+    def _aboard(self, live: LiveMember) -> Aboard:
+        files = Files(Path(tempfile.gettempdir()), None)  # nothing is saved
+        return Aboard(live, files, self._task.orders, 1, stream_epoch=0, next_section=0, earlier=0, leads=True)
+
+    def _count(self, kin: Kin) -> int:
+        return sum(len(unit.crew) for unit in self._units if unit.kin is kin)
+
+    def _note(self, report: Report) -> None:
+        self.packed += [event for event in report.events if isinstance(event, Packed)]
+
+
+def _never() -> bool:
+    return False
 
 
 class Loop:

@@ -17,7 +17,7 @@ from torch.nn import functional
 from torch.optim import SGD, Adam, AdamW
 from torch.utils.data import Dataset
 
-__all__ = ["BATCH", "MEMBERS", "Photographs", "normalize", "write_photographs"]
+__all__ = ["ALIKE", "BATCH", "MEMBERS", "NETWORKS", "Photographs", "normalize", "write_photographs"]
 
 SIDE, BOX, PIXELS, CLASSES, BATCH = 384, 288, 64, 6, 32
 
@@ -104,6 +104,12 @@ def plain(width: int) -> nn.Module:
     return nn.Sequential(*layers, convolution(2 * width, 2 * width, stride=2), *head(2 * width))
 
 
+def narrow(width: int) -> nn.Module:
+    """Two convolutions without BatchNorm."""
+    layers = nn.Conv2d(3, width, 5, 4, 2), nn.ReLU(), nn.Conv2d(width, 2 * width, 3, 2, 1), nn.ReLU()
+    return nn.Sequential(*layers, *head(2 * width))
+
+
 def residual(width: int, blocks: int) -> nn.Module:
     """A small ResNet behind a coarse first layer."""
     body = [Residual(width) for _ in range(blocks)]
@@ -144,3 +150,10 @@ MEMBERS: dict[str, tuple[Any, Any]] = {
     "patches": (partial(Patches, width=64), partial(AdamW, lr=1e-3)),
 }
 """Name -> (network, optimizer), both factories."""
+ALIKE: dict[str, tuple[Any, Any]] = {
+    f"{kind}-{number}": (network, partial(Adam, lr=3e-4 * 2**number))
+    for kind, network in (("narrow", partial(narrow, width=8)), ("small", partial(mlp, hidden=32)))
+    for number in range(4)
+}
+"""Two small architectures, each under four learning rates."""
+NETWORKS = MEMBERS | ALIKE

@@ -13,7 +13,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,7 @@ class Work:
     """Holds train/, val/ and tensors.pt."""
     lengths: dict[str, int]
     epochs: int
+    batch: int = BATCH
 
     @property
     def data_bytes(self) -> int:
@@ -76,10 +77,12 @@ class Outcome:
         return self.last - self.first
 
 
-def by_hand(work: Work, out: Path, groups: list[list[str]], *, at_once: int, tensors: bool = False) -> Outcome:
+def by_hand(
+    work: Work, out: Path, groups: list[list[str]], *, at_once: int, tensors: bool = False, flags: Sequence[str] = ()
+) -> Outcome:
     """One process of the hand-written loop for each group of members."""
     command = [sys.executable, str(HERE / "together_loop.py"), str(work.folder), str(out)]
-    command += ["--epochs", str(work.epochs), *(["--tensors"] if tensors else [])]
+    command += ["--epochs", str(work.epochs), "--batch", str(work.batch), *(["--tensors"] if tensors else []), *flags]
     commands = [[*command, "--members", *group] for group in groups]
     cost = process_tree.run(commands, at_once=at_once, output=out / "output.txt")
     found = [json.loads(path.read_text()) for path in out.glob("*.json")]
@@ -93,14 +96,17 @@ def by_hand(work: Work, out: Path, groups: list[list[str]], *, at_once: int, ten
     )
 
 
-def by_argosy(work: Work, out: Path, *, devices: int, names: list[str] = NAMES, memory: bool = False) -> Outcome:
+def by_argosy(
+    work: Work, out: Path, *, devices: int, names: list[str] = NAMES, memory: bool = False, flags: Sequence[str] = ()
+) -> Outcome:
     """``argosy run`` with so many CPU devices."""
     command = [sys.executable, "-m", "argosy", "run", str(HERE / "together_study.py")]
-    command += ["--dir", str(out / "run"), "--devices", f"cpu:{devices}", "--json"]
+    command += ["--dir", str(out / "run"), "--devices", f"cpu:{devices}", "--json", *flags]
     environment = {
         "TOGETHER_FOLDER": str(work.folder),
         "TOGETHER_EPOCHS": str(work.epochs),
         "TOGETHER_MEMBERS": " ".join(names),
+        "TOGETHER_BATCH": str(work.batch),
     }
     cost = process_tree.run([command], environment=environment, output=out / "output.txt", memory=memory)
     events = [json.loads(line) for line in (out / "run" / "journal.jsonl").read_text().splitlines()]

@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from photographs import BATCH, MEMBERS, Photographs, normalize
+from photographs import BATCH, NETWORKS, Photographs, normalize
+from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset, Sampler
 
@@ -72,7 +73,7 @@ class Trained:
 
     def __init__(self, name: str) -> None:
         torch.manual_seed(int.from_bytes(hashlib.sha256(f"0/{name}".encode()).digest()[:8], "big") >> 1)
-        model, optimizer = MEMBERS[name]
+        model, optimizer = NETWORKS[name]
         self.name, self.model = name, model()
         self.optimizer = optimizer(self.model.parameters())
         self.train_loss = self.val_loss = torch.zeros((), dtype=torch.float64)
@@ -93,6 +94,14 @@ class Trained:
         torch.save(
             {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}, folder / f"{self.name}.pt"
         )
+
+
+def perturb(models: Iterable[nn.Module]) -> None:
+    """Move every weight to the next number up: what becomes of that is what rounding does."""
+    with torch.no_grad():
+        for model in models:
+            for weight in model.parameters():
+                weight.copy_(torch.nextafter(weight, torch.full_like(weight, torch.inf)))
 
 
 def train(members: list[Trained], passes: dict[str, Iterable[Any]], epochs: int, folder: Path) -> dict[str, Any]:
@@ -136,12 +145,12 @@ def passes_length(batches: Any) -> int:
     return len(batches.dataset) if isinstance(batches, DataLoader) else len(batches.tensors[0])
 
 
-def loader(folder: Path, split: str, workers: int) -> DataLoader[Any]:
+def loader(folder: Path, split: str, workers: int, batch_size: int) -> DataLoader[Any]:
     """A DataLoader whose workers live as long as the run."""
     dataset = Photographs(folder / split, train=split == "train")
     order = Order(len(dataset), split)
     return DataLoader(
-        Seeded(dataset, split), batch_size=BATCH, sampler=order, num_workers=workers, persistent_workers=True
+        Seeded(dataset, split), batch_size=batch_size, sampler=order, num_workers=workers, persistent_workers=True
     )
 
 
@@ -149,9 +158,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path, help="where train/ and val/ are, and tensors.pt")
     parser.add_argument("out", type=Path, help="folder for checkpoints and the results")
-    parser.add_argument("--members", nargs="*", default=[], choices=MEMBERS)
+    parser.add_argument("--members", nargs="*", default=[], choices=NETWORKS)
     parser.add_argument("--epochs", type=int, required=True)
+    parser.add_argument("--batch", type=int, default=BATCH)
     parser.add_argument("--tensors", action="store_true", help="train on prepared tensors")
+    parser.add_argument(
+        "--perturbed", action="store_true", help="begin with weights in the next place that they could have"
+    )
     options = parser.parse_args()
     # Several processes share the cores; and what a convolution computes depends on its number of threads.
     torch.set_num_threads(1)
@@ -162,8 +175,10 @@ def main() -> None:
         }
     else:
         workers = len(os.sched_getaffinity(0))
-        passes = {split: loader(options.folder, split, workers) for split in SPLITS}
+        passes = {split: loader(options.folder, split, workers, options.batch) for split in SPLITS}
     members = [Trained(name) for name in options.members]
+    if options.perturbed:
+        perturb([member.model for member in members])
     results = train(members, passes, options.epochs, options.out)
     (options.out / f"{'-'.join(options.members[:1]) or 'none'}.json").write_text(json.dumps(results))
 

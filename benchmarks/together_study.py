@@ -3,13 +3,14 @@
 import os
 from pathlib import Path
 
-from photographs import BATCH, MEMBERS, Photographs, normalize
+from photographs import BATCH, NETWORKS, Photographs, normalize
 
 import argosy
 
 FOLDER = Path(os.environ["TOGETHER_FOLDER"])
 EPOCHS = int(os.environ["TOGETHER_EPOCHS"])
 NAMES = os.environ["TOGETHER_MEMBERS"].split()
+BATCH_SIZE = int(os.environ.get("TOGETHER_BATCH", BATCH))
 
 study = argosy.Study(
     data=argosy.Data(
@@ -18,7 +19,8 @@ study = argosy.Study(
         on_device=normalize,
     ),
     members=[
-        argosy.Member(name, model=MEMBERS[name][0], optimizer=MEMBERS[name][1], batch_size=BATCH) for name in NAMES
+        argosy.Member(name, model=NETWORKS[name][0], optimizer=NETWORKS[name][1], batch_size=BATCH_SIZE)
+        for name in NAMES
     ],
     stop=argosy.MaxEpochs(EPOCHS),
 )

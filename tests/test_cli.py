@@ -69,6 +69,10 @@ def test_plan_explains(folder: Path) -> None:
     assert "predicted pace" in argosy(folder, "plan", "study.py", "--devices", "cpu:1").stdout
 
 
+def test_profile_with_a_matrix_of_pairs(folder: Path) -> None:
+    assert "spared by two" in argosy(folder, "profile", "study.py", "--node-devices", "1", "--pairs").stdout
+
+
 def test_every_keyword_of_train_is_a_flag() -> None:
     import inspect
 

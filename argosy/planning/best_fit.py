@@ -131,7 +131,7 @@ def flotilla_at(seconds: float, fit: BestFit, devices: Sequence[Device]) -> Flot
         bin_ = bins.tightest(profile, profile.seconds_per_sample)
         if bin_ is None:
             too_large.append(profile)
-            if packing.whole:
+            if fit.whole:
                 return None
         else:
             placed[profile.member] = Placement.whole(profile, bin_.device.name)

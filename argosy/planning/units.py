@@ -67,13 +67,15 @@ def _units(profiles: Sequence[Profile], most: int) -> Mapping[str, Sequence[Prof
 
 
 def _joint(unit: Sequence[Profile]) -> Profile:
-    """What the members of a unit cost together; in memory what they take one after another, since programs may be smaller."""
+    """What the members of a unit cost together: in memory what their program takes, where it was measured, or one after another."""
     seconds = sum(profile.seconds_per_sample for profile in unit)
+    one_by_one = max(profile.activation_bytes for profile in unit)
+    activation = max(one_by_one, sum(profile.program_bytes for profile in unit))
     return replace(
         unit[0],
         samples_per_second=(1.0 / seconds,) if len(unit) > 1 else unit[0].samples_per_second,
-        memory_bytes=pack_memory_bytes(unit),
-        activation_bytes=max(profile.activation_bytes for profile in unit),
+        memory_bytes=pack_memory_bytes(unit) + activation - one_by_one,
+        activation_bytes=activation,
         state_bytes=sum(profile.state_bytes for profile in unit),
         splittable=False,
         shard_cost=None,

@@ -50,6 +50,8 @@ class Measuring:
         """Seconds of a sample of members that are stepped with others by one program: their part of it."""
         self.revision = 0
         """Another number wherever profiles may have changed."""
+        self._needs: dict[str, int] = {}
+        """Bytes of a step of such a program, their part of it."""
         self._profiles: dict[str, Profile] = {}
         """Of all that are known; empty where somebody became known since."""
         self._trained: dict[object, tuple[int, float]] = {}
@@ -100,12 +102,14 @@ class Measuring:
 
     def stepped(self, packed: Packed) -> None:
         """What a trainer found of programs of several members: for the loads of plans, a member costs its part of it."""
-        seconds = dict(packed.seconds_per_sample)
+        seconds, needs = dict(packed.seconds_per_sample), dict(packed.step_bytes)
         for names in packed.programs:
             for name in names:
                 self._shares.pop(name, None)
+                self._needs.pop(name, None)
                 if packed.settled and len(names) > 1 and packed.size in seconds:
                     self._shares[name] = seconds[packed.size]
+                    self._needs[name] = needs.get(packed.size, 0)
         self._changed()
 
     def _stands_for_others(self, name: str) -> None:
@@ -186,8 +190,10 @@ class Measuring:
 
     def _as_stepped(self, profile: Profile) -> Profile:
         share = self._shares.get(profile.member)
-        rates = profile.samples_per_second
-        return profile if share is None else replace(profile, samples_per_second=(1.0 / share, *rates[1:]))
+        if share is None:
+            return profile
+        rates = (1.0 / share, *profile.samples_per_second[1:])
+        return replace(profile, samples_per_second=rates, program_bytes=self._needs[profile.member])
 
     def firsts(self, study: Study) -> dict[object, Member]:
         """Of all members that are known, the first of each kind of work: what is true of it is true of the others."""

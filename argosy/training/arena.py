@@ -76,17 +76,18 @@ class Arena:
                     start = stop
         pieces = [piece for group in groups for piece in group]
         trained = [[parameters[piece.name] for piece in pieces] for parameters in named]
-        weights = torch.stack([torch.cat([p.detach().reshape(-1) for p in parameters]) for parameters in trained])
+        weights = trained[0][0].detach().new_empty(len(models), start)
         for row, parameters in zip(weights, trained, strict=True):
             for piece, parameter in zip(pieces, parameters, strict=True):
-                parameter.data = piece.of(row)
+                parameter.data = piece.of(row).copy_(parameter.detach())
         fixed = _stacked([{n: p for n, p in own.items() if not p.requires_grad} for own in named])
         buffers = _stacked([dict(model.named_buffers()) for model in models])
         tensors = [tensor for model in models for tensor in (*model.parameters(), *model.buffers())]
         return cls(weights, pieces, groups, fixed, buffers, trained, tensors)
 
     def dissolve(self) -> None:
-        """Give the members' tensors memory of their own."""
+        """Give the members' tensors memory of their own; what they shared is gone as soon as nobody has a view of it."""
+        self.weights, self.named, self.buffers = self.weights.new_empty(0), {}, {}
         for tensor in self._tensors:
             tensor.data = tensor.data.clone()
 

@@ -6,7 +6,7 @@ draws in another way (in place, in C++) makes the vectorised call raise, and its
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -44,6 +44,7 @@ IN_TRAINING = {functional.alpha_dropout, functional.feature_alpha_dropout}
 ATTENTION = {functional.scaled_dot_product_attention: 4, functional.multi_head_attention_forward: 10}
 """They draw where their argument `dropout_p` is more than nothing; by its place among the arguments."""
 HANDLED = {*FORMS, *MASKS, *ALWAYS, *IN_TRAINING, *ATTENTION}
+Made = TypeVar("Made")
 
 
 class Rates(float):
@@ -77,15 +78,13 @@ def rate_of(module: nn.Module) -> str | None:
 class OwnDraws(TorchFunctionMode):
     """Inside a vectorised function: what draws is done member by member.
 
-    `states` are those of the members at hand, `rows` their numbers in what has rates of its own for each member, `number`
-    a tensor over which the function is vectorised: it makes a call of functions that take no tensor one over the members.
+    `states` are those of the members at hand, `rows` their numbers in what has rates of its own for each member.
     """
 
-    def __init__(self, states: Sequence[Randomness], rows: Sequence[int], number: Tensor) -> None:
+    def __init__(self, states: Sequence[Randomness], rows: Sequence[int]) -> None:
         super().__init__()
         self._states = states
         self._rows = rows
-        self._number = number
         self._level = Level()
 
     def __torch_function__(
@@ -93,16 +92,16 @@ class OwnDraws(TorchFunctionMode):
     ) -> Any:
         """Called in place of every function of torch."""
         kwargs = kwargs or {}
-        if function not in HANDLED:
+        if function not in HANDLED or not self._level.innermost:
             return function(*args, **kwargs)
         if function in FORMS:
-            made = FORMS[function](self._level, *args, **kwargs) if self._level.innermost else None
+            made = FORMS[function](self._level, *args, **kwargs)
             return function(*args, **kwargs) if made is None else made
         if function in MASKS:
             return self._masked(function, *args, **kwargs)
         if _draws(function, args, kwargs):
             return self._one_by_one(function, args, kwargs)
-        if function in ATTENTION and self._number.device.type == "cpu":
+        if function in ATTENTION and self._states[0].backend.device.type == "cpu":
             # Torch's fast one for the CPU would run for one member after another.
             with sdpa_kernel(SDPBackend.MATH):
                 return function(*args, **kwargs)
@@ -114,52 +113,41 @@ class OwnDraws(TorchFunctionMode):
         """Dropout: ones under the same rule are its mask, to the bit."""
         if not training:
             return input
-        masks = self._one_by_one(lambda x, rate: function(torch.ones_like(x), rate), (input.detach(), p), {})
-        return input.mul_(masks) if inplace else input * masks
+        stacked, members = self._level.stacked(input)
+        with self._level.outside(), torch.no_grad():
+            ones = torch.ones_like(stacked if members is None else stacked.select(members, 0))
+            masks = torch.stack(self._each(lambda number: function(ones, self._own(p, None, number))))
+        drawn = self._level.one(masks)
+        return input.mul_(drawn) if inplace else input * drawn
 
     def _one_by_one(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The function with each member's part of the arguments, under its state."""
+        """The function with each member's part of the arguments; autograd sees these calls."""
         leaves, structure = flatten((args, kwargs))
-        places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
-        result: list[Any] = []
+        stacked = [self._level.stacked(leaf) if isinstance(leaf, Tensor) else (leaf, None) for leaf in leaves]
 
-        def of(number: int, tensors: Sequence[Tensor]) -> list[Tensor]:
-            own = [leaf.of[self._rows[number]] if isinstance(leaf, Rates) else leaf for leaf in leaves]
-            for place, tensor in zip(places, tensors, strict=True):
-                own[place] = tensor
-            own_args, own_kwargs = unflatten(own, structure)
-            with self._states[number].active():
-                result[:] = flatten(function(*own_args, **own_kwargs))
-            return [leaf for leaf in result[0] if isinstance(leaf, Tensor)]
+        def one(number: int) -> Any:
+            own_args, own_kwargs = unflatten([self._own(leaf, members, number) for leaf, members in stacked], structure)
+            return function(*own_args, **own_kwargs)
 
-        apply: Callable[..., tuple[Tensor, ...]] = _EachMember.apply
-        drawn = iter(apply(of, self._number, *(leaves[place] for place in places)))
-        made, made_structure = result
-        return unflatten([next(drawn) if isinstance(leaf, Tensor) else leaf for leaf in made], made_structure)
+        with self._level.outside():
+            made = [flatten(result) for result in self._each(one)]
+            columns = list(zip(*(parts for parts, _ in made), strict=True))
+            found = [torch.stack(column) if isinstance(column[0], Tensor) else column[-1] for column in columns]
+        return unflatten([self._level.one(one) if isinstance(one, Tensor) else one for one in found], made[-1][1])
 
+    def _each(self, function: Callable[[int], Made]) -> list[Made]:
+        """What the function makes for each member, under its state."""
+        made = []
+        for number, state in enumerate(self._states):
+            with state.active():
+                made.append(function(number))
+        return made
 
-class _EachMember(torch.autograd.Function):
-    """A function whose vectorised form is one call for each member; autograd sees these calls."""
-
-    @staticmethod
-    def forward(of: Any, number: Tensor, *tensors: Tensor) -> Any:
-        raise AssertionError("it is for vectorised calls alone")
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Nothing is kept."""
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], of: Any, number: Tensor, *tensors: Tensor) -> Any:
-        """See `torch.autograd.Function.vmap`."""
-        made = [
-            of(
-                member,
-                [t if dim is None else t.select(dim, member) for t, dim in zip(tensors, in_dims[2:], strict=True)],
-            )
-            for member in range(info.batch_size)
-        ]
-        return tuple(torch.stack(pieces) for pieces in zip(*made, strict=True)), (0,) * len(made[0])
+    def _own(self, leaf: Any, members: int | None, number: int) -> Any:
+        """A member's part of a leaf of which a dimension may be the members."""
+        if isinstance(leaf, Rates):
+            return leaf.of[self._rows[number]]
+        return leaf if members is None else leaf.select(members, number)
 
 
 def _draws(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

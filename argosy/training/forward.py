@@ -59,11 +59,10 @@ class Data:
 class Forward:
     """Loss and metrics of members; between two passes it holds none of their tensors."""
 
-    def __init__(self, network: nn.Module, member: Member, device: torch.device, count: int) -> None:
+    def __init__(self, network: nn.Module, member: Member, device: torch.device) -> None:
         self._network = network
         self._member = member
         self._device = device
-        self._numbers = torch.arange(count, device=device)
         self._slots = _slots(network)
         self._own = {name: self._held(name) for name in self._slots}
         self._training = True
@@ -73,7 +72,7 @@ class Forward:
         """Of networks of one fingerprint, whose members have this one's loss and metrics."""
         network = deepcopy(models[0])
         own_rates(network, models)
-        return cls(network, member, device, len(models))
+        return cls(network, member, device)
 
     def train(self, mode: bool) -> None:
         """Whether it is for training, or for evaluation."""
@@ -97,12 +96,12 @@ class Forward:
         moved: list[str] = []
         made_as: list[Any] = []
 
-        def of_one(number: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
+        def of_one(*given: Tensor) -> tuple[Tensor, ...]:
             tensors = dict(zip((*weights, *buffers), given, strict=False))
             samples = unflatten(given[len(tensors) :] if data.apart else leaves, structure)
             try:
                 self._hold(tensors)
-                with OwnDraws(states, rows, number):
+                with OwnDraws(states, rows):
                     losses, output = self._of_one(samples)
                 found = {name: self._held(name) for name in buffers}
             finally:
@@ -114,7 +113,7 @@ class Forward:
 
         own_data = leaves if data.apart else ()
         with self._autocast():
-            made = vectorised(of_one, (self._numbers[: len(rows)], *weights.values(), *buffers.values(), *own_data))
+            made = vectorised(of_one, (*weights.values(), *buffers.values(), *own_data))
             with torch.no_grad():
                 for name in reversed(moved):
                     buffers[name].copy_(made.pop())

@@ -152,6 +152,8 @@ class Fused:
         with contextlib.nullcontext() if self._lives[0].steps else large_outside():
             for part in self._parts:
                 totals.update(zip(part.rows, part.totals.unbind(), strict=True))
+                self._clip(part)
+            for part in self._parts:
                 self._step(part)
         samples = 0
         for row, (live, batch) in enumerate(zip(self._lives, self._turn, strict=True)):
@@ -214,11 +216,11 @@ class Fused:
             cutters = [getattr(live, name) for live in self._lives]
             for live, cutter in zip(self._lives, own(cutters), strict=True):
                 setattr(live, name, cutter)
+        self._turn, self._parts, self._before = (), [], None
         self._shares.clear()
-        self._arena.dissolve()
         for kernel in self._kernels:
             kernel.dissolve()
-        self._turn, self._parts = (), []
+        self._arena.dissolve()
 
     def without(self, names: Collection[str]) -> "Fused":
         """The program of the others, which close up; those that go have memory of their own. Between two turns."""
@@ -313,12 +315,13 @@ class Fused:
 
     @torch.no_grad()
     def _step(self, part: Part) -> None:
-        self._clip(part)
         self._even = self._even and not part.idle
         stepped: set[int] = set()
         if self._even and len(part.rows) == len(self._lives):
-            for kernel in self._kernels:
-                if kernel.step(part.gradients[kernel.rows]):
+            # All of them have the memory for it before the first one moves: a turn is undone whole, or made.
+            for kernel, move in [(kernel, kernel.ready(part.gradients[kernel.rows])) for kernel in self._kernels]:
+                if move is not None:
+                    move()
                     stepped.update(range(kernel.rows.start, kernel.rows.stop))
         for number, row in enumerate(part.rows):
             live = self._lives[row]
@@ -331,6 +334,7 @@ class Fused:
                 self._faults[live.member.name] = error
             live.steps += 1
 
+    @torch.no_grad()
     def _clip(self, part: Part) -> None:
         """As `clip_grad_norm_` does it for each."""
         if self._limits is None:

@@ -18,6 +18,7 @@ from argosy.stream.batches import Cutter
 from argosy.stream.blocks import Block
 from argosy.stream.order import Selection
 from argosy.traces import first_line
+from argosy.training.devices import out_of_memory
 from argosy.training.fingerprint import Fingerprint, attributes, obstacle
 from argosy.training.fused import Fused
 from argosy.training.member import LiveMember
@@ -96,23 +97,51 @@ class Trial:
 
 
 def _mismatch(lives: Sequence[LiveMember], block: Block) -> str | None:
-    """Why these members are not to be one program; None where they are."""
-    reason = None
-    for double in (True, False):
-        try:
-            alone = [_alone(twin, _given(block, double=double)) for twin in _twins(lives, block, double=double)]
-        except Unfit as unfit:
-            return str(unfit)
-        except Exception as error:  # boundary between a member's code and ours: it may insist on its own types
-            reason = f"its own step raises {first_line(error)}"
-            continue
-        try:
-            together = _together(_twins(lives, block, double=double), _given(block, double=double))
-        except Exception as error:  # the same boundary
-            return f"as one program it raises {first_line(error)}"
-        pairs = zip(alone, together, strict=True)
-        return next((words for pair in pairs for words in _differences(*pair, DOUBLE if double else SINGLE)), None)
-    return reason
+    """Why these members are not to be one program; None where they are. Where memory ends, fewer of them are tried, down to two."""
+    double = True
+    while True:
+        attempt = _attempt(lives, block, double=double)
+        if attempt.crowded and len(lives) > 2:
+            lives = lives[: len(lives) // 2]
+        elif double and (attempt.crowded or attempt.alone):
+            double = False
+        else:
+            return attempt.reason
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Attempt:
+    """What came of twins alone and together."""
+
+    reason: str | None
+    """Why they are not to be one program."""
+    alone: bool = False
+    """Whether one has raised by itself."""
+    crowded: bool = False
+    """Whether memory has run out."""
+
+    @classmethod
+    def of(cls, what: str, error: Exception, count: int, *, alone: bool = False) -> "Attempt":
+        """One of so many twins that has raised."""
+        line, crowded = first_line(error), out_of_memory(error)
+        reason = f"there is no memory to try {count} side by side: {line}" if crowded else f"{what} raises {line}"
+        return cls(reason=reason, alone=alone, crowded=crowded)
+
+
+def _attempt(lives: Sequence[LiveMember], block: Block, *, double: bool) -> Attempt:
+    try:
+        alone = [_alone(twin, _given(block, double=double)) for twin in _twins(lives, block, double=double)]
+    except Unfit as unfit:
+        return Attempt(reason=str(unfit))
+    except Exception as error:  # boundary between a member's code and ours: it may insist on its own types
+        return Attempt.of("its own step", error, len(lives), alone=True)
+    try:
+        together = _together(_twins(lives, block, double=double), _given(block, double=double))
+    except Exception as error:  # the same boundary
+        return Attempt.of("as one program it", error, len(lives))
+    pairs = zip(alone, together, strict=True)
+    found = (words for pair in pairs for words in _differences(*pair, DOUBLE if double else SINGLE))
+    return Attempt(reason=next(found, None))
 
 
 # ---- twins

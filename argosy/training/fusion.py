@@ -14,10 +14,11 @@ from argosy.stream.blocks import Block
 from argosy.stream.pulse import Pulse
 from argosy.traces import first_line
 from argosy.training.aboard import Aboard
-from argosy.training.devices import out_of_memory
+from argosy.training.devices import Backend, out_of_memory
 from argosy.training.fingerprint import Fingerprint
 from argosy.training.fused_admission import admit, too_few
 from argosy.training.kin import LEAST, Kin, divided
+from argosy.training.member import LiveMember
 from argosy.training.units import Unit
 
 __all__ = ["Fusion"]
@@ -86,7 +87,7 @@ class Fusion:
         for names in admission.packs:
             members = [unit for unit in units if unit.names[0] in names]
             known = next((unit.kin for unit in members if unit.kin is not None), None)
-            kin = known or Kin()
+            kin = known or Kin(weight_bytes=_weight_bytes(members[0].crew[0].live))
             for unit in members:
                 unit.kin = kin
             if known is None:
@@ -119,7 +120,12 @@ class Fusion:
             under_way = [unit for unit in units if unit.turns is not None]
             if kin.asks(count) and not (under_way and all(unit.turns for unit in under_way)):
                 if under_way:
-                    kin.note(sum(unit.seconds for unit in under_way), sum(unit.in_round for unit in under_way))
+                    seconds, samples = (
+                        sum(unit.seconds for unit in under_way),
+                        sum(unit.in_round for unit in under_way),
+                    )
+                    needs = [unit.need for unit in under_way if unit.need is not None]
+                    kin.note(seconds, samples, max(needs, default=None))
                 self._go_on(kin, count)
 
     def broke(self, unit: Unit, error: str, *, memory: bool) -> None:
@@ -145,6 +151,7 @@ class Fusion:
 
     def _go_on(self, kin: Kin, count: int) -> None:
         """With the size that is next, for a round or for good."""
+        kin.foresee(count, _room(self._of(kin)[0].crew[0].live.backend))
         size, events = kin.next(count), list[Event]()
         now, wanted = [len(unit.crew) for unit in self._of(kin)], [len(part) for part in divided(range(count), size)]
         if now != wanted:
@@ -160,6 +167,7 @@ class Fusion:
                 programs=tuple(unit.names for unit in units),
                 settled=not measures,
                 seconds_per_sample=tuple(sorted(kin.costs.items())),
+                step_bytes=tuple(sorted(kin.needs.items())),
                 reason=kin.reason,
             )
             self._emit(Report(events=(*events, packed)))
@@ -200,3 +208,16 @@ class Fusion:
             self._refuse(kin, max(map(len, parts)), error, memory=memory)
             kin.size, made = 1, [Unit.of([aboard], kin) for part in parts for aboard in part]
         self._units[at:at] = made
+
+
+def _weight_bytes(live: LiveMember) -> int:
+    return sum(weight.numel() * weight.itemsize for weight in live.model.parameters() if weight.requires_grad)
+
+
+def _room(backend: Backend) -> int | None:
+    """Bytes that this process's tensors may still take there; None where nobody counts them."""
+    in_use = backend.memory_in_use()
+    if in_use is None:
+        return None
+    kind, _, number = backend.name.partition(":")
+    return backend.hardware(kind)[int(number)].memory_bytes - backend.foreign_memory() - in_use

@@ -19,6 +19,8 @@ __all__ = ["Kernel", "kind_of"]
 
 UNUSUAL = ("maximize", "amsgrad", "capturable", "differentiable", "fused", "dampening")
 """Options of which an optimizer makes its steps itself."""
+Move = Callable[[], None]
+"""What moves weights and state, and takes no memory for that."""
 
 
 def kind_of(optimizer: Optimizer) -> Hashable:
@@ -64,7 +66,7 @@ class Kernel:
     def __init__(self, optimizers: Sequence[Optimizer], rows: slice, tiles: Sequence[Tile]) -> None:
         self._optimizers = optimizers
         self.rows = rows
-        self._tiles = tiles
+        self._tiles = tuple(tiles)
         self._step = STEPS[type(optimizers[0])]
         self._of_momentum = type(optimizers[0]) is SGD
         self._stepped = False
@@ -98,72 +100,100 @@ class Kernel:
                 )
         return cls(optimizers, rows, tiles)
 
-    def step(self, gradients: Tensor) -> bool:
-        """Step all rows along gradients ``[rows, columns]``, which it may write into.
+    def ready(self, gradients: Tensor) -> Move | None:
+        """The step of all rows along gradients ``[rows, columns]``, which it may write into.
 
-        False, and nothing is done, where a schedule has changed what the kernel is for.
+        It has all the memory that it needs: what runs out of it here has moved nothing. None where a schedule has changed what
+        the kernel is for.
         """
         if self._of_momentum and any(_has_momentum(g) != tile.momentum for tile in self._tiles for g in tile.groups):
-            return False
-        for tile in self._tiles:
-            self._step(tile, gradients[:, tile.columns])
+            return None
+        moves = [self._step(tile, gradients[:, tile.columns]) for tile in self._tiles]
+
+        def move() -> None:
+            for of_tile in moves:
+                of_tile()
+            self._note_step()
+
+        return move
+
+    def dissolve(self) -> None:
+        """Give the optimizers' state memory of its own, one matrix after another: each is gone before the next is copied."""
+        names = {name: None for tile in self._tiles for name in tile.state}
+        self._tiles = ()
+        for name in names:
+            for state in [state for optimizer in self._optimizers for state in optimizer.state.values()]:
+                if isinstance(state.get(name), Tensor):
+                    state[name] = state[name].clone()
+
+    def _note_step(self) -> None:
+        """What torch notes in `step`: without it, schedules warn that they were called too early."""
         if not self._stepped:
             self._stepped = True
             for optimizer in self._optimizers:
-                # What torch notes in `step`: without it, schedules warn that they were called too early.
                 optimizer._opt_called = True  # type: ignore[attr-defined]
-        return True
-
-    def dissolve(self) -> None:
-        """Give the optimizers' state memory of its own."""
-        for optimizer in self._optimizers:
-            for state in optimizer.state.values():
-                state.update({name: value.clone() for name, value in state.items() if isinstance(value, Tensor)})
 
 
-def _sgd(tile: Tile, gradients: Tensor) -> None:
-    weights, nesterov = tile.weights, tile.groups[0]["nesterov"]
+def _sgd(tile: Tile, gradients: Tensor) -> Move:
+    nesterov = tile.groups[0]["nesterov"]
     numbers = [(-group["lr"], group["momentum"], group["weight_decay"]) for group in tile.groups]
     rate, momentum, decay = tile.numbers(numbers)
-    if any(decays for _, _, decays in numbers):
-        gradients.addcmul_(weights, decay)
-    if tile.momentum:
-        buffer = tile.state["momentum_buffer"].mul_(momentum).add_(gradients)
-        gradients = gradients.addcmul_(buffer, momentum) if nesterov else buffer
-    weights.addcmul_(gradients, rate)
+    decays = any(own for _, _, own in numbers)
+
+    def move() -> None:
+        way = gradients
+        if decays:
+            way.addcmul_(tile.weights, decay)
+        if tile.momentum:
+            buffer = tile.state["momentum_buffer"].mul_(momentum).add_(way)
+            way = way.addcmul_(buffer, momentum) if nesterov else buffer
+        tile.weights.addcmul_(way, rate)
+
+    return move
 
 
-def _adam(tile: Tile, gradients: Tensor) -> None:
+def _adam(tile: Tile, gradients: Tensor) -> Move:
     groups, weights = tile.groups, tile.weights
+    decay = None
     if any(group["weight_decay"] for group in groups):
         decays = [(1 - g["lr"] * g["weight_decay"] if tile.decoupled else g["weight_decay"],) for g in groups]
         (decay,) = tile.numbers(decays)
-        if tile.decoupled:
-            weights.mul_(decay)
-        else:
-            gradients.addcmul_(weights, decay)
-    steps = tile.state["step"].add_(1)[:, 0].tolist()
+    steps = [step + 1 for step in tile.state["step"][:, 0].tolist()]
     alike = len({(*group["betas"], group["eps"], step) for group, step in zip(groups, steps, strict=True)}) == 1
     if alike and gradients.is_contiguous() and gradients.device.type == "cpu":
-        _adam_in_one_pass(tile, gradients)
+        move_on = _adam_in_one_pass(tile, gradients)
     else:
-        _adam_by_rows(tile, gradients, steps)
+        move_on = _adam_by_rows(tile, gradients, steps)
+
+    def move() -> None:
+        tile.state["step"].add_(1)
+        if decay is not None and tile.decoupled:
+            weights.mul_(decay)
+        elif decay is not None:
+            gradients.addcmul_(weights, decay)
+        move_on()
+
+    return move
 
 
-def _adam_in_one_pass(tile: Tile, gradients: Tensor) -> None:
+def _adam_in_one_pass(tile: Tile, gradients: Tensor) -> Move:
     """Torch's own kernel for a CPU, which has one rate for all: it moves zeros at a rate of one, and they are the way to go."""
     group, way = tile.groups[0], torch.zeros_like(gradients)
     first, second, step = tile.state["exp_avg"], tile.state["exp_avg_sq"], tile.state["step"][0, 0]
     beta1, beta2 = group["betas"]
-    torch._fused_adam_(
-        [way], [gradients], [first], [second], [], [step], lr=1.0, beta1=beta1, beta2=beta2, weight_decay=0.0,
-        eps=group["eps"], amsgrad=False, maximize=False,
-    )  # fmt: skip
     (rate,) = tile.numbers([(group["lr"],) for group in tile.groups])
-    tile.weights.addcmul_(way, rate)
+
+    def move() -> None:
+        torch._fused_adam_(
+            [way], [gradients], [first], [second], [], [step], lr=1.0, beta1=beta1, beta2=beta2, weight_decay=0.0,
+            eps=group["eps"], amsgrad=False, maximize=False,
+        )  # fmt: skip
+        tile.weights.addcmul_(way, rate)
+
+    return move
 
 
-def _adam_by_rows(tile: Tile, gradients: Tensor, steps: Sequence[float]) -> None:
+def _adam_by_rows(tile: Tile, gradients: Tensor, steps: Sequence[float]) -> Move:
     """Every row with numbers of its own."""
     own = []
     for group, step in zip(tile.groups, steps, strict=True):
@@ -172,15 +202,19 @@ def _adam_by_rows(tile: Tile, gradients: Tensor, steps: Sequence[float]) -> None
         own.append((1 - beta1, 1 - beta2, group["eps"] * root, -lr / (1 - beta1**step) * root))
     fresh, fresh_square, eps, rate = tile.numbers(own)
     first, second = tile.state["exp_avg"], tile.state["exp_avg_sq"]
-    first.lerp_(gradients, fresh)
-    second.lerp_(gradients.mul_(gradients), fresh_square)
-    # The gradients' memory serves for what is left: more of that size would cost more than all the arithmetic. Both sides
-    # of the quotient are multiplied by the correction of the second moment, which spares a pass.
-    torch.sqrt(second, out=gradients).add_(eps)
-    tile.weights.addcmul_(torch.div(first, gradients, out=gradients), rate)
+
+    def move() -> None:
+        first.lerp_(gradients, fresh)
+        second.lerp_(gradients.mul_(gradients), fresh_square)
+        # The gradients' memory serves for what is left: more of that size would cost more than all the arithmetic. Both
+        # sides of the quotient are multiplied by the correction of the second moment, which spares a pass.
+        torch.sqrt(second, out=gradients).add_(eps)
+        tile.weights.addcmul_(torch.div(first, gradients, out=gradients), rate)
+
+    return move
 
 
-STEPS: dict[type[Optimizer], Callable[[Tile, Tensor], None]] = {SGD: _sgd, Adam: _adam, AdamW: _adam}
+STEPS: dict[type[Optimizer], Callable[[Tile, Tensor], Move]] = {SGD: _sgd, Adam: _adam, AdamW: _adam}
 
 
 def _has_momentum(group: dict[str, Any]) -> bool:

@@ -1,8 +1,11 @@
 """Kin: members of one device that may be one program, and how many of them a program steps. Pure.
 
 However many do, they train the same, so every size is tried on steps that count: some rounds of a few turns each, of which
-the median is its cost. What is not known is measured, one after another first; then the cheapest stays. It is asked again
+the median is its cost. What is not known is measured, one after another first; then a program stays that is cheaper. It is asked again
 when somebody joins or half of them have left: by then a size that is near enough is known from what was tried before.
+
+A size that memory is not expected to hold is not tried: what steps took of it is measured in the same rounds, and more
+members take as much more.
 """
 
 import itertools
@@ -17,12 +20,15 @@ __all__ = ["LEAST", "TURNS", "Kin", "divided"]
 LEAST = 3
 """Members of a program at least: a vectorised step costs about two that are not."""
 GAIN = 0.05
-"""Part of the cost that a change must spare."""
+"""Part of the cost that a program must spare: it is never to be slower than one member after another."""
+HEADROOM = 0.1
+"""Part of the memory at hand that no program is expected to need."""
 TURNS = 8
 """Of a round."""
 MOST_ROUNDS = 5
 SECONDS = 0.25
 """In rounds after the first one, from which on a cost is known."""
+MIB = 2**20
 
 Item = TypeVar("Item")
 
@@ -35,10 +41,16 @@ class Kin:
     """Members that a program steps at present, at most."""
     fits: int = sys.maxsize
     """Members of a program at most: more were too many for the memory; 1 where a program of several has raised."""
+    foreseen: int | None = None
+    """Members of a program that memory is expected to hold at most, if nothing else does; None where nobody knows."""
     reason: str = ""
     """Why there are no more in one."""
     costs: dict[int, float] = field(default_factory=dict)
     """Seconds of a member's sample by size."""
+    needs: dict[int, int] = field(default_factory=dict)
+    """Bytes that a step takes for each member, by size."""
+    weight_bytes: int = 0
+    """Of a member; a program of several has each gradient twice for a moment."""
     settled_for: int = 0
     """Members there were when a size was chosen."""
     _rounds: list[float] = field(default_factory=list)
@@ -48,16 +60,35 @@ class Kin:
         """Whether so many members are too few or too many for what was settled."""
         return not self.settled_for < 2 * count <= 2 * self.settled_for
 
-    def note(self, seconds: float, samples: int) -> None:
-        """A round of the present size is over; the first one warms up what a program needs."""
+    def note(self, seconds: float, samples: int, need: int | None = None) -> None:
+        """A round of the present size is over, whose steps took so many bytes for each member; the first one warms up."""
         if not samples:
             return
-        self._seconds += seconds if self._rounds else 0.0
+        if self._rounds:
+            self._seconds += seconds
+            if need is not None:
+                self.needs[self.size] = max(need, self.needs.get(self.size, 0))
         self._rounds.append(seconds / samples)
         timed = self._rounds[1:]
         if timed and (self._seconds > SECONDS or len(timed) == MOST_ROUNDS):
             self.costs[self.size] = statistics.median(timed)
             self.forget_rounds()
+
+    def foresee(self, count: int, room: int | None) -> None:
+        """Before a size is chosen, with so many bytes at hand between steps: how many members of a program they will hold.
+
+        It stands until what was chosen is asked again: rounds of a smaller size are not to make a larger one of it.
+        """
+        if self.settled_for:
+            self.settled_for, self.foreseen = 0, None
+            self.reason = self.reason if self.fits < sys.maxsize else ""
+        if self.foreseen is not None or room is None or not self.needs:
+            return
+        nearest = min(self.needs, key=lambda size: abs(size - count))
+        need = max(self.needs[nearest] + self.weight_bytes * (nearest == 1), 1)
+        self.foreseen = max(int((1 - HEADROOM) * room) // need, 1)
+        if self.foreseen < min(count, self.fits):
+            self.reason = f"{count} in a program would take {count * need / MIB:,.1f} MiB for a step, of {room / MIB:,.1f} that are left"
 
     def restrict(self, fits: int, reason: str) -> None:
         """So many in a program at most from here on; what is best is asked again."""
@@ -74,7 +105,7 @@ class Kin:
         return self._largest(count) > 1 and self.cost(self.size) is None
 
     def next(self, count: int) -> int:
-        """The size with which so many members go on: one that is not known yet, or else the cheapest."""
+        """The size with which so many members go on: one that is not known yet, or else the cheaper one."""
         largest = self._largest(count)
         present = 1 if self.size == 1 else largest
         if largest == 1:
@@ -83,8 +114,7 @@ class Kin:
         known = {size: cost for size in sizes if (cost := self.cost(size)) is not None}
         if untried := [size for size in sizes if size not in known]:
             return untried[0]
-        best = min(known, key=known.__getitem__)
-        return best if known[best] < (1 - GAIN) * known[present] else present
+        return largest if known[largest] < (1 - GAIN) * known[1] else 1
 
     def cost(self, size: int) -> float | None:
         """Seconds of a member's sample in programs of about so many."""
@@ -93,7 +123,8 @@ class Kin:
 
     def _largest(self, count: int) -> int:
         """Members of a program at most, where they are divided evenly."""
-        parts = max(-(-count // self.fits), 1)
+        most = self.fits if self.foreseen is None else min(self.fits, self.foreseen)
+        parts = max(-(-count // most), 1)
         largest = -(-count // parts)
         return largest if largest >= LEAST else 1
 

@@ -40,6 +40,8 @@ class Unit:
     """Of its turns in the round, ..."""
     in_round: int = 0
     """... and the samples that it was stepped on in them."""
+    step_bytes: int | None = None
+    """What a step of it took at most beyond what was there before, in the round; None where the device does not count that."""
     broke: bool = False
     """Whether its step has raised, and is left to others."""
 
@@ -88,11 +90,14 @@ class Unit:
             return False
         backend, before = self.crew[0].live.backend, self.samples
         backend.synchronize()
-        started = time.perf_counter()
+        backend.reset_peak()
+        held, started = backend.memory_in_use(), time.perf_counter()
         through = self._step(block, called)
         backend.synchronize()
         self.seconds += time.perf_counter() - started
         self.in_round += self.samples - before
+        if held is not None:
+            self.step_bytes = max(self.step_bytes or 0, (backend.peak_memory() or 0) - held)
         return through
 
     def _step(self, block: Block, called: Callable[[], bool]) -> bool:
@@ -110,7 +115,12 @@ class Unit:
 
     def begin_round(self, *, measures: bool) -> None:
         """Be timed for some turns, or go on without limit."""
-        self.turns, self.seconds, self.in_round = TURNS if measures else None, 0.0, 0
+        self.turns, self.seconds, self.in_round, self.step_bytes = TURNS if measures else None, 0.0, 0, None
+
+    @property
+    def need(self) -> int | None:
+        """Bytes that a step took for each of its members, in the round."""
+        return None if self.step_bytes is None else -(-self.step_bytes // len(self.crew))
 
     def evaluate(self, block: Block, called: Callable[[], bool]) -> bool:
         """Evaluate on the batches of a block of validation samples; False where it was `called` after one."""

@@ -4,7 +4,8 @@ Torch's own looks through nested arguments and results of any kind, which takes 
 is left of it here are the same functions of torch underneath, which have no public names.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from torch import Tensor
 from torch._C import _functorch
@@ -39,6 +40,15 @@ class Level:
     def stacked(self, tensor: Tensor) -> tuple[Tensor, int | None]:
         """The tensor of all members, and which of its dimensions they are; None where they share it."""
         return _functorch._unwrap_batched(tensor, self._number)
+
+    @contextlib.contextmanager
+    def outside(self) -> Iterator[None]:
+        """Inside, torch knows of no vectorised function: it computes what stands there, as it stands there."""
+        layer = _functorch.pop_dynamic_layer_stack()
+        try:
+            yield
+        finally:
+            _functorch.push_dynamic_layer_stack(layer)
 
     def one(self, stacked: Tensor) -> Tensor:
         """One member's tensor of those of all ``[members, …]``."""

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -74,3 +75,11 @@ def test_what_costs_too_much_pace_is_not_done() -> None:
 def test_memory_parts_those_that_do_not_fit() -> None:
     flotilla = placed([profile(f"a{n}", 100, "a", memory=GIB // 4) for n in range(7)], 2)
     assert max(Counter(p.devices[0] for p in flotilla.placements).values()) <= 4
+
+
+def test_members_whose_program_takes_too_much_memory_are_not_gathered_on_one_device() -> None:
+    """Twelve hold little, and a step of all of them at once takes more than a device has."""
+    a = [replace(profile(f"a{n}", 100, "a"), program_bytes=GIB // 10) for n in range(12)]
+    others = [profile(f"b{n}", 100) for n in range(12)]
+    assert scattered(placed([replace(one, program_bytes=0) for one in a] + others, 2), "a") == 1
+    assert scattered(placed([*a, *others], 2), "a") == 2

@@ -1,11 +1,15 @@
 """Members alike are one program in a run: what becomes of them is what becomes of them alone, whatever happens."""
 
+import os
+import re
+import signal
 from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import evidence
+import forked
 import late
 import packs
 import pytest
@@ -16,7 +20,9 @@ from torch.optim import SGD
 from torch.optim.lr_scheduler import LambdaLR, StepLR
 
 import argosy
+from argosy.training.fusion import Fusion
 from argosy.training.kin import Kin
+from argosy.training.units import Unit
 
 LENGTH = 320
 devices = late.devices
@@ -25,10 +31,11 @@ devices = late.devices
 def costs(monkeypatch: pytest.MonkeyPatch, of: Callable[[int], float]) -> None:
     """Let a round say what a size of programs costs, in this process and in those that are forked from it."""
 
-    def note(kin: Kin, seconds: float, samples: int) -> None:
+    def note(kin: Kin, seconds: float, samples: int, need: int | None = None) -> None:
         assert seconds > 0
         if samples:
             kin.costs[kin.size] = of(kin.size)
+            kin.needs |= {} if need is None else {kin.size: need}
 
     monkeypatch.setattr(Kin, "note", note)
 
@@ -221,17 +228,86 @@ def wide() -> nn.Module:
     return nn.Sequential(nn.Linear(16, 256), nn.BatchNorm1d(256), nn.ReLU(), nn.Dropout(0.2), nn.Linear(256, 4))
 
 
-@pytest.mark.usefixtures("fused", "devices")
+def crowded(epochs: int = 3) -> argosy.Study:
+    """Members of whom twelve or six in a program are too many for `LITTLE`."""
+    return study(alike(12, model=wide, batch_size=64), epochs)
+
+
+LITTLE = str(5_750_000)
+
+
+@pytest.fixture
+def unforeseen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody asks beforehand what a program would take."""
+    monkeypatch.setattr(Kin, "foresee", lambda kin, count, room: None)
+
+
+def equal(tmp_path: Path, one: str, other: str, names: Collection[str]) -> None:
+    for name in names:
+        assert packs.difference(state(tmp_path / one, name), state(tmp_path / other, name)) < 1e-10, name
+
+
+@pytest.mark.usefixtures("fused", "devices", "unforeseen")
 def test_where_memory_ends_programs_are_smaller_and_the_step_is_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fleet = alike(12, model=wide, batch_size=64)
-    train(tmp_path / "alone", study(fleet), numerics="exact", devices="late:0")
+    what = crowded()
+    train(tmp_path / "alone", what, numerics="exact", devices="late:0")
     late.forget()
-    monkeypatch.setenv("LATE_BYTES", str(5_750_000))
-    report = train(tmp_path / "fused", study(fleet), devices="late:0")
+    monkeypatch.setenv("LATE_BYTES", LITTLE)
+    report = train(tmp_path / "fused", what, devices="late:0")
     assert {row.status for row in report.rows} == {"done"}
     assert [sizes for sizes, _ in packed(tmp_path / "fused")] == [[12], [6, 6], [3, 3, 3, 3]]
     assert "6 in a program: OutOfMemoryError: late out of memory" in report.packs[-1].reason
-    for name in (one.name for one in fleet):
-        assert packs.difference(state(tmp_path / "fused", name), state(tmp_path / "alone", name)) < 1e-10, name
+    equal(tmp_path, "fused", "alone", what.names)
+
+
+MOMENTS: dict[str, tuple[type, str, Callable[..., bool]]] = {
+    "it has raised": (Fusion, "broke", lambda *given: True),
+    "members are saved": (Fusion, "_regroup", lambda fusion, kin, units, parts: len(parts) == 2),
+    "halves are journaled": (Unit, "step", lambda unit, *given: len(unit.crew) == 6),
+}
+"""Of a program of twelve that has run out of memory: before which call, and with what, the run is killed."""
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.usefixtures("fused", "devices", "unforeseen")
+def test_killed_while_a_program_is_halved_and_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    what = crowded()
+    train(tmp_path / "alone", what, numerics="exact", devices="late:0")
+    late.forget()
+    monkeypatch.setenv("LATE_BYTES", LITTLE)
+    owner, method, comes = MOMENTS[moment]
+    called = getattr(owner, method)
+
+    def killed(*given: Any, **named: Any) -> Any:
+        if comes(*given):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return called(*given, **named)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(owner, method, killed)
+        child = forked.fork(partial(train, tmp_path / "killed", what, devices="late:0"))
+    assert child.wait() == -signal.SIGKILL
+    report = train(tmp_path / "killed", what, devices="late:0")
+    assert {row.status for row in report.rows} == {"done"}
+    sizes = [sizes for sizes, _ in packed(tmp_path / "killed")]
+    assert sizes[0] == [12] and sizes[-1] == [3, 3, 3, 3]
+    equal(tmp_path, "killed", "alone", what.names)
+
+
+@pytest.mark.usefixtures("fused", "devices")
+def test_what_does_not_fit_is_not_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
+    monkeypatch.setenv("LATE_BYTES", LITTLE)
+    report = train(tmp_path, crowded(4), devices="late:0")
+    assert {row.status for row in report.rows} == {"done"}
+    assert "late out of memory" not in capfd.readouterr().out
+    (sizes, _), *_ = packed(tmp_path)
+    assert 1 < len(sizes) < 12
+    last = report.packs[-1]
+    assert re.fullmatch(r"12 in a program would take [\d.]+ MiB for a step, of [\d.]+ that are left", last.reason)
+    needs = dict(last.step_bytes)
+    assert needs.keys() == {1, max(sizes)}
+    assert 0.5 < needs[max(sizes)] / needs[1] < 1.5

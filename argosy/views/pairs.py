@@ -1,0 +1,24 @@
+"""What ``argosy profile --pairs`` found, for people."""
+
+from collections.abc import Sequence
+
+from rich.table import Table
+
+from argosy.running.pairs import Pair
+
+__all__ = ["pairs_table"]
+
+
+def pairs_table(pairs: Sequence[Pair]) -> Table:
+    """Of every two members, the part of their time that they spare together: (sum T_i - T_pack) / sum T_i."""
+    names = list(dict.fromkeys(pair.members[0] for pair in pairs))
+    title = "spared by two on one device (*: one program stepped both)"
+    table = Table("", *names, box=None, pad_edge=False, title=title, title_justify="left")
+    found = {pair.members: pair for pair in pairs} | {pair.members[::-1]: pair for pair in pairs}
+    for name in names:
+        table.add_row(name, *(_cell(found[name, other]) for other in names))
+    return table
+
+
+def _cell(pair: Pair) -> str:
+    return f"{pair.improvement:+.0%}{'*' * pair.fused}"

@@ -1,0 +1,101 @@
+"""Eight members of two small architectures on decode-heavy photographs, end to end: `argosy run`, whose programs step those alike at
+once, against the hand-written loop over one DataLoader that steps them one by one.
+
+Both are whole commands with the same epochs, batches, validations and checkpoints (`together.py`), in interleaved rounds. Equality is
+checked in the same run: with programs forbidden, every weight is that of the loop, bit for bit; with programs, losses differ from the
+loop's by no more than three times what they do where each of the loop's weights begins at the next number up.
+"""
+
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from measuring import arguments, finish, hardware, quartiles, target
+from photographs import ALIKE, write_photographs
+from together import Outcome, Work, by_argosy, by_hand
+
+NAMES = list(ALIKE)
+BATCH = 8
+LEAST = 1e-4
+"""Of a loss: less than this says nothing, whatever a control says."""
+
+SIDES: Mapping[str, Callable[[Work, Path], Outcome]] = {
+    "loop": lambda work, out: by_hand(work, out, [NAMES], at_once=1),
+    "argosy": lambda work, out: by_argosy(work, out, devices=2, names=NAMES),
+}
+CHECKS: Mapping[str, Callable[[Work, Path], Outcome]] = {
+    "exact": lambda work, out: by_argosy(work, out, devices=2, names=NAMES, flags=["--packing", "interleaved"]),
+    "perturbed": lambda work, out: by_hand(work, out, [NAMES], at_once=1, flags=["--perturbed"]),
+}
+
+
+def prepare(folder: Path, length: int, epochs: int) -> Work:
+    """Write the photographs; a last batch of three, so that it counts."""
+    lengths = {"train": length // BATCH * BATCH + 3, "val": length // 10}
+    for number, (split, count) in enumerate(lengths.items(), start=1):
+        write_photographs(folder / split, count, seed=number)
+    return Work(folder=folder, lengths=lengths, epochs=epochs, batch=BATCH)
+
+
+def outcome(sides: Mapping[str, Callable[[Work, Path], Outcome]], side: str, work: Work) -> Outcome:
+    """Of a whole command."""
+    with tempfile.TemporaryDirectory(dir=work.folder) as out:
+        found = sides[side](work, Path(out))
+    cost = found.cost
+    print(
+        f"{side:<10} wall {cost.wall_seconds:6.1f} s, first to last step {found.steps_seconds:6.1f} s, "
+        f"CPU {cost.cpu_seconds:6.1f} s, others {cost.others_cores:.1f} cores",
+        flush=True,
+    )
+    return found
+
+
+def gap(one: Outcome, other: Outcome) -> float:
+    """The largest difference of a last validation loss."""
+    return max(abs(one.results[name][0] - other.results[name][0]) for name in NAMES)
+
+
+def equality(work: Work, rounds: list[dict[str, Outcome]]) -> list[dict[str, Any]]:
+    """Targets; a speed-up of unequal training is void."""
+    found = {side: outcome(CHECKS, side, work) for side in CHECKS}
+    loop = rounds[0]["loop"]
+    unequal = sum(found["exact"].results[name] != loop.results[name] for name in NAMES)
+    control = max(gap(found["perturbed"], loop), LEAST)
+    gaps = [gap(one["argosy"], one["loop"]) / control for one in rounds]
+    return [
+        target("members that are not the loop's to the bit, without programs", [unequal], at_most=0),
+        target("difference of losses, of the loop's from perturbed weights = 1", gaps, at_most=3),
+    ]
+
+
+def main() -> None:
+    parser = arguments(__doc__ or "")
+    parser.add_argument("--samples", type=int, default=3000)
+    parser.add_argument("--epochs", type=int, default=3)
+    options = parser.parse_args()
+    print(f"{hardware()}; every training process uses one torch thread")
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory(prefix="argosy-packing-") as name:
+        work = prepare(Path(name), options.samples, options.epochs)
+        rounds = []
+        for number in range(options.rounds):
+            order = list(SIDES) if number % 2 else list(SIDES)[::-1]
+            rounds.append({side: outcome(SIDES, side, work) for side in order})
+        targets = equality(work, rounds)
+    walls = [one["loop"].cost.wall_seconds / one["argosy"].cost.wall_seconds for one in rounds]
+    steps = [one["loop"].steps_seconds / one["argosy"].steps_seconds for one in rounds]
+    cpu = [one["loop"].cost.cpu_seconds / one["argosy"].cost.cpu_seconds for one in rounds]
+    targets.append(target("whole command of the loop, of argosy = 1", walls, at_least=1.2))
+    figures = {
+        "first to last step, loop / argosy": quartiles(steps),
+        "CPU seconds, loop / argosy": quartiles(cpu),
+        "seconds": {side: quartiles([one[side].cost.wall_seconds for one in rounds]) for side in SIDES},
+    }
+    print(figures)
+    finish("packing, photographs", figures, targets, as_json=options.json)
+
+
+if __name__ == "__main__":
+    main()
