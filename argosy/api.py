@@ -20,6 +20,7 @@ from argosy.plans import Plan
 from argosy.profiles import Preparation, Profile
 from argosy.report import Report
 from argosy.running.apart import Apart
+from argosy.running.clones import inherit
 from argosy.running.costs import Costs
 from argosy.running.driver import drive
 from argosy.running.identity import found_study, summarize
@@ -138,6 +139,7 @@ def tune(
     scheduler: str = "hyperband",
     eta: int = 3,
     n_trials: int | None = None,
+    epochs_per_generation: int = 1,
     brackets: Brackets = "together",
     at_once: int | None = None,
     objective: str = "",
@@ -169,6 +171,7 @@ def tune(
         scheduler=scheduler,
         eta=eta,
         n_trials=n_trials,
+        epochs_per_generation=epochs_per_generation,
         brackets=brackets,
         at_once=at_once,
         objective=objective,
@@ -205,9 +208,13 @@ def run_search(
         state = RunState.of(events)
         tuner = Tuner(search)
         tuner.recall(events, state)
-        begins = [SearchBegan(terms=tuner.terms), *(new.proposed for new in tuner.bring(state))]
+        brought = tuner.bring(state)
+        begins = [SearchBegan(terms=tuner.terms), *(event for new in brought for event in new.events)]
         study = tuner.study
         tuner.show(directory, store)
+        for new in brought:
+            if new.cloned is not None:
+                inherit(directory, new.cloned)
         for event in begins:
             journal.append(event)
             state.apply(event)
@@ -222,7 +229,7 @@ def run_search(
         finally:
             tuner.leave(state)
     run = load(directory, study=tuner.study)
-    return SearchReport.of(run, timeline(directory))
+    return SearchReport.of(run, timeline(directory), tuner.sampling.study)
 
 
 def plan(study: Study, *, settings: Settings | None = None, launcher: Launcher | None = None) -> Plan:

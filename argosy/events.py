@@ -82,6 +82,8 @@ class Proposed(Event):
     parameters: Mapping[str, Any]
     sections: int | None = None
     """For which the member trains, where the trial begins anew with each of its budgets: then it comes once for each."""
+    in_step: bool = False
+    """Whether the member's epochs are those of the stream, whenever it comes; those that begin anew are so in any case."""
 
 
 @dataclass(frozen=True, kw_only=True)

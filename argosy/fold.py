@@ -165,8 +165,8 @@ class RunState:
     sharing: SharingChosen | None = None
     brought: list[str] = field(default_factory=list)
     """Members that somebody brought when the run had begun."""
-    anew: set[str] = field(default_factory=set)
-    """Members that train alone for what they are to be: their first epoch is the first of the stream, whenever they come."""
+    in_step: set[str] = field(default_factory=set)
+    """Members whose epochs are those of the stream, whenever they come: what they reach depends on nobody."""
     seconds: float = 0.0
     """Of all drivers that worked on the run and ended in order; so are the CPU seconds."""
     cpu_seconds: float = 0.0
@@ -252,8 +252,8 @@ class RunState:
         elif isinstance(event, StepsAlone):
             self.alone.update(event.reasons)
         elif isinstance(event, Proposed):
-            if event.sections is not None:
-                self.anew.add(event.member)
+            if event.in_step or event.sections is not None:
+                self.in_step.add(event.member)
             elif self.started is not None:
                 self.brought.append(event.member)
         elif isinstance(event, Answered):

@@ -154,7 +154,13 @@ def ours(scheduler: str, sampler: Callable[..., Any] | None, **terms: Any) -> Ca
     def search(task: Surrogate, workers: Workers, seed: int) -> None:
         sampling = Sampling(SPACE, mode="max", seed=seed, sampler=sampler)
         machine = make_scheduler(
-            scheduler, most=EPOCHS, eta=ETA, trials=2000, brackets=terms.get("brackets", "together")
+            scheduler,
+            most=EPOCHS,
+            eta=ETA,
+            trials=2000,
+            brackets=terms.get("brackets", "together"),
+            generation=1,
+            seed=seed,
         )
         curves: list[Curve] = []
         reached: list[int] = []

@@ -4,7 +4,6 @@ A clone that goes on from another member's weights begins with a file of that me
 driver has its trainer write one at the next, links it into the clone's folder, and journals whose it is and what is to differ.
 """
 
-import contextlib
 import os
 import shutil
 from collections.abc import Mapping
@@ -16,13 +15,14 @@ from typing import TYPE_CHECKING, Any, cast
 from argosy.commands import Save
 from argosy.errors import ArgosyError, RunError, StudyError
 from argosy.events import REFUSED, Checkpoint, Cloned
+from argosy.fold import MemberState
 from argosy.running.refusals import check_batches
 from argosy.study import Member
 
 if TYPE_CHECKING:
     from argosy.running.driver import Driver
 
-__all__ = ["Clone", "Clones"]
+__all__ = ["LOADED", "Clone", "Clones", "inherit", "newest_file"]
 
 LOADED = ("optimizer", "loss", "augment")
 """Parts of a member whose numbers may differ from those of the one whose weights it takes over."""
@@ -151,10 +151,10 @@ class Clones:
         source = driver.study.member(clone.source)
         member, before = clone.member(source), source.hyperparameters
         check_batches([member], driver.lengths)
-        if checkpoint is not None:
-            _link(driver.directory / "members", clone, checkpoint)
         changes = {name: (before[name], value) for name, value in clone.changes.items()}
-        driver.record(Cloned(member=clone.name, source=clone.source, changes=changes, checkpoint=checkpoint))
+        cloned = Cloned(member=clone.name, source=clone.source, changes=changes, checkpoint=checkpoint)
+        inherit(driver.directory, cloned)
+        driver.record(cloned)
         driver.additions.admit(file, command, [member])
 
     def _device(self, member: str) -> str | None:
@@ -163,21 +163,29 @@ class Clones:
         return None if leg is None else leg.devices_of(member)[0]
 
     def _newest(self, clone: Clone) -> Checkpoint | None:
-        """The source's newest file of an epoch's end."""
-        found = reversed(self.driver.state.member(clone.source).saved)
-        return next((saved for saved in found if (saved.section, saved.position, saved.carried) == (0, 0, 0)), None)
+        return newest_file(self.driver.state.member(clone.source))
 
 
-def _link(members: Path, clone: Clone, checkpoint: Checkpoint) -> None:
-    """Let the clone have its source's files, which the source deletes one day."""
-    there, here = members / clone.source, members / clone.name
+def newest_file(source: MemberState) -> Checkpoint | None:
+    """The one of an epoch's end."""
+    found = reversed(source.saved)
+    return next((saved for saved in found if (saved.section, saved.position, saved.carried) == (0, 0, 0)), None)
+
+
+def inherit(directory: Path, cloned: Cloned) -> None:
+    """Let a clone have the files that it goes on from, which its source deletes one day."""
+    checkpoint = cloned.checkpoint
+    if checkpoint is None:
+        return
+    there, here = directory / "members" / cloned.source, directory / "members" / cloned.member
     here.mkdir(parents=True, exist_ok=True)
     for name in filter(None, {checkpoint.file, checkpoint.best}):
-        with contextlib.suppress(FileExistsError):
-            try:
-                os.link(there / name, here / name)
-            except PermissionError:
-                shutil.copyfile(there / name, here / name)  # a file system without links
+        # A driver that was killed before it journaled the clone may have left one of that name.
+        (here / name).unlink(missing_ok=True)
+        try:
+            os.link(there / name, here / name)
+        except PermissionError:
+            shutil.copyfile(there / name, here / name)  # a file system without links
     descriptor = os.open(here, os.O_RDONLY)
     try:
         os.fsync(descriptor)

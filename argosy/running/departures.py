@@ -8,6 +8,7 @@ from argosy.commands import Board, Credit, Leg, Probed, SumsTimed, UseLoaders
 from argosy.events import PlanMade
 from argosy.planning import SKIPPING
 from argosy.plans import Flotilla
+from argosy.running.clones import inherit
 from argosy.running.identity import write_json
 from argosy.running.legs import Change, Sailing
 from argosy.running.phase import Phase
@@ -110,12 +111,18 @@ class Departures:
         members = [new.member for new in brought]
         check_batches(members, driver.lengths)
         for new in brought:
-            driver.record(new.proposed)
+            if new.cloned is not None:
+                inherit(driver.directory, new.cloned)
+                driver.measuring.as_source(new.member.name, new.cloned.source)
+            for event in new.events:
+                driver.record(event)
         # Before study.json names them, which the next driver compares with what it finds here.
         driver.journal.commit()
         self.roster.extend(members)
         driver.view.study(driver.study)
         self.expect(member.name for member in members)
+        # Others may have waited for these.
+        self.voyage.call()
 
     def expect(self, names: Iterable[str]) -> None:
         """Members are to be added: they are in the study, and nobody knows their costs."""

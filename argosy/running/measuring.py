@@ -68,6 +68,12 @@ class Measuring:
         for name in list(self.measured):
             self._stands_for_others(name)
 
+    def as_source(self, clone: str, source: str) -> None:
+        """A clone costs what its source does: numbers of an optimizer, a loss or an augmentation cost nothing."""
+        if source in self.measured:
+            self.measured[clone] = replace(self.measured[source], member=clone)
+            self._profiles.clear()
+
     def forget(self, member: str) -> None:
         """Nobody wants to know it any more."""
         self.missing.discard(member)

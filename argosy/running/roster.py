@@ -103,9 +103,9 @@ class Roster:
         """Members that were added wait from now on."""
         names, begun = tuple(names), self._begun()
         for name in names:
-            anew = name in self.state.anew
-            self._points[name] = Resume(member=name, stream_epoch=0 if anew else begun)
-            if not anew:
+            in_step = name in self.state.in_step
+            self._points[name] = Resume(member=name, stream_epoch=0 if in_step else begun)
+            if not in_step:
                 self.joining.add(name)
             if self.state.member(name).inherited is not None:
                 self._find_points([name])
@@ -130,7 +130,7 @@ class Roster:
     def call(self, name: str) -> None:
         """A resting member wants to train again, beside whoever does; in the middle of an epoch where it was."""
         self.resting.discard(name)
-        if self._points[name].at_an_epochs_end:
+        if self._points[name].at_an_epochs_end and name not in self.state.in_step:
             self.joining.add(name)
         self._wait([name])
 

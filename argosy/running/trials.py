@@ -41,8 +41,8 @@ class Trial:
         self.member, self.sections = member, sections
         self.best, self._heard = math.nan, 0
 
-    def hear(self, history: History, objective: str) -> Iterator[tuple[int, float]]:
-        """(sections, worth) of what is to be told of the member's history: its best section so far, for each that is new."""
+    def hear(self, history: History, objective: str) -> Iterator[tuple[int, float, float]]:
+        """(sections, value, best so far) of what is to be told of the member's history, for each section that is new."""
         while self._heard < len(history):
             value = history[self._heard].get(objective, math.nan)
             if better(value, self.best, self.mode):
@@ -50,4 +50,4 @@ class Trial:
             self._heard += 1
             if self._heard > self.told:
                 self.told = self._heard
-                yield self._heard, self.best
+                yield self._heard, value, self.best

@@ -6,31 +6,31 @@ Everything that is decided follows from the journal: which parameters a trial ha
 A trial is a member that rests between two rungs, or, where trials begin anew at each rung, one member after another.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from argosy.errors import RunError, StudyError
+from argosy.errors import StudyError
 from argosy.events import Event, MemberEnded, Proposed, RunStarted, SearchBegan
 from argosy.fold import MemberState, RunState
-from argosy.running.identity import spell
+from argosy.running.clones import newest_file
+from argosy.running.populations import Population
 from argosy.running.rungs import InPacks
+from argosy.running.terms import check_terms, terms_of
 from argosy.running.trials import Trial
 from argosy.running.verdicts import GO_ON, Fate, Newcomer, Verdict
 from argosy.stopping import MaxEpochs
 from argosy.study import Member, Study
 from argosy.tuning import make_scheduler
 from argosy.tuning.packing import Candidate, make_packing
+from argosy.tuning.pbt import Pbt
 from argosy.tuning.sampling import Copy, Outcome, Sampling
 from argosy.tuning.search import Search, Store
 
 __all__ = ["Tuner"]
 
 OVER = ("done", "failed", "diverged", "stopped")
-TOTALS = ("max_epochs", "n_trials")
-EARLIER = {"warm": True}
-"""Terms of searches by versions that knew no others."""
 
 
 class Tuner:
@@ -44,8 +44,16 @@ class Tuner:
         points = self.sampling.points
         self.total = search.trials(None if points is None else len(points))
         self.scheduler = make_scheduler(
-            search.scheduler, most=search.most, eta=search.eta, trials=self.total, brackets=search.brackets
+            search.scheduler,
+            most=search.most,
+            eta=search.eta,
+            trials=self.total,
+            brackets=search.brackets,
+            generation=search.epochs_per_generation * search.validations_per_epoch,
+            seed=search.seed,
         )
+        self.population = self._population()
+        """Where trials take over weights of others."""
         self.copy: Copy | None = None
         self.members: list[Member] = []
         self.trials: list[Trial] = []
@@ -60,22 +68,20 @@ class Tuner:
         self._changed: set[int] = set()
         """Trials of which Optuna's storage does not know everything."""
 
+    def _population(self) -> Population | None:
+        if not isinstance(self.scheduler, Pbt):
+            return None
+        return Population(
+            scheduler=self.scheduler,
+            sampling=self.sampling,
+            build=lambda parameters: self._build(0, parameters, dict(parameters), None),
+            sections=self.search.validations_per_epoch,
+        )
+
     @property
     def terms(self) -> dict[str, Any]:
         """What must be the same, or grow, in every driver of one search."""
-        search = self.search
-        return {
-            "seed": search.seed,
-            "scheduler": search.scheduler,
-            "eta": search.eta,
-            "brackets": search.brackets,
-            "sampler": _name(search.sampler),
-            "objective": self.objective,
-            "mode": self.mode,
-            "max_epochs": search.max_epochs,
-            "n_trials": self.total,
-            "warm": search.warm,
-        }
+        return terms_of(self.search, self.total)
 
     @property
     def study(self) -> Study:
@@ -195,7 +201,7 @@ class Tuner:
         count = self.scheduler.wanted(len(self.trials))
         if count and self.search.at_once is not None:
             count = min(count, max(self.search.at_once - self._training(state), 0))
-        return [*again, *(self._propose() for _ in range(count))]
+        return [*again, *self._propose(count, state)]
 
     def _training(self, state: RunState) -> int:
         """Trials that train, or are about to; those that leave have not left yet."""
@@ -210,14 +216,48 @@ class Tuner:
             return False
         return state.member(trial.member.name).status == "done"
 
-    def _propose(self) -> Newcomer:
+    def _propose(self, count: int, state: RunState) -> Iterator[Newcomer]:
+        """So many more trials, or as many as need not wait for a file of another one."""
+        for _ in range(count):
+            newcomer = self._propose_one(state)
+            if newcomer is None:
+                return
+            yield newcomer
+
+    def _propose_one(self, state: RunState) -> Newcomer | None:
+        number = len(self.trials)
+        source = None if self.population is None else self.population.source(number)
+        if source is not None:
+            return self._propose_clone(self.trials[source], state)
         parameters, built_from = self.sampling.ask()
-        sections = None if self.search.warm else self.scheduler.budget(len(self.trials))
-        return _newcomer(self._take_up(parameters, built_from, sections=sections))
+        if self.population is not None:
+            self.population.movable(parameters)
+        sections = None if self.search.warm else self.scheduler.budget(number)
+        return self._newcomer(self._take_up(parameters, built_from, sections=sections))
+
+    def _propose_clone(self, source: Trial, state: RunState) -> Newcomer | None:
+        """None while its source has not been saved where it is."""
+        assert self.population is not None
+        here = state.member(source.member.name)
+        if here.status not in OVER and not self.population.is_saved(source, here):
+            return None
+        parameters = self.population.explored(source)
+        trial = self._take_up(*self.sampling.again(parameters), sections=None)
+        return replace(self._newcomer(trial), cloned=self.population.cloned(trial, source, newest_file(here)))
 
     def _propose_again(self, trial: Trial) -> Newcomer:
         self._begin_anew(trial, self.scheduler.budget(trial.number))
-        return _newcomer(trial)
+        return self._newcomer(trial)
+
+    def _newcomer(self, trial: Trial) -> Newcomer:
+        proposed = Proposed(
+            trial=trial.number,
+            member=trial.member.name,
+            parameters=trial.parameters,
+            sections=trial.sections,
+            in_step=self.population is not None,
+        )
+        return Newcomer(member=trial.member, proposed=proposed)
 
     def _take_up(self, parameters: Mapping[str, Any], built_from: dict[str, Any], *, sections: int | None) -> Trial:
         number = len(self.trials)
@@ -261,11 +301,15 @@ class Tuner:
     # ---- what trials reach
 
     def _tell(self, trial: Trial, here: MemberState) -> None:
-        """Let the scheduler and Optuna know what a trial is worth after each section: the best that it has had."""
+        """Let the scheduler and Optuna know what a trial is worth after each section: the best that it has had.
+
+        Those of a population are compared as they are: clones have the best of their sources.
+        """
         if trial.number not in self._open:
             return  # What it has been told with was its last.
-        for sections, best in trial.hear(here.history, self.objective):
-            self.scheduler.tell(trial.number, sections, best if self.mode == "min" else -best)
+        for sections, value, best in trial.hear(here.history, self.objective):
+            worth = best if self.population is None else value
+            self.scheduler.tell(trial.number, sections, worth if self.mode == "min" else -worth)
             self.sampling.report(trial.number, sections, best)
             self._changed.add(trial.number)
 
@@ -275,6 +319,8 @@ class Tuner:
             here = state.member(trial.member.name)
             if here.status not in OVER:
                 self._older.discard(here.name)
+                if here.inherited is not None and not trial.told:
+                    self._tell(trial, here)
                 continue
             out = self.scheduler.out(trial.number) is not None
             if trial.sections is not None or here.name not in self._older or out:
@@ -311,31 +357,3 @@ class Tuner:
             trials = self.sampling.frozen()
             self.copy.show([trials[number] for number in sorted(self._changed)])
             self._changed.clear()
-
-
-def _newcomer(trial: Trial) -> Newcomer:
-    proposed = Proposed(
-        trial=trial.number, member=trial.member.name, parameters=trial.parameters, sections=trial.sections
-    )
-    return Newcomer(member=trial.member, proposed=proposed)
-
-
-def check_terms(there: Mapping[str, Any] | None, here: Mapping[str, Any]) -> None:
-    """Raise RunError where a search with the terms `here` cannot go on with one that had those `there`."""
-    if there is None:
-        raise RunError("the directory holds a run that is not a search of `argosy tune`; choose another directory.")
-    there = {**EARLIER, **there}
-    differences = [
-        f"{key}: {there[key]!r} there, {value!r} here"
-        for key, value in here.items()
-        if (value < there[key] if key in TOTALS else value != there[key])
-    ]
-    if differences:
-        raise RunError(
-            "the directory holds another search:\n  " + "\n  ".join(differences) + "\n"
-            f"Choose another directory, or undo the change; {' and '.join(TOTALS)} may grow."
-        )
-
-
-def _name(sampler: Any) -> str:
-    return "random" if sampler is None else spell(sampler)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Protocol
 
-from argosy.events import Proposed
+from argosy.events import Cloned, Event, Proposed
 from argosy.fold import RunState
 from argosy.study import Member, Study
 
@@ -61,6 +61,13 @@ class Newcomer:
 
     member: Member
     proposed: Proposed
+    cloned: Cloned | None = None
+    """Of one that takes over what another member is."""
+
+    @property
+    def events(self) -> tuple[Event, ...]:
+        """To be journaled: what was proposed comes last, as without that there is no newcomer."""
+        return (self.proposed,) if self.cloned is None else (self.cloned, self.proposed)
 
 
 class Bringer(Protocol):

@@ -7,19 +7,24 @@ from argosy.tuning.asha import Asha
 from argosy.tuning.hyperband import Brackets, Hyperband
 from argosy.tuning.in_full import InFull
 from argosy.tuning.median import Median
+from argosy.tuning.pbt import Pbt
 from argosy.tuning.scheduler import Scheduler
 
 __all__ = ["SCHEDULERS", "make_scheduler"]
 
-SCHEDULERS = ("hyperband", "asha", "median", "random", "grid")
+SCHEDULERS = ("hyperband", "asha", "median", "pbt", "random", "grid")
 
 
-def make_scheduler(name: str, *, most: int, eta: int, trials: int, brackets: Brackets) -> Scheduler:
-    """The scheduler of that name for so many trials of at most so many sections."""
+def make_scheduler(
+    name: str, *, most: int, eta: int, trials: int, brackets: Brackets, generation: int, seed: int
+) -> Scheduler:
+    """The scheduler of that name for so many trials of at most so many sections, and a population's generation of so many."""
     if name == "hyperband":
         return Hyperband(most=most, eta=eta, trials=trials, order=brackets)
     if name == "asha":
         return Asha(most=most, eta=eta, trials=trials)
     if name == "median":
         return Median(most=most, trials=trials)
+    if name == "pbt":
+        return Pbt(most=most, every=generation, eta=eta, trials=trials, seed=seed)
     return InFull(most=most, trials=trials)

@@ -13,7 +13,7 @@ import queue
 import random
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,7 +32,7 @@ try:
 except ModuleNotFoundError as error:
     raise StudyError("argosy.tune samples with Optuna, which is not installed: pip install 'argosy[tune]'.") from error
 
-__all__ = ["Copy", "Outcome", "Sampling"]
+__all__ = ["Copy", "Outcome", "Sampling", "write_plots"]
 
 Outcome = Literal["complete", "pruned", "failed"]
 STATES = {"complete": TrialState.COMPLETE, "pruned": TrialState.PRUNED, "failed": TrialState.FAIL}
@@ -40,6 +40,8 @@ DIRECTIONS = {"min": StudyDirection.MINIMIZE, "max": StudyDirection.MAXIMIZE}
 OWNER = "argosy directory"
 PLAIN = (bool, int, float, str, type(None))
 FEW = 1000
+FACTORS = (0.8, 1.2)
+"""By one of which a population's numbers change."""
 
 
 class Copy:
@@ -186,6 +188,12 @@ class Sampling:
             raise RunError(_changed(number, parameters, f"it has {', '.join(found) or 'nothing'} there"))
         return found, built_from
 
+    def explored(self, parameters: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+        """Parameters near these: each of those named is a fifth less or more, or the choice beside it; drawn for the next trial."""
+        assert isinstance(self.space, Mapping)
+        draw = random.Random(f"{self.seed}/{len(self._trials)}")
+        return {**parameters, **{name: _near(self.space[name], parameters[name], draw) for name in names}}
+
     @property
     def choices(self) -> dict[str, list[Any]]:
         """Of parameters with a few values, these in order; of a space that is a function nobody knows them before."""
@@ -286,6 +294,22 @@ def _values(name: str, distribution: Any) -> list[Any]:
     return [min(low + number * step, high) for number in range(int(_count(distribution)))]
 
 
+def _near(distribution: Any, value: Any, draw: random.Random) -> Any:
+    """A value of a distribution beside this one; the same where there is no other."""
+    if isinstance(distribution, CategoricalDistribution):
+        place = distribution.choices.index(value)
+        beside = [*distribution.choices[max(place - 1, 0) : place], *distribution.choices[place + 1 : place + 2]]
+        return draw.choice(beside) if beside else value
+    for factor in draw.sample(FACTORS, 2):
+        change, step = value * (factor - 1.0), distribution.step
+        if step is not None:
+            change = (round(change / step) or math.copysign(1, factor - 1.0)) * step
+        found = type(value)(min(max(value + change, distribution.low), distribution.high))
+        if found != value:
+            return found
+    return value
+
+
 def _count(distribution: Any) -> float:
     """Of its values."""
     if isinstance(distribution, CategoricalDistribution):
@@ -294,6 +318,16 @@ def _count(distribution: Any) -> float:
         return math.inf
     steps: float = (distribution.high - distribution.low) / distribution.step
     return round(steps) + 1
+
+
+def write_plots(study: optuna.Study, path: Path) -> None:
+    """Optuna's own drawings of a study, as one page; raises StudyError without plotly."""
+    if not optuna.visualization.is_available():
+        raise StudyError("plots of a search need plotly, which is not installed: pip install 'argosy[report]'.")
+    history = optuna.visualization.plot_optimization_history(study)
+    parallel = optuna.visualization.plot_parallel_coordinate(study)
+    pages = (history.to_html(full_html=False), parallel.to_html(full_html=False, include_plotlyjs=False))
+    path.write_text("\n".join(['<meta charset="utf-8">', *pages]))
 
 
 @contextlib.contextmanager

@@ -17,6 +17,7 @@ __all__ = ["Search", "Store"]
 
 RUNGS = ("hyperband", "asha")
 """Schedulers that let trials go on from one budget to the next."""
+LEAST = (("eta", 2), ("n_trials", 1), ("epochs_per_generation", 1), ("at_once", 1), ("validations_per_epoch", 1))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,11 +43,13 @@ class Search:
     max_epochs: float
     """Of a trial that is never out."""
     scheduler: str = "hyperband"
-    """``hyperband``, ``asha``, ``median``; ``random`` and ``grid`` train every trial to the end."""
+    """``hyperband``, ``asha``, ``median``, ``pbt``; ``random`` and ``grid`` train every trial to the end."""
     eta: int = 3
-    """Of a rung, one in so many goes on, for so many times the budget."""
+    """Of a rung, one in so many goes on, for so many times the budget; of a population, one in so many is replaced."""
     n_trials: int | None = None
-    """In all; by default one round of Hyperband's brackets, or all points of a grid."""
+    """In all, or of a population; by default one round of Hyperband's brackets, or all points of a grid."""
+    epochs_per_generation: int = 1
+    """After so many, trials of a population (``pbt``) are compared, and the last of them replaced."""
     brackets: Brackets = "together"
     """Hyperband's: all on one stream, or one after another, so that a sampler learns from those before."""
     at_once: int | None = None
@@ -75,7 +78,7 @@ class Search:
             )
         _one_of("scheduler", self.scheduler, SCHEDULERS)
         _one_of("brackets", self.brackets, get_args(Brackets))
-        for name, least in (("eta", 2), ("n_trials", 1), ("at_once", 1), ("validations_per_epoch", 1)):
+        for name, least in LEAST:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < least):
                 raise StudyError(f"{name} is {value!r}; it must be a whole number from {least}.")
@@ -86,6 +89,10 @@ class Search:
             raise StudyError(
                 f"warm=False lets trials begin anew at each rung, and scheduler {self.scheduler!r} has none; choose one of "
                 f"{', '.join(RUNGS)}, or leave it out."
+            )
+        if self.scheduler == "pbt" and callable(self.space):
+            raise StudyError(
+                "scheduler 'pbt' needs a space of distributions by name, and found a function; give a dictionary."
             )
         if self.sampler is not None and not callable(self.sampler):
             raise StudyError(

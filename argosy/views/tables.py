@@ -19,13 +19,15 @@ def search_table(report: SearchReport) -> Group:
     """A search for people: trials, best first, and how soon the best was known."""
     metric = report.run.objective
     names = list(dict.fromkeys(name for row in report.run.rows for name in report.parameters.get(row.name, ())))
-    table = Table("trial", "status", "epochs", metric, *names, "reason", box=None, pad_edge=False)
+    sources = ["source"] if report.sources else []
+    table = Table("trial", "status", "epochs", *sources, metric, *names, "reason", box=None, pad_edge=False)
     for row in report.run.rows:
         parameters = report.parameters.get(row.name, {})
         values = [told(parameters[name]) if name in parameters else "" for name in names]
         reached = f"{row.metrics[metric]:.4g}" if row.metrics else ""
         reason = row.reason.strip().splitlines()[-1] if row.reason else ""
-        table.add_row(row.name, row.status, f"{row.epochs:g}", reached, *values, reason)
+        source = [report.sources.get(row.name, "")] if report.sources else []
+        table.add_row(row.name, row.status, f"{row.epochs:g}", *source, reached, *values, reason)
     text = (
         f"{report.run.status} after {report.seconds:.1f} s: {len(set(report.trials.values()))} trials, "
         f"{report.epochs:g} epochs, {report.trials_per_hour:,.0f} trials an hour."
@@ -33,7 +35,12 @@ def search_table(report: SearchReport) -> Group:
     if report.first_comparison_seconds is not None:
         text += f" All could be compared after {report.first_comparison_seconds:.1f} s."
     if report.saved_by_sharing:
-        text += f" Preparing samples once for all saved {report.saved_by_sharing:.0%} of the CPU time."
+        text += f" Preparing samples once for all saved {report.saved_by_sharing:.0%} of the CPU time, at what a sample cost."
+    if report.saved_by_packing:
+        text += (
+            f" Stepping trials alike as one program saved {report.saved_by_packing:.0%} of the trainers' time, by what a sample "
+            "took alone and together."
+        )
     if report.best_seconds is not None:
         best = ", ".join(f"{name} = {told(value)}" for name, value in report.best_parameters.items())
         text += f"\nBest, found after {report.best_seconds:.1f} s: {report.best().name} with {best}."

@@ -1,5 +1,6 @@
 """What is wrong with a search, or with what it finds in its directory and its storage."""
 
+import importlib
 import sys
 import warnings
 from functools import partial
@@ -24,7 +25,7 @@ def build(parameters: dict[str, Any]) -> argosy.Member:
     return studies.member("mlp", model=partial(nn.Linear, 12, 10), lr=parameters.get("lr", 0.1))
 
 
-def tune(space: Any = SPACE, build: Any = build, **rest: Any) -> None:
+def tune(space: Any = SPACE, build: Any = build, **rest: Any) -> Any:
     """One trial of one epoch, in this process."""
     given = {
         "data": VALIDATED,
@@ -34,7 +35,7 @@ def tune(space: Any = SPACE, build: Any = build, **rest: Any) -> None:
         "directory": "runs/search",
         **rest,
     }
-    argosy.tune(build, space, launcher="inline", devices="cpu:1", **given)
+    return argosy.tune(build, space, launcher="inline", devices="cpu:1", **given)
 
 
 def beside_a_run() -> None:
@@ -88,13 +89,24 @@ def without_optuna(patch: pytest.MonkeyPatch) -> None:
     tune()
 
 
+def without_plotly(patch: pytest.MonkeyPatch) -> None:
+    """The extra of plots is missing."""
+    patch.setattr(importlib.import_module("optuna.visualization"), "is_available", lambda: False)
+    tune().write_plots("plots.html")
+
+
 CASES = {
     "a search without its extra": without_optuna,
+    "plots without their extra": without_plotly,
     "build is no function": lambda: tune(build=3),
     "build returns no member": lambda: tune(build=lambda parameters: "mlp"),
     "a space that is none": lambda: tune([0.1, 0.01]),
     "a space of numbers": lambda: tune({"lr": (0.1, 0.01)}),
     "a space of networks": of_networks,
+    "a population over a function": lambda: tune(lambda trial: None, scheduler="pbt"),
+    "a population that nothing can change in": lambda: tune(
+        {"width": CategoricalDistribution([1, 2])}, scheduler="pbt"
+    ),
     "a grid over a function": lambda: tune(lambda trial: None, scheduler="grid"),
     "a grid over all numbers between two": lambda: tune({"lr": FloatDistribution(0.01, 1.0)}, scheduler="grid"),
     "an unknown scheduler": lambda: tune(scheduler="best"),

@@ -3,11 +3,12 @@
 import json
 import math
 import random
+import re
 import shutil
 import subprocess
 import sys
 import time
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from searches import DATA, SPACE, at_once, build, outcome, stored, tune
 import argosy
 from argosy.api import run_search
 from argosy.errors import MemberError, RunError, StudyError
+from argosy.events import Packed, SectionEnded
 from argosy.running import measuring
 from argosy.running.inline import Inline
 from argosy.running.phase import Phase
@@ -31,6 +33,7 @@ from argosy.running.studyfile import load_search
 from argosy.running.voyage import Voyage
 from argosy.settings import Settings
 from argosy.tuning.hyperband import brackets
+from argosy.tuning.report import Packs
 from argosy.tuning.search import Store
 
 
@@ -65,6 +68,30 @@ def test_faults_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     assert outcome(tune(tmp_path / "run", n_trials=9)) == outcome(whole)
 
 
+def titles(page: str) -> set[str]:
+    """Of the plots of a page."""
+    return set(re.findall(r'"title":\{"text":"([^"]+)"', page))
+
+
+def test_what_a_program_of_several_saves_follows_from_what_was_measured() -> None:
+    packs = Packs()
+
+    def ended(name: str) -> SectionEnded:
+        given = dict.fromkeys((field.name for field in fields(SectionEnded)), 0)
+        return SectionEnded(**{**given, "member": name, "samples": 100})
+
+    assert packs.saved_by(ended("a")) == 0.0
+    costs = ((1, 0.003), (4, 0.001))
+    tried = Packed(device="d", programs=(("a", "b", "c", "d"), ("e",)), settled=False, seconds_per_sample=costs)
+    packs.saved_by(tried)
+    assert packs.saved_by(ended("a")) == 0.0
+    packs.saved_by(replace(tried, settled=True))
+    assert packs.saved_by(ended("a")) == pytest.approx(0.2)
+    assert packs.saved_by(ended("e")) == 0.0
+    packs.saved_by(replace(tried, settled=True, programs=(("a",), ("b", "c", "d"))))
+    assert [round(packs.saved_by(ended(name)), 6) for name in "ab"] == [0.0, 0.2]
+
+
 def test_hyperband_is_the_table_and_a_killed_search_ends_like_any_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -91,6 +118,9 @@ def test_hyperband_is_the_table_and_a_killed_search_ends_like_any_other(
     assert 0 < report.first_comparison_seconds < report.best_seconds <= report.seconds
     assert report.trials_per_hour == pytest.approx(17 / report.seconds * 3600)
     json.dumps(report.to_json())
+    report.write_plots(tmp_path / "plots.html")
+    assert {"Optimization History Plot", "Parallel Coordinate Plot"} <= titles((tmp_path / "plots.html").read_text())
+    assert report.packed_seconds == report.saved_by_packing == 0.0
     assert {trial.state for trial in seen} == {TrialState.RUNNING, TrialState.PRUNED}
     trials = stored(run).trials
     assert [trial.params for trial in trials] == [report.parameters[f"net-{trial.number}"] for trial in trials]
@@ -216,7 +246,7 @@ def test_what_is_asked_is_checked_before_anything_trains(tmp_path: Path) -> None
         with pytest.raises(StudyError, match=match):
             tune(tmp_path / "run", **{"n_trials": 2, **rest})
 
-    refused("scheduler is 'hyper'; choose one of hyperband, asha, median, random, grid", scheduler="hyper")
+    refused("scheduler is 'hyper'; choose one of hyperband, asha, median, pbt, random, grid", scheduler="hyper")
     refused("scheduler 'random' has no number of trials of its own; give n_trials", scheduler="random", n_trials=None)
     refused("space must be a dictionary of Optuna distributions by name", space={})
     refused("space: 'lr' is 0.1; use a distribution of Optuna", space={"lr": 0.1})

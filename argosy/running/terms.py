@@ -1,0 +1,51 @@
+"""What must be the same, or grow, in every driver of one search."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from argosy.errors import RunError
+from argosy.running.identity import spell
+from argosy.tuning.search import Search
+
+__all__ = ["check_terms", "terms_of"]
+
+TOTALS = ("max_epochs", "n_trials")
+EARLIER = {"warm": True, "epochs_per_generation": 1}
+"""Of searches by versions that knew no others."""
+
+
+def terms_of(search: Search, trials: int) -> dict[str, Any]:
+    """Of a search of so many trials."""
+    objective, mode = search.ranks_by
+    return {
+        "seed": search.seed,
+        "scheduler": search.scheduler,
+        "eta": search.eta,
+        "brackets": search.brackets,
+        "sampler": "random" if search.sampler is None else spell(search.sampler),
+        "objective": objective,
+        "mode": mode,
+        "max_epochs": search.max_epochs,
+        "n_trials": trials,
+        "warm": search.warm,
+        "epochs_per_generation": search.epochs_per_generation,
+    }
+
+
+def check_terms(there: Mapping[str, Any] | None, here: Mapping[str, Any]) -> None:
+    """Raise RunError where a search with the terms `here` cannot go on with one that had those `there`."""
+    if there is None:
+        raise RunError("the directory holds a run that is not a search of `argosy tune`; choose another directory.")
+    there = {**EARLIER, **there}
+    # Of a larger population the first clones would be other ones.
+    totals = [name for name in TOTALS if name != "n_trials" or here["scheduler"] != "pbt"]
+    differences = [
+        f"{key}: {there[key]!r} there, {value!r} here"
+        for key, value in here.items()
+        if (value < there[key] if key in totals else value != there[key])
+    ]
+    if differences:
+        raise RunError(
+            "the directory holds another search:\n  " + "\n  ".join(differences) + "\n"
+            f"Choose another directory, or undo the change; {' and '.join(totals)} may grow."
+        )

@@ -1,0 +1,93 @@
+"""Population based training (Jaderberg et al., 2017): the worst of a population take over weights of the best, and go on elsewhere.
+
+After each generation the last ⌊n/η⌋ end, and as many trials take their places: each a clone of one of the first ⌊n/η⌋, with
+parameters near those of its source. A generation is decided when the last of its trials has reached its end, and the next one
+begins when all clones are there, so that the outcome depends on nothing but what trials reached.
+"""
+
+from random import Random
+
+from argosy.tuning.scheduler import Results, ranked
+
+__all__ = ["Pbt"]
+
+
+class Pbt:
+    """One population of so many trials."""
+
+    def __init__(self, *, most: int, every: int, eta: int, trials: int, seed: int) -> None:
+        self.most, self.every, self.trials, self.seed = most, every, trials, seed
+        """A generation trains for `every` sections."""
+        self.replaced = max(trials // eta, 1) if trials > 1 else 0
+        self.results = Results()
+        self.sources: dict[int, int] = {}
+        """By clone: the trial whose weights it goes on from, as it was at the end of the generation before."""
+        self.racing = list(range(trials))
+        """The population."""
+        self._mark = min(every, most)
+        """Sections that all of it are to have reached next."""
+        self._missing = set(self.racing)
+        """Those that have not."""
+        self._whole = True
+        """Whether all clones have been there, so that the mark is the end of the generation, and not its beginning."""
+        self._out: dict[int, str] = {}
+
+    def wanted(self, begun: int) -> int:
+        """See `Scheduler.wanted`: the population at first, and clones as they are decided."""
+        return max(self.trials + len(self.sources) - begun, 0)
+
+    def tell(self, trial: int, sections: int, cost: float) -> None:
+        """See `Scheduler.tell`; clones reached what their sources had."""
+        self.results.tell(trial, sections, cost)
+        self._look(trial)
+
+    def close(self, trial: int) -> None:
+        """See `Scheduler.close`."""
+        self.results.close(trial)
+        self._look(trial)
+
+    def fail(self, trial: int) -> None:
+        """See `Scheduler.fail`; a clone takes its place."""
+        self.results.fail(trial)
+        self._look(trial)
+
+    def budget(self, trial: int) -> int:
+        """See `Scheduler.budget`."""
+        return self.results.sections(trial) if trial in self._out else self._mark
+
+    def out(self, trial: int) -> str | None:
+        """See `Scheduler.out`."""
+        return self._out.get(trial)
+
+    def foreseen(self, *, again: bool) -> int:
+        """See `Scheduler.foreseen`; clones count what is behind their sources."""
+        del again  # nobody does
+        return self.trials * self.most + self.replaced * sum(range(self.every, self.most, self.every))
+
+    def _look(self, trial: int) -> None:
+        """Decide generations that all have been through."""
+        if trial in self._missing and self.results.at(trial, self._mark) is not None:
+            self._missing.discard(trial)
+        while self.racing and not self._missing and not (self._whole and self._mark == self.most):
+            if self._whole:
+                self._decide()
+            else:
+                self._mark = min(self._mark + self.every, self.most)
+            self._whole = not self._whole
+            self._missing = {one for one in self.racing if self.results.at(one, self._mark) is None}
+
+    def _decide(self) -> None:
+        found = ranked(self.results.all_at(self.racing, self._mark))
+        # Whenever it is heard that one has failed, it counts in the generation that it did not end.
+        dead = [t for t in found if t in self.results.failed and self.results.sections(t) < self._mark]
+        alive = [t for t in found if t not in dead]
+        order = [*alive, *dead]
+        losers = {*dead, *order[len(order) - self.replaced :]}
+        best = [trial for trial in alive[: max(self.replaced, 1)] if trial not in losers]
+        self.racing = [trial for trial in self.racing if trial not in losers]
+        for place, loser in enumerate(order, start=1) if best else ():
+            if loser in losers:
+                clone = self.trials + len(self.sources)
+                self.sources[clone] = Random(f"{self.seed}/{clone}").choice(best)
+                self._out[loser] = f"number {place} of {len(order)} after section {self._mark}: {clone} takes its place"
+                self.racing.append(clone)

@@ -1,0 +1,289 @@
+"""Populations: who takes whose place is the definition's answer, and a clone is what a plain loop makes of its line of sources."""
+
+import math
+import shutil
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import evidence
+import living
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+from reference import reference
+from searches import DATA, outcome, stored, tune
+from torch import nn
+from torch.optim import SGD
+
+import argosy
+from argosy.errors import RunError
+from argosy.running.audit import audit
+from argosy.running.populations import changes
+from argosy.running.voyage import Voyage
+from argosy.tuning.pbt import Pbt
+from argosy.tuning.sampling import Sampling
+
+Costs = dict[int, list[float]]
+SPACE = {
+    "lr": FloatDistribution(0.003, 1.0, log=True),
+    "momentum": FloatDistribution(0.1, 0.9),
+    "batch_size": CategoricalDistribution([8, 20]),
+}
+
+
+class World:
+    """A population with fixed costs; trials train in whatever order, and clones come when they come."""
+
+    def __init__(self, pbt: Pbt, costs: Costs, fails: dict[int, int]) -> None:
+        self.pbt, self.costs, self.fails = pbt, {trial: list(row) for trial, row in costs.items()}, fails
+        self.reached: dict[int, int] = {}
+        self.failed: set[int] = set()
+
+    def begin(self) -> bool:
+        """One more, if there is to be one; a clone has reached what its source had."""
+        trial = len(self.reached)
+        if not self.pbt.wanted(trial):
+            return False
+        source = self.pbt.sources.get(trial)
+        self.reached[trial] = 0 if source is None else self.reached[source]
+        if source is not None:
+            self.costs[trial][: self.reached[trial] + 1] = self.costs[source][: self.reached[trial] + 1]
+        for section in range(1, self.reached[trial] + 1):
+            self.pbt.tell(trial, section, self.costs[trial][section])
+        return True
+
+    def play(self, draw: Random) -> None:
+        while True:
+            movable = [t for t, r in self.reached.items() if t not in self.failed and r < self.pbt.budget(t)]
+            if not movable and not self.begin():
+                return
+            if movable and (draw.random() < 0.7 or not self.begin()):
+                self.step(draw.choice(movable))
+
+    def step(self, trial: int) -> None:
+        if self.fails.get(trial) == self.reached[trial]:
+            self.failed.add(trial)
+            self.pbt.fail(trial)
+            return
+        self.reached[trial] += 1
+        self.pbt.tell(trial, self.reached[trial], self.costs[trial][self.reached[trial]])
+
+    @property
+    def table(self) -> dict[int, tuple[int, bool, int | None]]:
+        return {
+            t: (reached, self.pbt.out(t) is None, self.pbt.sources.get(t))
+            for t, reached in self.reached.items()
+            if t not in self.failed
+        }
+
+
+def by_definition(
+    trials: int, terms: dict[str, int], costs: Costs, fails: dict[int, int]
+) -> dict[int, tuple[int, bool, int | None]]:
+    """Generation by generation, all of a population at once."""
+    most, every, eta, seed = (terms[key] for key in ("most", "every", "eta", "seed"))
+    costs = {trial: list(row) for trial, row in costs.items()}
+    born, racing, found = dict.fromkeys(range(trials), 0), list(range(trials)), {}
+    sources: dict[int, int] = {}
+    for mark in [*range(every, most, every), most]:
+        dead = {t for t in racing if born[t] <= fails.get(t, most) < mark}
+        found = {t: row for t, row in found.items() if t not in dead}
+        found |= {t: (mark, True, sources.get(t)) for t in racing if t not in dead}
+        alive = [t for t in racing if t not in dead]
+        if mark == most or not alive:
+            break
+        alive.sort(key=lambda t: (math.isnan(costs[t][mark]), 0 if math.isnan(costs[t][mark]) else costs[t][mark], t))
+        replaced = max(trials // eta, 1) if trials > 1 else 0
+        order = [*alive, *sorted(dead)]
+        losers = [t for t in order if t in dead or t in order[len(order) - replaced :]]
+        for loser in losers:
+            clone = trials + len(sources)
+            sources[clone] = source = Random(f"{seed}/{clone}").choice(alive[: max(replaced, 1)])
+            born[clone], costs[clone][: mark + 1] = mark, costs[source][: mark + 1]
+            racing = [*(t for t in racing if t != loser), clone]
+            if loser not in dead:
+                found[loser] = mark, False, sources.get(loser)
+    return found
+
+
+@given(st.integers(0, 2**32))
+@settings(max_examples=60)
+def test_a_population_is_decided_the_same_whatever_the_order(seed: int) -> None:
+    draw = Random(seed)
+    trials = draw.randint(1, 9)
+    terms = {"most": draw.randint(1, 12), "every": draw.randint(1, 5), "eta": draw.choice([2, 3, 5]), "seed": seed}
+    values = [0.0, 0.25, 0.5, 0.75, 1.0, math.nan]
+    costs = {t: [draw.choice(values) for _ in range(13)] for t in range(trials * 13)}
+    fails = {t: draw.randint(0, 12) for t in range(trials * 13) if draw.random() < 0.2}
+    worlds = [World(Pbt(trials=trials, **terms), costs, fails) for _ in range(2)]
+    for world in worlds:
+        world.play(draw)
+    assert worlds[0].table == worlds[1].table == by_definition(trials, terms, costs, fails)
+    # A later driver tells all at once, trial by trial, and who has failed after that.
+    again = Pbt(trials=trials, **terms)
+    for trial, reached in worlds[0].reached.items():
+        for section in range(1, reached + 1):
+            again.tell(trial, section, worlds[0].costs[trial][section])
+    for trial in worlds[0].failed:
+        again.fail(trial)
+    assert again.sources == worlds[0].pbt.sources
+    assert all(again.out(trial) == worlds[0].pbt.out(trial) for trial in worlds[0].reached)
+    if not worlds[0].failed:
+        assert again.foreseen(again=False) == sum(worlds[0].reached.values())
+
+
+def test_parameters_go_on_to_values_beside_them() -> None:
+    space = {
+        "lr": FloatDistribution(0.1, 1.0),
+        "rate": FloatDistribution(0.0, 1.0, step=0.25),
+        "depth": IntDistribution(1, 4),
+        "net": CategoricalDistribution(["a", "b", "c"]),
+        "one": CategoricalDistribution([3]),
+    }
+    sampling = Sampling(space, mode="min", seed=0, sampler=None)
+    here = {"lr": 0.5, "rate": 0.25, "depth": 2, "net": "a", "one": 3}
+    found = [sampling.explored(here, space) for _ in range(40) if sampling.ask()]
+    assert {round(row["lr"], 6) for row in found} == {0.4, 0.6}
+    assert {row["rate"] for row in found} == {0.0, 0.5}
+    assert {row["depth"] for row in found} == {1, 3}
+    assert {(row["net"], row["one"]) for row in found} == {("b", 3)}
+    assert sampling.explored({**here, "lr": 1.0, "depth": 4}, ["lr", "depth"])["lr"] == pytest.approx(0.8)
+    assert sampling.explored(here, []) == here
+
+
+def build(parameters: dict[str, Any]) -> argosy.Member:
+    """One layer with dropout, so that random states matter."""
+    return argosy.Member(
+        "net",
+        model=partial(_network, 6),
+        optimizer=partial(SGD, lr=parameters["lr"], momentum=parameters.get("momentum", 0.5)),
+        batch_size=parameters.get("batch_size", 8),
+    )
+
+
+def _network(inputs: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(inputs, 12), nn.Dropout(0.1), nn.Linear(12, 10))
+
+
+def search(directory: Path, **rest: Any) -> Any:
+    terms = {"scheduler": "pbt", "n_trials": 6, "max_epochs": 6, "epochs_per_generation": 2, "numerics": "exact"}
+    return tune(directory, **{"space": SPACE, "build": build, **terms, **rest})
+
+
+def line_of(run: Path, name: str) -> tuple[str, list[tuple[int, dict[str, Any]]]]:
+    """The first of a clone's sources, and what changed in it at which epoch on the way to the clone."""
+    cloned = {line["member"]: line for line in evidence.event_lines(run, "Cloned")}
+    changed: list[tuple[int, dict[str, Any]]] = []
+    while name in cloned:
+        line = cloned[name]
+        changed.insert(0, (line["checkpoint"]["epoch"], {key: new for key, (_, new) in line["changes"].items()}))
+        name = line["source"]
+    return name, changed
+
+
+def test_a_clone_is_what_a_plain_loop_makes_of_its_line_and_a_killed_search_ends_like_any_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        living.at_every_round(patch, Snapshots(tmp_path).act)
+        report = search(run)
+    state = living.state_of(run)
+    assert audit(run) == []
+    assert len(report.trials) == 6 + 2 * 2
+    for row in report.run.rows:
+        _, out, rest = row.reason.partition(" after section ")
+        assert row.epochs == (float(rest.partition(":")[0]) if out else 6.0)
+    # What is behind a source was not trained again.
+    assert report.epochs == 6 * 6
+    assert report.sources.keys() == {f"net-{number}" for number in range(6, 10)}
+    for name in report.trials:
+        root, changed = line_of(run, name)
+        source, rows = report.sources.get(name), state.members[name].sections
+        assert [row.stream_epoch for row in rows] == list(range(len(rows)))
+        if source is not None:
+            kept, now = report.parameters[source], report.parameters[name]
+            assert now["batch_size"] == kept["batch_size"]
+            assert now["lr"] / kept["lr"] in (pytest.approx(0.8), pytest.approx(1.2), pytest.approx(1.0 / kept["lr"]))
+
+        def before(epoch: int, optimizer: Any, changed: Any = changed) -> None:
+            for begin, values in changed:
+                if epoch >= begin:
+                    for key, value in values.items():
+                        optimizer.param_groups[0][key.removeprefix("optimizer.")] = value
+
+        first = replace(build(dict(report.parameters[root])), name=root)
+        weights, losses = reference(first, DATA, range(6), ends=len(rows), before=before)
+        assert [row.metrics["val_loss"] for row in rows] == losses
+        assert evidence.results_of(run, name)["weights"] == weights
+    trials = stored(run).trials
+    assert [trial.params for trial in trials] == [report.parameters[f"net-{trial.number}"] for trial in trials]
+    killed = sorted(tmp_path.glob("killed-*"))
+    assert len(killed) >= 5
+    # The last line that reached the disk may be that of a clone which is no trial yet.
+    torn = next(one for one in killed if b'"Cloned"' in (one / "journal.jsonl").read_bytes())
+    lines = (torn / "journal.jsonl").read_bytes().splitlines(keepends=True)
+    cut = next(number for number, line in enumerate(lines) if b'"Cloned"' in line) + 1
+    (torn / "journal.jsonl").write_bytes(b"".join(lines[:cut]))
+    for again in killed:
+        found = search(again, study_name="run")
+        assert outcome(found) == outcome(report), again
+        assert found.sources == report.sources, again
+        assert audit(again) == []
+
+
+class Snapshots:
+    """Copies of a run's directory, as a kill would leave it: one whenever a member rests, ends, or is cloned."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._seen: Any = None
+
+    def act(self, voyage: Voyage) -> None:
+        """At the end of a round."""
+        members = voyage.driver.state.members
+        here = len(members), sum(member.status in ("resting", "done") for member in members.values())
+        if voyage.driver.begun and here != self._seen:
+            shutil.copytree(voyage.driver.directory, self.folder / f"killed-{'-'.join(map(str, here))}", symlinks=True)
+        self._seen = here
+
+
+def test_faults_change_nothing_and_more_epochs_are_more_generations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = search(tmp_path / "whole", validations_per_epoch=2, max_epochs=3, epochs_per_generation=1)
+    draw = Random(1)
+
+    def act(voyage: Voyage) -> None:
+        if draw.random() < 0.1:
+            voyage.driver.faults.regroup()
+
+    with monkeypatch.context() as patch:
+        living.at_every_round(patch, act)
+        terms = {"validations_per_epoch": 2, "epochs_per_generation": 1}
+        search(tmp_path / "run", max_epochs=2, **terms)
+        grown = search(tmp_path / "run", max_epochs=3, **terms)
+    kept = [{name: row[:2] + row[3:] for name, row in outcome(found).items()} for found in (grown, whole)]
+    assert kept[0] == kept[1]
+    with pytest.raises(RunError, match=r"n_trials: 6 there, 8 here\n.*; max_epochs may grow"):
+        search(tmp_path / "run", max_epochs=3, n_trials=8, **terms)
+
+
+def test_only_numbers_that_a_clone_may_change_are_changed() -> None:
+    def made(**rest: Any) -> argosy.Member:
+        given = {"model": partial(_network, 6), "optimizer": partial(SGD, lr=0.1), "batch_size": 8, **rest}
+        return argosy.Member("net", **given)
+
+    assert changes(made(), made(optimizer=partial(SGD, lr=0.2))) == {"optimizer.lr": (0.1, 0.2)}
+    assert changes(made(loss=nn.CrossEntropyLoss()), made(loss=nn.CrossEntropyLoss())) == {}
+    assert changes(made(), made(batch_size=4)) is None
+    assert changes(made(), made(model=partial(_network, 5))) is None
+    assert changes(made(), made(optimizer=partial(_other, lr=0.2))) is None
+
+
+def _other(parameters: Any, lr: float) -> SGD:
+    return SGD(parameters, lr)
