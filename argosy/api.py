@@ -28,14 +28,16 @@ from argosy.running.launcher import Job, Launcher
 from argosy.running.limits import only_cores, usable_cores
 from argosy.running.processes import Processes
 from argosy.running.profiling import measure
-from argosy.running.view import Silent, View
+from argosy.running.view import Fragile, Silent, View
 from argosy.settings import Settings, Sharing
 from argosy.stopping import Mode
 from argosy.study import Data, Member, Study
 from argosy.system import refusals_told
+from argosy.tracking import Tracker, named
 from argosy.tuning.hyperband import Brackets
 from argosy.tuning.report import SearchReport
 from argosy.tuning.search import Search, Store
+from argosy.views.trackers import Tracked
 
 __all__ = ["LAUNCHERS", "forecast_cluster", "load", "plan", "profile", "run", "run_search", "train", "tune"]
 
@@ -62,11 +64,13 @@ def train(
     hang_seconds: float = 120.0,
     threads: int = 1,
     retry_failed: bool = False,
+    trackers: Sequence[Tracker | str] = (),
     view: View | None = None,
 ) -> Report:
     """Train every member of a study on one shared stream; the same call on the same directory resumes.
 
-    Settings are described in `argosy.settings.Settings`. Raises StudyError, PlanError and RunError for what the caller
+    Settings are described in `argosy.settings.Settings`. Trackers, as ``["tensorboard"]``, are told all figures; they are named in
+    `argosy.tracking`. Raises StudyError, PlanError and RunError for what the caller
     must change, WorkerError where a process was lost; a member that fails alone is reported, not raised.
     """
     settings = Settings(
@@ -87,18 +91,35 @@ def train(
         retry_failed=retry_failed,
     )
     place = LAUNCHERS[launcher]() if isinstance(launcher, str) else launcher
-    return run(study, settings, Path(directory), launcher=place, view=view or Silent())
+    return run(study, settings, Path(directory), launcher=place, view=view or Silent(), trackers=trackers)
 
 
-def run(study: Study, settings: Settings, directory: Path, *, launcher: Launcher, view: View) -> Report:
+def run(
+    study: Study,
+    settings: Settings,
+    directory: Path,
+    *,
+    launcher: Launcher,
+    view: View,
+    trackers: Sequence[Tracker | str] = (),
+) -> Report:
     """`train` with its settings as a value."""
     directory = directory.absolute()  # what the study runs may change the folder that this process is in
+    view = _watched(view, trackers, directory)
     with _claimed(directory, settings, launcher) as (lock, journal):
         state = RunState.of(read_journal(directory))
         cluster = launcher.discover(settings)
         job = Job(study=study, settings=settings, directory=directory, lock=lock.descriptor)
         drive(job, cluster, launcher.open(job), journal, state, view)
     return load(directory, study=study)
+
+
+def _watched(view: View, trackers: Sequence[Tracker | str], directory: Path) -> View:
+    """The view, and trackers beside it, none of which another one can disturb."""
+    if not trackers:
+        return view
+    folder = directory / "workers"
+    return Tracked(Fragile(view, folder / "view.log"), named(trackers), folder)
 
 
 @contextlib.contextmanager
@@ -137,6 +158,7 @@ def tune(
     storage: str | None = None,
     study_name: str | None = None,
     launcher: Launcher | str = "processes",
+    trackers: Sequence[Tracker | str] = (),
     view: View | None = None,
     **settings: Any,
 ) -> SearchReport:
@@ -166,11 +188,19 @@ def tune(
     )
     place = LAUNCHERS[launcher]() if isinstance(launcher, str) else launcher
     store = Store(url=storage, name=study_name)
-    return run_search(search, Settings(**settings), Path(directory), store=store, launcher=place, view=view or Silent())
+    watching: dict[str, Any] = {"view": view or Silent(), "trackers": trackers}
+    return run_search(search, Settings(**settings), Path(directory), store=store, launcher=place, **watching)
 
 
 def run_search(
-    search: Search, settings: Settings, directory: Path, *, store: Store, launcher: Launcher, view: View
+    search: Search,
+    settings: Settings,
+    directory: Path,
+    *,
+    store: Store,
+    launcher: Launcher,
+    view: View,
+    trackers: Sequence[Tracker | str] = (),
 ) -> SearchReport:
     """`tune` with what it is told as values."""
     from argosy.running.tuner import Tuner  # imports Optuna
@@ -184,6 +214,7 @@ def run_search(
             f"packs={search.packs!r} says who trains with whom, and so does policy={settings.policy!r}; give one of them."
         )
     directory = directory.absolute()  # what is searched may change the folder that this process is in
+    view = _watched(view, trackers, directory)
     with _claimed(directory, settings, launcher) as (lock, journal):
         events = read_journal(directory)
         state = RunState.of(events)

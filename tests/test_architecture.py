@@ -13,7 +13,7 @@ PACKAGE = Path(argosy.__file__).parent
 TIERS = [
     {"errors", "requirements"},
     {"system", "traces"},
-    {"stopping", "cluster", "events", "diagnosis", "intervals"},
+    {"stopping", "cluster", "events", "diagnosis", "intervals", "tracking"},
     {"study", "settings", "profiles", "commands", "plans"},
     {"fold", "members", "repetitions", "resampling"},
     {"report"},
@@ -24,13 +24,25 @@ TIERS = [
     {"views", "output"},
     {"planning_cli", "steering_cli"},
     {"api"},
-    {"demo"},
+    {"demo", "adapters"},
     {"cli"},
     {"__main__"},
 ]
 NOUNS = set().union(*TIERS[:6]) | {"planning", "tuning"}
 TORCH_FREE = NOUNS | {"cli", ""}
-OPTIONAL = {"pandas", "plotly", "highspy", "optuna", "sqlalchemy", "ray", "lightning", "sklearn", "PIL", "transformers"}
+OPTIONAL = {
+    "pandas",
+    "plotly",
+    "highspy",
+    "optuna",
+    "sqlalchemy",
+    "ray",
+    "lightning",
+    "mlflow",
+    "wandb",
+    "torchmetrics",
+}
+OPTIONAL |= {"sklearn", "PIL", "transformers"}
 
 
 def imports() -> list[tuple[Path, str, str, bool]]:
@@ -120,6 +132,9 @@ def test_public_names() -> None:
         "Target",
         "accuracy",
         "bootstrap",
+        "fit",
+        "from_huggingface",
+        "from_lightning",
         "grid",
         "kfold",
         "load",
