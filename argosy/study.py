@@ -334,8 +334,10 @@ def _check_functions(member: Member) -> None:
 def _check_steps(member: Member) -> None:
     """Who computes the loss, and who moves the weights."""
     if (member.optimizer is None) == (member.optimizers is None):
+        given = "neither optimizer= nor" if member.optimizer is None else "both optimizer= and"
         raise StudyError(
-            f"member {member.name!r} needs either optimizer=, or optimizers= and a step that moves the weights itself."
+            f"member {member.name!r} has {given} optimizers=; give it one of them, the latter with a step that moves the "
+            "weights itself."
         )
     if member.step is not None and member.loss is not None:
         raise StudyError(f"member {member.name!r}: `step` computes the loss itself; leave out loss.")

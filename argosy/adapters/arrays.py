@@ -39,7 +39,7 @@ class Fitted:
     def predict_proba(self, X: Any) -> npt.NDArray[Any]:
         """Probabilities ``[N, classes]``, in the order of `classes`."""
         if self.classes is None:
-            raise StudyError("predict_proba needs classes, and these targets are numbers (floats); call predict.")
+            raise StudyError("predict_proba needs classes, and these targets are numbers (floats); use predict.")
         return self._outputs(X).softmax(dim=1).numpy()
 
     def _outputs(self, X: Any) -> Tensor:

@@ -28,12 +28,12 @@ def from_lightning(
 
     kind = module.func if isinstance(module, partial) else module
     if isinstance(kind, type):
-        loop.check_hooks(name, kind)
+        loop.check_hooks(kind)
     return Member(
         name,
         model=module,
         batch_size=batch_size,
-        optimizers=partial(loop.configured, name),
+        optimizers=loop.configured,
         schedule=loop.schedules,
         step=loop.step,
         validate=loop.validate,

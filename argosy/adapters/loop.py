@@ -150,7 +150,7 @@ class Loop:
             return mean
         return _loss(made, "validation_step neither logs 'val_loss' nor returns a loss")
 
-    def _trained(self, batch: Any) -> Any:
+    def _trained(self, batch: Any) -> torch.Tensor:
         made = _called(self.module.training_step, batch, self.batch_idx)
         loss = _loss(made, "training_step returns no loss")
         self.loss = loss.detach()
@@ -160,7 +160,7 @@ class Loop:
         with torch.enable_grad():
             loss = self._trained(batch)
             optimizer.zero_grad()
-            loss.backward()
+            torch.autograd.backward(loss)
         return loss
 
     # ---- ends
@@ -177,8 +177,8 @@ class Loop:
         self.end_validation()
         if name not in self._logged:
             raise StudyError(
-                f"its validation_step does not log {name!r}; it logs {', '.join(self._logged) or 'nothing'}. Name one of "
-                "these in from_lightning(metrics=…)."
+                f"its validation_step does not log {name!r}; it logs {', '.join(self._logged) or 'nothing'}. Choose "
+                "from these in from_lightning(metrics=…)."
             )
         found = self._logged[name]
         return found.compute() if isinstance(found, Metric) else found[0] / found[1]
@@ -239,13 +239,13 @@ class Configured(dict[str, Optimizer]):
     loop: Loop
 
 
-def configured(name: str, module: Any) -> Configured:
+def configured(module: Any) -> Configured:
     """Optimizers by number; from here on the module has its loop."""
     if not isinstance(module, lightning.LightningModule):
         raise StudyError(
-            f"member {name!r}: from_lightning was given a factory of {type(module).__name__}; it must build a LightningModule."
+            f"argosy.from_lightning was given a factory of {type(module).__name__}; give it one of a LightningModule."
         )
-    check_hooks(name, type(module))
+    check_hooks(type(module))
     optimizers, schedulers, monitor = _configure_optimizers(module.configure_optimizers())
     if module.automatic_optimization:
         configs = _configure_schedulers_automatic_opt(schedulers, monitor)
@@ -253,14 +253,14 @@ def configured(name: str, module: Any) -> Configured:
         configs = _configure_schedulers_manual_opt(schedulers)
     if module.automatic_optimization and len(optimizers) != 1:
         raise StudyError(
-            f"member {name!r}: its configure_optimizers returned {len(optimizers)} optimizers; Lightning steps one by itself. Set "
-            "automatic_optimization = False and step them in training_step."
+            f"{type(module).__name__}.configure_optimizers returned {len(optimizers)} optimizers; Lightning steps one by "
+            "itself. Set automatic_optimization = False and step them in training_step."
         )
     for config in configs:
         if config.interval == "step" and isinstance(config.scheduler, ReduceLROnPlateau):
             raise StudyError(
-                f"member {name!r}: its ReduceLROnPlateau has the interval 'step', and metrics are there at an epoch's end. Leave "
-                "out the interval."
+                f"{type(module).__name__}: its ReduceLROnPlateau has the interval 'step', and metrics are there at "
+                "an epoch's end. Leave out the interval."
             )
     loop = module._argosy_loop = Loop(module, optimizers, configs)
     module.log = loop.log
@@ -270,14 +270,17 @@ def configured(name: str, module: Any) -> Configured:
 
 
 def schedules(optimizers: Configured) -> dict[str, Loop]:
+    """All that decides learning rates, as one."""
     return {"loop": optimizers.loop}
 
 
 def step(module: Any, batch: Any, optimizers: Configured) -> torch.Tensor:
+    """See `Loop.train`."""
     return optimizers.loop.train(batch)
 
 
 def validate(module: Any, batch: Any) -> tuple[torch.Tensor, Loop, None]:
+    """See `Loop.validate`; metrics ask the loop for what was logged."""
     loop: Loop = module._argosy_loop
     return loop.validate(batch), loop, None
 
@@ -293,11 +296,12 @@ def _loss(made: Any, words: str) -> torch.Tensor:
     return loss
 
 
-def check_hooks(name: str, kind: type) -> None:
+def check_hooks(kind: type) -> None:
+    """Raise StudyError for a module with hooks that nobody would call."""
     usual = [hook for hook in dir(lightning.LightningModule) if hook.startswith("on_") or hook in OTHERS]
     own = [hook for hook in usual if getattr(kind, hook, None) is not getattr(lightning.LightningModule, hook)]
     if uncalled := [hook for hook in own if hook not in CALLED and "_test_" not in hook and "_predict_" not in hook]:
         raise StudyError(
-            f"member {name!r}: {kind.__name__} has {', '.join(uncalled)}, which nobody calls here; called are "
-            f"{', '.join(sorted(CALLED))}. Do that in the steps, or in the constructor."
+            f"LightningModule {kind.__name__} has {', '.join(uncalled)}, which nobody calls here; called are "
+            f"{', '.join(sorted(CALLED))}. Move what they do into the steps, or the constructor."
         )

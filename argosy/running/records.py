@@ -8,6 +8,7 @@ import socket
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy
 import torch
@@ -64,7 +65,7 @@ class Metrics:
                 written = 0
             rows = [_row(ended) for ended in state.sections[written:]]
             folder, mode = self.directory / "members" / name, "a" if written else "w"
-            table = [*([] if written else [[*rows[0]]]), *([*row.values()] for row in rows)]
+            table: list[list[Any]] = [*([] if written else [[*rows[0]]]), *([*row.values()] for row in rows)]
             lines = {"csv": [",".join(map(str, line)) for line in table], "jsonl": [_json(row) for row in rows]}
             for kind, of_kind in lines.items():
                 with (folder / f"metrics.{kind}").open(mode) as file:

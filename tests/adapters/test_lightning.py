@@ -142,9 +142,11 @@ def by_lightning(name: str, module: Any, path: Path) -> tuple[dict[str, Tensor],
     return built.state_dict(), {name: float(value) for name, value in trainer.callback_metrics.items()}
 
 
-def trained(directory: Path, member: argosy.Member, epochs: int = EPOCHS) -> tuple[dict[str, Tensor], dict[str, float]]:
+def trained(
+    directory: Path, member: argosy.Member, epochs: int = EPOCHS, launcher: str = "inline"
+) -> tuple[dict[str, Tensor], dict[str, float]]:
     study = argosy.Study(data=data(), members=[member], stop=argosy.MaxEpochs(epochs))
-    report = argosy.train(study, directory=directory, launcher="inline", devices="cpu:1", block_size=11)
+    report = argosy.train(study, directory=directory, launcher=launcher, devices="cpu:1", block_size=11)
     assert report.rows[0].status == "done", report.rows[0].reason
     folder = directory / "members" / member.name
     weights = torch.load(folder / "last.pt", weights_only=True)["model"]
@@ -158,14 +160,14 @@ def equal(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
         assert torch.allclose(found[name], tensor, rtol=0, atol=1e-10), name
 
 
-@pytest.mark.parametrize("schedule", ["epoch", "step", "plateau"])
-def test_a_module_becomes_what_lightnings_trainer_makes_of_it(tmp_path: Path, schedule: str) -> None:
+@pytest.mark.parametrize(("schedule", "launcher"), [("epoch", "inline"), ("step", "processes"), ("plateau", "inline")])
+def test_a_module_becomes_what_lightnings_trainer_makes_of_it(tmp_path: Path, schedule: str, launcher: str) -> None:
     module = partial(Classifier, lr=0.2, schedule=schedule)
     logged = ["val_acc", "val_f1", "val_highest"]
     member = argosy.from_lightning("net", module, batch_size=BATCH, metrics=logged)
     weights, figures = by_lightning("net", module, tmp_path)
     trained(tmp_path / "x", member, epochs=2)
-    found, reached = trained(tmp_path / "x", member)
+    found, reached = trained(tmp_path / "x", member, launcher=launcher)
     equal(found, weights)
     for name in ("val_loss", *logged):
         assert reached[name] == pytest.approx(figures[name], abs=1e-6 if name == "val_f1" else 1e-10)
@@ -188,7 +190,9 @@ class Hooked(Classifier):
 
 
 def test_hooks_that_nobody_would_call_are_refused() -> None:
-    with pytest.raises(StudyError, match="Hooked has on_before_optimizer_step, which nobody calls here"):
+    with pytest.raises(
+        StudyError, match="LightningModule Hooked has on_before_optimizer_step, which nobody calls here"
+    ):
         argosy.from_lightning("net", Hooked, batch_size=8)
 
 
