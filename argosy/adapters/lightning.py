@@ -23,7 +23,7 @@ def from_lightning(
         from argosy.adapters import loop  # imports lightning
     except ModuleNotFoundError as error:
         raise StudyError(
-            f"argosy.from_lightning needs {error.name}, which is not installed; pip install 'argosy[lightning]'."
+            "argosy.from_lightning needs lightning and torchmetrics; install them with pip install 'argosy[lightning]'."
         ) from error
 
     kind = module.func if isinstance(module, partial) else module
