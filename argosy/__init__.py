@@ -3,6 +3,7 @@
 The names below are the public API; everything else may change. Functions that need torch load it on first use.
 """
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from argosy.errors import ArgosyError as ArgosyError
@@ -23,6 +24,9 @@ from argosy.tuning.search import Search as Search
 
 if TYPE_CHECKING:
     # Type checkers see what __getattr__ gives at run time.
+    from argosy.adapters.arrays import fit as fit
+    from argosy.adapters.huggingface import from_huggingface as from_huggingface
+    from argosy.adapters.lightning import from_lightning as from_lightning
     from argosy.api import load as load
     from argosy.api import plan as plan
     from argosy.api import train as train
@@ -46,6 +50,9 @@ __all__ = [
     "Target",
     "accuracy",
     "bootstrap",
+    "fit",
+    "from_huggingface",
+    "from_lightning",
     "grid",
     "kfold",
     "load",
@@ -55,8 +62,13 @@ __all__ = [
     "tune",
 ]
 
+ADAPTERS = {"fit": "arrays", "from_huggingface": "huggingface", "from_lightning": "lightning"}
+"""Functions, and the files that they are in."""
+
 
 def __getattr__(name: str) -> Any:
+    if name in ADAPTERS:
+        return getattr(importlib.import_module(f"argosy.adapters.{ADAPTERS[name]}"), name)
     if name in ("load", "plan", "train", "tune"):
         from argosy import api  # imports torch, which ``import argosy`` and ``argosy --help`` must not
 

@@ -35,10 +35,12 @@ from argosy.settings import Settings, Sharing
 from argosy.stopping import Mode
 from argosy.study import Data, Member, Study
 from argosy.system import refusals_told
+from argosy.tracking import Tracker, named
 from argosy.tuning.hyperband import Brackets
 from argosy.tuning.report import SearchReport
 from argosy.tuning.search import Search, Store
 from argosy.views.bar import progress_bar
+from argosy.views.trackers import Tracked
 
 __all__ = ["LAUNCHERS", "forecast_cluster", "load", "plan", "profile", "run", "run_search", "train", "tune"]
 
@@ -66,12 +68,14 @@ def train(
     threads: int = 1,
     retry_failed: bool = False,
     progress: bool = False,
+    trackers: Sequence[Tracker | str] = (),
     view: View | None = None,
 ) -> Report:
     """Train every member of a study on one shared stream; the same call on the same directory resumes.
 
     With `progress`, a bar shows how far the run is, below what a script prints or as the output of a notebook's cell; `view` is
-    anything else that watches. Settings are described in `argosy.settings.Settings`. Raises StudyError, PlanError and RunError for what the caller
+    anything else that watches. Trackers, as ``["tensorboard"]``, are told all figures; they are named in `argosy.tracking`.
+    Settings are described in `argosy.settings.Settings`. Raises StudyError, PlanError and RunError for what the caller
     must change, WorkerError where a process was lost; a member that fails alone is reported, not raised.
     """
     settings = Settings(
@@ -92,7 +96,8 @@ def train(
         retry_failed=retry_failed,
     )
     place = LAUNCHERS[launcher]() if isinstance(launcher, str) else launcher
-    return run(study, settings, Path(directory), launcher=place, view=_watching(view, progress=progress))
+    watching = _watching(view, progress=progress)
+    return run(study, settings, Path(directory), launcher=place, view=watching, trackers=trackers)
 
 
 def _watching(view: View | None, *, progress: bool) -> View | None:
@@ -105,15 +110,30 @@ def _watching(view: View | None, *, progress: bool) -> View | None:
     return progress_bar()
 
 
-def run(study: Study, settings: Settings, directory: Path, *, launcher: Launcher, view: View | None) -> Report:
-    """`train` with its settings as a value; a view cannot hold it up."""
+def run(
+    study: Study,
+    settings: Settings,
+    directory: Path,
+    *,
+    launcher: Launcher,
+    view: View | None,
+    trackers: Sequence[Tracker | str] = (),
+) -> Report:
+    """`train` with its settings as a value; neither a view nor a tracker can hold it up."""
     directory = directory.absolute()  # what the study runs may change the folder that this process is in
+    watching = _watched(view, trackers, directory)
     with _claimed(directory, settings, launcher) as (lock, journal):
         state = RunState.of(read_journal(directory))
         cluster = launcher.discover(settings)
         job = Job(study=study, settings=settings, directory=directory, lock=lock.descriptor)
-        drive(job, cluster, launcher.open(job), journal, state, Silent() if view is None else Apart(view))
+        drive(job, cluster, launcher.open(job), journal, state, watching)
     return load(directory, study=study)
+
+
+def _watched(view: View | None, trackers: Sequence[Tracker | str], directory: Path) -> View:
+    """The view, and trackers beside it, none of which can disturb another one."""
+    watching = Silent() if view is None else Apart(view)
+    return Tracked(watching, named(trackers), directory / "workers") if trackers else watching
 
 
 @contextlib.contextmanager
@@ -154,6 +174,7 @@ def tune(
     study_name: str | None = None,
     launcher: Launcher | str = "processes",
     progress: bool = False,
+    trackers: Sequence[Tracker | str] = (),
     view: View | None = None,
     **settings: Any,
 ) -> SearchReport:
@@ -184,12 +205,19 @@ def tune(
     )
     place = LAUNCHERS[launcher]() if isinstance(launcher, str) else launcher
     store = Store(url=storage, name=study_name)
-    watching = _watching(view, progress=progress)
-    return run_search(search, Settings(**settings), Path(directory), store=store, launcher=place, view=watching)
+    watching: dict[str, Any] = {"view": _watching(view, progress=progress), "trackers": trackers}
+    return run_search(search, Settings(**settings), Path(directory), store=store, launcher=place, **watching)
 
 
 def run_search(
-    search: Search, settings: Settings, directory: Path, *, store: Store, launcher: Launcher, view: View | None
+    search: Search,
+    settings: Settings,
+    directory: Path,
+    *,
+    store: Store,
+    launcher: Launcher,
+    view: View | None,
+    trackers: Sequence[Tracker | str] = (),
 ) -> SearchReport:
     """`tune` with what it is told as values."""
     from argosy.running.tuner import Tuner  # imports Optuna
@@ -203,6 +231,7 @@ def run_search(
             f"packs={search.packs!r} says who trains with whom, and so does policy={settings.policy!r}; give one of them."
         )
     directory = directory.absolute()  # what is searched may change the folder that this process is in
+    watching = _watched(view, trackers, directory)
     with _claimed(directory, settings, launcher) as (lock, journal):
         events = read_journal(directory)
         state = RunState.of(events)
@@ -221,7 +250,6 @@ def run_search(
         journal.commit()
         cluster = launcher.discover(settings)
         job = Job(study=study, settings=settings, directory=directory, lock=lock.descriptor)
-        watching = Silent() if view is None else Apart(view)
         watching.expect(partial(tuner.to_come, state))
         roles: dict[str, Any] = {"judges": [tuner], "bringers": [tuner], "packs": tuner.policy}
         try:

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -64,6 +64,9 @@ CheckpointSeconds = Annotated[float, typer.Option(help="Longest training time wi
 HangSeconds = Annotated[float, typer.Option(help="Time without progress after which a worker counts as lost.")]
 Threads = Annotated[int, typer.Option(help="CPU threads of each CPU device.")]
 RetryFailed = Annotated[bool, typer.Option("--retry-failed", help="Try members again that failed in an earlier run.")]
+Track = Annotated[
+    list[str] | None, typer.Option("--track", help="Tell figures to tensorboard, mlflow or wandb; several times.")
+]
 
 
 @app.command()
@@ -86,6 +89,7 @@ def run(
     hang_seconds: HangSeconds = 120.0,
     threads: Threads = 1,
     retry_failed: RetryFailed = False,
+    track: Track = None,
     as_json: Json = False,
 ) -> None:
     """Train every member of a study file."""
@@ -110,7 +114,7 @@ def run(
     with _launcher(launcher) as place:
         from argosy.running.studyfile import load_study  # beside the launcher's own imports
 
-        report = _train(load_study(study_file), settings, directory, launcher=place, quiet=as_json)
+        report = _train(load_study(study_file), settings, directory, launcher=place, quiet=as_json, track=track or ())
     _finish(report, as_json=as_json)
     raise typer.Exit(_exit_code(report))
 
@@ -135,6 +139,7 @@ def tune(
     checkpoint_seconds: CheckpointSeconds = 300.0,
     hang_seconds: HangSeconds = 120.0,
     threads: Threads = 1,
+    track: Track = None,
     as_json: Json = False,
 ) -> None:
     """Search for the best parameters: every trial is a member of one fleet (extra: tune)."""
@@ -156,8 +161,9 @@ def tune(
         from argosy import api  # beside the launcher's own imports
         from argosy.running.studyfile import load_search
 
-        store, view = Store(url=storage, name=study_name), _view(quiet=as_json)
-        report = api.run_search(load_search(search_file), settings, directory, store=store, launcher=place, view=view)
+        store = Store(url=storage, name=study_name)
+        watching: dict[str, Any] = {"view": _view(quiet=as_json), "trackers": track or ()}
+        report = api.run_search(load_search(search_file), settings, directory, store=store, launcher=place, **watching)
     if as_json:
         write(report.to_json())
     else:
@@ -316,10 +322,12 @@ def _launcher(name: str) -> Iterator["Launcher"]:
         yield launcher
 
 
-def _train(study: Study, settings: Settings, directory: Path, *, launcher: "Launcher", quiet: bool) -> "Report":
+def _train(
+    study: Study, settings: Settings, directory: Path, *, launcher: "Launcher", quiet: bool, track: Sequence[str] = ()
+) -> "Report":
     from argosy import api
 
-    return api.run(study, settings, directory, launcher=launcher, view=_view(quiet=quiet))
+    return api.run(study, settings, directory, launcher=launcher, view=_view(quiet=quiet), trackers=track)
 
 
 def _view(*, quiet: bool) -> "View | None":

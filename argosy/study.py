@@ -24,7 +24,7 @@ from argosy.requirements import (
 )
 from argosy.stopping import MaxEpochs, Mode, Stop, check_rule, mode_of
 
-__all__ = ["Data", "Member", "Repetition", "Study", "Terms", "accuracy"]
+__all__ = ["FACTORIES", "Data", "Member", "Repetition", "Study", "Terms", "accuracy"]
 
 OTHER_COLUMNS = frozenset({"lr", "seconds", "epochs", "steps", "samples"})
 """Of a row of history, beside a member's losses and metrics."""
@@ -34,7 +34,12 @@ FORMS = {
     "schedule": "a factory: optimizer -> scheduler, as functools.partial(StepLR, step_size=10)",
     "augment": "a function: batch -> batch",
     "step": "a function: (model, batch) -> loss",
+    "validate": "a function: (model, batch) -> loss",
 }
+FACTORIES = ("model", "optimizer", "optimizers", "loss", "schedule", "augment", "step", "validate")
+"""Whose bound values are hyper-parameters."""
+MOVES_ITSELF = {"clip_grad_norm": None, "accumulate": 1, "precision": "float32"}
+"""What a step does itself that moves the weights: the values that leave it out."""
 Metric = Any
 """One of three, and its value depends on no batch size:
 
@@ -107,13 +112,13 @@ class Member:
     """Unique in the study; letters, digits and ``. _ = + -``."""
     model: Callable[[], Any]
     """Builds the network; called under the member's own seed."""
-    optimizer: Callable[[Any], Any]
+    optimizer: Callable[[Any], Any] | None = None
     """Parameters -> optimizer, e.g. ``partial(SGD, lr=0.1)``."""
     batch_size: int
     loss: Callable[[Any, Any], Any] | None = None
     """(output, target) -> per-sample losses ``[B]`` or their mean; by default cross-entropy."""
     schedule: Callable[[Any], Any] | None = None
-    """Optimizer -> learning-rate scheduler of torch."""
+    """Optimizer -> learning-rate scheduler of torch; with `optimizers`, these -> schedulers by name."""
     schedule_per: Literal["epoch", "step"] = "epoch"
     stop: Stop | None = None
     """Instead of the study's rule."""
@@ -134,8 +139,14 @@ class Member:
     """Micro-batches per step; the batch that the optimizer sees stays `batch_size`."""
     seed: int | None = None
     """From 0, instead of the seed that follows from the study's seed and the member's name."""
-    step: Callable[[Any, Any], Any] | None = None
-    """Own training step: (model, batch) -> loss, instead of ``loss(model(x), y)`` on batches ``(x, y)``."""
+    step: Callable[..., Any] | None = None
+    """Own training step: (model, batch) -> loss, instead of ``loss(model(x), y)`` on batches ``(x, y)``. It may give
+    (loss, outputs, targets), which `metrics` are given then."""
+    validate: Callable[[Any, Any], Any] | None = None
+    """Instead of `step` in validation, of the same form."""
+    optimizers: Callable[[Any], Mapping[str, Any]] | None = None
+    """Instead of `optimizer`, for a step that moves the weights itself, as that of a GAN: network -> optimizers by name. The
+    step is (model, batch, optimizers) -> loss then, the loss is what is reported, and gradients do not outlive a step."""
     repetition: Repetition | None = None
     """Given by `argosy.replicate`; it decides nothing of what the member becomes."""
 
@@ -143,6 +154,7 @@ class Member:
         check_name(self.name)
         _check_numbers(self)
         _check_functions(self)
+        _check_steps(self)
         _check_metrics(self)
         for name in ("subset", "val_subset"):
             if getattr(self, name) is not None:
@@ -154,7 +166,7 @@ class Member:
     def hyperparameters(self) -> dict[str, Any]:
         """Scalars bound in the member's partials, as ``optimizer.lr`` or ``model.hidden``, and its batch size."""
         found: dict[str, Any] = {"batch_size": self.batch_size}
-        for name in ("model", "optimizer", "loss", "schedule", "augment", "step"):
+        for name in FACTORIES:
             factory = getattr(self, name)
             if isinstance(factory, functools.partial):
                 bound = _bound(factory).items()
@@ -242,6 +254,11 @@ class Study:
                 f"member {member.name!r} has a val_subset, and Data has no validation data: give val= (or val_arrays=), "
                 "or leave it out."
             )
+        if member.optimizers is not None and member.validate is None and self.data.has_val:
+            raise StudyError(
+                f"member {member.name!r} moves the weights in its step, which validation must not: give it "
+                "validate=, (model, batch) -> loss."
+            )
 
     def member(self, name: str) -> Member:
         """The member of that name."""
@@ -299,9 +316,13 @@ def _check_numbers(member: Member) -> None:
 
 def _check_functions(member: Member) -> None:
     check_factory(f"member {member.name!r}: model", member.model, "the network")
-    check_factory(
-        f"member {member.name!r}: optimizer", member.optimizer, "the optimizer of the parameters that it is given"
-    )
+    built = {
+        "optimizer": "the optimizer of the parameters that it is given",
+        "optimizers": "the optimizers of the network that it is given",
+    }
+    for name, what in built.items():
+        if getattr(member, name) is not None:
+            check_factory(f"member {member.name!r}: {name}", getattr(member, name), what)
     for name, form in FORMS.items():
         value = getattr(member, name)
         if value is not None:
@@ -310,10 +331,31 @@ def _check_functions(member: Member) -> None:
                 check_built(f"member {member.name!r}: {name}", value)
 
 
+def _check_steps(member: Member) -> None:
+    """Who computes the loss, and who moves the weights."""
+    if (member.optimizer is None) == (member.optimizers is None):
+        given = "neither optimizer= nor" if member.optimizer is None else "both optimizer= and"
+        raise StudyError(
+            f"member {member.name!r} has {given} optimizers=; give it one of them, the latter with a step that moves the "
+            "weights itself."
+        )
+    if member.step is not None and member.loss is not None:
+        raise StudyError(f"member {member.name!r}: `step` computes the loss itself; leave out loss.")
+    if member.step is None and (member.validate is not None or member.optimizers is not None):
+        given = "validate" if member.validate is not None else "optimizers"
+        raise StudyError(f"member {member.name!r} has {given}= and no step of its own; give it step=, or leave it out.")
+    if member.optimizers is None:
+        return
+    for name, without in MOVES_ITSELF.items():
+        if getattr(member, name) != without:
+            raise StudyError(
+                f"member {member.name!r}: {name} is {shown(getattr(member, name))}, and its step moves the weights itself; "
+                "leave it out, and do that in the step."
+            )
+
+
 def _check_metrics(member: Member) -> None:
     """Metrics by names that are columns of tables; they have forms of their own where they are not functions."""
-    if member.step is not None and (member.loss is not None or member.metrics):
-        raise StudyError(f"member {member.name!r}: `step` computes the loss itself; leave out loss and metrics.")
     if not isinstance(member.metrics, Mapping):
         raise StudyError(
             f"member {member.name!r}: metrics is {shown(member.metrics)}; it must be a dict, as {{'accuracy': accuracy}}."

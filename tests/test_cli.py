@@ -87,9 +87,10 @@ def test_every_keyword_of_train_is_a_flag() -> None:
         for name in parameter.opts
         if name.startswith("--")
     }
-    keywords = set(inspect.signature(argosy.api.train).parameters) - {"study", "view", "progress", "directory"}
+    keywords = set(inspect.signature(argosy.api.train).parameters)
+    keywords -= {"study", "view", "progress", "directory", "trackers"}
     assert {f"--{keyword.replace('_', '-')}" for keyword in keywords} <= flags
-    assert {"--dir", "--json"} <= flags
+    assert {"--dir", "--json", "--track"} <= flags
 
 
 def run_script(folder: Path, text: str, *, stdin: bool = False) -> str:

@@ -92,7 +92,12 @@ def even_out(profiles: Sequence[Profile], members: Iterable[Member], measured: M
 
 def alike(member: Member, measured: Measured) -> str:
     """A digest that members have in common who may be one program, as far as is known before their trainers try them."""
-    factories = (member.loss, member.step, *(item for pair in sorted(member.metrics.items()) for item in pair))
+    factories = (
+        member.loss,
+        member.step,
+        member.validate,
+        *(item for pair in sorted(member.metrics.items()) for item in pair),
+    )
     sizes = (member.batch_size, member.eval_batch_size, member.accumulate, member.precision)
     words = (*map(spell, factories), measured.parameter_shapes, *sizes)
     return hashlib.sha256(repr(words).encode()).hexdigest()[:16]
@@ -100,8 +105,9 @@ def alike(member: Member, measured: Measured) -> str:
 
 def _work(member: Member, measured: Measured) -> tuple[object, ...]:
     """What decides the work of a member's steps, and its memory; learning rates do not."""
-    optimizer = member.optimizer.func if isinstance(member.optimizer, functools.partial) else member.optimizer
-    factories = (member.model, optimizer, member.loss, member.step, member.augment)
+    optimizer = member.optimizer or member.optimizers
+    optimizer = optimizer.func if isinstance(optimizer, functools.partial) else optimizer
+    factories = (member.model, optimizer, member.loss, member.step, member.augment, member.validate)
     sizes = (member.batch_size, member.eval_batch_size, member.accumulate, member.precision, measured.memory_bytes)
     return (*map(spell, factories), measured.parameter_shapes, *sizes)
 

@@ -80,7 +80,7 @@ class Faults:
 
     def _division(self, member: Member, now: int, message: OutOfMemory) -> int | None:
         """Into how many micro-batches to cut its batches next; None where there is no such number, or none is allowed."""
-        if self.driver.settings.numerics == "exact":
+        if self.driver.settings.numerics == "exact" or member.optimizers is not None:
             return None
         measured = self.driver.measuring.measured.get(member.name)
         batch_norm = message.batch_norm if measured is None else measured.batch_norm

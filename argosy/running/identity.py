@@ -14,7 +14,7 @@ from argosy.commands import Measured
 from argosy.errors import RunError
 from argosy.fold import MemberState
 from argosy.running.code_digest import Code, Reading
-from argosy.study import Member, Study
+from argosy.study import FACTORIES, Member, Study
 
 __all__ = ["Identity", "found_study", "spell", "summarize", "write_json"]
 
@@ -34,7 +34,6 @@ MEMBER_FIELDS = (
     "seed",
 )
 MEMBER_IDENTITY = (*MEMBER_FIELDS, "parameter_shapes", "subset", "val_subset")
-FUNCTIONS = ("model", "optimizer", "loss", "schedule", "augment", "step")
 NEWCOMERS = "newcomers.jsonl"
 """Members that came when ``study.json`` was written: a line for those that came together."""
 KEYS = {"seed", "objective", "mode", "validations_per_epoch", "lengths", "fingerprint", "members"}
@@ -151,7 +150,7 @@ class Identity:
         if here is None:
             yield ": there, and not here"
             return
-        fields = [*FUNCTIONS, *(key for key in {**there, **here} if key.startswith("metrics."))]
+        fields = [*FACTORIES, *(key for key in {**there, **here} if key.startswith("metrics."))]
         yield from (f", {change}" for change in _other_values(there, here, MEMBER_IDENTITY))
         yield from (f", {change}" for change in self._other_code(name, there, here, fields))
 
@@ -273,7 +272,7 @@ def _describe(member: Member, measured: Measured | None) -> dict[str, Any]:
 def _functions(member: Member) -> dict[str, Any]:
     """By field, metrics as ``metrics.<name>``; None where a field is left out."""
     metrics = {f"metrics.{name}": metric for name, metric in member.metrics.items()}
-    return {**{field: getattr(member, field) for field in FUNCTIONS}, **metrics}
+    return {**{field: getattr(member, field) for field in FACTORIES}, **metrics}
 
 
 def _other_values(there: Mapping[str, Any], here: Mapping[str, Any], keys: Iterable[str]) -> Iterator[str]:

@@ -10,7 +10,7 @@ from argosy.events import Packed, SectionEnded
 from argosy.fold import MemberState, RunState
 from argosy.profiles import Profile, largest_measured_group
 from argosy.running.costs import Link, Observed, alike, even_out, profile_of
-from argosy.study import Member, Study
+from argosy.study import FACTORIES, Member, Study
 
 __all__ = ["Measuring"]
 
@@ -248,7 +248,7 @@ class Measuring:
 
 def _work(member: Member) -> object:
     """What decides the work of a member's steps, as far as two members can be told to do the same."""
-    factories = (member.model, member.loss, member.step, member.augment, member.optimizer, member.schedule)
+    factories = [getattr(member, name) for name in FACTORIES]
     sizes = (member.batch_size, member.accumulate, member.precision, member.clip_grad_norm is None)
     # Metrics cost little; but who is measured tries them.
     return (*map(_alike, (*factories, *member.metrics.values())), *sizes)

@@ -1,17 +1,20 @@
 """What a run writes for people beside its journal, and the journal's first line."""
 
+import json
+import math
 import os
 import platform
 import socket
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy
 import torch
 
 import argosy
-from argosy.events import RunStarted
+from argosy.events import RunStarted, SectionEnded
 from argosy.fold import MemberState
 from argosy.settings import Settings
 
@@ -37,14 +40,14 @@ def run_started(settings: Settings, lengths: Mapping[str, int], validations_per_
 
 
 class Metrics:
-    """A file ``metrics.csv`` for each member, one row a section; written a few times a second at most."""
+    """For each member ``metrics.csv`` and ``metrics.jsonl``, one row a section; written a few times a second at most."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self._noted: dict[str, MemberState] = {}
         """Members with sections that are not in their files."""
         self._written: dict[str, int] = {}
-        """Rows of each member that are in its file, and that nobody has taken back."""
+        """Rows of each member that are in its files, and that nobody has taken back."""
 
     def note(self, state: MemberState) -> None:
         """A section has ended; what was written beyond it, before a fault, no longer holds."""
@@ -60,14 +63,26 @@ class Metrics:
             written = self._written.get(name, 0)
             if written > len(state.sections):
                 written = 0
-            lines = [] if written else [",".join(["epoch", *state.sections[0].metrics, "seconds"])]
-            for row in state.sections[written:]:
-                number = row.epoch if row.epochs == row.epoch + 1 else row.epochs
-                lines.append(",".join(map(str, (number, *row.metrics.values(), row.seconds))))
-            with (self.directory / "members" / name / "metrics.csv").open("a" if written else "w") as file:
-                file.write("".join(f"{line}\n" for line in lines))
+            rows = [_row(ended) for ended in state.sections[written:]]
+            folder, mode = self.directory / "members" / name, "a" if written else "w"
+            table: list[list[Any]] = [*([] if written else [[*rows[0]]]), *([*row.values()] for row in rows)]
+            lines = {"csv": [",".join(map(str, line)) for line in table], "jsonl": [_json(row) for row in rows]}
+            for kind, of_kind in lines.items():
+                with (folder / f"metrics.{kind}").open(mode) as file:
+                    file.write("".join(f"{line}\n" for line in of_kind))
             self._written[name] = len(state.sections)
         self._noted.clear()
+
+
+def _row(ended: SectionEnded) -> dict[str, float]:
+    """All figures of a section; an epoch that has several counts in parts."""
+    epoch = ended.epoch if ended.epochs == ended.epoch + 1 else ended.epochs
+    return {"epoch": epoch, **ended.metrics, "seconds": ended.seconds, "steps": ended.steps, "samples": ended.samples}
+
+
+def _json(row: Mapping[str, float]) -> str:
+    """JSON has no numbers that are none."""
+    return json.dumps({name: value if math.isfinite(value) else None for name, value in row.items()})
 
 
 def tree_cpu_seconds() -> float:

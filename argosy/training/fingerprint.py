@@ -85,6 +85,10 @@ def obstacle(live: LiveMember) -> str | None:
 
 def _obstacles(live: LiveMember) -> Iterator[str]:
     model, optimizer, schedule = live.model, live.optimizer, live.schedule
+    if live.member.optimizers is not None:
+        yield "its own step moves the weights"
+    if live.member.validate is not None or (live.member.step is not None and live.member.metrics):
+        yield "its own step says what is validated"
     for name, module in model.named_modules():
         if any(getattr(module, hooks) for hooks in HOOKS):
             yield f"layer {name!r} has hooks, which would see all members at once"

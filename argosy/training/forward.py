@@ -130,7 +130,8 @@ class Forward:
         """What `Solo` computes: the losses, none for the default one, and the output where it is wanted."""
         member = self._member
         if member.step is not None:
-            return (member.step(self._network, data),), ()
+            made = member.step(self._network, data)
+            return (made[0] if isinstance(made, tuple) else made,), ()
         inputs, target = pair_of(member, data)
         output = self._network(inputs)
         if member.loss is None:

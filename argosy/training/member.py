@@ -22,6 +22,7 @@ from argosy.study import Member
 from argosy.training.admission import check_network, check_optimizer, check_own, check_schedule, registering
 from argosy.training.checkpoint import plain
 from argosy.training.devices import Backend
+from argosy.training.own import own_optimizers
 from argosy.training.randomness import Randomness
 from argosy.training.tally import Tally, total_of
 from argosy.training.validation import Validation
@@ -53,7 +54,8 @@ class LiveMember:
     backend: Backend
     """Its device."""
     model: nn.Module
-    optimizer: torch.optim.Optimizer
+    optimizer: Any
+    """Of torch, or `OwnOptimizers`."""
     schedule: Any
     randomness: Randomness
     objective: str
@@ -277,13 +279,20 @@ def build(member: Member, backend: Backend, *, study_seed: int, objective: str, 
             model = member.model()
         check_network(member, model)
         model = model.to(backend.device)
-        optimizer = member.optimizer(model.parameters())
-        check_optimizer(member, model, optimizer)
-        schedule = None if member.schedule is None else member.schedule(optimizer)
-        check_schedule(member, optimizer, schedule)
+        optimizer, schedule = _optimizer(member, model) if member.optimizers is None else own_optimizers(member, model)
     with randomness.active(keep=True):
         check_own(member, model, registered, member.model)
     return LiveMember(member, backend, model, optimizer, schedule, randomness, objective, mode)
+
+
+def _optimizer(member: Member, model: nn.Module) -> tuple[Any, Any]:
+    """A member's optimizer, and its schedule."""
+    assert member.optimizer is not None
+    optimizer = member.optimizer(model.parameters())
+    check_optimizer(member, model, optimizer)
+    schedule = None if member.schedule is None else member.schedule(optimizer)
+    check_schedule(member, optimizer, schedule)
+    return optimizer, schedule
 
 
 def _carried_state(carried: Carried) -> dict[str, Any]:

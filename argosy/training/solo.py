@@ -184,11 +184,20 @@ class Solo:
 
     def _backward(self, data: Any, rows: int, batch_rows: int) -> torch.Tensor:
         """Gradients of a micro-batch, weighted by its share of the batch; returns its losses, one per sample."""
-        with self._autocast():
-            losses = self._losses_of(data)[0]
-        torch.autograd.backward(losses, self._weights_of(losses, rows / batch_rows))
+        if self.live.member.optimizers is None:
+            with self._autocast():
+                losses = self._losses_of(data)[0]
+            torch.autograd.backward(losses, self._weights_of(losses, rows / batch_rows))
+        else:
+            losses = self._moved(data)
         losses = losses.detach()
         return per_sample(losses, rows) if losses.dim() else losses.expand(rows)
+
+    def _moved(self, data: Any) -> torch.Tensor:
+        """Losses of a batch along which the member's own step has moved the weights."""
+        live = self.live
+        assert live.member.step is not None
+        return self._of_step(live.member.step(live.model, data, live.optimizer.by_name))[0]
 
     def _weights_of(self, losses: torch.Tensor, share: float) -> torch.Tensor | None:
         """The gradient of the mean loss times its share of the batch, to the bit as torch's own `mean` would give it.
@@ -207,13 +216,25 @@ class Solo:
 
     def _validate(self, batch: Batch) -> None:
         with self._autocast():
-            losses, output, target = self._losses_of(batch.data)
+            losses, output, target = self._validated(batch.data)
             self.live.val.add(batch.rows, batch.digest, losses, output, target)
+
+    def _validated(self, data: Any) -> tuple[torch.Tensor, Any, Any]:
+        member = self.live.member
+        found = (
+            self._losses_of(data) if member.validate is None else self._of_step(member.validate(self.live.model, data))
+        )
+        if member.metrics and member.step is not None and found[1] is None:
+            raise StudyError(
+                f"member {member.name!r}: its {'step' if member.validate is None else 'validate'} gave a loss alone, and its "
+                "metrics need more: return (loss, outputs, targets), or leave out metrics."
+            )
+        return found
 
     def _losses_of(self, data: Any) -> tuple[torch.Tensor, Any, Any]:
         member = self.live.member
         if member.step is not None:
-            return self._loss(member.step(self.live.model, data)), None, None
+            return self._of_step(member.step(self.live.model, data))
         inputs, target = pair_of(member, data)
         output = self.live.model(inputs)
         if self._labels:
@@ -223,6 +244,11 @@ class Solo:
         except IndexError:
             check_labels(member, output, target)
             raise
+
+    def _of_step(self, made: Any) -> tuple[torch.Tensor, Any, Any]:
+        """Losses, outputs and targets; the latter are None where an own step gave losses alone."""
+        losses, output, target = made if isinstance(made, tuple) and len(made) == 3 else (made, None, None)
+        return self._loss(losses), output, target
 
     def _foresee(self, block: Block, cutter: Cutter) -> None:
         """Note the labels of a block on an accelerator, which would be of no more use after one without an output."""

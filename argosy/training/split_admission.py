@@ -29,6 +29,8 @@ DOUBLE, SINGLE = 1e-9, 1e-3
 
 def why_whole(live: LiveMember, data: Any, rows: int) -> str:
     """Why this member stays on one device; empty where it may be split. The batch is the trial's own; the member stays as it is."""
+    if live.member.optimizers is not None:
+        return "its own step moves the weights, each share by its own gradients"
     if isinstance(live.schedule, ReduceLROnPlateau):
         return "its schedule watches a metric, which its first device alone would know"
     if any(isinstance(module, _BatchNorm) for module in live.model.modules()):

@@ -88,7 +88,7 @@ CASES = {
     "a member's name cannot be a folder's": lambda: studies.member("a/b"),
     "a batch size of 0": lambda: studies.member("mlp", batch_size=0),
     "a network instead of a factory": lambda: studies.member("mlp", model=studies.Mlp().state_dict()),
-    "a member with a step of its own and metrics": lambda: studies.member("mlp", step=plain_step),
+    "a member with a step of its own and a loss": lambda: studies.member("mlp", step=plain_step, loss=nn.MSELoss()),
     "a member's name longer than a file's": lambda: studies.member("mlp" * 100),
     "a seed too large": lambda: studies.member("mlp", seed=2**63),
     "clip_grad_norm below 0": lambda: studies.member("mlp", clip_grad_norm=-1.0),

@@ -21,6 +21,7 @@ from messages import (
     of_plans,
     of_runs,
     of_searches,
+    of_steps,
     of_streams,
     of_studies,
     of_training,
@@ -42,6 +43,7 @@ CASES: Mapping[str, Case] = {
     **of_runs.CASES,
     **of_searches.CASES,
     **of_ensembles.CASES,
+    **of_steps.CASES,
 }
 """By what leads there, in the words of the person whom it befalls."""
 

@@ -1,5 +1,6 @@
 """Files that a run writes for people say what the journal says."""
 
+import json
 from pathlib import Path
 
 from test_costs import ENDED
@@ -20,4 +21,11 @@ def test_sections_that_a_fault_takes_back_before_they_are_written_are_written_wh
     state.end_section(ENDED)
     metrics.note(state)
     metrics.write()
-    assert (tmp_path / "members" / "mlp" / "metrics.csv").read_text() == "epoch,seconds\n0,2.0\n"
+    folder = tmp_path / "members" / "mlp"
+    assert (folder / "metrics.csv").read_text() == "epoch,seconds,steps,samples\n0,2.0,0,100\n"
+    assert json.loads((folder / "metrics.jsonl").read_text()) == {
+        "epoch": 0,
+        "seconds": 2.0,
+        "steps": 0,
+        "samples": 100,
+    }

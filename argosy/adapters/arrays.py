@@ -1,0 +1,103 @@
+"""Fit and predict, as scikit-learn and skorch have them: arrays in, a network that answers with classes out."""
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from argosy.api import train
+from argosy.errors import StudyError
+from argosy.report import Report
+from argosy.requirements import check_arrays
+from argosy.stopping import MaxEpochs, Stop
+from argosy.study import Data, Member, Study
+
+__all__ = ["Fitted", "fit"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fitted:
+    """What came of `argosy.fit`."""
+
+    report: Report
+    network: nn.Module = field(repr=False)
+    """The best member's, with its best weights."""
+    classes: npt.NDArray[Any] | None = field(repr=False)
+    """By the numbers of the network's outputs; None where targets are numbers."""
+
+    def predict(self, X: Any) -> npt.NDArray[Any]:
+        """A class for each sample ``[N]``; where targets are numbers, the network's outputs."""
+        outputs = self._outputs(X)
+        return outputs.numpy() if self.classes is None else self.classes[outputs.argmax(dim=1).numpy()]
+
+    def predict_proba(self, X: Any) -> npt.NDArray[Any]:
+        """Probabilities ``[N, classes]``, in the order of `classes`."""
+        if self.classes is None:
+            raise StudyError("predict_proba needs classes, and these targets are numbers (floats); use predict.")
+        return self._outputs(X).softmax(dim=1).numpy()
+
+    def _outputs(self, X: Any) -> Tensor:
+        found: Tensor = self.report.predict((_tensor(X),), self.network)
+        return found
+
+
+def fit(
+    X: Any,
+    y: Any,
+    members: Sequence[Member] | Member,
+    *,
+    stop: Stop | None = None,
+    validation: float = 0.2,
+    seed: int = 0,
+    directory: str | Path | None = None,
+    **settings: Any,
+) -> Fitted:
+    """Train members on arrays, and predict with the best of them.
+
+    Targets that are no floats are classes, of any kind; floats are what networks are to return. A share of the samples, drawn by
+    the seed, is held out for `validation`. Without a directory nothing of the run is kept but what is returned. `settings` are those
+    of `argosy.train`, whose errors this raises.
+    """
+    target = np.asarray(y)
+    check_arrays("argosy.fit: (X, y)", (X, target) if target.dtype.kind not in "OSU" else (X, np.zeros(len(target))))
+    classes, numbers = (None, target) if target.dtype.kind == "f" else np.unique(target, return_inverse=True)
+    arrays = (_tensor(X), _tensor(numbers))
+    held_out = _held_out(len(target), validation, seed)
+    study = Study(
+        data=Data(arrays=_rows(arrays, ~held_out), val_arrays=_rows(arrays, held_out) if held_out.any() else None),
+        members=[members] if isinstance(members, Member) else members,
+        stop=stop or MaxEpochs(10),
+        seed=seed,
+    )
+    if directory is not None:
+        return _fitted(train(study, directory=directory, **settings), classes)
+    with tempfile.TemporaryDirectory(prefix="argosy-fit-") as folder:
+        return _fitted(train(study, directory=folder, **settings), classes)
+
+
+def _fitted(report: Report, classes: npt.NDArray[Any] | None) -> Fitted:
+    return Fitted(report=report, network=report.best().load(), classes=classes)
+
+
+def _held_out(samples: int, share: float, seed: int) -> npt.NDArray[np.bool_]:
+    if not 0 <= share < 1:
+        raise StudyError(f"argosy.fit: validation is {share}; it must be a share of the samples, from 0 to below 1.")
+    found = np.zeros(samples, np.bool_)
+    found[np.random.RandomState(seed & 0xFFFFFFFF).permutation(samples)[: round(share * samples)]] = True
+    return found
+
+
+def _rows(arrays: tuple[Tensor, Tensor], chosen: npt.NDArray[np.bool_]) -> tuple[Tensor, ...]:
+    return tuple(array[torch.from_numpy(chosen)] for array in arrays)
+
+
+def _tensor(values: Any) -> Tensor:
+    """Numbers as networks have them: float32 for floats, int64 for others."""
+    found = torch.as_tensor(np.asarray(values))
+    return found.float() if found.is_floating_point() else found.long()

@@ -1,0 +1,45 @@
+"""Networks of Hugging Face as members: samples are dicts of tensors, which the network takes by their names, ``labels`` among them."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from argosy.errors import StudyError
+from argosy.study import Member
+
+__all__ = ["from_huggingface"]
+
+
+def from_huggingface(
+    name: str,
+    model: Callable[[], Any],
+    *,
+    optimizer: Callable[[Any], Any],
+    batch_size: int,
+    metrics: Mapping[str, Any] | None = None,
+    **fields: Any,
+) -> Member:
+    """A member that steps along the loss that the network computes itself; metrics are given its logits, and the labels.
+
+    A loss that is a mean over other things than samples, as over tokens that are not masked, is averaged over batches by their
+    samples. `fields` are those of `argosy.Member`.
+    """
+    return Member(
+        name,
+        model=model,
+        optimizer=optimizer,
+        batch_size=batch_size,
+        step=_step,
+        metrics=metrics or {},
+        **fields,
+    )
+
+
+def _step(model: Any, batch: Any) -> tuple[Any, Any, Any]:
+    if not isinstance(batch, Mapping) or "labels" not in batch:
+        found = f"dicts of {', '.join(map(str, batch))}" if isinstance(batch, Mapping) else type(batch).__name__
+        raise StudyError(
+            f"a network of Hugging Face needs batches that are dicts with labels; these are {found}. Let the dataset return "
+            "dicts, as {'input_ids': …, 'attention_mask': …, 'labels': …}."
+        )
+    made = model(**batch)
+    return made.loss, made.logits, batch["labels"]

@@ -1,0 +1,42 @@
+"""A LightningModule as a member: its own training_step, validation_step and configure_optimizers, on Argosy's stream."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from argosy.errors import StudyError
+from argosy.study import Member
+
+__all__ = ["from_lightning"]
+
+
+def from_lightning(
+    name: str, module: Callable[[], Any], *, batch_size: int, metrics: Sequence[str] = (), **fields: Any
+) -> Member:
+    """A member that trains a LightningModule as Lightning's Trainer would; needs the extra ``lightning``.
+
+    `module` builds it: the class, or a partial of it. `metrics` are those of the values logged by validation_step that are to be
+    reported, as ``["val_acc"]``; ``val_loss`` is there: the one that is logged, else what validation_step returns. `fields` are
+    further ones of `argosy.Member`. Raises StudyError for hooks that would not be called.
+    """
+    try:
+        from argosy.adapters import loop  # imports lightning
+    except ModuleNotFoundError as error:
+        raise StudyError(
+            "argosy.from_lightning needs lightning and torchmetrics; install them with pip install 'argosy[lightning]'."
+        ) from error
+
+    kind = module.func if isinstance(module, partial) else module
+    if isinstance(kind, type):
+        loop.check_hooks(kind)
+    return Member(
+        name,
+        model=module,
+        batch_size=batch_size,
+        optimizers=loop.configured,
+        schedule=loop.schedules,
+        step=loop.step,
+        validate=loop.validate,
+        metrics={metric.removeprefix("val_"): partial(loop.Logged, metric) for metric in metrics},
+        **fields,
+    )

@@ -1,0 +1,307 @@
+"""What a LightningModule finds in place of its trainer, and how that calls it: as Lightning's own loops do, in their order.
+
+The member's network is the module itself, so its best weights are the module's. Hooks that nobody would call are refused.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import lightning.pytorch as lightning
+import torch
+from lightning.pytorch.core.optimizer import (
+    LightningOptimizer,
+    _configure_optimizers,
+    _configure_schedulers_automatic_opt,
+    _configure_schedulers_manual_opt,
+)
+from lightning.pytorch.plugins.precision import Precision
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torchmetrics import Metric
+
+from argosy.errors import StudyError
+from argosy.stream.trees import flatten
+
+__all__ = ["Logged", "check_hooks", "configured", "schedules", "step", "validate"]
+
+CALLED = {
+    "on_train_epoch_start",
+    "on_train_epoch_end",
+    "on_validation_epoch_start",
+    "on_validation_epoch_end",
+}
+"""Hooks that are called here."""
+OTHERS = (
+    "backward",
+    "configure_callbacks",
+    "configure_gradient_clipping",
+    "configure_model",
+    "optimizer_step",
+    "optimizer_zero_grad",
+    "setup",
+    "transfer_batch_to_device",
+)
+"""What decides how a module trains beside ``on_…``, and is not called here."""
+
+
+class Loop:
+    """What a module finds in place of its trainer, and what is saved of it beside weights and optimizers."""
+
+    def __init__(self, module: Any, optimizers: list[Optimizer], schedulers: list[Any]) -> None:
+        self.module = self.lightning_module = module
+        self.optimizers = optimizers
+        self.lr_scheduler_configs = schedulers
+        self.current_epoch = self.global_step = self.batch_idx = 0
+        self.strategy = self
+        self.precision_plugin = Precision()
+        self.gradient_clip_val = self.gradient_clip_algorithm = None
+        self.logger = None
+        self.loggers: list[Any] = []
+        self.is_global_zero, self.world_size, self.global_rank, self.local_rank = True, 1, 0, 0
+        self.progress_bar_callback = None
+        self.validating = self.sanity_checking = False
+        self.loss: torch.Tensor | None = None
+        """Of the batch at hand."""
+        self._logged: dict[str, Any] = {}
+        """Of the validation at hand: metrics, or (sum, samples)."""
+        self._rows = 1
+        """Samples that a logged value is of."""
+
+    # ---- what modules ask of their trainer
+
+    @property
+    def training(self) -> bool:
+        """Whether it trains."""
+        return not self.validating
+
+    @property
+    def _lightning_optimizers(self) -> list[Any]:
+        return [LightningOptimizer._to_lightning_optimizer(optimizer, self) for optimizer in self.optimizers]
+
+    def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], **rest: Any) -> Any:
+        """A step of one of them."""
+        found = optimizer.step(closure, **rest)
+        self.global_step += 1
+        return found
+
+    def backward(self, loss: Any, optimizer: Any, *args: Any, **rest: Any) -> None:
+        """Of a loss, by ``manual_backward``."""
+        loss.backward(*args, **rest)
+
+    def log(
+        self, name: str, value: Any, *_: Any, batch_size: int | None = None, reduce_fx: Any = "mean", **__: Any
+    ) -> None:
+        """Instead of the module's own; what is logged in training is nowhere reported."""
+        if not self.validating:
+            return
+        if isinstance(value, Metric):
+            self._logged[name] = value
+            return
+        if reduce_fx not in ("mean", torch.mean):
+            raise StudyError(
+                f"its validation_step logs {name!r} with reduce_fx={reduce_fx!r}; values are averaged here. Log a torchmetrics "
+                "object, or leave it out."
+            )
+        rows, value = batch_size or self._rows, torch.as_tensor(value).detach().double()
+        total, count = self._logged.get(name, (0.0, 0))
+        self._logged[name] = total + value * rows, count + rows
+
+    # ---- a module's steps
+
+    def attach(self, batch: Any) -> None:
+        """Be the module's trainer for this batch."""
+        self.module._trainer = self
+        leaves = flatten(batch)[0]
+        self._rows, self.loss = len(leaves[0]), None
+
+    def train(self, batch: Any) -> torch.Tensor:
+        """One step on a batch, by the module's own hand or for it; its loss."""
+        self.attach(batch)
+        self.end_validation()
+        if self.batch_idx == 0:
+            self.module.on_train_epoch_start()
+        if self.module.automatic_optimization:
+            (optimizer,) = self.optimizers
+            self.optimizer_step(optimizer, partial(self._closure, batch, optimizer))
+            self._move("step", self.batch_idx)
+        else:
+            self._trained(batch)
+        self.batch_idx += 1
+        assert self.loss is not None
+        return self.loss
+
+    def validate(self, batch: Any) -> torch.Tensor:
+        """Show a batch; the loss that is logged, else the one that is returned."""
+        self.attach(batch)
+        if not self.validating:
+            self.validating, self.val_batch_idx, self._logged = True, 0, {}
+            for metric in (part for part in self.module.modules() if isinstance(part, Metric)):
+                metric.reset()
+            self.module.on_validation_epoch_start()
+        before = self._logged.get("val_loss")
+        made = _called(self.module.validation_step, batch, self.val_batch_idx)
+        self.val_batch_idx += 1
+        found = self._logged.get("val_loss")
+        if isinstance(found, tuple):
+            total, count = before or (0.0, 0)
+            mean: torch.Tensor = (found[0] - total) / (found[1] - count)
+            return mean
+        return _loss(made, "validation_step neither logs 'val_loss' nor returns a loss")
+
+    def _trained(self, batch: Any) -> torch.Tensor:
+        made = _called(self.module.training_step, batch, self.batch_idx)
+        loss = _loss(made, "training_step returns no loss")
+        self.loss = loss.detach()
+        return loss
+
+    def _closure(self, batch: Any, optimizer: Optimizer) -> torch.Tensor:
+        with torch.enable_grad():
+            loss = self._trained(batch)
+            optimizer.zero_grad()
+            torch.autograd.backward(loss)
+        return loss
+
+    # ---- ends
+
+    def end_validation(self) -> None:
+        """All batches have been shown."""
+        if self.validating:
+            self._rows = 1
+            self.module.on_validation_epoch_end()
+            self.validating = False
+
+    def value(self, name: str) -> Any:
+        """What the last validation has logged under that name."""
+        self.end_validation()
+        if name not in self._logged:
+            raise StudyError(
+                f"its validation_step does not log {name!r}; it logs {', '.join(self._logged) or 'nothing'}. Choose "
+                "from these in from_lightning(metrics=…)."
+            )
+        found = self._logged[name]
+        return found.compute() if isinstance(found, Metric) else found[0] / found[1]
+
+    def step(self) -> None:
+        """An epoch has ended; see `argosy.training.own.OwnSchedules`."""
+        self.end_validation()
+        self.module._trainer = self
+        self.module.on_train_epoch_end()
+        self._move("epoch", self.current_epoch)
+        self.current_epoch, self.batch_idx = self.current_epoch + 1, 0
+
+    def _move(self, interval: str, number: int) -> None:
+        """Learning rates that are due behind this batch, or this epoch."""
+        for config in self.lr_scheduler_configs if self.module.automatic_optimization else ():
+            if config.interval != interval or (number + 1) % config.frequency:
+                continue
+            if config.reduce_on_plateau and not self._logged:
+                continue  # nothing was validated, as where a member is only tried
+            self.module.lr_scheduler_step(
+                config.scheduler, self.value(config.monitor) if config.reduce_on_plateau else None
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        schedulers = [config.scheduler.state_dict() for config in self.lr_scheduler_configs]
+        places = {name: getattr(self, name) for name in ("current_epoch", "global_step", "batch_idx")}
+        return {**places, "schedulers": schedulers}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """From a checkpoint."""
+        for name in ("current_epoch", "global_step", "batch_idx"):
+            setattr(self, name, state[name])
+        for config, saved in zip(self.lr_scheduler_configs, state["schedulers"], strict=True):
+            config.scheduler.load_state_dict(saved)
+
+
+class Logged:
+    """A metric of the whole set that the module keeps itself."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._loop: Loop | None = None
+
+    def update(self, loop: Loop, _: Any) -> None:
+        """A batch was shown."""
+        self._loop = loop
+
+    def compute(self) -> Any:
+        """Its value over all batches."""
+        assert self._loop is not None
+        return self._loop.value(self._name)
+
+
+class Configured(dict[str, Optimizer]):
+    """What a module's configure_optimizers has made."""
+
+    loop: Loop
+
+
+def configured(module: Any) -> Configured:
+    """Optimizers by number; from here on the module has its loop."""
+    if not isinstance(module, lightning.LightningModule):
+        raise StudyError(
+            f"argosy.from_lightning was given a factory of {type(module).__name__}; give it one of a LightningModule."
+        )
+    check_hooks(type(module))
+    optimizers, schedulers, monitor = _configure_optimizers(module.configure_optimizers())
+    if module.automatic_optimization:
+        configs = _configure_schedulers_automatic_opt(schedulers, monitor)
+    else:
+        configs = _configure_schedulers_manual_opt(schedulers)
+    if module.automatic_optimization and len(optimizers) != 1:
+        raise StudyError(
+            f"{type(module).__name__}.configure_optimizers returned {len(optimizers)} optimizers; Lightning steps one by "
+            "itself. Set automatic_optimization = False and step them in training_step."
+        )
+    for config in configs:
+        if config.interval == "step" and isinstance(config.scheduler, ReduceLROnPlateau):
+            raise StudyError(
+                f"{type(module).__name__}: its ReduceLROnPlateau has the interval 'step', and metrics are there at "
+                "an epoch's end. Leave out the interval."
+            )
+    loop = module._argosy_loop = Loop(module, optimizers, configs)
+    module.log = loop.log
+    made = Configured({str(number): optimizer for number, optimizer in enumerate(optimizers)})
+    made.loop = loop
+    return made
+
+
+def schedules(optimizers: Configured) -> dict[str, Loop]:
+    """All that decides learning rates, as one."""
+    return {"loop": optimizers.loop}
+
+
+def step(module: Any, batch: Any, optimizers: Configured) -> torch.Tensor:
+    """See `Loop.train`."""
+    return optimizers.loop.train(batch)
+
+
+def validate(module: Any, batch: Any) -> tuple[torch.Tensor, Loop, None]:
+    """See `Loop.validate`; metrics ask the loop for what was logged."""
+    loop: Loop = module._argosy_loop
+    return loop.validate(batch), loop, None
+
+
+def _called(function: Any, batch: Any, number: int) -> Any:
+    return function(batch, number) if is_param_in_hook_signature(function, "batch_idx", min_args=2) else function(batch)
+
+
+def _loss(made: Any, words: str) -> torch.Tensor:
+    loss = made.get("loss") if isinstance(made, Mapping) else made
+    if not isinstance(loss, torch.Tensor):
+        raise StudyError(f"its {words}; return a tensor, or a dict with one under 'loss'.")
+    return loss
+
+
+def check_hooks(kind: type) -> None:
+    """Raise StudyError for a module with hooks that nobody would call."""
+    usual = [hook for hook in dir(lightning.LightningModule) if hook.startswith("on_") or hook in OTHERS]
+    own = [hook for hook in usual if getattr(kind, hook, None) is not getattr(lightning.LightningModule, hook)]
+    if uncalled := [hook for hook in own if hook not in CALLED and "_test_" not in hook and "_predict_" not in hook]:
+        raise StudyError(
+            f"LightningModule {kind.__name__} has {', '.join(uncalled)}, which nobody calls here; called are "
+            f"{', '.join(sorted(CALLED))}. Move what they do into the steps, or the constructor."
+        )

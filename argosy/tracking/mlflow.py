@@ -1,0 +1,62 @@
+"""MLflow: an experiment for the study and a run for each member; look with ``mlflow ui --backend-store-uri runs/x/mlruns``."""
+
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+__all__ = ["MLflow"]
+
+STATUSES = {"failed": "FAILED", "diverged": "FAILED", "stopped": "KILLED", "paused": "SCHEDULED"}
+"""By a member's; FINISHED otherwise."""
+
+
+class MLflow:
+    """See `argosy.tracking.Tracker`."""
+
+    def __init__(self, uri: str | None = None) -> None:
+        self._uri = uri
+        """By default MLFLOW_TRACKING_URI, else the folder ``mlruns`` of the run."""
+        self._client: Any = None
+        self._experiment = ""
+        self._directory = ""
+        self._runs: dict[str, str] = {}
+
+    def open(self, directory: Path, group: str) -> None:
+        """See `Tracker.open`."""
+        # Without it MLflow keeps runs in no folder, but wants a database.
+        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+        from mlflow import MlflowClient
+
+        uri = self._uri or os.environ.get("MLFLOW_TRACKING_URI") or (directory / "mlruns").as_uri()
+        self._client, self._directory = MlflowClient(tracking_uri=uri), str(directory)
+        known = self._client.get_experiment_by_name(group)
+        self._experiment = known.experiment_id if known else self._client.create_experiment(group)
+
+    def begin(self, member: str, hyperparameters: Mapping[str, Any]) -> None:
+        """See `Tracker.begin`."""
+        # A run is known by both: another run directory may have members of these names.
+        own = {"argosy.member": member, "argosy.directory": self._directory}
+        wanted = " and ".join(f"tags.`{key}` = '{value}'" for key, value in own.items())
+        earlier = self._client.search_runs([self._experiment], wanted, max_results=1)
+        if earlier:
+            self._runs[member] = earlier[0].info.run_id
+            self._client.update_run(self._runs[member], status="RUNNING")
+            return
+        run = self._client.create_run(self._experiment, tags=own, run_name=member)
+        self._runs[member] = run.info.run_id
+        for name, value in hyperparameters.items():
+            self._client.log_param(self._runs[member], name, value)
+
+    def log(self, member: str, step: int, figures: Mapping[str, float]) -> None:
+        """See `Tracker.log`."""
+        from mlflow.entities import Metric
+
+        now = int(time.time() * 1000)
+        metrics = [Metric(name, value, now, step) for name, value in figures.items()]
+        self._client.log_batch(self._runs[member], metrics=metrics)
+
+    def end(self, member: str, status: str) -> None:
+        """See `Tracker.end`."""
+        self._client.set_terminated(self._runs.pop(member), STATUSES.get(status, "FINISHED"))

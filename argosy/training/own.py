@@ -1,0 +1,108 @@
+"""What a member moves its weights with whose step does that itself: several optimizers, and schedules, that are saved as one."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from argosy.errors import StudyError
+from argosy.study import Member
+
+__all__ = ["OwnOptimizers", "OwnSchedules", "own_optimizers"]
+
+
+@dataclass(frozen=True, slots=True)
+class OwnOptimizers:
+    """In the place of an optimizer."""
+
+    by_name: Mapping[str, Optimizer]
+    """As the member's step is given them."""
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """Of all."""
+        return [group for optimizer in self.by_name.values() for group in optimizer.param_groups]
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Of all."""
+        for optimizer in self.by_name.values():
+            optimizer.zero_grad(set_to_none)
+
+    def step(self) -> None:
+        """Nothing: the member's own step has moved the weights."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Of all, by name."""
+        return {"state": {name: optimizer.state_dict() for name, optimizer in self.by_name.items()}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """From that."""
+        for name, optimizer in self.by_name.items():
+            optimizer.load_state_dict(state["state"][name])
+
+
+@dataclass(frozen=True, slots=True)
+class OwnSchedules:
+    """In the place of a schedule."""
+
+    by_name: Mapping[str, Any]
+
+    def step(self) -> None:
+        """Move all learning rates on."""
+        for schedule in self.by_name.values():
+            schedule.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Of all, by name."""
+        return {name: schedule.state_dict() for name, schedule in self.by_name.items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """From that."""
+        for name, schedule in self.by_name.items():
+            schedule.load_state_dict(state[name])
+
+
+def own_optimizers(member: Member, model: nn.Module) -> tuple[OwnOptimizers, OwnSchedules | None]:
+    """Those of a member with `optimizers`, built for its network. Raises StudyError."""
+    assert member.optimizers is not None
+    made = member.optimizers(model)
+    if not isinstance(made, Mapping) or not made or not all(isinstance(one, Optimizer) for one in made.values()):
+        held = sorted({type(one).__name__ for one in made.values()}) if isinstance(made, Mapping) else []
+        found = f"a dict of {', '.join(held) or 'nothing'}" if isinstance(made, Mapping) else type(made).__name__
+        raise StudyError(
+            f"member {member.name!r}: its optimizers factory returned {found}; it must return a dict of torch.optim optimizers by "
+            "name, as {'generator': Adam(model.generator.parameters())}."
+        )
+    _check_own(member, model, made)
+    return OwnOptimizers(made), None if member.schedule is None else _schedules(member, made)
+
+
+def _check_own(member: Member, model: nn.Module, optimizers: Mapping[str, Optimizer]) -> None:
+    own = set(map(id, model.parameters()))
+    for name, optimizer in optimizers.items():
+        foreign = sum(id(parameter) not in own for group in optimizer.param_groups for parameter in group["params"])
+        if foreign:
+            raise StudyError(
+                f"member {member.name!r}: its optimizer {name!r} holds {foreign} parameters that are not its network's. Make it "
+                "of parameters of the network that the factory is given."
+            )
+
+
+def _schedules(member: Member, optimizers: Mapping[str, Optimizer]) -> OwnSchedules:
+    assert member.schedule is not None
+    made = member.schedule(optimizers)
+    if not isinstance(made, Mapping):
+        raise StudyError(
+            f"member {member.name!r}: its schedule factory returned {type(made).__name__}; with optimizers= it must return a "
+            "dict of schedulers by name, as {'generator': StepLR(optimizers['generator'], 10)}."
+        )
+    for name, schedule in made.items():
+        if isinstance(schedule, ReduceLROnPlateau):
+            raise StudyError(
+                f"member {member.name!r}: its schedule {name!r} is ReduceLROnPlateau, which of several optimizers nobody tells "
+                "the objective. Use a schedule that needs none."
+            )
+    return OwnSchedules(made)

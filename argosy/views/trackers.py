@@ -1,0 +1,179 @@
+"""What trackers are told of a run. Contract: each has a thread of its own, which alone calls it, and a queue.
+
+The driver puts calls into queues and waits for nobody. A tracker that has raised, or that has as many calls before it as there is
+room for, is told nothing more. At the end of a run all trackers together have a moment to take what is left, a small share of the
+run; a thread that is still at work then is left behind, and does not keep the process. How far a tracker was told of each member
+is in a file, and whoever goes on with the run, or runs its command again, begins with what is missing.
+"""
+
+import contextlib
+import queue
+import re
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from argosy.events import MemberEnded, MemberStarted, SectionEnded
+from argosy.fold import MemberState, RunState
+from argosy.plans import Plan
+from argosy.running.launcher import Job
+from argosy.running.phase import Phase
+from argosy.running.view import View
+from argosy.study import Study
+from argosy.tracking import Tracker
+
+__all__ = ["Feed", "Tracked"]
+
+ROOM = 10_000
+"""Calls that wait for a tracker at most, beside those that an earlier driver has left."""
+PATIENCE, LEAST_PATIENCE = 0.02, 1.0
+"""How long trackers have at the end of a run: a share of it, and seconds that they have in any case."""
+OVER = ("done", "failed", "diverged", "stopped")
+Call = tuple[str, tuple[Any, ...]]
+"""A method of `Tracker`, and its arguments."""
+
+
+class Feed:
+    """One tracker, and what it is still to be told."""
+
+    def __init__(self, name: str, tracker: Tracker, folder: Path) -> None:
+        self.name = name
+        self._tracker = tracker
+        self._log = folder / f"tracker-{name}.log"
+        """What it has raised."""
+        self._told = folder / f"tracker-{name}.told"
+        """A line for each section: the member, and its epochs by then."""
+        self._calls: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name=f"tracker {name}", daemon=True)
+        self._full = False
+        self._error = ""
+
+    def start(self, job: Job, state: RunState) -> None:
+        """Begin to tell, with what it has missed of a run so far."""
+        self._calls.put(("open", (job.directory, job.directory.name)))
+        told = self._told_before()
+        for member in state.members.values():
+            missed = [row for row in member.sections if row.epochs > told.get(member.name, 0.0)]
+            for call in _again(member, missed, job.study) if missed else ():
+                self._calls.put(call)
+        self._thread.start()
+
+    def tell(self, method: str, *arguments: Any) -> None:
+        """Let it be called, as soon as it has taken what came before."""
+        self._full = self._full or self._calls.qsize() >= ROOM
+        if not self._full:
+            self._calls.put((method, arguments))
+
+    def end(self, seconds: float) -> str:
+        """Wait so long for it at most; says why it has missed something, where it has."""
+        self._calls.put(None)
+        self._thread.join(seconds)
+        if self._error:
+            return f"tracker {self.name} failed: {self._error} (see {self._log})"
+        return f"tracker {self.name} is too slow" if self._full or self._thread.is_alive() else ""
+
+    def _work(self) -> None:
+        while (call := self._calls.get()) is not None:
+            if self._error:
+                continue
+            method, arguments = call
+            try:
+                getattr(self._tracker, method)(*arguments)
+                if method == "log":
+                    self._note(arguments[0], arguments[2]["epochs"])
+            except (Exception, SystemExit) as error:  # boundary: libraries, and people's code
+                self._error = f"{type(error).__name__}: {error}".splitlines()[0]
+                with contextlib.suppress(OSError):
+                    self._log.write_text(traceback.format_exc())
+
+    def _note(self, member: str, epochs: float) -> None:
+        with self._told.open("a") as file:
+            file.write(f"{member} {epochs!r}\n")
+
+    def _told_before(self) -> dict[str, float]:
+        self._told.parent.mkdir(exist_ok=True)
+        text = self._told.read_text() if self._told.exists() else ""
+        return {member: float(epochs) for member, epochs in re.findall(r"(?m)^(\S+) (\d+\.\d+)$", text)}
+
+
+class Tracked:
+    """A view beside which trackers are told what members reach."""
+
+    def __init__(self, view: View, trackers: Mapping[str, Tracker], folder: Path) -> None:
+        self._view = view
+        self._feeds = [Feed(name, tracker, folder) for name, tracker in trackers.items()]
+        self._asked: Study | None = None
+        self._begun: set[str] = set()
+        """Members that trackers know, and that have not ended."""
+        self._since = time.monotonic()
+
+    def begin(self, job: Job, state: RunState) -> None:
+        """See `View.begin`."""
+        self._asked, self._since = job.study, time.monotonic()
+        for feed in self._feeds:
+            feed.start(job, state)
+        self._view.begin(job, state)
+
+    def study(self, study: Study) -> None:
+        """See `View.study`."""
+        self._asked = study
+        self._view.study(study)
+
+    def expect(self, epochs: Callable[[], float]) -> None:
+        """See `View.expect`."""
+        self._view.expect(epochs)
+
+    def plan(self, plan: Plan) -> None:
+        """See `View.plan`."""
+        self._view.plan(plan)
+
+    def hear(self, worker: str, message: Any) -> None:
+        """See `View.hear`."""
+        if isinstance(message, MemberStarted) and message.member not in self._begun:
+            assert self._asked is not None
+            self._begun.add(message.member)
+            self._tell("begin", message.member, self._asked.member(message.member).hyperparameters)
+        elif isinstance(message, SectionEnded):
+            self._tell("log", *_figures(message))
+        elif isinstance(message, MemberEnded) and message.member in self._begun:
+            self._begun.discard(message.member)
+            self._tell("end", message.member, message.status)
+        self._view.hear(worker, message)
+
+    def tick(self, phase: Phase) -> None:
+        """See `View.tick`."""
+        self._view.tick(phase)
+
+    def end(self) -> None:
+        """See `View.end`."""
+        self._view.end()
+        if self._asked is None:
+            return  # the run has not begun
+        for member in sorted(self._begun):
+            self._tell("end", member, "paused")
+        took = time.monotonic() - self._since
+        deadline = time.monotonic() + max(PATIENCE * took, LEAST_PATIENCE)
+        for feed in self._feeds:
+            if missed := feed.end(max(deadline - time.monotonic(), 0.0)):
+                print(f"{missed}; the same command again tells it what it has missed.", file=sys.stderr)
+
+    def _tell(self, method: str, *arguments: Any) -> None:
+        for feed in self._feeds:
+            feed.tell(method, *arguments)
+
+
+def _figures(ended: SectionEnded) -> tuple[str, int, dict[str, float]]:
+    """What a tracker is told of a section."""
+    return ended.member, ended.steps, {**ended.metrics, "epochs": ended.epochs, "seconds": ended.seconds}
+
+
+def _again(member: MemberState, missed: Sequence[SectionEnded], study: Study) -> Iterator[Call]:
+    """What a tracker has missed of a member."""
+    yield "begin", (member.name, study.member(member.name).hyperparameters if member.name in study.names else {})
+    for ended in missed:
+        yield "log", _figures(ended)
+    yield "end", (member.name, member.status if member.status in OVER else "paused")

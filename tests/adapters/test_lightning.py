@@ -1,0 +1,203 @@
+"""A LightningModule trained through the adapter == the same by Lightning's own Trainer, on the same order."""
+
+import warnings
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.optim import SGD, Adam
+from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
+from torch.utils.data import DataLoader, TensorDataset
+
+import argosy
+from argosy.errors import StudyError
+from argosy.stream.order import member_seed, permutation
+
+lightning = pytest.importorskip("lightning.pytorch")
+torchmetrics = pytest.importorskip("torchmetrics")
+
+RANDOM = np.random.RandomState(0)
+X = RANDOM.normal(size=(70, 6))
+Y = (X[:, 0] > 0).astype(np.int64) + 2 * (X[:, 1] > 0)
+HELD_OUT = slice(0, 30)
+BATCH, EPOCHS = 16, 4
+
+
+class Classifier(lightning.LightningModule):
+    """Logs a mean of batches, a metric that is an object, and one at the end; two schedules of three kinds."""
+
+    def __init__(self, lr: float = 0.1, schedule: str = "epoch") -> None:
+        super().__init__()
+        self.lr, self.schedule = lr, schedule
+        self.net = nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 4)).double()
+        self.f1 = torchmetrics.F1Score(task="multiclass", num_classes=4, average="macro")
+        self.epochs_seen: list[int] = []
+        self.shown: list[float] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = functional.cross_entropy(self(batch[0]), batch[1])
+        self.log("train_loss", loss)
+        # What it does depends on where it is.
+        return {"loss": loss * (1 + 0.1 * batch_idx + 0.01 * self.current_epoch + 0.001 * self.global_step)}
+
+    def on_train_epoch_start(self) -> None:
+        self.epochs_seen.append(self.current_epoch)
+
+    def validation_step(self, batch: Any) -> None:
+        scores = self(batch[0])
+        self.f1(scores, batch[1])
+        self.shown.append(float(scores.detach().max()))
+        right = (scores.argmax(1) == batch[1]).double().mean()
+        self.log_dict({"val_loss": functional.cross_entropy(scores, batch[1]), "val_acc": right, "val_f1": self.f1})
+
+    def on_validation_epoch_end(self) -> None:
+        self.log("val_highest", max(self.shown))
+        self.shown.clear()
+
+    def configure_optimizers(self) -> Any:
+        optimizer = SGD(self.parameters(), lr=self.lr, momentum=0.9)
+        if self.schedule == "plateau":
+            plateau = ReduceLROnPlateau(optimizer, patience=0, factor=0.5, threshold=0.2)
+            return {"optimizer": optimizer, "lr_scheduler": plateau, "monitor": "val_loss"}
+        how = {"interval": self.schedule, "frequency": 2 if self.schedule == "step" else 1}
+        return [optimizer], [{"scheduler": StepLR(optimizer, step_size=1, gamma=0.8), **how}]
+
+
+class Two(lightning.LightningModule):
+    """Steps two optimizers by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.encoder, self.decoder = nn.Linear(6, 3).double(), nn.Linear(3, 6).double()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        encoder, decoder = self.optimizers()
+        loss = functional.mse_loss(self.decoder(self.encoder(batch[0])), batch[0])
+        for optimizer in (encoder, decoder):
+            optimizer.zero_grad()
+        self.manual_backward(loss)
+        self.clip_gradients(decoder, gradient_clip_val=0.5, gradient_clip_algorithm="norm")
+        encoder.step()
+        if self.global_step % 3:
+            decoder.step()
+        self.lr_schedulers().step()
+        return loss
+
+    def validation_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return functional.mse_loss(self.decoder(self.encoder(batch[0])), batch[0])
+
+    def configure_optimizers(self) -> Any:
+        encoder, decoder = Adam(self.encoder.parameters(), lr=0.02), SGD(self.decoder.parameters(), lr=0.1)
+        return [encoder, decoder], [StepLR(encoder, step_size=4, gamma=0.9)]
+
+
+def data() -> argosy.Data:
+    return argosy.Data(arrays=(X, Y), val_arrays=(X[HELD_OUT], Y[HELD_OUT]))
+
+
+class Orders:
+    """Batches of each epoch as Argosy's stream has them."""
+
+    def __init__(self) -> None:
+        self.epoch = 0
+
+    def __len__(self) -> int:
+        return -(-len(X) // BATCH)
+
+    def __iter__(self) -> Any:
+        order = permutation(0, self.epoch, len(X)).tolist()
+        self.epoch += 1
+        return iter([order[start : start + BATCH] for start in range(0, len(X), BATCH)])
+
+
+def by_lightning(name: str, module: Any, path: Path) -> tuple[dict[str, Tensor], dict[str, float]]:
+    """Weights, and the figures of the last validation."""
+    samples = TensorDataset(torch.from_numpy(X), torch.from_numpy(Y))
+    held_out = TensorDataset(*(tensor[HELD_OUT] for tensor in samples.tensors))
+    torch.manual_seed(member_seed(0, name))
+    built = module()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer = lightning.Trainer(
+            max_epochs=EPOCHS,
+            accelerator="cpu",
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            num_sanity_val_steps=0,
+            default_root_dir=path,
+            use_distributed_sampler=False,
+        )
+        trainer.fit(built, DataLoader(samples, batch_sampler=Orders()), DataLoader(held_out, batch_size=BATCH))
+    return built.state_dict(), {name: float(value) for name, value in trainer.callback_metrics.items()}
+
+
+def trained(
+    directory: Path, member: argosy.Member, epochs: int = EPOCHS, launcher: str = "inline"
+) -> tuple[dict[str, Tensor], dict[str, float]]:
+    study = argosy.Study(data=data(), members=[member], stop=argosy.MaxEpochs(epochs))
+    report = argosy.train(study, directory=directory, launcher=launcher, devices="cpu:1", block_size=11)
+    assert report.rows[0].status == "done", report.rows[0].reason
+    folder = directory / "members" / member.name
+    weights = torch.load(folder / "last.pt", weights_only=True)["model"]
+    lines = [line.split(",") for line in (folder / "metrics.csv").read_text().splitlines()]
+    return weights, {name: float(value) for name, value in zip(lines[0], lines[-1], strict=True)}
+
+
+def equal(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
+    assert found.keys() == wanted.keys()
+    for name, tensor in wanted.items():
+        assert torch.allclose(found[name], tensor, rtol=0, atol=1e-10), name
+
+
+@pytest.mark.parametrize(("schedule", "launcher"), [("epoch", "inline"), ("step", "processes"), ("plateau", "inline")])
+def test_a_module_becomes_what_lightnings_trainer_makes_of_it(tmp_path: Path, schedule: str, launcher: str) -> None:
+    module = partial(Classifier, lr=0.2, schedule=schedule)
+    logged = ["val_acc", "val_f1", "val_highest"]
+    member = argosy.from_lightning("net", module, batch_size=BATCH, metrics=logged)
+    weights, figures = by_lightning("net", module, tmp_path)
+    trained(tmp_path / "x", member, epochs=2)
+    found, reached = trained(tmp_path / "x", member, launcher=launcher)
+    equal(found, weights)
+    for name in ("val_loss", *logged):
+        assert reached[name] == pytest.approx(figures[name], abs=1e-6 if name == "val_f1" else 1e-10)
+    assert member.hyperparameters["model.lr"] == 0.2
+
+
+def test_a_module_that_steps_its_optimizers_itself(tmp_path: Path) -> None:
+    weights, _ = by_lightning("two", Two, tmp_path)
+    trained(tmp_path / "x", argosy.from_lightning("two", Two, batch_size=BATCH), epochs=1)
+    found, reached = trained(tmp_path / "x", argosy.from_lightning("two", Two, batch_size=BATCH))
+    equal(found, weights)
+    assert reached["val_loss"] > 0
+
+
+class Hooked(Classifier):
+    """Does something between backward pass and step."""
+
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        raise AssertionError
+
+
+def test_hooks_that_nobody_would_call_are_refused() -> None:
+    with pytest.raises(
+        StudyError, match="LightningModule Hooked has on_before_optimizer_step, which nobody calls here"
+    ):
+        argosy.from_lightning("net", Hooked, batch_size=8)
+
+
+def test_a_figure_that_is_not_logged_is_missed_before_training(tmp_path: Path) -> None:
+    member = argosy.from_lightning("net", Classifier, batch_size=BATCH, metrics=["val_auc"])
+    study = argosy.Study(data=data(), members=[member], stop=argosy.MaxEpochs(1))
+    report = argosy.train(study, directory=tmp_path, launcher="inline", devices="cpu:1")
+    assert "does not log 'val_auc'; it logs val_loss, val_acc, val_f1" in report.rows[0].reason

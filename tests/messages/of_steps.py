@@ -1,0 +1,167 @@
+"""What is wrong with steps that move the weights themselves, with adapters, and with trackers."""
+
+import sys
+from functools import partial
+from typing import Any
+
+import lightning.pytorch as lightning
+import numpy as np
+import pytest
+import studies
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.optim import SGD
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+import argosy
+from messages.of_studies import ARRAYS, trained
+
+__all__ = ["CASES"]
+
+NETWORK = nn.Linear(12, 10)
+
+
+def linear() -> nn.Module:
+    """A network without BatchNorm."""
+    return nn.Linear(12, 10)
+
+
+def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+    """Of a batch."""
+    return functional.cross_entropy(model(batch[0]), batch[1])
+
+
+def step(model: nn.Module, batch: Any, optimizers: Any) -> torch.Tensor:
+    """Moves the weights."""
+    found = loss(model, batch)
+    found.backward()
+    optimizers["all"].step()
+    return found
+
+
+def optimizers(model: nn.Module) -> dict[str, Any]:
+    """The one."""
+    return {"all": SGD(model.parameters(), lr=0.1)}
+
+
+def member(**fields: Any) -> argosy.Member:
+    """One whose step moves the weights, but for these fields."""
+    given = {"step": step, "validate": loss, "optimizers": optimizers, **fields}
+    return argosy.Member("gan", model=linear, batch_size=20, **given)
+
+
+class Lit(lightning.LightningModule):
+    """A sound one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Linear(12, 10)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return functional.cross_entropy(self.net(batch[0]), batch[1])
+
+    def validation_step(self, batch: Any, batch_idx: int) -> Any:
+        self.log("val_loss", 1.0)
+
+    def configure_optimizers(self) -> Any:
+        return SGD(self.parameters(), lr=0.1)
+
+
+class Hooked(Lit):
+    """Has a hook that nobody calls."""
+
+    def on_after_backward(self) -> None:
+        """Nothing."""
+
+
+class Two(Lit):
+    """Has two optimizers, and leaves stepping to others."""
+
+    def configure_optimizers(self) -> Any:
+        return [SGD([parameter], lr=0.1) for parameter in self.parameters()]
+
+
+class Watching(Lit):
+    """Its schedule watches a metric at every step."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = SGD(self.parameters(), lr=0.1)
+        plateau = {"scheduler": ReduceLROnPlateau(optimizer), "monitor": "val_loss", "interval": "step"}
+        return {"optimizer": optimizer, "lr_scheduler": plateau}
+
+
+class Largest(Lit):
+    """Logs the largest value of all batches."""
+
+    def validation_step(self, batch: Any, batch_idx: int) -> Any:
+        self.log("val_largest", 1.0, reduce_fx="max")
+
+
+class Silent(Lit):
+    """Its validation says nothing."""
+
+    def validation_step(self, batch: Any, batch_idx: int) -> Any:
+        """Nothing."""
+
+
+def lit(module: Any, **fields: Any) -> None:
+    """A LightningModule, trained."""
+    trained(argosy.from_lightning("lit", module, batch_size=20, **fields))
+
+
+def without_lightning(patch: pytest.MonkeyPatch) -> None:
+    """Nobody has installed it."""
+    patch.setitem(sys.modules, "argosy.adapters.loop", None)
+    argosy.from_lightning("lit", Lit, batch_size=20)
+
+
+def without_wandb(patch: pytest.MonkeyPatch) -> None:
+    """Nobody has installed it."""
+    patch.setattr("importlib.util.find_spec", lambda name: None)
+    tracked("wandb")
+
+
+def tracked(*trackers: Any) -> None:
+    """A run that is to be tracked so."""
+    study = argosy.Study(data=argosy.Data(arrays=ARRAYS), members=[studies.member("mlp")])
+    argosy.train(study, directory="runs/x", trackers=trackers)
+
+
+def fitted(**rest: Any) -> Any:
+    """Numbers, fitted."""
+    net = argosy.Member("net", model=linear, optimizer=partial(SGD, lr=0.1), batch_size=20, loss=nn.MSELoss())
+    how: dict[str, Any] = {"stop": argosy.MaxEpochs(1), "launcher": "inline", "devices": "cpu:1", **rest}
+    return argosy.fit(ARRAYS[0], np.zeros((40, 10), np.float32), net, **how)
+
+
+CASES = {
+    "a member without an optimizer": lambda: member(optimizers=None, validate=None),
+    "optimizers without a step": lambda: member(step=None, validate=None),
+    "a step that moves the weights, and micro-batches": lambda: member(accumulate=2),
+    "a step that moves the weights, and validation data": lambda: trained(member(validate=None)),
+    "an optimizers factory that returns a list": lambda: trained(member(optimizers=lambda model: [1])),
+    "optimizers of another network": lambda: trained(member(optimizers=lambda model: optimizers(NETWORK))),
+    "one schedule for several optimizers": lambda: trained(member(schedule=lambda optimizers: 3)),
+    "a schedule of several optimizers that watches a metric": lambda: trained(
+        member(schedule=lambda optimizers: {"all": ReduceLROnPlateau(optimizers["all"])})
+    ),
+    "metrics beside a step that gives a loss alone": lambda: trained(member(metrics={"accuracy": argosy.accuracy})),
+    "lightning is not installed": without_lightning,
+    "a LightningModule with a hook that nobody calls": lambda: lit(Hooked),
+    "a network that is no LightningModule": lambda: lit(linear),
+    "a LightningModule with two optimizers": lambda: lit(Two),
+    "a LightningModule whose schedule watches a metric at every step": lambda: lit(Watching),
+    "a LightningModule that logs the largest value": lambda: lit(Largest),
+    "a LightningModule without a validation loss": lambda: lit(Silent),
+    "a LightningModule that does not log a metric": lambda: lit(Lit, metrics=["val_acc"]),
+    "a network of Hugging Face on pairs": lambda: trained(
+        argosy.from_huggingface("bert", linear, optimizer=partial(SGD, lr=0.1), batch_size=20)
+    ),
+    "argosy.fit holds out everything": lambda: fitted(validation=1.0),
+    "probabilities of numbers": lambda: fitted().predict_proba(ARRAYS[0]),
+    "an unknown tracker": lambda: tracked("comet"),
+    "a tracker twice": lambda: tracked("tensorboard", "tensorboard"),
+    "a tracker that is none": lambda: tracked(3),
+    "a tracker whose library is not installed": without_wandb,
+}

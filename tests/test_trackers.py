@@ -1,0 +1,177 @@
+"""What trackers are told, and that none of them can touch a run."""
+
+import json
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import evidence
+import pytest
+import studies
+
+import argosy
+from argosy.errors import RunError
+from argosy.views import trackers
+from argosy.views.trackers import Feed
+
+FLEET = [studies.member("one", batch_size=20), studies.member("two", hidden=8)]
+
+
+def train(directory: Path, epochs: int, *given: Any) -> argosy.Report:
+    study = studies.study(60, fleet=FLEET, epochs=epochs, val=20)
+    return argosy.train(study, directory=directory, launcher="inline", devices="cpu:1", trackers=given)
+
+
+class Recorder:
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+
+    def open(self, directory: Path, group: str) -> None:
+        self.calls.append(("open", group))
+
+    def begin(self, member: str, hyperparameters: Mapping[str, Any]) -> None:
+        self.calls.append(("begin", member, hyperparameters["batch_size"]))
+
+    def log(self, member: str, step: int, figures: Mapping[str, float]) -> None:
+        self.calls.append(("log", member, step, figures["epochs"], figures["val_accuracy"]))
+
+    def end(self, member: str, status: str) -> None:
+        self.calls.append(("end", member, status))
+
+    def of(self, member: str) -> list[tuple[Any, ...]]:
+        return [call for call in self.calls if call[1] == member]
+
+
+class Failing(Recorder):
+    """Raises at the second section that it is told."""
+
+    def log(self, member: str, step: int, figures: Mapping[str, float]) -> None:
+        super().log(member, step, figures)
+        if len([call for call in self.calls if call[0] == "log"]) == 2:
+            raise OSError("no server")
+
+
+class Blocking(Recorder):
+    """Never comes back from its first call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.release = threading.Event()
+
+    def open(self, directory: Path, group: str) -> None:
+        self.release.wait()
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trackers import their libraries first, which takes longer than these runs."""
+    monkeypatch.setattr(trackers, "LEAST_PATIENCE", 100.0)
+
+
+def test_a_tracker_is_told_what_the_journal_says_and_a_later_one_all_of_it(tmp_path: Path) -> None:
+    first, second, late = Recorder(), Recorder(), Recorder()
+    train(tmp_path / "x", 1, first)
+    train(tmp_path / "x", 3, second)
+    (tmp_path / "x" / "workers" / "tracker-recorder.told").unlink()
+    train(tmp_path / "x", 3, late)
+    rows = [
+        ("log", "one", steps, epoch + 1.0, metrics["val_accuracy"])
+        for epoch, (_, _, metrics, _, _, steps, _) in enumerate(evidence.results(tmp_path / "x")["one"]["epochs"])
+    ]
+    assert first.calls[0] == ("open", "x")
+    assert first.of("one") == [("begin", "one", 20), rows[0], ("end", "one", "done")]
+    assert second.of("one") == [("begin", "one", 20), *rows[1:], ("end", "one", "done")]
+    assert late.of("one") == [("begin", "one", 20), *rows, ("end", "one", "done")]
+
+
+def test_trackers_that_fail_or_block_change_nothing_and_are_told_the_rest_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(tmp_path / "alone", 2)
+    monkeypatch.setattr(trackers, "LEAST_PATIENCE", 0.2)
+    failing, blocking = Failing(), Blocking()
+    report = train(tmp_path / "x", 2, failing, blocking)
+    said = capsys.readouterr().err.splitlines()
+    assert report.status == "done"
+    assert evidence.results(tmp_path / "x") == evidence.results(tmp_path / "alone")
+    assert len([call for call in failing.calls if call[0] == "log"]) == 2
+    assert said[0].startswith("tracker failing failed: OSError: no server (see ")
+    assert said[1] == "tracker blocking is too slow; the same command again tells it what it has missed."
+    assert "no server" in (tmp_path / "x" / "workers" / "tracker-failing.log").read_text()
+    blocking.release.set()
+    train(tmp_path / "x", 2, failing)
+    told = [call[1:4] for call in failing.calls if call[0] == "log"]
+    assert sorted(told[:1] + told[2:]) == [(name, steps, steps / 3) for name in ("one", "two") for steps in (3, 6)]
+
+
+def test_a_tracker_with_too_much_before_it_is_told_nothing_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trackers, "ROOM", 2)
+    feed = Feed("slow", Blocking(), tmp_path)
+    for number in range(4):
+        feed.tell("end", f"m{number}", "done")
+    monkeypatch.setattr(trackers, "ROOM", 100)
+    feed.tell("end", "late", "done")
+    assert feed._calls.qsize() == 2
+
+
+@pytest.mark.parametrize("given", ["comet", Recorder, 3])
+def test_what_is_no_tracker_is_refused_before_the_run(tmp_path: Path, given: Any) -> None:
+    with pytest.raises(RunError, match="tensorboard"):
+        train(tmp_path / "x", 1, given)
+    assert not (tmp_path / "x").exists()
+
+
+def test_tensorboard_has_a_run_for_each_member_over_a_resume(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    train(tmp_path, 1, "tensorboard")
+    train(tmp_path, 2, "tensorboard")
+    for name, row in evidence.results(tmp_path).items():
+        found = EventAccumulator(str(tmp_path / "tensorboard" / name))
+        found.Reload()
+        losses = [(event.step, event.value) for event in found.Scalars("val_loss")]
+        assert losses == [
+            (steps, pytest.approx(metrics["val_loss"])) for _, _, metrics, _, _, steps, _ in row["epochs"]
+        ]
+        assert "_hparams_/session_start_info" in found.summary_metadata
+
+
+def test_mlflow_has_a_run_for_each_member_over_a_resume(tmp_path: Path) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    train(tmp_path / "x", 1, "mlflow")
+    train(tmp_path / "x", 2, "mlflow")
+    client = mlflow.MlflowClient(tracking_uri=(tmp_path / "x" / "mlruns").as_uri())
+    runs = client.search_runs([client.get_experiment_by_name("x").experiment_id])
+    results = evidence.results(tmp_path / "x")
+    assert {run.info.run_name: run.info.status for run in runs} == {"one": "FINISHED", "two": "FINISHED"}
+    for run in runs:
+        assert run.data.params["batch_size"] == "20"
+        history = client.get_metric_history(run.info.run_id, "val_loss")
+        wanted = [
+            (steps, metrics["val_loss"]) for _, _, metrics, _, _, steps, _ in results[run.info.run_name]["epochs"]
+        ]
+        assert [(metric.step, metric.value) for metric in history] == wanted
+
+
+def test_wandb_has_a_run_for_each_member_over_a_resume(tmp_path: Path) -> None:
+    wandb = pytest.importorskip("wandb")
+    train(tmp_path, 1, "wandb")
+    train(tmp_path, 2, "wandb")
+    files = sorted((tmp_path / "wandb").glob("offline-run-*/run-*.wandb"))
+    assert len(files) == 4
+    assert len({file.name for file in files}) == 2
+    wandb.teardown()
+
+
+def test_figures_are_there_as_lines_whatever_tracks_them(tmp_path: Path) -> None:
+    train(tmp_path, 2)
+    for name, row in evidence.results(tmp_path).items():
+        lines = (tmp_path / "members" / name / "metrics.jsonl").read_text().splitlines()
+        wanted = [(metrics["val_loss"], steps) for _, _, metrics, _, _, steps, _ in row["epochs"]]
+        assert [(found["val_loss"], found["steps"]) for found in map(json.loads, lines)] == wanted

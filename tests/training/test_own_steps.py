@@ -1,0 +1,181 @@
+"""Members whose own step moves the weights, and metrics beside an own step."""
+
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import evidence
+import pytest
+import studies
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
+from torch.optim import SGD, Adam
+from torch.optim.lr_scheduler import StepLR
+
+import argosy
+from argosy.stream.order import member_seed, permutation
+from argosy.training import checkpoint
+from argosy.training.devices import backend_of
+from argosy.training.member import LiveMember, build
+from argosy.training.own import OwnSchedules
+from argosy.training.solo import Solo
+
+REAL = torch.randn(50, 4, generator=torch.Generator().manual_seed(1)).numpy()
+BATCH = 16
+
+
+class Gan(nn.Module):
+    """A generator and a discriminator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 4))
+        self.discriminator = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+
+    def forward(self, z: Tensor) -> Tensor:
+        return self.generator(z)
+
+
+def optimizers(model: Gan, lr: float = 0.01) -> dict[str, Any]:
+    return {
+        "generator": Adam(model.generator.parameters(), lr=lr),
+        "discriminator": SGD(model.discriminator.parameters(), lr=lr, momentum=0.9),
+    }
+
+
+def schedule(optimizers: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: StepLR(optimizer, step_size=1, gamma=0.5) for name, optimizer in optimizers.items()}
+
+
+def step(model: Gan, batch: Any, optimizers: Mapping[str, Any]) -> Tensor:
+    (real,) = batch
+    ones, zeros = torch.ones(len(real), 1), torch.zeros(len(real), 1)
+    fake = model(torch.randn(len(real), 2))
+    optimizers["discriminator"].zero_grad()
+    right = binary_cross_entropy_with_logits(model.discriminator(real), ones)
+    wrong = binary_cross_entropy_with_logits(model.discriminator(fake.detach()), zeros)
+    (right + wrong).backward()
+    optimizers["discriminator"].step()
+    optimizers["generator"].zero_grad()
+    loss = binary_cross_entropy_with_logits(model.discriminator(fake), ones)
+    loss.backward()
+    optimizers["generator"].step()
+    return loss
+
+
+def validate(model: Gan, batch: Any) -> tuple[Tensor, Tensor, Tensor]:
+    scores = model.discriminator(batch[0])
+    return binary_cross_entropy_with_logits(scores, torch.ones_like(scores)), scores, torch.ones_like(scores)
+
+
+def seen(scores: Tensor, ones: Tensor) -> Tensor:
+    return (scores > 0).float().squeeze(1)
+
+
+def gan(name: str = "gan", **rest: Any) -> argosy.Member:
+    given = {"optimizers": optimizers, "schedule": schedule, "validate": validate, "metrics": {"seen": seen}, **rest}
+    return argosy.Member(name, model=Gan, step=step, batch_size=BATCH, **given)
+
+
+def train(directory: Path, *members: argosy.Member, epochs: int, **rest: Any) -> argosy.Report:
+    data = argosy.Data(arrays=(REAL,), val_arrays=(REAL[:20],))
+    study = argosy.Study(data=data, members=members, stop=argosy.MaxEpochs(epochs))
+    return argosy.train(study, directory=directory, launcher="inline", devices="cpu:1", block_size=11, **rest)
+
+
+def by_hand(name: str, epochs: int) -> tuple[str, str]:
+    """The bits of weights and optimizers that a plain loop leaves."""
+    torch.manual_seed(member_seed(0, name))
+    model = Gan()
+    own = optimizers(model)
+    moved = schedule(own)
+    for epoch in range(epochs):
+        order = permutation(0, epoch, len(REAL))
+        for start in range(0, len(REAL), BATCH):
+            step(model, (torch.from_numpy(REAL[order[start : start + BATCH]]),), own)
+        for one in moved.values():
+            one.step()
+    saved = {name: optimizer.state_dict() for name, optimizer in own.items()}
+    return evidence.fingerprint(model.state_dict()), evidence.fingerprint({"state": saved})
+
+
+def test_a_step_that_moves_the_weights_trains_as_a_plain_loop_beside_others_and_over_a_resume(tmp_path: Path) -> None:
+    fleet = [gan(f"gan{number}") for number in range(3)]
+    train(tmp_path, *fleet, epochs=1)
+    report = train(tmp_path, *fleet, epochs=3)
+    found = evidence.results(tmp_path)
+    for member in fleet:
+        weights, moved = by_hand(member.name, 3)
+        assert (found[member.name]["weights"], found[member.name]["optimizer"]) == (weights, moved)
+        assert found[member.name]["epochs"][-1][2]["lr"] == 0.01 / 4
+    assert set(report.alone.values()) == {"its own step moves the weights"}
+    best = report.best()
+    network = best.load()
+    scores = network.discriminator(torch.from_numpy(REAL[:20]))
+    assert best.metrics["val_seen"] == pytest.approx(float((scores > 0).float().mean()))
+
+
+def test_members_that_move_their_weights_are_no_program_with_others(tmp_path: Path) -> None:
+    from argosy.training.fingerprint import obstacle
+    from argosy.training.split_admission import why_whole
+
+    live = alive(gan())
+    assert obstacle(live) == "its own step moves the weights"
+    assert "moves the weights" in why_whole(live, (torch.from_numpy(REAL[:8]),), 8)
+    beside = studies.member(step=classes, metrics={"accuracy": argosy.accuracy})
+    assert obstacle(alive(beside)) == "its own step says what is validated"
+
+
+def alive(member: argosy.Member) -> LiveMember:
+    return build(member, backend_of("cpu:0"), study_seed=0, objective="val_loss", mode="min")
+
+
+def steps(live: LiveMember, first: int, last: int) -> None:
+    solo = Solo(live)
+    for number in range(first, last):
+        with solo.active():
+            solo.try_step((torch.from_numpy(REAL[number * 4 : number * 4 + 4]),), 4)
+
+
+def bits(live: LiveMember) -> str:
+    saved = live.state_dict()
+    return evidence.fingerprint({name: saved[name] for name in ("model", "optimizer", "schedule", "random", "steps")})
+
+
+def test_such_a_member_is_saved_between_two_steps(tmp_path: Path) -> None:
+    straight, cut, other = alive(gan()), alive(gan()), alive(gan())
+    steps(straight, 0, 8)
+    steps(cut, 0, 5)
+    checkpoint.save(checkpoint.plain(cut.state_dict()), tmp_path / "x.pt")
+    other.load_state_dict(checkpoint.load(tmp_path / "x.pt"))
+    steps(other, 5, 8)
+    assert bits(other) == bits(straight)
+
+
+def test_a_trial_leaves_the_member_as_it_is() -> None:
+    live = alive(gan())
+    before = bits(live)
+    trial = live.trial()
+    steps(trial, 0, 3)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Seems like `optimizer.step")  # a copy knows no optimizer that was wrapped
+        trial.move_schedule(1.0)
+    assert bits(live) == before
+    assert isinstance(trial.schedule, OwnSchedules)
+
+
+def classes(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor, Tensor]:
+    x, y = batch
+    output = model(x)
+    return cross_entropy(output, y, reduction="none"), output, y
+
+
+def test_metrics_beside_an_own_step_are_those_of_the_usual_one(tmp_path: Path) -> None:
+    usual = studies.member("usual", seed=0, metrics={"accuracy": argosy.accuracy})
+    own = studies.member("own", seed=0, step=classes, metrics={"accuracy": argosy.accuracy})
+    argosy.train(studies.study(90, fleet=[usual, own]), directory=tmp_path, launcher="inline")
+    found = evidence.results(tmp_path)
+    assert [row[2] for row in found["own"]["epochs"]] == [row[2] for row in found["usual"]["epochs"]]
+    assert found["own"]["weights"] == found["usual"]["weights"]
