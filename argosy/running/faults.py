@@ -85,13 +85,14 @@ class Faults:
 
     # ---- losses
 
-    def lost(self, worker: str, detail: str) -> None:
+    def lost(self, worker: str, lost: Lost) -> None:
         self.hangs.forget(worker)
-        self._note_loss(worker, self._hung.pop(worker, detail))
-        feeder, given_up = self.driver.force.feeders.get(worker), False
-        if feeder is not None and self.tolerance.gives_up(feeder.node) and len(self.driver.cluster.nodes) > 1:
-            self._give_up(feeder.node)
-            given_up = True
+        self._note_loss(worker, self._hung.pop(worker, lost.detail))
+        feeder, node = self.driver.force.feeders.get(worker), self.driver.force.node(worker)
+        given_up = lost.node_gone or (feeder is not None and self.tolerance.gives_up(node))
+        given_up = given_up and len(self.driver.cluster.nodes) > 1
+        if given_up:
+            self._give_up(node, lost.detail if lost.node_gone else "its feeders do not live")
         self.driver.force.lost(worker)
         self.driver.voyage.lost(worker)
         if self.driver.phase is Phase.OPENING:
@@ -186,11 +187,11 @@ class Faults:
                 self._note_loss(f"{worker}/group", f"the group of {member!r} broke: {detail}")
                 self.regroup(self.driver.voyage.legs_of(worker))
 
-    def _give_up(self, node: str) -> None:
-        """Go on without a node whose feeders do not live."""
+    def _give_up(self, node: str, why: str) -> None:
+        """Go on without a node."""
         self.driver.cluster = self.driver.cluster.without(node)
         left = ", ".join(other.name for other in self.driver.cluster.nodes)
-        gone = Lost(detail=f"given up, its feeders do not live; the run goes on with {left}")
+        gone = Lost(detail=f"given up, {why}; the run goes on with {left}")
         self.driver.record(WorkerLost(worker=node, detail=gone.detail))
         self.driver.view.hear(node, gone)
         for device in self.driver.force.abandon(node):
