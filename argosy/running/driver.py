@@ -267,7 +267,8 @@ class Driver:
                 self.record(Retried(members=self.roster.retried))
             self.begun = True
             self.faults.settle_earlier()
-            self.phase = Phase.MEASURING
+            if self.phase is Phase.OPENING:  # and not about to end, as a person wants
+                self.phase = Phase.MEASURING
         if self.phase is Phase.MEASURING:
             self.measure()
         self.voyage.changed = True

@@ -24,9 +24,7 @@ class NetworkMeetings:
         self.host = host
         """By which other nodes reach this one."""
         # libuv closes descriptors by their numbers in every process that is forked later, whoever has them there.
-        self._store: Any = TCPStore(
-            host, 0, is_master=True, wait_for_workers=False, timeout=FORMING, use_libuv=False
-        )
+        self._store: Any = TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=FORMING, use_libuv=False)
 
     def meeting(self) -> str:
         """One that nobody has used yet."""

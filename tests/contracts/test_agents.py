@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -97,10 +98,22 @@ def test_a_lost_node_changes_no_result(tmp_path: Path, alone: dict[str, Any]) ->
     assert "the run goes on with node0" in lost["node1"]
 
 
-def test_what_one_node_began_any_launcher_goes_on_with(tmp_path: Path, alone: dict[str, Any]) -> None:
-    limit = 0.5
-    while train(tmp_path / "run", jobs.TwoNodes(tmp_path / "board"), time_limit=limit).status == "done":
-        pytest.fail("it was over before it could be cut")
+class Pausing(Silent):
+    """What Slurm does some time before it ends a job, when the other node has ended a section."""
+
+    def hear(self, worker: str, message: Any) -> None:
+        """See `View.hear`."""
+        if isinstance(message, SectionEnded) and message.device.startswith("node1") and message.epoch == 0:
+            signal.raise_signal(signal.SIGUSR1)
+
+
+def test_what_two_nodes_began_is_saved_on_a_signal_and_goes_on_anywhere(tmp_path: Path, alone: dict[str, Any]) -> None:
+    earlier = signal.signal(signal.SIGUSR1, lambda *_: None)
+    try:
+        report = train(tmp_path / "run", jobs.TwoNodes(tmp_path / "board"), view=Pausing(), devices="cpu:1")
+    finally:
+        signal.signal(signal.SIGUSR1, earlier)
+    assert (report.status, report.reason) == ("paused", "SIGUSR1; the same command goes on")
     argosy.train(studies.study(epochs=EPOCHS), directory=tmp_path / "run", launcher="inline")
     assert evidence.results(tmp_path / "run") == alone
 
@@ -204,7 +217,7 @@ def test_who_has_not_the_key_is_refused_and_told_of(tmp_path: Path, monkeypatch:
             time.sleep(0.01)
         with socket.create_connection(("127.0.0.1", notice.port)) as scanner:
             scanner.sendall(b"GET / HTTP/1.1\r\n\r\n" * 10)
-            with pytest.raises(WorkerError, match="has not found the job's driver within 0.1 s"):
+            with pytest.raises(WorkerError, match=r"has not found the job's driver within 0\.1 s"):
                 gathering.call_driver(jobs.place(1), board, bytes(32), seconds=0.1)
 
     knocking = threading.Thread(target=knock)
