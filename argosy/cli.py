@@ -1,7 +1,9 @@
 """The command line: parse, call the stages, print. Every command has ``--json``."""
 
 import contextlib
+import os
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -15,6 +17,7 @@ from argosy.errors import ArgosyError
 from argosy.output import Json, open_what_is_closed, show, write
 from argosy.profiles import load_profiles, save_profiles
 from argosy.reporting_cli import print_report, typed
+from argosy.running.place import Place, place_asked, seconds_left
 from argosy.settings import Settings, Sharing
 from argosy.steering_cli import RunDirectory, StudyFile
 from argosy.study import Study
@@ -44,11 +47,14 @@ for command in (
 
 SearchFile = Annotated[Path, typer.Argument(help="Python file with a variable `search`.")]
 Directory = Annotated[Path, typer.Option("--dir", help="Directory of the run; the same command again resumes.")]
-
-
 Devices = Annotated[str | None, typer.Option(help="cpu, cpu:2, cuda or cuda:0,1; by default all there are.")]
 Policy = Annotated[str, typer.Option(help="balanced: all members share one stream. solo: a pipeline for each.")]
-LauncherName = Annotated[Literal["processes", "inline"], typer.Option(help="inline: everything in one process.")]
+LauncherName = Annotated[
+    Literal["auto", "processes", "inline", "agents"],
+    typer.Option(
+        help="inline: one process. agents: one node each, in a job of srun, mpirun or torchrun; auto sees that."
+    ),
+]
 Nodes = Annotated[int, typer.Option(help="Nodes on this machine, each with its own feeder, ring and devices.")]
 SharingName = Annotated[
     Sharing, typer.Option(help="How nodes share the stream: a pipeline by name, or auto, which measures.")
@@ -74,7 +80,7 @@ def run(
     study_file: StudyFile,
     directory: Directory = Path("runs/argosy"),
     devices: Devices = None,
-    launcher: LauncherName = "processes",
+    launcher: LauncherName = "auto",
     nodes: Nodes = 1,
     policy: Policy = "balanced",
     sharing: SharingName = "auto",
@@ -93,15 +99,16 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Train every member of a study file."""
+    place = place_asked(launcher, os.environ)
     settings = Settings(
         devices=devices,
-        nodes=nodes,
+        nodes=_nodes(nodes, place),
         policy=policy,
         sharing=sharing,
         preparing_nodes=preparing_nodes,
         packing=packing,
         numerics=numerics,
-        time_limit=time_limit,
+        time_limit=seconds_left(os.environ, time.time()) if time_limit is None else time_limit,
         loader_workers=loader_workers,
         cores=cores,
         block_size=block_size,
@@ -111,10 +118,12 @@ def run(
         retry_failed=retry_failed,
     )
     directory = directory.absolute()  # what the study file does may change the folder that this process is in
-    with _launcher(launcher) as place:
+    _serve(place, settings, directory)
+    with _launcher(launcher, place, directory) as chosen:
         from argosy.running.studyfile import load_study  # beside the launcher's own imports
 
-        report = _train(load_study(study_file), settings, directory, launcher=place, quiet=as_json, track=track or ())
+        study = load_study(study_file)
+        report = _train(study, settings, directory, launcher=chosen, quiet=as_json, track=track or ())
     _finish(report, as_json=as_json)
     raise typer.Exit(_exit_code(report))
 
@@ -128,7 +137,7 @@ def tune(
     ] = None,
     study_name: Annotated[str | None, typer.Option(help="Of the study there; by default the directory's name.")] = None,
     devices: Devices = None,
-    launcher: LauncherName = "processes",
+    launcher: LauncherName = "auto",
     nodes: Nodes = 1,
     sharing: SharingName = "auto",
     numerics: Numerics = "equivalent",
@@ -143,12 +152,13 @@ def tune(
     as_json: Json = False,
 ) -> None:
     """Search for the best parameters: every trial is a member of one fleet (extra: tune)."""
+    place = place_asked(launcher, os.environ)
     settings = Settings(
         devices=devices,
-        nodes=nodes,
+        nodes=_nodes(nodes, place),
         sharing=sharing,
         numerics=numerics,
-        time_limit=time_limit,
+        time_limit=seconds_left(os.environ, time.time()) if time_limit is None else time_limit,
         loader_workers=loader_workers,
         cores=cores,
         block_size=block_size,
@@ -157,13 +167,14 @@ def tune(
         threads=threads,
     )
     directory = directory.absolute()  # what the study file does may change the folder that this process is in
-    with _launcher(launcher) as place:
+    _serve(place, settings, directory)
+    with _launcher(launcher, place, directory) as chosen:
         from argosy import api  # beside the launcher's own imports
         from argosy.running.studyfile import load_search
 
         store = Store(url=storage, name=study_name)
         watching: dict[str, Any] = {"view": _view(quiet=as_json), "trackers": track or ()}
-        report = api.run_search(load_search(search_file), settings, directory, store=store, launcher=place, **watching)
+        report = api.run_search(load_search(search_file), settings, directory, store=store, launcher=chosen, **watching)
     if as_json:
         write(report.to_json())
     else:
@@ -308,18 +319,34 @@ def main() -> None:
 
 
 @contextlib.contextmanager
-def _launcher(name: str) -> Iterator["Launcher"]:
+def _launcher(name: str, place: Place | None = None, directory: Path = Path()) -> Iterator["Launcher"]:
     """A launcher; processes are made warm first, so that they import torch while this process imports the study."""
-    if name == "processes":
+    if place is not None and place.nodes > 1:
+        from argosy.running.agents import Agents
+
+        launcher: Launcher = Agents(place, directory).warm()
+    elif name != "inline":
         from argosy.running.processes import Processes
 
-        launcher: Launcher = Processes().warm()
+        launcher = Processes().warm()
     else:
         from argosy.running.inline import Inline
 
         launcher = Inline()
     with contextlib.closing(launcher):
         yield launcher
+
+
+def _nodes(asked: int, place: Place | None) -> int:
+    return place.nodes if place is not None and asked == 1 else asked
+
+
+def _serve(place: Place | None, settings: Settings, directory: Path) -> None:
+    """Where another process of the job drives: be the agent of this node, and exit."""
+    if place is not None and place.rank > 0:
+        from argosy.running.agent import serve
+
+        raise typer.Exit(serve(place, settings, directory))
 
 
 def _train(

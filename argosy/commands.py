@@ -96,7 +96,7 @@ class Team:
     key: str
     """Of this leg alone."""
     meeting: str
-    """The file by which the couriers of the team find each other."""
+    """Where the couriers of the team find each other."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -266,7 +266,7 @@ class Seat:
     number: int
     """Of the member, in the study."""
     meeting: str
-    """The file by which the ranks find each other: of this boarding alone."""
+    """Where the ranks find each other: of this boarding alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -391,6 +391,8 @@ class Lost:
     """From a launcher: a worker ended without a word."""
 
     detail: str
+    node_gone: bool = False
+    """Whether nothing can be started any more on its node."""
 
 
 Message = Any

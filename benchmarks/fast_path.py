@@ -20,12 +20,13 @@ from argosy.running.blobs import data_to_descriptor, from_descriptor
 from argosy.settings import Settings
 from argosy.stream.batches import Cutter
 from argosy.stream.blocks import Block
+from argosy.stream.door import dial
 from argosy.stream.feed import feed
 from argosy.stream.order import Selection
 from argosy.stream.pulse import Pulse
 from argosy.stream.ring import RingReader
 from argosy.stream.schedule import Orders
-from argosy.stream.wire import Peer, dial
+from argosy.stream.wire import Peer
 
 LENGTH, FEATURES, MEMBERS, BATCH = 100_000, 64, 32, 64
 KEY = os.urandom(32)
@@ -98,7 +99,9 @@ def _rows(cutter: Cutter, block: Block) -> int:
 def run_feeder(driver: Peer, data: int) -> None:
     torch.set_num_threads(1)
     opened = partial(from_descriptor, data)
-    feed(driver, opened, Settings(), name="feeder-0", seed=0, per_epoch=1, key=KEY, pulse=Pulse.private(), keep_bytes=0)
+    who = {"name": "feeder-0", "key": KEY, "pulse": Pulse.private()}
+    cores = len(os.sched_getaffinity(0))
+    feed(driver, opened, Settings(), **who, seed=0, per_epoch=1, cores=cores, keep_bytes=0)
 
 
 def main() -> None:

@@ -11,6 +11,7 @@ import os
 import pickle
 import sys
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any, BinaryIO
@@ -20,10 +21,11 @@ import numpy as np
 import torch
 
 from argosy.errors import StudyError
+from argosy.running.launcher import Job
 from argosy.stream.memory import memory_file
 from argosy.study import Data, Member
 
-__all__ = ["ADVICE", "data_to_descriptor", "dump", "from_descriptor", "to_descriptor"]
+__all__ = ["ADVICE", "blobs_of", "data_to_descriptor", "dump", "from_descriptor", "to_descriptor"]
 
 ADVICE = (
     "Give a factory that opens files, locks and connections itself (a module-level function, a class, a partial), "
@@ -73,6 +75,16 @@ def dump(members: Iterable[Member]) -> bytes:
         return _dumps(members)
     except Exception as error:  # whatever the user's objects raise when they are pickled
         raise StudyError(f"{_culprit(members)} cannot be sent to another process: {error!r}. {ADVICE}") from error
+
+
+def blobs_of(job: Job) -> dict[str, int]:
+    """One blob per role, and the data: a trainer has no use for them, and a feeder has none for members."""
+    study = job.study
+    return {
+        "data": data_to_descriptor(replace(study.data, on_device=None)),
+        "feeder": to_descriptor((job.settings, study.seed, study.validations_per_epoch), "what a feeder is told"),
+        "trainer": to_descriptor((study.terms, job.settings), "Data.on_device"),
+    }
 
 
 def to_descriptor(value: Any, what: str) -> int:

@@ -24,8 +24,8 @@ import psutil
 from argosy.errors import WorkerError
 from argosy.running.forkserver import ForkServer
 from argosy.running.limits import memory_limit, quota_cores, usable_cores
+from argosy.stream.door import Door
 from argosy.stream.pulse import Pulse
-from argosy.stream.wire import Door
 
 __all__ = ["Check", "Gpus", "examine"]
 

@@ -99,7 +99,7 @@ class Driver:
         self.packs = packs
         """A policy in the place of that of the settings."""
         self.roster = Roster(job, state, self.judges)
-        self.force = Workforce(workers, cluster, job.directory)
+        self.force = Workforce(workers, cluster)
         if only_measure:
             kind = cluster.devices[0].kind
             self.measuring = Measuring(device_kind=kind, node_devices=node_devices, link=ASSUMED_LINK)
@@ -215,7 +215,7 @@ class Driver:
             case Parted():
                 self.faults.parted(worker, message)
             case Lost():
-                self.faults.lost(worker, message.detail)
+                self.faults.lost(worker, message)
             case Failed():
                 raise message.error
             case Event():
@@ -265,7 +265,8 @@ class Driver:
                 self.record(Retried(members=self.roster.retried))
             self.begun = True
             self.faults.settle_earlier()
-            self.phase = Phase.MEASURING
+            if self.phase is Phase.OPENING:  # and not about to end, as a person wants
+                self.phase = Phase.MEASURING
         if self.phase is Phase.MEASURING:
             self.measure()
         self.voyage.changed = True

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from argosy.commands import Broke, OutOfMemory, Parted, Pause
+from argosy.commands import Broke, Lost, OutOfMemory, Parted, Pause
 from argosy.events import Divided, MemberEnded, MemberRested, Recovered, WorkerLost
 from argosy.running.hangs import Hangs
 from argosy.running.legs import Sailing
@@ -88,13 +88,14 @@ class Faults:
 
     # ---- losses
 
-    def lost(self, worker: str, detail: str) -> None:
+    def lost(self, worker: str, lost: Lost) -> None:
         self.hangs.forget(worker)
-        self._note_loss(worker, self._hung.pop(worker, detail))
-        feeder, given_up = self.driver.force.feeders.get(worker), False
-        if feeder is not None and self.tolerance.gives_up(feeder.node) and len(self.driver.cluster.nodes) > 1:
-            self._give_up(feeder.node)
-            given_up = True
+        self._note_loss(worker, self._hung.pop(worker, lost.detail))
+        feeder, node = self.driver.force.feeders.get(worker), self.driver.force.node(worker)
+        given_up = lost.node_gone or (feeder is not None and self.tolerance.gives_up(node))
+        given_up = given_up and len(self.driver.cluster.nodes) > 1
+        if given_up:
+            self._give_up(node, lost.detail if lost.node_gone else "its feeders do not live")
         self.driver.force.lost(worker)
         self.driver.voyage.lost(worker)
         if self.driver.phase is Phase.OPENING:
@@ -201,11 +202,11 @@ class Faults:
             self._note_loss(f"{devices[0]}/group", detail)
             self.regroup(self.driver.voyage.legs_of(devices[0]))
 
-    def _give_up(self, node: str) -> None:
-        """Go on without a node whose feeders do not live."""
+    def _give_up(self, node: str, why: str) -> None:
+        """Go on without a node."""
         self.driver.cluster = self.driver.cluster.without(node)
         left = ", ".join(other.name for other in self.driver.cluster.nodes)
-        detail = f"given up, its feeders do not live; the run goes on with {left}"
+        detail = f"given up, {why}; the run goes on with {left}"
         self.driver.record(WorkerLost(worker=node, detail=detail))
         for device in self.driver.force.abandon(node):
             self.regrouping.let_go(device)

@@ -62,11 +62,11 @@ class InlineWorkers:
         self.until = 0.0
         """When the driver is to be asked again, in the middle of a block where it takes long."""
 
-    def start_feeder(self, name: str) -> None:
+    def start_feeder(self, name: str, node: str) -> None:
         """See `Workers.start_feeder`."""
         self.feeders[name] = _InlineFeeder(self.job, name)
 
-    def start_trainer(self, name: str) -> None:
+    def start_trainer(self, name: str, node: str) -> None:
         """See `Workers.start_trainer`."""
         self.trainers[name] = Trainer(
             self.job.study.terms,
@@ -89,6 +89,10 @@ class InlineWorkers:
     def kill(self, worker: str) -> None:
         """See `Workers.kill`; what hangs here hangs the driver too, so nobody asks."""
         raise AssertionError(f"{worker} cannot be killed: it is a part of this process")
+
+    def meeting(self) -> str:
+        """See `Workers.meeting`; here nobody could wait for another."""
+        raise AssertionError("workers of one process exchange nothing")
 
     def pulse(self, worker: str) -> Pulse | None:
         """See `Workers.pulse`; whoever could look is held up as well."""

@@ -8,12 +8,13 @@ from typing import Any
 
 __all__ = ["interrupts"]
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+"""Slurm and its like send the last one some time before a job's end, where they are asked to."""
 
 
 @contextmanager
 def interrupts(pause: Callable[[str], None]) -> Iterator[None]:
-    """Inside, the first SIGINT or SIGTERM calls `pause` with a reason, and then the handler that was there before.
+    """Inside, the first SIGINT, SIGTERM or SIGUSR1 calls `pause` with a reason, and then the handler that was there before.
 
     A signal that is ignored stays so, as a shell has it for what runs in the background. Only the main thread can set
     handlers; in any other, signals stay as they are.

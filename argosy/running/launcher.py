@@ -18,7 +18,7 @@ from argosy.stream.pulse import Pulse
 from argosy.study import Member, Study
 from argosy.training.devices import default_kind, kind_of
 
-__all__ = ["Job", "Launcher", "Workers", "discover"]
+__all__ = ["Job", "Launcher", "Workers", "discover", "node_of"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,11 +38,11 @@ class Workers(Protocol):
     side_by_side: ClassVar[bool]
     """Whether trainers step at the same time, so that they can wait for one another."""
 
-    def start_feeder(self, name: str) -> None:
-        """Start a feeder; it answers as soon as it runs."""
+    def start_feeder(self, name: str, node: str) -> None:
+        """Start a feeder on a node; it answers as soon as it runs."""
 
-    def start_trainer(self, name: str) -> None:
-        """Start the trainer of the device of that name."""
+    def start_trainer(self, name: str, node: str) -> None:
+        """Start the trainer of the device of that name, which the node has."""
 
     def send(self, worker: str, command: Any) -> None:
         """Say something to a worker; kept until the next `receive`, and until the worker is there."""
@@ -59,6 +59,9 @@ class Workers(Protocol):
         `Lost` for a worker gone. What a round of messages leads to is so held back until the caller comes again, and
         may be on disk by then.
         """
+
+    def meeting(self) -> str:
+        """Where workers that are to exchange tensors find each other, which nobody has used yet (`argosy.stream.meeting`)."""
 
     def pulse(self, worker: str) -> Pulse | None:
         """Signs of life of a worker from its first moment on; None of one that is gone or that nobody can look at."""
@@ -106,10 +109,11 @@ def discover(settings: Settings) -> Cluster:
         devices = _dealt(_accelerators(kind, which), count)
     if count == 1:
         return Cluster(nodes=(Node(name="local", devices=devices[0], cores=cores),))
-    return Cluster(nodes=tuple(_node(f"node{number}", mine, cores // count) for number, mine in enumerate(devices)))
+    return Cluster(nodes=tuple(node_of(f"node{number}", mine, cores // count) for number, mine in enumerate(devices)))
 
 
-def _node(name: str, devices: tuple[Device, ...], cores: int) -> Node:
+def node_of(name: str, devices: tuple[Device, ...], cores: int) -> Node:
+    """One of several nodes, with the devices that it calls by these names."""
     named = tuple(replace(device, name=f"{name}/{device.name}", node=name) for device in devices)
     return Node(name=name, devices=named, cores=max(cores, 1))
 

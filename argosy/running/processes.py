@@ -9,28 +9,32 @@ a moment for it.
 import contextlib
 import os
 import selectors
+import shutil
 import signal
 import sys
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar
 
 import psutil
 
 from argosy.cluster import Cluster
 from argosy.commands import Enlist, Lost
-from argosy.running.blobs import data_to_descriptor, dump, to_descriptor
+from argosy.running.activity import activity, own_activity
+from argosy.running.blobs import blobs_of, dump
 from argosy.running.forkserver import STOPPED_SECONDS, ForkServer, reason_of
 from argosy.running.launcher import Job, discover
 from argosy.running.limits import restrict
 from argosy.settings import Settings
+from argosy.stream.door import Door
 from argosy.stream.pulse import Pulse
-from argosy.stream.wire import Door, Peer
+from argosy.stream.wire import Peer
 from argosy.study import Member
 from argosy.traces import sources
 
-__all__ = ["Processes", "activity"]
+__all__ = ["ProcessWorkers", "Processes", "enlisting"]
 
 LOOK_SECONDS = 1.0
 """Time between two looks for stopped processes."""
@@ -38,8 +42,6 @@ NEWS_SECONDS = 0.5
 """How long the fork server has to tell how a worker ended whose connection broke."""
 FAREWELL_SECONDS = 2.0
 """How long the last words to workers that live may take."""
-BYTES_PER_SECOND = 1e8
-"""What a second of CPU time is worth in bytes read and written, where a worker's progress is judged."""
 
 
 class Processes:
@@ -64,11 +66,14 @@ class Processes:
 
     def open(self, job: Job) -> "ProcessWorkers":
         """See `Launcher.open`."""
+        return self.workers(blobs_of(job), directory=job.directory, lock=job.lock, nodes_here=job.settings.nodes)
+
+    def workers(self, blobs: dict[str, int], **rest: Any) -> "ProcessWorkers":
+        """Workers that are given these blobs; the rest is described there."""
         self.warm()
         assert self._server is not None
-        blobs = _blobs_of(job)
         server, self._server = self._server, None
-        return ProcessWorkers(job, server, blobs)
+        return ProcessWorkers(server, blobs, **rest)
 
     def close(self) -> None:
         """See `Launcher.close`."""
@@ -98,12 +103,28 @@ class _Worker:
 
 
 class ProcessWorkers:
-    """The processes of one run and the connections to them."""
+    """The processes of one run on this machine, and the connections to them."""
 
     side_by_side: ClassVar[bool] = True
 
-    def __init__(self, job: Job, server: ForkServer, blobs: dict[str, int]) -> None:
-        self.job = job
+    def __init__(
+        self,
+        server: ForkServer,
+        blobs: dict[str, int],
+        *,
+        directory: Path,
+        lock: int,
+        nodes_here: int = 1,
+        interface: str = "",
+    ) -> None:
+        self.directory = directory.resolve()
+        """Of the run, as far as this machine sees it."""
+        self.lock = lock
+        """A descriptor that workers hold as long as they live."""
+        self.nodes_here = nodes_here
+        """Nodes that share this machine's cores."""
+        self.interface = interface
+        """Of the network, by which workers exchange tensors with other nodes; empty where those are here too."""
         self.server = server
         self.key = os.urandom(32)
         self.door = Door(self.key)
@@ -118,7 +139,8 @@ class ProcessWorkers:
         self._looked = 0.0
 
     def __enter__(self) -> "ProcessWorkers":
-        (self.job.directory / "workers").mkdir(parents=True, exist_ok=True)
+        self._forget_meetings()
+        (self.directory / "workers").mkdir(parents=True, exist_ok=True)
         self.selector.register(self.door, selectors.EVENT_READ, self._admit)
         self.selector.register(self.server.channel, selectors.EVENT_READ, self._hear_server)
         return self
@@ -130,16 +152,21 @@ class ProcessWorkers:
             self.selector.close()
             self.door.close()
             self._close_server()
+            self._forget_meetings()
             for descriptor in self.blobs.values():
                 os.close(descriptor)
 
-    def start_feeder(self, name: str) -> None:
-        """See `Workers.start_feeder`."""
-        self._start(name, "feeder")
+    def fileno(self) -> int:
+        """For selectors: readable when `receive` has something to tell, or to write."""
+        return self.selector.fileno()
 
-    def start_trainer(self, name: str) -> None:
+    def start_feeder(self, name: str, node: str) -> None:
+        """See `Workers.start_feeder`."""
+        self.start(name, "feeder")
+
+    def start_trainer(self, name: str, node: str) -> None:
         """See `Workers.start_trainer`."""
-        self._start(name, "trainer")
+        self.start(name, "trainer")
 
     def send(self, worker: str, command: Any) -> None:
         """See `Workers.send`; to one that was lost nothing is said."""
@@ -155,7 +182,12 @@ class ProcessWorkers:
 
     def enlist(self, worker: str, members: tuple[Member, ...]) -> None:
         """See `Workers.enlist`."""
-        self.send(worker, Enlist(definitions=dump(members), path=tuple(sys.path), sources=sources()))
+        self.send(worker, enlisting(members))
+
+    def meeting(self) -> str:
+        """See `Workers.meeting`: a file in a folder that is this user's alone."""
+        self._meetings.mkdir(mode=0o700, exist_ok=True)
+        return str(self._meetings / os.urandom(16).hex())
 
     def pulse(self, worker: str) -> Pulse | None:
         """See `Workers.pulse`."""
@@ -167,13 +199,11 @@ class ProcessWorkers:
         found = self.workers.get(worker)
         if found is None:
             return 0.0
-        return activity(found.pid) if found.pid is not None else _activity(self.server.process.pid)
+        return activity(found.pid) if found.pid is not None else own_activity(self.server.process.pid)
 
     def receive(self, timeout: float) -> list[tuple[str, Any]]:
         """See `Workers.receive`."""
-        for worker in self.workers.values():
-            self._say(worker)
-        self._watch(self.server.channel)
+        self.let_go()
         for key, events in self.selector.select(0 if self.said else timeout):
             # Not one that was let go since, on the word of somebody before it.
             if self.selector.get_map().get(key.fd) is key:
@@ -187,17 +217,25 @@ class ProcessWorkers:
         said, self.said = self.said, []
         return said
 
-    def _start(self, name: str, role: str) -> None:
+    def let_go(self) -> None:
+        """Write what was said since the last `receive`, as far as it is taken."""
+        for worker in self.workers.values():
+            self._say(worker)
+        self._watch(self.server.channel)
+
+    def start(self, name: str, role: str) -> None:
+        """Start a worker: a feeder or a trainer."""
         self.started += 1
         pulse, descriptor = Pulse.create()
         # Whatever keeps it from calling, it has been busy with that from here on.
         pulse.start("starting", opaque=True)
         worker = self.workers[name] = _Worker(name, f"{name} {self.started}", pulse)
-        arguments = {"name": name, "ticket": worker.ticket, "role": role}
-        arguments |= {"address": self.door.address, "key": self.key.hex()}
-        log = self.job.directory / "workers" / f"{name.replace(':', '-').replace('/', '-')}.log"
+        arguments: dict[str, Any] = {"name": name, "ticket": worker.ticket, "role": role}
+        arguments |= {"address": self.door.address, "key": self.key.hex(), "directory": str(self.directory)}
+        arguments |= {"nodes_here": self.nodes_here, "interface": self.interface}
+        log = self.directory / "workers" / f"{name.replace(':', '-').replace('/', '-')}.log"
         # A server that has just died is replaced when its end-of-file is read; until then requests go nowhere.
-        descriptors = [self.blobs[role], descriptor, self.job.lock]
+        descriptors = [self.blobs[role], descriptor, self.lock]
         self.server.fork(arguments, descriptors + ([self.blobs["data"]] if role == "feeder" else []), log)
         os.close(descriptor)
 
@@ -286,7 +324,7 @@ class ProcessWorkers:
         """Let the fork server go; why it ended, as far as it says. Its words stay with those of the workers."""
         words = self.server.close()
         if words:
-            with contextlib.suppress(OSError), (self.job.directory / "workers" / "fork-server.log").open("a") as log:
+            with contextlib.suppress(OSError), (self.directory / "workers" / "fork-server.log").open("a") as log:
                 log.write(words)
         return reason_of(words)
 
@@ -318,27 +356,21 @@ class ProcessWorkers:
             peer.close()
         self.workers.clear()
 
+    @property
+    def _meetings(self) -> Path:
+        """Folder of the files by which couriers, and ranks of members, find each other, as long as the run lasts."""
+        return self.directory / "meetings"
+
+    def _forget_meetings(self) -> None:
+        shutil.rmtree(self._meetings, ignore_errors=True)
+
     def _peers(self) -> list[Peer]:
         return [worker.peer for worker in self.workers.values() if worker.peer is not None]
 
 
-def activity(pid: int) -> float:
-    """What a process and all below it have done so far, as `Workers.cpu_seconds` has it."""
-    children: list[int] = []
-    with contextlib.suppress(psutil.Error):
-        children = [child.pid for child in psutil.Process(pid).children(recursive=True)]
-    return sum(map(_activity, (pid, *children)))
-
-
-def _activity(pid: int) -> float:
-    """CPU seconds of a process and of its children that have ended, and its traffic as if it were such."""
-    found = 0.0
-    with contextlib.suppress(psutil.Error):
-        process = psutil.Process(pid)
-        found += sum(process.cpu_times()[:4])
-        traffic = process.io_counters()
-        found += (traffic.read_chars + traffic.write_chars + traffic.read_bytes) / BYTES_PER_SECOND
-    return found
+def enlisting(members: tuple[Member, ...]) -> Enlist:
+    """What tells another process what members are; raises StudyError for one that cannot be sent there."""
+    return Enlist(definitions=dump(members), path=tuple(sys.path), sources=sources())
 
 
 def _kill(pid: int) -> None:
@@ -352,13 +384,3 @@ def _how_it_ended(status: int) -> str:
         return f"it ended with exit code {code}"
     hint = " (the kernel does that when memory runs out)" if code == -signal.SIGKILL else ""
     return f"it was ended by {signal.Signals(-code).name}{hint}"
-
-
-def _blobs_of(job: Job) -> dict[str, int]:
-    """One blob per role, and the data: a trainer has no use for them, and a feeder has none for members."""
-    study = job.study
-    return {
-        "data": data_to_descriptor(replace(study.data, on_device=None)),
-        "feeder": to_descriptor((job.settings, study.seed, study.validations_per_epoch), "what a feeder is told"),
-        "trainer": to_descriptor((study.terms, job.settings, job.directory.resolve()), "Data.on_device"),
-    }

@@ -18,21 +18,25 @@ from argosy.events import RunStarted, SectionEnded
 from argosy.fold import MemberState
 from argosy.settings import Settings
 
-__all__ = ["Metrics", "run_started", "tree_cpu_seconds"]
+__all__ = ["Metrics", "run_started", "tree_cpu_seconds", "versions"]
 
 
-def run_started(settings: Settings, lengths: Mapping[str, int], validations_per_epoch: int) -> RunStarted:
-    """This process as the driver of a run."""
-    versions = {
+def versions() -> dict[str, str]:
+    """Of what decides what this process computes."""
+    return {
         "argosy": argosy.__version__,
         "torch": torch.__version__,
         "numpy": numpy.__version__,
         "python": platform.python_version(),
     }
+
+
+def run_started(settings: Settings, lengths: Mapping[str, int], validations_per_epoch: int) -> RunStarted:
+    """This process as the driver of a run."""
     return RunStarted(
         host=socket.gethostname(),
         pid=os.getpid(),
-        versions=versions,
+        versions=versions(),
         settings=asdict(settings),
         lengths=dict(lengths),
         validations_per_epoch=validations_per_epoch,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from argosy.commands import Leg
+from argosy.errors import CheckpointError
 from argosy.events import Checkpoint
 from argosy.fold import MemberState
 from argosy.stopping import sections_in
@@ -16,6 +17,9 @@ from argosy.training import checkpoint
 from argosy.training.files import settle_links
 
 __all__ = ["Resume", "last_section", "leg_for", "resume_point", "resume_points", "settle_files"]
+
+STAY = 2
+"""Newest files of a member that are never deleted (`argosy.training.files`)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,12 +61,20 @@ def resume_points(states: Iterable[MemberState], directory: Path) -> dict[str, R
 
 
 def resume_point(state: MemberState, directory: Path, *, proved: bool = False) -> Resume:
-    """The same for one member; with `proved`, the sums need not be computed."""
+    """The same for one member; with `proved`, the sums need not be computed.
+
+    Raises CheckpointError where one of the newest two is missing that should be taken: nobody but people deletes these.
+    """
     notes: list[str] = []
     folder = directory / "members" / state.name
-    for saved in reversed(state.saved):
+    for age, saved in enumerate(reversed(state.saved)):
         path = folder / saved.file
         if not path.exists():
+            if age < STAY:
+                raise CheckpointError(
+                    f"checkpoint {path} is journaled and does not exist: it was moved or deleted, or was written where this "
+                    f"node does not see it. Put it back, or train in another directory: {state.name} would begin anew."
+                )
             continue
         if proved or checkpoint.sum_of(path) == saved.sha256:
             return _point(state, saved, notes)
@@ -88,8 +100,8 @@ def settle_files(states: Iterable[MemberState], directory: Path) -> None:
         there = [saved for saved in state.saved if (folder / saved.file).exists()]
         if there:
             settle_links(folder, there[-1])
-        kept = {name for saved in there[-2:] for name in (saved.file, saved.best)}
-        for saved in there[:-2]:
+        kept = {name for saved in there[-STAY:] for name in (saved.file, saved.best)}
+        for saved in there[:-STAY]:
             if saved.file not in kept:
                 (folder / saved.file).unlink()
 

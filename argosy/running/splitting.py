@@ -50,7 +50,7 @@ class Timing:
         if self._asked:
             return
         self._asked, self._found = tuple(devices)[:MOST_RANKS], {}
-        meeting = self.force.meeting()
+        meeting = self.force.workers.meeting()
         for rank, device in enumerate(self._asked):
             self.force.send(device, TimeSums(meeting=meeting, rank=rank, size=len(self._asked)))
 

@@ -333,7 +333,9 @@ class Voyage:
 
     def seat(self, leg: Sailing, names: Iterable[str]) -> None:
         """These are about to begin; those that several devices carry need a place to meet."""
-        self.meetings.update({n: self.force.meeting() for n in names if self.flotillas[leg.number].of(n).is_split})
+        self.meetings.update(
+            {n: self.force.workers.meeting() for n in names if self.flotillas[leg.number].of(n).is_split}
+        )
 
     def _seat_of(self, leg: Sailing, name: str, device: str) -> Seat | None:
         """The place of a device among those that carry a member; journaled before anybody steps."""

@@ -20,10 +20,11 @@ from argosy.running.limits import memory_to_keep_in
 from argosy.settings import Settings
 from argosy.stream.blocks import Block
 from argosy.stream.death import name_process
+from argosy.stream.door import dial
 from argosy.stream.feed import feed
 from argosy.stream.pulse import Pulse
 from argosy.stream.ring import RingReader
-from argosy.stream.wire import Peer, dial
+from argosy.stream.wire import Peer
 from argosy.study import Terms
 from argosy.system import means_refused, refusals_told
 from argosy.traces import trace_of
@@ -50,6 +51,8 @@ def work(arguments: dict[str, Any], descriptors: list[int]) -> int:
     """
     name, key = arguments["name"], bytes.fromhex(arguments["key"])
     name_process(arguments["role"])
+    if arguments.get("interface"):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", arguments["interface"])
     blob, pulse = descriptors[0], Pulse.open(descriptors[1])
     driver = dial(arguments["address"], key, arguments["ticket"])
     try:
@@ -60,6 +63,7 @@ def work(arguments: dict[str, Any], descriptors: list[int]) -> int:
             torch.set_num_threads(1)
             settings, seed, per_epoch = given
             data = partial(from_descriptor, descriptors[3])
+            here = arguments["nodes_here"]
             feed(
                 driver,
                 data,
@@ -67,12 +71,14 @@ def work(arguments: dict[str, Any], descriptors: list[int]) -> int:
                 name=name,
                 seed=seed,
                 per_epoch=per_epoch,
+                cores=max(len(os.sched_getaffinity(0)) // here, 1),
                 key=key,
                 pulse=pulse,
-                keep_bytes=memory_to_keep_in(settings.nodes),
+                keep_bytes=memory_to_keep_in(here),
             )
         else:
-            terms, settings, directory = given
+            directory = Path(arguments["directory"])
+            terms, settings = given
             torch.set_num_threads(settings.threads)
             keep_freed_memory()
             with refusals_told(directory):

@@ -1,11 +1,8 @@
 """The driver's picture of its workers: which feeders are open, who reads from whom, who is about to be replaced."""
 
-import os
-import shutil
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from argosy.cluster import Cluster
@@ -38,10 +35,8 @@ class Workforce:
     The feeders that feed a leg together, one on each node that it needs, are its team.
     """
 
-    def __init__(self, workers: Workers, cluster: Cluster, directory: Path) -> None:
+    def __init__(self, workers: Workers, cluster: Cluster) -> None:
         self.workers = workers
-        self.meetings = directory.resolve() / "meetings"
-        """Folder of the files by which couriers, and ranks of members, find each other, as long as the run lasts."""
         self.node_of = {device.name: device.node for device in cluster.devices}
         self.feeders: dict[str, Feeder] = {}
         self.known: dict[str, set[str]] = {}
@@ -62,13 +57,17 @@ class Workforce:
         """Whether a worker belongs to the run; those of a node that was given up do not."""
         return worker in self.feeders or worker in self.node_of
 
+    def node(self, worker: str) -> str:
+        """Where a worker is that belongs to the run."""
+        feeder = self.feeders.get(worker)
+        return self.node_of[worker] if feeder is None else feeder.node
+
     def start(self) -> None:
         """One feeder on each node, and every trainer."""
-        self._forget_meetings()
         for node in self._feeder_counts:
             self.open_feeder(node)
-        for device in self.devices:
-            self.workers.start_trainer(device)
+        for device, node in self.node_of.items():
+            self.workers.start_trainer(device, node)
 
     def send(self, worker: str, command: Any) -> None:
         """Say something to a worker."""
@@ -82,7 +81,7 @@ class Workforce:
                 name = f"{node}/{name}"
             self._feeder_counts[node] += 1
             self.feeders[name] = Feeder(name, node)
-            self.workers.start_feeder(name)
+            self.workers.start_feeder(name, node)
             self.workers.send(name, Open())
 
     def free_team(self, devices: Iterable[str], busy: Iterable[str]) -> list[Feeder] | None:
@@ -137,15 +136,10 @@ class Workforce:
                 one.team = ""
         return True
 
-    def meeting(self) -> str:
-        """The file by which processes find each other that nobody has used yet."""
-        self.meetings.mkdir(mode=0o700, exist_ok=True)
-        return str(self.meetings / os.urandom(16).hex())
-
     def _teams(self, nodes: int, sharing: str | None, preparing: int) -> list[Team]:
         """One team, as each of its feeders sees it."""
-        meeting = self.meeting()
-        key = Path(meeting).name
+        meeting = self.workers.meeting()
+        key = meeting.rpartition("/")[2]
         return [
             Team(sharing=sharing, preparing=min(preparing, nodes), rank=rank, nodes=nodes, key=key, meeting=meeting)
             for rank in range(nodes)
@@ -180,7 +174,7 @@ class Workforce:
         self.known.pop(worker, None)
         if worker in self.devices:
             self._detach(worker)
-            self.workers.start_trainer(worker)
+            self.workers.start_trainer(worker, self.node_of[worker])
 
     def abandon(self, node: str) -> list[str]:
         """Go on without a node: its workers are told to exit, and no longer known. Returns its devices."""
@@ -207,10 +201,6 @@ class Workforce:
                 yield worker, message
                 if isinstance(message, Used | Lost | Failed):
                     remaining.discard(worker)
-        self._forget_meetings()
-
-    def _forget_meetings(self) -> None:
-        shutil.rmtree(self.meetings, ignore_errors=True)
 
     def _detach(self, device: str) -> None:
         for feeder in self.feeders.values():

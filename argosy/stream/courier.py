@@ -25,13 +25,13 @@ import torch.distributed as dist
 
 from argosy.commands import Team
 from argosy.stream.death import die_with_parent, name_process
+from argosy.stream.meeting import FORMING, store_at
 from argosy.stream.ring import Ring
 from argosy.stream.sharing import PIPELINES, Hop, Pipeline, candidates
 from argosy.stream.wire import Peer
 
 __all__ = ["Broken", "Carried", "Courier", "Exchanges", "start_courier"]
 
-FORMING = datetime.timedelta(seconds=60)
 NEVER = datetime.timedelta(days=365)
 """Timeout of an exchange: another node may rightly be busy for long, and the driver decides who is lost."""
 PROBE_BYTES = 2**20
@@ -174,8 +174,8 @@ class _Way:
 
 
 def _meet(team: Team) -> None:
-    """Join the world of a team: its couriers find each other by a file in a folder that is this user's alone."""
-    store = dist.FileStore(team.meeting, team.nodes)  # type: ignore[attr-defined]
+    """Join the world of a team."""
+    store = store_at(team.meeting, team.nodes)
     dist.init_process_group("gloo", store=store, rank=team.rank, world_size=team.nodes, timeout=FORMING)
 
 

@@ -21,6 +21,7 @@ from argosy.events import Skipped, Used
 from argosy.settings import Settings
 from argosy.stream.courier import Broken, Carried, Courier, Exchanges, start_courier
 from argosy.stream.course import Course
+from argosy.stream.door import Door
 from argosy.stream.gauges import Queues, StreamGauge
 from argosy.stream.preparation import Filling, Preparation
 from argosy.stream.pulse import Pulse
@@ -29,7 +30,7 @@ from argosy.stream.schedule import Orders, choose_block_size
 from argosy.stream.sharing import PIPELINES, Turn
 from argosy.stream.sources import Source, keep
 from argosy.stream.spares import open_for
-from argosy.stream.wire import Door, Peer
+from argosy.stream.wire import Peer
 from argosy.study import Data
 
 __all__ = ["feed"]
@@ -350,14 +351,14 @@ def feed(
     name: str,
     seed: int,
     per_epoch: int,
+    cores: int,
     key: bytes,
     pulse: Pulse,
     keep_bytes: int,
 ) -> None:
-    """Life of a feeder: open the data when told so, then feed legs, of so many sections an epoch, until told to exit."""
+    """Life of a feeder that may use so many cores: open the data when told so, then feed legs until told to exit."""
     (command,) = driver.wait()
     assert isinstance(command, Open)
-    cores = max(len(os.sched_getaffinity(0)) // settings.nodes, 1)
     count = settings.loader_workers if settings.loader_workers is not None else cores
     # Its name is one of the host that this process was started on, wherever a dataset takes it.
     door = Door(key)

@@ -66,6 +66,11 @@ class Pulse:
         """The pulse that another process created; the descriptor may be closed then."""
         return cls(memoryview(mmap.mmap(descriptor, 0)))
 
+    @classmethod
+    def of(cls, picture: bytes) -> "Pulse":
+        """What `picture` has taken, to be looked at elsewhere."""
+        return cls(memoryview(picture))
+
     def slot(self, number: int) -> "Pulse":
         """Of loader 1, 2, … of this worker; whoever starts in a slot finds it idle."""
         if not 0 < number < SLOTS:
@@ -119,6 +124,10 @@ class Pulse:
         self.beat(number)
 
     # ---- the reader's
+
+    def picture(self) -> bytes:
+        """The slots that were ever used, as they are."""
+        return bytes(self._memory[: (self._words[IN_USE] + 1) * SLOT_BYTES])
 
     def look(self) -> tuple[Sign, ...]:
         """The signs of this worker and of its loaders, in the order of their slots."""

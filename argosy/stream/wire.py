@@ -1,19 +1,15 @@
-"""Sockets between processes of one run: a door that authenticates callers, the call to it, and the talk that follows.
+"""Talk between processes of one run, when they have met (`argosy.stream.door`).
 
-Contract. The listener has an abstract AF_UNIX name (nothing on disk, nothing to leak) and a key that only processes of
-the run know; callers of other users are turned away by the kernel's word, and both sides prove the key (HMAC-SHA256 over
-the other's nonce) before the first pickle is read. Then both
-ends are a `Peer`: what one says is kept until the socket takes it, what has arrived in part is kept until it is whole.
-So nobody ever waits for another to read, and a peer that stops in the middle of a word holds up nobody. Descriptors
-travel beside the words. The order of words is kept; a peer that is gone is an end-of-file after its last whole word.
+Contract. Both ends are a `Peer`: what one says is kept until the socket takes it, what has arrived in part is kept until
+it is whole. So nobody ever waits for another to read, and a peer that stops in the middle of a word holds up nobody. On
+one node descriptors travel beside the words. The order of words is kept; a peer that is gone is an end-of-file after its
+last whole word.
 """
 
 import errno
-import hmac
 import os
 import pickle
 import select
-import selectors
 import socket
 import struct
 import threading
@@ -25,21 +21,8 @@ from typing import Any
 
 from argosy.errors import WorkerError
 
-__all__ = ["Door", "Peer", "dial"]
+__all__ = ["Peer"]
 
-NONCE = PROOF = 32
-LONGEST_NAME = 255
-PATIENCE_SECONDS = 5.0
-"""A caller that has not proved itself by then is hung up on."""
-UNPROVED = 128
-"""Most callers at a time that have not proved themselves: for another one the oldest is hung up on."""
-BREATH_SECONDS = 0.01
-"""Pause after a call that could not be taken, as this process has too many files open: it is still waiting then."""
-CREDENTIALS = struct.Struct("3i")
-"""Of the process at the other end: pid, user, group."""
-ANSWER_SECONDS = 600.0
-"""A caller waits so long for the door: whoever is behind it may be in the middle of a slow sample. One that is gone
-hangs up at once."""
 LARGEST = 2**30
 """Bytes of one value."""
 LENGTH = struct.Struct("<Q")
@@ -80,6 +63,11 @@ class Peer:
     def fileno(self) -> int:
         """For selectors; -1 after `close`."""
         return self._socket.fileno()
+
+    @property
+    def host(self) -> str:
+        """The address by which another node reaches this one."""
+        return str(self._socket.getsockname()[0])
 
     @property
     def unsent(self) -> bool:
@@ -236,152 +224,3 @@ def _unpickle(word: memoryview) -> Any:
 
 
 ROOM = socket.CMSG_SPACE(DESCRIPTORS * array("i").itemsize)
-
-
-HELLO = PROOF + NONCE
-"""Bytes of a caller before the length of its name."""
-
-
-class Door:
-    """The listening end. Its `fileno` is readable when `enter` has something to do."""
-
-    def __init__(self, key: bytes) -> None:
-        self.key = key
-        self.address = f"\0argosy-{os.urandom(12).hex()}"
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._listener.bind(self.address)
-        self._listener.listen(128)
-        self._listener.setblocking(False)
-        self._selector = selectors.EpollSelector()
-        self._selector.register(self._listener, selectors.EVENT_READ)
-        self._callers: dict[socket.socket, tuple[bytes, bytearray, float]] = {}
-
-    def fileno(self) -> int:
-        """For selectors."""
-        return self._selector.fileno()
-
-    def enter(self) -> list[tuple[str, Peer]]:
-        """Callers that have just proved the key, with the name that they gave; never waits."""
-        entered = []
-        for key, _ in self._selector.select(timeout=0):
-            if key.fileobj is self._listener:
-                self._welcome()
-            elif key.fileobj in self._callers and (caller := self._read(key.fileobj)) is not None:
-                entered.append(caller)
-        self._hang_up_on_the_silent()
-        return entered
-
-    def close(self) -> None:
-        """No more callers."""
-        for caller in list(self._callers):
-            self._hang_up(caller)
-        self._selector.close()
-        self._listener.close()
-
-    def _welcome(self) -> None:
-        try:
-            caller, _ = self._listener.accept()
-        except OSError:
-            time.sleep(BREATH_SECONDS)
-            return
-        if _user_of(caller) != os.geteuid():
-            caller.close()
-            return
-        if len(self._callers) == UNPROVED:
-            self._hang_up(next(iter(self._callers)))
-        caller.setblocking(False)
-        nonce = os.urandom(NONCE)
-        self._callers[caller] = (nonce, bytearray(), time.monotonic())
-        self._selector.register(caller, selectors.EVENT_READ)
-        self._say(caller, nonce)
-
-    def _read(self, caller: socket.socket) -> tuple[str, Peer] | None:
-        nonce, received, _ = self._callers[caller]
-        # Never past the name: what follows it is the peer's to read. The caller waits for the proof before it goes on.
-        wanted = HELLO + 1 + received[HELLO] if len(received) > HELLO else HELLO + 1
-        try:
-            piece = caller.recv(wanted - len(received))
-        except BlockingIOError:
-            return None
-        except OSError:
-            piece = b""
-        received += piece
-        if not piece:
-            self._hang_up(caller)
-            return None
-        if len(received) <= HELLO or len(received) < HELLO + 1 + received[HELLO]:
-            return None
-        proof, challenge, name = bytes(received[:PROOF]), bytes(received[PROOF:HELLO]), bytes(received[HELLO + 1 :])
-        if not hmac.compare_digest(proof, _prove(self.key, b"caller", nonce)):
-            self._hang_up(caller)
-            return None
-        if not self._say(caller, _prove(self.key, b"door", challenge)):
-            return None
-        self._selector.unregister(caller)
-        del self._callers[caller]
-        return name.decode(errors="replace"), Peer(caller)
-
-    def _say(self, caller: socket.socket, words: bytes) -> bool:
-        """Send; False where the caller has gone."""
-        try:
-            caller.send(words)
-        except OSError:
-            self._hang_up(caller)
-            return False
-        return True
-
-    def _hang_up_on_the_silent(self) -> None:
-        for caller, (_, _, since) in list(self._callers.items()):
-            if time.monotonic() - since > PATIENCE_SECONDS:
-                self._hang_up(caller)
-
-    def _hang_up(self, caller: socket.socket) -> None:
-        self._selector.unregister(caller)
-        del self._callers[caller]
-        caller.close()
-
-
-def dial(address: str, key: bytes, name: str) -> Peer:
-    """Call a door under a name (at most 255 bytes); raises WorkerError where nobody answers with the right key."""
-    words = name.encode()
-    if len(words) > LONGEST_NAME:
-        raise WorkerError(
-            f"{name[:20]!r}… has {len(words)} bytes; a caller's name has at most {LONGEST_NAME}. Shorten it."
-        )
-    caller = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    caller.settimeout(ANSWER_SECONDS)
-    try:
-        caller.connect(address)
-        nonce = _receive(caller, NONCE)
-        challenge = os.urandom(NONCE)
-        caller.sendall(_prove(key, b"caller", nonce) + challenge + bytes([len(words)]) + words)
-        proof = _receive(caller, PROOF)
-    except OSError as error:
-        caller.close()
-        raise WorkerError(f"{name}: the call to {address[1:]} failed: {error}. Run the same command again.") from error
-    if not hmac.compare_digest(proof, _prove(key, b"door", challenge)):
-        caller.close()
-        raise WorkerError(
-            f"{name}: whoever answers at {address[1:]} does not know the run's key. Run the same command again."
-        )
-    return Peer(caller)
-
-
-def _user_of(caller: socket.socket) -> int:
-    """Whose process is at the other end, by the kernel's word."""
-    found = caller.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
-    return int(CREDENTIALS.unpack(found)[1])
-
-
-def _receive(connection: socket.socket, size: int) -> bytes:
-    received = b""
-    while len(received) < size:
-        piece = connection.recv(size - len(received))
-        if not piece:
-            raise ConnectionResetError("hung up before the key was proved")
-        received += piece
-    return received
-
-
-def _prove(key: bytes, side: bytes, nonce: bytes) -> bytes:
-    return hmac.digest(key, side + nonce, "sha256")

@@ -16,7 +16,7 @@ from argosy.events import Checkpoint
 from argosy.training import checkpoint
 from argosy.training.member import LiveMember
 
-__all__ = ["Draft", "Files", "Saving", "settle_links"]
+__all__ = ["Draft", "Files", "Kept", "Saving", "settle_links"]
 
 SHARE = 0.005
 """Part of the time that files of a section's end may take."""
@@ -33,6 +33,32 @@ class Draft:
     """Whether the state is that of the best section itself."""
 
 
+class Kept:
+    """Of one member: which of its files stay, by the driver's word."""
+
+    def __init__(self, folder: Path, resumed: Checkpoint | None) -> None:
+        self.folder = folder
+        self._settled: tuple[Checkpoint, ...] = () if resumed is None else (resumed,)
+        """Newest ones that are journaled: at most two."""
+        self._unsettled: tuple[Checkpoint, ...] = ()
+
+    def add(self, saved: Checkpoint) -> None:
+        """A file is there that is to be journaled."""
+        self._unsettled = (*self._unsettled, saved)
+
+    def journaled(self, file: str) -> None:
+        """The driver has journaled this file: move the links, and delete what is older than the one before it."""
+        names = [saved.file for saved in self._unsettled]
+        if file not in names:
+            return
+        count = names.index(file) + 1
+        self._settled = (*self._settled, *self._unsettled[:count])[-2:]
+        self._unsettled = self._unsettled[count:]
+        settle_links(self.folder, self._settled[-1])
+        kept = (*self._settled, *self._unsettled)
+        checkpoint.keep_newest(self.folder, {name for saved in kept for name in (saved.file, saved.best) if name})
+
+
 class Files:
     """Of a member aboard; it goes on from a checkpoint, or from nothing."""
 
@@ -42,9 +68,7 @@ class Files:
         self.newest = resumed
         self.proved = resumed is not None
         """Whether a file of this member was opened again: the first one proves that all later ones can be."""
-        self._settled: tuple[Checkpoint, ...] = () if resumed is None else (resumed,)
-        """Newest ones that are journaled: at most two."""
-        self._unsettled: tuple[Checkpoint, ...] = ()
+        self.kept = Kept(folder, resumed)
 
     def draft(self, live: LiveMember, *, carried: bool) -> Draft | None:
         """What to write for a member where it stands; None where the newest file says it all.
@@ -85,23 +109,11 @@ class Files:
         if draft.best_is_current or len(sums) > 1:
             saved = replace(saved, best_sha256=sums[0])
         self.newest = saved
-        self._unsettled = (*self._unsettled, saved)
+        self.kept.add(saved)
         if not self.proved:
             checkpoint.load(self.folder / saved.file, saved.sha256)
             self.proved = True
         return saved
-
-    def journaled(self, file: str) -> None:
-        """The driver has journaled this file: move the links, and delete what is older than the one before it."""
-        names = [saved.file for saved in self._unsettled]
-        if file not in names:
-            return
-        count = names.index(file) + 1
-        self._settled = (*self._settled, *self._unsettled[:count])[-2:]
-        self._unsettled = self._unsettled[count:]
-        settle_links(self.folder, self._settled[-1])
-        kept = (*self._settled, *self._unsettled)
-        checkpoint.keep_newest(self.folder, {name for saved in kept for name in (saved.file, saved.best) if name})
 
 
 class Saving:

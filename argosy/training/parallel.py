@@ -1,8 +1,8 @@
 """The group of a member that several devices carry: its ranks meet, and add up what each of them has computed.
 
 Contract. Every member has a group of its own, formed anew whenever it boards, that is no part of any world of torch's: the
-groups of a device know nothing of each other. Ranks find each other by a file in a folder that is this user's alone. Whoever
-steps members never waits in here: a group is formed in a thread of its own, and a sum is asked whether it is there. A peer may
+groups of a device know nothing of each other. Ranks find each other at a meeting (`argosy.stream.meeting`). Whoever steps
+members never waits in here: a group is formed in a thread of its own, and a sum is asked whether it is there. A peer may
 rightly be busy for long, so no sum has a time limit that could be reached; who is lost, and which sum hangs, the driver decides.
 A group of which a peer is gone is *broken*, and gives no sum any more. Who leaves a group lets its peers go: their sums break. The
 destructor waits for a sum that is still under way, without the interpreter's lock, and so it has a thread, which ends when the
@@ -21,10 +21,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from argosy.stream.meeting import FORMING, store_at
+
 __all__ = ["LONG_BYTES", "POLL_SECONDS", "Group", "Sum", "time_sums"]
 
-FORMING = datetime.timedelta(seconds=60)
-"""Of connecting, which begins when all are there."""
 NEVER = datetime.timedelta(days=365)
 LOOK_SECONDS = 0.005
 """Between two looks whether all are there."""
@@ -52,7 +52,7 @@ class Group:
 
     @classmethod
     def form(cls, meeting: str, rank: int, size: int) -> "Group":
-        """Begin to form a group of this size, whose ranks all name the same file, which nobody has used before."""
+        """Begin to form a group of this size, whose ranks all name the same meeting, which nobody has used before."""
         group = cls(meeting, rank, size)
         threading.Thread(target=group._meet, daemon=True).start()
         return group
@@ -79,21 +79,24 @@ class Group:
         threading.Thread(target=ends.clear, daemon=True).start()
 
     def _meet(self) -> None:
-        store = dist.FileStore(self.meeting, self.size)  # type: ignore[attr-defined]
+        try:
+            end = self._join(store_at(self.meeting, self.size))
+        except RuntimeError as error:
+            self.broken = _reason(error)
+            return
+        if end is not None and not self._left:
+            self._ends.append(end)
+
+    def _join(self, store: Any) -> Any:
+        """torch's end, when all ranks are there; None where this one has left before."""
         store.set(f"here/{self.rank}", "")
         everybody = [f"here/{rank}" for rank in range(self.size)]
         while not store.check(everybody):
             if self._left:
-                return
+                return None
             time.sleep(LOOK_SECONDS)
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        try:
-            end: Any = dist.ProcessGroupGloo(store, self.rank, self.size, FORMING)
-        except RuntimeError as error:
-            self.broken = _reason(error)
-            return
-        if not self._left:
-            self._ends.append(end)
+        return dist.ProcessGroupGloo(store, self.rank, self.size, FORMING)
 
 
 @dataclass(frozen=True, slots=True)

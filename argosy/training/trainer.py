@@ -157,7 +157,7 @@ class Trainer:
         elif isinstance(command, Journaled):
             for name, file in command.files.items():
                 if name in self.aboard:
-                    self.aboard[name].files.journaled(file)
+                    self.aboard[name].files.kept.journaled(file)
         elif isinstance(command, Pause):
             self._leave(list(self.aboard))
             self.kept, self.at_hand = [], None

@@ -11,11 +11,12 @@ import torch
 
 from argosy import Data
 from argosy.stream.blocks import Layout, Place
+from argosy.stream.door import NONCE, PROOF, dial
 from argosy.stream.loaders import Task, run_task
 from argosy.stream.preparation import TRIES, Preparation
 from argosy.stream.pulse import Pulse
 from argosy.stream.sources import ArraySource, Source, open_sources, reopened
-from argosy.stream.wire import LARGEST, LENGTH, NONCE, PROOF, Peer, dial
+from argosy.stream.wire import LARGEST, LENGTH, Peer
 
 __all__ = ["CASES"]
 

@@ -21,7 +21,8 @@ from argosy.errors import WorkerError
 from argosy.running import forkserver, processes
 from argosy.running.forkserver import ForkServer
 from argosy.running.processes import ProcessWorkers
-from argosy.stream.wire import Peer, dial
+from argosy.stream.door import dial
+from argosy.stream.wire import Peer
 
 PATIENCE = round(1.5 * processes.NEWS_SECONDS / 0.02)
 """Looks that take longer than the fork server is waited for."""
@@ -62,10 +63,9 @@ def servers(monkeypatch: pytest.MonkeyPatch) -> list[Server]:
 
 @pytest.fixture
 def workers(tmp_path: Path, servers: list[Server]) -> Iterator[ProcessWorkers]:
-    job = SimpleNamespace(directory=tmp_path, lock=0)
     blobs = {"trainer": os.memfd_create("blob")}
-    with ProcessWorkers(job, servers[0], blobs) as workers:  # type: ignore[arg-type]
-        workers.start_trainer("cpu:0")
+    with ProcessWorkers(servers[0], blobs, directory=tmp_path, lock=0) as workers:
+        workers.start_trainer("cpu:0", "local")
         workers.send("cpu:0", "first")
         yield workers
 
@@ -113,7 +113,7 @@ def test_a_call_of_a_worker_that_is_gone_takes_nothing_from_its_successor(
     servers[0].tell(first, 7, None)
     servers[0].tell(first, 7, 9)
     assert lost(workers) == 1
-    workers.start_trainer("cpu:0")
+    workers.start_trainer("cpu:0", "local")
     workers.send("cpu:0", "second")
     with pytest.raises(EOFError):
         call(workers, first).wait(10)
@@ -211,7 +211,7 @@ def test_a_worker_that_does_not_read_holds_up_neither_the_driver_nor_the_others(
 ) -> None:
     """More than sockets hold, in both directions, before either side reads."""
     deaf = call(workers, servers[0].asked[0]["ticket"])
-    workers.start_trainer("cpu:1")
+    workers.start_trainer("cpu:1", "local")
     other = call(workers, servers[0].asked[1]["ticket"])
     messages = ["x" * 300 + str(number) for number in range(3000)]
     for message in messages:
@@ -234,7 +234,7 @@ def test_the_last_words_reach_workers_that_live_and_one_that_does_not_read_holds
 ) -> None:
     monkeypatch.setattr(processes, "FAREWELL_SECONDS", 0.5)
     _deaf = call(workers, servers[0].asked[0]["ticket"])
-    workers.start_trainer("cpu:1")
+    workers.start_trainer("cpu:1", "local")
     other = call(workers, servers[0].asked[1]["ticket"])
     workers.send("cpu:0", bytes(10**7))
     workers.send("cpu:1", bytes(10**6))

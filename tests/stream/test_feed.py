@@ -19,10 +19,11 @@ import argosy
 from argosy.commands import Credit, Exit, Feed, Leg, Open, Opened, Team
 from argosy.events import Used
 from argosy.settings import Settings
+from argosy.stream.door import dial
 from argosy.stream.feed import feed
 from argosy.stream.pulse import Pulse
 from argosy.stream.ring import RingReader
-from argosy.stream.wire import Peer, dial
+from argosy.stream.wire import Peer
 
 NODES = 2
 KEY = bytes(32)
@@ -47,6 +48,7 @@ def live(driver: Peer, number: int) -> None:
         name=f"node{number}/feeder-0",
         seed=0,
         per_epoch=1,
+        cores=1,
         key=KEY,
         pulse=Pulse.private(),
         keep_bytes=0,

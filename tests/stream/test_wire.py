@@ -1,4 +1,4 @@
-"""Nobody waits in a Peer, whatever the other end does; the door lets in whoever knows the key, under any name."""
+"""Nobody waits in a Peer, whatever the other end does."""
 
 import os
 import pickle
@@ -6,7 +6,7 @@ import resource
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from argosy.errors import WorkerError
 from argosy.stream import wire
-from argosy.stream.wire import LENGTH, Door, Peer, dial
+from argosy.stream.wire import LENGTH, Peer
 
 
 def word(value: Any) -> bytes:
@@ -234,79 +234,6 @@ def test_drain_gives_up_on_one_that_does_not_read() -> None:
     assert time.monotonic() - started < 5
 
 
-def enter(door: Door, call: Callable[[], Any]) -> tuple[list[tuple[str, Peer]], list[Any]]:
-    """Who has entered while somebody called, and what the caller got."""
-    got: list[Any] = []
-
-    def guarded() -> None:
-        try:
-            got.append(call())
-        except WorkerError as error:
-            got.append(error)
-
-    thread, entered = threading.Thread(target=guarded), []
-    thread.start()
-    while thread.is_alive():
-        entered += door.enter()
-    thread.join()
-    return entered + door.enter(), got
-
-
-@pytest.mark.parametrize("name", ["", "cpu:0 1", "n" * 33, "node/üöä-" * 20, "n" * 255])
-def test_a_name_of_any_length_shifts_nothing(name: str) -> None:
-    door = Door(bytes(32))
-    entered, (caller,) = enter(door, lambda: dial(door.address, bytes(32), name))
-    assert [found for found, _ in entered] == [name]
-    caller.send("first word")
-    assert entered[0][1].wait(5) == ["first word"]
-    door.close()
-
-
-def test_a_name_that_is_too_long_is_refused() -> None:
-    with pytest.raises(WorkerError, match="256 bytes; a caller's name has at most 255"):
-        dial("\0nowhere", bytes(32), "n" * 256)
-
-
-def test_another_key_opens_nothing() -> None:
-    door = Door(bytes(32))
-    entered, (error,) = enter(door, lambda: dial(door.address, b"x" * 32, "name"))
-    assert entered == []
-    assert isinstance(error, WorkerError)
-    door.close()
-
-
-def test_silent_callers_hold_up_nobody_and_are_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "UNPROVED", 3)
-    door = Door(bytes(32))
-    silent = [socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) for _ in range(5)]
-    for caller in silent:
-        caller.connect(door.address)
-        door.enter()
-    assert len(door._callers) == 3
-    for caller in silent[:2]:
-        assert len(caller.recv(wire.NONCE)) == wire.NONCE
-        assert caller.recv(1) == b""
-    entered, _ = enter(door, lambda: dial(door.address, bytes(32), "name"))
-    assert [found for found, _ in entered] == ["name"]
-    monkeypatch.setattr(wire, "PATIENCE_SECONDS", 0.0)
-    door.enter()
-    assert len(door._callers) == 0
-    door.close()
-    for caller in silent:
-        caller.close()
-
-
-def test_a_caller_of_another_user_is_turned_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    with raw() as (ours, _):
-        assert wire._user_of(ours) == os.geteuid()
-    monkeypatch.setattr(wire, "_user_of", lambda caller: os.geteuid() + 1)
-    door = Door(bytes(32))
-    entered, (error,) = enter(door, lambda: dial(door.address, bytes(32), "name"))
-    assert entered == []
-    assert isinstance(error, WorkerError)
-    door.close()
-
-
 @contextmanager
 def no_more_files() -> Iterator[None]:
     """This process may open none."""
@@ -316,18 +243,6 @@ def no_more_files() -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-def test_a_call_waits_where_too_many_files_are_open() -> None:
-    door = Door(bytes(32))
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller:
-        caller.connect(door.address)
-        with no_more_files():
-            assert door.enter() == []
-            assert door.enter() == []
-        door.enter()
-        assert len(caller.recv(wire.NONCE)) == wire.NONCE
-    door.close()
 
 
 def test_a_descriptor_that_finds_no_room_is_an_error_that_says_so() -> None:

@@ -1,0 +1,164 @@
+"""How the agents of a job find its driver: rank 0 leaves a notice of its door where every node of the job can read it.
+
+The notice is a file of the run directory that its user alone can read, with a key that was drawn for this driver. Where the
+nodes see no common directory, a key of the user's own (``ARGOSY_KEY``) is taken instead, and under ``torchrun`` the notice,
+without any key, is in the store that torch keeps for the job. The key is never on a command line.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import psutil
+
+from argosy.errors import PlanError, WorkerError
+from argosy.running.place import Place
+from argosy.stream.door import dial
+from argosy.stream.wire import Peer
+
+__all__ = ["Board", "Notice", "addresses", "board_of", "call_driver", "key_in"]
+
+KEY = "ARGOSY_KEY"
+SHORTEST_KEY = 16
+JOIN_SECONDS = 300.0
+"""How long the processes of a job may begin after one another."""
+CALL_SECONDS = 5.0
+"""How long an address may take to answer, which may not be the driver's at all."""
+LOOK_SECONDS = 0.2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Notice:
+    """Where the driver of a job is."""
+
+    job: str
+    hosts: tuple[str, ...]
+    """Its addresses, in the order in which to try them."""
+    port: int
+    key: str = ""
+    """Of the run, as hexadecimal digits; empty where every node has it in its environment."""
+
+
+class Board(Protocol):
+    """Where a notice is left."""
+
+    def leave(self, notice: Notice) -> None:
+        """Let everybody read it."""
+
+    def read(self) -> Notice | None:
+        """The one that was left last; None where there is none."""
+
+    def clear(self) -> None:
+        """Take it away."""
+
+
+class FileBoard:
+    """A file of the run directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / "driver.json"
+
+    def leave(self, notice: Notice) -> None:
+        """See `Board.leave`; nobody sees half of it, and nobody but this user anything."""
+        unfinished = self.path.with_name(f".driver.json.{os.getpid()}")
+        unfinished.touch(mode=0o600)
+        unfinished.write_text(json.dumps(asdict(notice)))
+        unfinished.rename(self.path)
+
+    def read(self) -> Notice | None:
+        """See `Board.read`."""
+        try:
+            return _notice(self.path.read_text())
+        except FileNotFoundError:
+            return None
+
+    def clear(self) -> None:
+        """See `Board.clear`."""
+        self.path.unlink(missing_ok=True)
+
+
+class StoreBoard:
+    """torch's store of the job, which tells whoever asks."""
+
+    def __init__(self, place: Place, *, keeps: bool) -> None:
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not where a file does
+
+        assert place.store is not None
+        host, port = place.store
+        self._name = f"argosy/{place.job}"
+        self._store: Any = TCPStore(host, port, is_master=keeps, wait_for_workers=False)
+
+    def leave(self, notice: Notice) -> None:
+        """See `Board.leave`."""
+        assert not notice.key
+        self._store.set(self._name, json.dumps(asdict(notice)))
+
+    def read(self) -> Notice | None:
+        """See `Board.read`."""
+        return _notice(self._store.get(self._name).decode()) if self._store.check([self._name]) else None
+
+    def clear(self) -> None:
+        """See `Board.clear`; whoever starts the job again has another name."""
+
+
+def _notice(text: str) -> Notice:
+    value = json.loads(text)
+    return Notice(**{**value, "hosts": tuple(value["hosts"])})
+
+
+def key_in(environment: Mapping[str, str]) -> bytes | None:
+    """The user's own key; None where there is none. Raises PlanError for one that can be guessed."""
+    text = environment.get(KEY)
+    if text is None:
+        return None
+    if len(text) < SHORTEST_KEY:
+        raise PlanError(
+            f"{KEY} has {len(text)} characters; whoever guesses it can run code on every node. Export at least {SHORTEST_KEY}, "
+            "as in ARGOSY_KEY=$(openssl rand -hex 32)."
+        )
+    return hashlib.sha256(text.encode()).digest()
+
+
+def board_of(place: Place, directory: Path, environment: Mapping[str, str]) -> Board:
+    """Where the notice of this job's driver is."""
+    if place.store is None or KEY not in environment:
+        return FileBoard(directory)
+    # Some versions of torchrun leave it to the first rank to keep the store.
+    keeps = place.rank == 0 and environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    return StoreBoard(place, keeps=keeps)
+
+
+def addresses() -> tuple[str, ...]:
+    """Of this host, that of its name first and the loopback last: other processes of a job may be on it as well."""
+    found = [one.address for many in psutil.net_if_addrs().values() for one in many if one.family == socket.AF_INET]
+    named = ""
+    with contextlib.suppress(OSError):
+        named = socket.gethostbyname(socket.gethostname())
+    return tuple(sorted(found, key=lambda address: (address.startswith("127."), address != named)))
+
+
+def call_driver(place: Place, board: Board, key: bytes | None, *, seconds: float = JOIN_SECONDS) -> tuple[Peer, bytes]:
+    """The connection to the driver of this job, and the run's key; raises WorkerError where it is not found in time."""
+    deadline, last = time.monotonic() + seconds, "it has left no notice"
+    while True:
+        notice = board.read()
+        if notice is not None and notice.job == place.job:
+            proof = key or bytes.fromhex(notice.key)
+            for host in notice.hosts:
+                try:
+                    return dial((host, notice.port), proof, f"rank {place.rank}", seconds=CALL_SECONDS), proof
+                except WorkerError as error:
+                    last = str(error)
+        if time.monotonic() > deadline:
+            raise WorkerError(
+                f"rank {place.rank} on {socket.gethostname()} has not found the job's driver within {seconds:g} s: {last} Give "
+                f"a --dir that all nodes see, or export the same {KEY} on all of them and start with torchrun."
+            )
+        time.sleep(LOOK_SECONDS)

@@ -1,0 +1,189 @@
+"""Where a process of a job stands that ``srun``, ``mpirun``, ``torchrun`` or their like have started: pure reading of variables.
+
+Launchers differ in the names alone, so there is one table. The first row of which every variable is set counts: whoever starts
+the process last (``torchrun`` in a job of Slurm, ``mpirun`` in its allocation) stands above whoever lent it the machines.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from argosy.errors import PlanError
+
+__all__ = ["Place", "place_asked", "place_of", "seconds_left"]
+
+RESERVE_SECONDS = 60.0
+"""Of a job's time that are left for saving."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """Of one process among those of its job. Rank 0 drives; the first of every other node is its agent."""
+
+    launcher: str
+    """The program that started it."""
+    rank: int
+    size: int
+    local_rank: int
+    """Among those of its node."""
+    nodes: int
+    job: str
+    """What tells the job from others, as far as its launcher says."""
+    store: tuple[str, int] | None = None
+    """Host and port of torch's store, which ``torchrun`` keeps."""
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.rank < self.size and 0 <= self.local_rank <= self.rank and 1 <= self.nodes <= self.size):
+            raise PlanError(
+                f"{self.launcher} says rank {self.rank} of {self.size}, local rank {self.local_rank}, {self.nodes} nodes, "
+                "which cannot be. Start one process on each node, and leave the launcher's variables as they are."
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Names:
+    """What one launcher calls these."""
+
+    launcher: str
+    rank: str
+    size: str
+    local_rank: str
+    local_size: str = ""
+    nodes: str = ""
+    job: tuple[str, ...] = ()
+
+
+TABLE = (
+    _Names(
+        launcher="torchrun",
+        rank="RANK",
+        size="WORLD_SIZE",
+        local_rank="LOCAL_RANK",
+        nodes="GROUP_WORLD_SIZE",
+        job=("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT"),
+    ),
+    _Names(
+        launcher="mpirun",  # Open MPI
+        rank="OMPI_COMM_WORLD_RANK",
+        size="OMPI_COMM_WORLD_SIZE",
+        local_rank="OMPI_COMM_WORLD_LOCAL_RANK",
+        local_size="OMPI_COMM_WORLD_LOCAL_SIZE",
+        job=("PMIX_NAMESPACE",),
+    ),
+    _Names(
+        launcher="jsrun",
+        rank="JSM_NAMESPACE_RANK",
+        size="JSM_NAMESPACE_SIZE",
+        local_rank="JSM_NAMESPACE_LOCAL_RANK",
+        local_size="JSM_NAMESPACE_LOCAL_SIZE",
+        job=("LSB_JOBID",),
+    ),
+    _Names(
+        launcher="mpiexec",  # of HPE's PALS
+        rank="PALS_RANKID",
+        size="PMI_SIZE",
+        local_rank="PALS_LOCAL_RANKID",
+        local_size="PMI_LOCAL_SIZE",
+        job=("PALS_APID",),
+    ),
+    _Names(
+        launcher="mpiexec",  # Hydra, of MPICH and Intel MPI
+        rank="PMI_RANK",
+        size="PMI_SIZE",
+        local_rank="MPI_LOCALRANKID",
+        local_size="MPI_LOCALNRANKS",
+    ),
+    _Names(
+        launcher="mpiexec",  # Cray's PMI
+        rank="PMI_RANK",
+        size="PMI_SIZE",
+        local_rank="PMI_LOCAL_RANK",
+        local_size="PMI_LOCAL_SIZE",
+    ),
+    _Names(
+        launcher="srun",
+        rank="PMIX_RANK",  # where Slurm starts through PMIx
+        size="SLURM_STEP_NUM_TASKS",
+        local_rank="SLURM_LOCALID",
+        nodes="SLURM_STEP_NUM_NODES",
+        job=("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"),
+    ),
+    _Names(
+        launcher="srun",
+        rank="SLURM_PROCID",
+        size="SLURM_STEP_NUM_TASKS",
+        local_rank="SLURM_LOCALID",
+        nodes="SLURM_STEP_NUM_NODES",
+        job=("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"),
+    ),
+)
+
+
+def place_of(environment: Mapping[str, str]) -> Place | None:
+    """Where this process stands; None where nobody has started it beside others.
+
+    Raises PlanError for what cannot be.
+
+    >>> place_of({"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "4", "SLURM_LOCALID": "0", "SLURM_STEP_NUM_NODES": "4"}).rank
+    3
+    """
+    names = next((names for names in TABLE if _has_all(names, environment)), None)
+    if names is None:
+        return None
+    size = _number(names, names.size, environment)
+    if size == 1:
+        return None
+    store = None
+    if names.launcher == "torchrun" and "MASTER_ADDR" in environment:
+        store = environment["MASTER_ADDR"], _number(names, "MASTER_PORT", environment)
+    return Place(
+        launcher=names.launcher,
+        rank=_number(names, names.rank, environment),
+        size=size,
+        local_rank=_number(names, names.local_rank, environment),
+        nodes=_nodes(names, size, environment),
+        job=".".join(environment[name] for name in names.job if name in environment),
+        store=store,
+    )
+
+
+def place_asked(launcher: str, environment: Mapping[str, str]) -> Place | None:
+    """The same where the launcher of that name asks for it; raises PlanError where it can have no other."""
+    place = place_of(environment) if launcher in ("auto", "agents") else None
+    if place is None and launcher == "agents":
+        raise PlanError(
+            "launcher agents needs a job of several processes, and no variable of srun, mpirun or torchrun says that this is "
+            "one. Start it as in srun argosy run study.py, or use --launcher processes."
+        )
+    return place
+
+
+def seconds_left(environment: Mapping[str, str], now: float) -> float | None:
+    """Until Slurm ends the job, less what saving may take; None where it does not say. `now` as `time.time` has it."""
+    end = environment.get("SLURM_JOB_END_TIME", "")
+    return max(int(end) - now - RESERVE_SECONDS, 0.0) if end.isdecimal() else None
+
+
+def _has_all(names: _Names, environment: Mapping[str, str]) -> bool:
+    wanted = (names.rank, names.size, names.local_rank, names.nodes or names.local_size)
+    return all(name in environment for name in wanted)
+
+
+def _nodes(names: _Names, size: int, environment: Mapping[str, str]) -> int:
+    if names.nodes:
+        return _number(names, names.nodes, environment)
+    each = _number(names, names.local_size, environment)
+    if each < 1 or size % each:
+        raise PlanError(
+            f"{names.launcher} has started {size} processes, {each} of them on this node, so the nodes do not have as many "
+            "each. Start one process on each node."
+        )
+    return size // each
+
+
+def _number(names: _Names, name: str, environment: Mapping[str, str]) -> int:
+    text = environment.get(name, "")
+    if not text.isdecimal():
+        raise PlanError(
+            f"{names.launcher} says {name}={text!r}, which is no number. Unset it, or start with --launcher processes."
+        )
+    return int(text)

@@ -1,0 +1,229 @@
+"""Jobs of several nodes: where they see the same files and where they do not, and when one of them is lost."""
+
+import contextlib
+import hashlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import evidence
+import forked
+import jobs
+import psutil
+import pytest
+import studies
+from test_pipelines import Dealt
+
+import argosy
+from argosy.errors import WorkerError
+from argosy.events import SectionEnded
+from argosy.fold import RunState
+from argosy.planning import POLICIES
+from argosy.running import gathering
+from argosy.running.agent import serve
+from argosy.running.journal import read_journal
+from argosy.running.view import Silent
+from argosy.settings import Settings
+
+EPOCHS = 3
+
+
+@pytest.fixture(autouse=True)
+def _dealt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(POLICIES, "dealt", Dealt())
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Results of one process."""
+    directory = tmp_path_factory.mktemp("alone")
+    argosy.train(studies.study(epochs=EPOCHS), directory=directory, launcher="inline")
+    return evidence.results(directory)
+
+
+def train(directory: Path, launcher: jobs.TwoNodes, **rest: Any) -> argosy.Report:
+    """Members are dealt to both nodes."""
+    fixed: dict[str, Any] = {"policy": "dealt", "numerics": "exact", "loader_workers": 1, "block_size": 32}
+    return argosy.train(studies.study(epochs=EPOCHS), directory=directory, launcher=launcher, **(fixed | rest))
+
+
+@pytest.mark.parametrize("common", [True, False], ids=["common files", "no common files"])
+@pytest.mark.parametrize("sharing", ["local", "all-shared"])
+def test_results_are_those_of_one_process(tmp_path: Path, alone: dict[str, Any], common: bool, sharing: str) -> None:
+    run = tmp_path / "run"
+    report = train(run, jobs.TwoNodes(run if common else tmp_path / "board"), sharing=sharing)
+    assert report.status == "done"
+    assert evidence.results(run) == alone
+    assert {line["device"] for line in evidence.event_lines(run, "MemberStarted")} == {"node0/cpu:0", "node1/cpu:0"}
+    assert evidence.event_lines(run, "WorkerLost") == []
+    for name, member in RunState.of(read_journal(run)).members.items():
+        folder = run / "members" / name
+        for saved in member.saved[-2:]:
+            assert hashlib.sha256((folder / saved.file).read_bytes()).hexdigest() == saved.sha256
+        files = {path.name for path in folder.glob("*.pt") if not path.is_symlink()}
+        assert files == {file for saved in member.saved[-2:] for file in (saved.file, saved.best)}
+    assert not list((run / "workers").glob("arriving-*"))
+    assert not list((run / "workers").glob("mark-*"))
+    assert not (run / "driver.json").exists()
+
+
+class Ending(Silent):
+    """Ends the agent, and with it its node, when a member has finished a section."""
+
+    def __init__(self, launcher: jobs.TwoNodes, at: int = 1) -> None:
+        self.launcher, self.left = launcher, at
+
+    def hear(self, worker: str, message: Any) -> None:
+        """See `View.hear`."""
+        if isinstance(message, SectionEnded) and message.device.startswith("node1"):
+            self.left -= 1
+            if self.left == 0:
+                assert self.launcher.agent is not None
+                self.launcher.agent.kill()
+
+
+def test_a_lost_node_changes_no_result(tmp_path: Path, alone: dict[str, Any]) -> None:
+    launcher = jobs.TwoNodes(tmp_path / "board")
+    report = train(tmp_path / "run", launcher, view=Ending(launcher))
+    assert report.status == "done"
+    assert evidence.results(tmp_path / "run") == alone
+    lost = {line["worker"]: line["detail"] for line in evidence.event_lines(tmp_path / "run", "WorkerLost")}
+    assert "is gone: its connection broke" in lost["node1"]
+    assert "the run goes on with node0" in lost["node1"]
+
+
+class Pausing(Silent):
+    """What Slurm does some time before it ends a job, when the other node has ended a section."""
+
+    def hear(self, worker: str, message: Any) -> None:
+        """See `View.hear`."""
+        if isinstance(message, SectionEnded) and message.device.startswith("node1") and message.epoch == 0:
+            signal.raise_signal(signal.SIGUSR1)
+
+
+def test_what_two_nodes_began_is_saved_on_a_signal_and_goes_on_anywhere(tmp_path: Path, alone: dict[str, Any]) -> None:
+    earlier = signal.signal(signal.SIGUSR1, lambda *_: None)
+    try:
+        report = train(tmp_path / "run", jobs.TwoNodes(tmp_path / "board"), view=Pausing(), devices="cpu:1")
+    finally:
+        signal.signal(signal.SIGUSR1, earlier)
+    assert (report.status, report.reason) == ("paused", "SIGUSR1; the same command goes on")
+    argosy.train(studies.study(epochs=EPOCHS), directory=tmp_path / "run", launcher="inline")
+    assert evidence.results(tmp_path / "run") == alone
+
+
+def until(true: Any, seconds: float = 60.0) -> None:
+    """Wait for something; fails where it does not come."""
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def ended_sections(run: Path, device: str) -> int:
+    """How many a device has ended."""
+    if not (run / "journal.jsonl").exists():
+        return 0
+    return sum(line["device"] == device for line in evidence.event_lines(run, "SectionEnded"))
+
+
+def test_an_agent_without_its_driver_ends_and_leaves_nothing(tmp_path: Path, alone: dict[str, Any]) -> None:
+    run, launcher = tmp_path / "run", jobs.TwoNodes(tmp_path / "board")
+    settings = Settings(nodes=2, devices="cpu:1")
+    launcher.agent = forked.fork(lambda: sys.exit(serve(jobs.place(1), settings, launcher.folder)))
+    driver = forked.fork(lambda: train(run, launcher) and None)
+    until(lambda: ended_sections(run, "node1/cpu:0") > 0)
+    below = psutil.Process(launcher.agent.pid).children(recursive=True)
+    assert {process.name() for process in below} >= {"argosy-trainer", "argosy-feeder"}
+    driver.kill()
+    driver.wait()
+    assert launcher.agent.wait(20) == 1
+    until(lambda: not any(process.is_running() for process in below), 10)
+    argosy.train(studies.study(epochs=EPOCHS), directory=run, launcher="inline")
+    assert evidence.results(run) == alone
+
+
+STUDY = """
+import argosy, studies
+fleet = [studies.member(f"m{number}", hidden=8 + number, augment=studies.dawdle) for number in range(6)]
+study = studies.study(90, fleet=fleet, epochs=4)
+"""
+
+
+def torchrun(folder: Path, rank: int, port: int) -> subprocess.Popen[bytes]:
+    """One node of two, in a folder that is its alone."""
+    folder.mkdir()
+    (folder / "study.py").write_text(STUDY)
+    words = ["--nnodes=2", f"--node-rank={rank}", "--nproc-per-node=1", "--master-addr=127.0.0.1"]
+    run = ["-m", "argosy", "run", "study.py", "--dir", "run", "--devices", "cpu:1", "--json", "--loader-workers", "1"]
+    with (folder / "said").open("wb") as said:
+        return subprocess.Popen(
+            [sys.executable, "-m", "torch.distributed.run", *words, f"--master-port={port}", *run],
+            cwd=folder,
+            stdout=said,
+            stderr=said,
+            env=os.environ
+            | {"ARGOSY_KEY": "sixteen or more letters", "PYTHONPATH": str(Path(studies.__file__).parent)},
+        )
+
+
+def kill_tree(process: subprocess.Popen[bytes]) -> None:
+    """As when a node fails."""
+    for one in (*psutil.Process(process.pid).children(recursive=True), process):
+        with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
+            one.kill()
+    process.wait()
+
+
+def test_torchrun_starts_two_nodes_without_common_files_and_one_is_killed(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    run = tmp_path / "0" / "run"
+    nodes = [torchrun(tmp_path / str(rank), rank, port) for rank in range(2)]
+    try:
+        until(lambda: ended_sections(run, "node1/cpu:0") > 0, 120)
+        kill_tree(nodes[1])
+        until(lambda: evidence.event_lines(run, "RunEnded"), 120)
+    except AssertionError:
+        pytest.fail("\n".join((tmp_path / str(rank) / "said").read_text() for rank in range(2)))
+    finally:
+        for node in nodes:
+            if node.poll() is None:
+                kill_tree(node)
+    assert not (tmp_path / "1" / "run").exists()
+    (gone,) = [line for line in evidence.event_lines(run, "WorkerLost") if line["worker"] == "node1"]
+    assert "is gone" in gone["detail"]
+    scope: dict[str, Any] = {}
+    exec(STUDY, scope)
+    argosy.train(scope["study"], directory=tmp_path / "alone", launcher="inline", devices="cpu:1")
+    assert evidence.results(run) == evidence.results(tmp_path / "alone")
+
+
+def test_who_has_not_the_key_is_refused_and_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An agent with another key, and somebody who is no agent, while the job gathers; the run is as it would be."""
+    launcher = jobs.TwoNodes(tmp_path / "run")
+    monkeypatch.setattr(gathering, "LOOK_SECONDS", 0.01)
+
+    def knock() -> None:
+        board = gathering.FileBoard(tmp_path / "run")
+        while (notice := board.read()) is None:
+            time.sleep(0.01)
+        with socket.create_connection(("127.0.0.1", notice.port)) as scanner:
+            scanner.sendall(b"GET / HTTP/1.1\r\n\r\n" * 10)
+            with pytest.raises(WorkerError, match=r"has not found the job's driver within 0\.1 s"):
+                gathering.call_driver(jobs.place(1), board, bytes(32), seconds=0.1)
+
+    knocking = threading.Thread(target=knock)
+    knocking.start()
+    argosy.train(studies.study(60, epochs=1), directory=tmp_path / "run", launcher=launcher)
+    knocking.join()
+    told = (tmp_path / "run" / "workers" / "door.log").read_text().splitlines()
+    assert any(line.endswith("does not know the run's key") for line in told)
+    assert len(told) >= 2

@@ -1,0 +1,53 @@
+"""Jobs of two nodes on this machine: the test's process is rank 0, and a forked one the agent of the other node."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import forked
+
+from argosy.cluster import Cluster
+from argosy.running.agent import serve
+from argosy.running.agents import Agents
+from argosy.running.launcher import Job, Workers
+from argosy.running.place import Place
+from argosy.settings import Settings
+
+
+def place(rank: int) -> Place:
+    """Of one process of two, each on a node of its own."""
+    return Place(launcher="torchrun", rank=rank, size=2, local_rank=0, nodes=2, job="test")
+
+
+class TwoNodes:
+    """A launcher of runs with one device on each node.
+
+    The nodes find each other in a folder that both see. Where that is the run directory, they have a file system in common.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        self.agents = Agents(place(0), folder)
+        self.agent: forked.Forked | None = None
+
+    def discover(self, settings: Settings) -> Cluster:
+        """See `Launcher.discover`."""
+        settings = _of_two(settings)
+        if self.agent is None:
+            self.agent = forked.fork(lambda: sys.exit(serve(place(1), settings, self.folder)))
+        return self.agents.discover(settings)
+
+    def open(self, job: Job) -> Workers:
+        """See `Launcher.open`."""
+        return self.agents.open(replace(job, settings=_of_two(job.settings)))
+
+    def close(self) -> None:
+        """See `Launcher.close`."""
+        self.agents.close()
+        if self.agent is not None:
+            self.agent.wait(30)
+
+
+def _of_two(settings: Settings) -> Settings:
+    return replace(settings, nodes=2, devices="cpu:1")
