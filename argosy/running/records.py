@@ -3,7 +3,7 @@
 import os
 import platform
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
@@ -11,6 +11,7 @@ import numpy
 import torch
 
 import argosy
+from argosy.cluster import Device
 from argosy.events import RunStarted
 from argosy.fold import MemberState
 from argosy.settings import Settings
@@ -18,7 +19,14 @@ from argosy.settings import Settings
 __all__ = ["Metrics", "run_started", "tree_cpu_seconds"]
 
 
-def run_started(settings: Settings, lengths: Mapping[str, int], validations_per_epoch: int) -> RunStarted:
+def run_started(
+    settings: Settings,
+    lengths: Mapping[str, int],
+    validations_per_epoch: int,
+    devices: Iterable[Device],
+    preparation_samples_per_second: float | None,
+    opening_seconds: float,
+) -> RunStarted:
     """This process as the driver of a run."""
     versions = {
         "argosy": argosy.__version__,
@@ -33,6 +41,9 @@ def run_started(settings: Settings, lengths: Mapping[str, int], validations_per_
         settings=asdict(settings),
         lengths=dict(lengths),
         validations_per_epoch=validations_per_epoch,
+        devices=tuple(map(asdict, devices)),
+        preparation_samples_per_second=preparation_samples_per_second,
+        opening_seconds=round(opening_seconds, 3),
     )
 
 
