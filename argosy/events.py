@@ -20,6 +20,7 @@ __all__ = [
     "Packed",
     "Passed",
     "PlanMade",
+    "Profiled",
     "Proposed",
     "Recovered",
     "Retried",
@@ -56,6 +57,24 @@ class RunStarted(Event):
     lengths: Mapping[str, int]
     """Samples of each split."""
     validations_per_epoch: int = 1
+    devices: tuple[Mapping[str, Any], ...] = ()
+    """Each as `argosy.cluster.Device` has it; none in journals of versions that did not write it."""
+    preparation_samples_per_second: float | None = None
+    """That all of them prepare together; None where nobody knows, or where their cores train as well."""
+    opening_seconds: float = 0.0
+    """From the driver's beginning until the data was open: what a further feeder takes at most."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profiled(Event):
+    """What members cost that plans meet for the first time; later ones go by what was seen since."""
+
+    profiles: tuple[Mapping[str, Any], ...]
+    """Each as `argosy.profiles.Profile` has it."""
+    epochs: Mapping[str, int]
+    """Until their limits, of members that have one."""
+    sure: tuple[str, ...]
+    """Those that surely train until there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -253,6 +272,10 @@ class Saved(Event):
 
     member: str
     checkpoint: Checkpoint
+    seconds: float = 0.0
+    """Its part of the time that files took which were written together; 0 in journals of versions that did not write it."""
+    leg: int = 0
+    """In which it was aboard, by the driver's number; 0 where that is over."""
 
 
 @dataclass(frozen=True, kw_only=True)

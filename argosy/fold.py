@@ -1,6 +1,7 @@
 """The state of a run: the fold of its journal. The last record of a member's section wins."""
 
 import itertools
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -157,6 +158,8 @@ class RunState:
     lost: list[WorkerLost] = field(default_factory=list)
     passed: list[list[Passed]] = field(default_factory=list)
     """Sections that legs are through, for each driver: it counts its legs anew."""
+    saving: dict[tuple[int, int], float] = field(default_factory=lambda: defaultdict(float))
+    """Seconds that trainers took for files, by number of the driver, from 1, and of the leg."""
     packed: list[Packed] = field(default_factory=list)
     """Every choice of programs, first to last."""
     alone: dict[str, str] = field(default_factory=dict)
@@ -195,6 +198,7 @@ class RunState:
         if isinstance(event, SectionEnded):
             self.member(event.member).end_section(event)
         elif isinstance(event, Saved):
+            self.saving[len(self.passed), event.leg] += event.seconds
             saved = self.member(event.member).saved
             saved.append(event.checkpoint)
             del saved[:-FILES_KEPT]

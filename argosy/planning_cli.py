@@ -1,4 +1,4 @@
-"""``argosy simulate`` and the planning half of ``argosy plan``: read tables and profiles, decide, print."""
+"""``argosy simulate`` and the planning half of ``argosy plan``: read tables, profiles and journals, decide, print."""
 
 import csv
 import json
@@ -13,10 +13,12 @@ from argosy.cluster import Cluster
 from argosy.errors import ArgosyError, PlanError
 from argosy.planning import POLICIES
 from argosy.planning.forecast import Forecast, forecast
+from argosy.planning.hindsight import Hindsight
 from argosy.planning.outcomes import Simulation
 from argosy.planning.policy import Moving
 from argosy.planning.replay import Network, ReplayCharges, replay, workload_of
 from argosy.profiles import Preparation, Profile, load_profiles
+from argosy.running.journal import read_journal, timeline
 from argosy.views.timeline import write_timeline
 
 __all__ = ["explain_cluster", "plan_cluster", "read_networks", "read_scaling", "simulate"]
@@ -26,7 +28,12 @@ REPLAYED = tuple(name for name in POLICIES if name != "exact")
 
 
 def simulate(
-    table: Annotated[Path, typer.Argument(help="CSV: name, samples_per_second, epochs, model_mb")],
+    table: Annotated[
+        Path,
+        typer.Argument(
+            help="CSV: name, samples_per_second, epochs, model_mb; or the directory of a run, on the devices that it had"
+        ),
+    ],
     scaling: Annotated[
         Path | None, typer.Option(help="CSV of rates on 1, 2, … devices; without it nothing is split")
     ] = None,
@@ -50,7 +57,10 @@ def simulate(
     draws: Annotated[int, typer.Option(help="runs of a policy with random order, of which the median is shown")] = 21,
     as_json: Annotated[bool, typer.Option("--json", help="print one list of objects")] = False,
 ) -> None:
-    """Replay a table of networks on clusters that need not exist."""
+    """Replay a table of networks on clusters that need not exist, or a run: options but --policy are of tables."""
+    if table.is_dir():
+        _simulate_run(table, policy, as_json=as_json)
+        return
     moving = Moving(rebalance_seconds=rebalance_seconds, bytes_per_second=gb_per_second * 1e9, one_link=one_link)
     charges = ReplayCharges(
         slowdown=slowdown,
@@ -84,6 +94,25 @@ def simulate(
     except ArgosyError as error:
         _refuse(error)
     typer.echo(json.dumps([run.to_json() for run in runs]) if as_json else _table(runs))
+
+
+def _simulate_run(directory: Path, policy: str, *, as_json: bool) -> None:
+    """A run at the rates and for the epochs that its members had, beside what it took."""
+    try:
+        read_journal(directory)  # says what is wrong with a directory that holds no run
+        past = Hindsight.of(timeline(directory))
+        own = [past.policy] if past.policy in POLICIES else []
+        runs = [past.under(name, clock=time.perf_counter) for name in dict.fromkeys((*own, *_policies(policy)))]
+    except ArgosyError as error:
+        _refuse(error)
+    if as_json:
+        actual = {past.policy: {"actual_seconds": past.seconds}}
+        typer.echo(json.dumps([run.to_json() | actual.get(run.policy, {}) for run in runs]))
+        return
+    simulated = "".join(
+        f", simulated {run.makespan_seconds / past.seconds:.2f} times that" for run in runs if run.policy == past.policy
+    )
+    typer.echo(f"{_table(runs)}\nThe run itself took {past.seconds:,.1f} s under {past.policy}{simulated}.")
 
 
 def plan_cluster(

@@ -98,9 +98,11 @@ class LegResult:
     planning_seconds: float
     changing_seconds: float
     """Until members that came aboard were ready."""
+    saving_seconds: float
+    """That its devices took for the files of members, added up."""
 
     @classmethod
-    def of(cls, leg: str, passed: Sequence[Passed]) -> "LegResult":
+    def of(cls, leg: str, passed: Sequence[Passed], saving_seconds: float) -> "LegResult":
         """From the sections of one leg."""
         devices = dict.fromkeys(device for section in passed for device in section.stepping)
         return cls(
@@ -115,6 +117,7 @@ class LegResult:
             },
             planning_seconds=round(sum(section.planning_seconds for section in passed), 3),
             changing_seconds=round(sum(section.changing_seconds for section in passed), 3),
+            saving_seconds=round(saving_seconds, 3),
         )
 
     @property
@@ -128,12 +131,16 @@ class LegResult:
         return self.samples / self.predicted_seconds if self.predicted_seconds else 0.0
 
 
-def _legs_of(drivers: Sequence[Sequence[Passed]]) -> tuple[LegResult, ...]:
-    legs: dict[str, list[Passed]] = {}
-    for number, passed in enumerate(drivers, start=1):
+def _legs_of(state: RunState) -> tuple[LegResult, ...]:
+    legs: dict[tuple[int, int], list[Passed]] = {}
+    for driver, passed in enumerate(state.passed, start=1):
         for section in passed:
-            legs.setdefault(f"{number}.{section.leg}" if len(drivers) > 1 else str(section.leg), []).append(section)
-    return tuple(LegResult.of(leg, sections) for leg, sections in legs.items())
+            legs.setdefault((driver, section.leg), []).append(section)
+    several = len(state.passed) > 1
+    return tuple(
+        LegResult.of(f"{driver}.{leg}" if several else str(leg), sections, state.saving.get((driver, leg), 0.0))
+        for (driver, leg), sections in legs.items()
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -352,7 +359,7 @@ class Report:
             cpu_seconds=state.cpu_seconds,
             joules=state.joules,
             sharing=state.sharing,
-            legs=_legs_of(state.passed),
+            legs=_legs_of(state),
             packs=tuple(state.packed),
             alone=state.alone,
             diagnosis=diagnose((used.worker, used.gauge) for used in state.used),

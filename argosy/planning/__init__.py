@@ -8,18 +8,28 @@ from collections.abc import Mapping, Sequence
 from argosy.cluster import Device
 from argosy.errors import PlanError
 from argosy.planning.balanced import Balanced
-from argosy.planning.choice import simulate_best
+from argosy.planning.choice import CLEARLY, simulate_best
 from argosy.planning.exact import Exact
 from argosy.planning.fleet import Fleet
 from argosy.planning.fleet_local import FleetLocal
 from argosy.planning.outcomes import Charges, Workload
-from argosy.planning.policy import Moving, Policy, Situation
+from argosy.planning.policy import FILES, Moving, Policy, Situation
 from argosy.planning.rounds import Rounds
 from argosy.planning.solo import Solo
 from argosy.plans import Plan
 from argosy.profiles import Profile
 
-__all__ = ["POLICIES", "SKIPPING", "WITH_KNOWN_EPOCHS", "Moving", "Policy", "Situation", "make_plan"]
+__all__ = [
+    "FILES",
+    "POLICIES",
+    "SKIPPING",
+    "WITH_KNOWN_EPOCHS",
+    "Moving",
+    "Policy",
+    "Situation",
+    "best_with_known_epochs",
+    "make_plan",
+]
 
 POLICIES: dict[str, Policy] = {
     "balanced": Balanced(),
@@ -73,7 +83,8 @@ def make_plan(
         moving=moving or Moving(),
     )
     if policy == "balanced" and samples_per_epoch and all(profile.member in left for profile in profiles):
-        policy = _best_with_known_epochs(situation)
+        charges = Charges(moving=situation.moving, preparation_samples_per_second=preparation_samples_per_second)
+        policy = best_with_known_epochs(situation, charges)
     flotillas = POLICIES[policy].launch(situation)
     started = {member for flotilla in flotillas for member in flotilla.members}
     plan = Plan(
@@ -85,10 +96,9 @@ def make_plan(
     return plan
 
 
-def _best_with_known_epochs(situation: Situation) -> str:
-    """The policy whose simulated run on the whole cluster ends first."""
+def best_with_known_epochs(situation: Situation, charges: Charges) -> str:
+    """``balanced``, or that policy whose simulated run on the whole cluster ends clearly sooner."""
     workload = Workload(
         profiles=situation.waiting, epochs=situation.epochs_left, samples_per_epoch=situation.samples_per_epoch
     )
-    charges = Charges(moving=situation.moving, preparation_samples_per_second=situation.preparation_samples_per_second)
-    return simulate_best(WITH_KNOWN_EPOCHS, workload, situation.devices, charges=charges).policy
+    return simulate_best(WITH_KNOWN_EPOCHS, workload, situation.devices, charges=charges, margin=CLEARLY).policy

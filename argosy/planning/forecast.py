@@ -6,7 +6,7 @@ from typing import Any
 
 from argosy.cluster import Cluster
 from argosy.planning import POLICIES, WITH_KNOWN_EPOCHS, make_plan
-from argosy.planning.choice import simulate_best
+from argosy.planning.choice import CLEARLY, simulate_best
 from argosy.planning.outcomes import Charges, Simulation, Workload
 from argosy.planning.policy import Moving
 from argosy.planning.simulate import simulate
@@ -91,7 +91,7 @@ def forecast(
         grown = cluster.times(times)
         charges = Charges(moving=moving or TYPICAL_MOVING, preparation_samples_per_second=_prepared(grown, preparation))
         if policy == "balanced":
-            return simulate_best(WITH_KNOWN_EPOCHS, workload, grown.devices, charges=charges)
+            return simulate_best(WITH_KNOWN_EPOCHS, workload, grown.devices, charges=charges, margin=CLEARLY)
         return simulate(POLICIES[policy], workload, grown.devices, charges=charges, name=policy)
 
     simulation, prepared = simulated(1), _prepared(cluster, preparation)

@@ -52,6 +52,12 @@ class Charges:
     """Time of a real sample over that of a profiled one."""
     preparation_samples_per_second: float | None = None
     """What the cluster can prepare in all; None: as much as is asked for."""
+    preparation_known: bool = True
+    """Whether policies see that rate; where they do not, those that have the choice share one stream."""
+    training_share: float = 0.0
+    """Part of the cores that prepare that a busy device takes: more than none where devices are CPUs."""
+    opening_seconds: float = 0.0
+    """Of every stream more than there ever were at once: another feeder opens the data."""
     one_pace: bool = True
     """Members of a flotilla wait for one another in the stream; else each trains at its own rate, as if buffers were endless."""
 

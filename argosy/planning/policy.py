@@ -9,7 +9,7 @@ from argosy.cluster import Device
 from argosy.plans import Flotilla
 from argosy.profiles import Profile
 
-__all__ = ["Moving", "Policy", "Situation"]
+__all__ = ["FILES", "Moving", "Policy", "Situation"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,6 +22,10 @@ class Moving:
     """Of one device; devices send and receive at the same time."""
     one_link: bool = False
     """The whole cluster shares that bandwidth."""
+
+
+FILES = Moving(rebalance_seconds=0.1, bytes_per_second=2e8)
+"""In a run: a member moves through a file that is written, summed, flushed, read and loaded, while others of its device wait."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,7 +54,7 @@ class Policy(Protocol):
     """A planner. Both answers are functions of the arguments alone."""
 
     def launch(self, situation: Situation) -> tuple[Flotilla, ...]:
-        """Flotillas to start on free devices; asked at the start and whenever devices are free and members wait."""
+        """Flotillas to start on free devices; asked while devices are free, members wait, and there was an answer."""
         ...
 
     def keeps(self, situation: Situation, started: Flotilla, live: tuple[Profile, ...]) -> bool:

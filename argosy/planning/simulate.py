@@ -1,5 +1,6 @@
 """A discrete-event run of a policy over profiles: what it would do on a cluster that need not exist."""
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -75,6 +76,15 @@ class _Leg:
         """Samples per second that its stream asks for: what its fastest member trains."""
         return 1.0 / min(runner.seconds_per_sample for runner in self.runners.values())
 
+    @property
+    def busy(self) -> float:
+        """Devices, as many as its members keep busy all the time."""
+        return sum(
+            placement.seconds_on(device) / self.runners[placement.member].seconds_per_sample
+            for placement in self.running.placements
+            for device in placement.devices
+        )
+
 
 class _Run:
     """State of one simulation; every method is one kind of event."""
@@ -90,13 +100,17 @@ class _Run:
     ) -> None:
         self.policy, self.workload, self.charges, self.planner_clock = policy, workload, charges, clock
         self.clock = Clock(samples_per_epoch=workload.samples_per_epoch)
+        self.preparation = charges.preparation_samples_per_second or math.inf
+        """Samples per second, of all streams."""
         self.profiles = {profile.member: profile for profile in workload.profiles}
         self.all_devices = devices
         self.lost: set[str] = set()
         self.device_changes = sorted(_changes(failures))
         self.legs: dict[int, _Leg] = {}
-        self.demand: float | None = None
-        """Of all streams; None: to be added up anew."""
+        self.unsettled = True
+        """Whether streams or their members have changed, so that what they ask for is to be added up anew."""
+        self.streams = 1
+        """The most that there ever were at once."""
         self.done = {profile.member: 0 for profile in workload.profiles}
         self.left = dict(workload.visible_epochs)
         self.waiting = [profile for profile in workload.profiles if workload.epochs[profile.member] > 0]
@@ -122,22 +136,23 @@ class _Run:
             epochs_left=self.left,
             samples_per_epoch=self.workload.samples_per_epoch,
             homes=self.homes,
-            preparation_samples_per_second=self.charges.preparation_samples_per_second or float("inf"),
+            preparation_samples_per_second=self.preparation if self.charges.preparation_known else None,
             moving=self.charges.moving,
         )
 
     def launch(self) -> None:
-        """Ask for flotillas while members wait and devices are free."""
-        if not self.waiting:
-            return
-        situation = self.situation()
-        if not situation.free:
-            return
-        before = self.planner_clock()
-        flotillas = self.policy.launch(situation)
-        self.planner_seconds += self.planner_clock() - before
-        for flotilla in flotillas:
-            self._start(flotilla)
+        """Ask for flotillas while members wait, devices are free and there is an answer."""
+        while self.waiting:
+            situation = self.situation()
+            if not situation.free:
+                return
+            before = self.planner_clock()
+            flotillas = self.policy.launch(situation)
+            self.planner_seconds += self.planner_clock() - before
+            if not flotillas:
+                return
+            for flotilla in flotillas:
+                self._start(flotilla)
 
     def end_epochs(self, ended: Iterable[Runner]) -> None:
         """Members whose epoch is over leave or go on; the policy may stop the flotilla that they are in."""
@@ -163,6 +178,9 @@ class _Run:
     def _start(self, flotilla: Flotilla) -> None:
         profiles = [self.profiles[member] for member in flotilla.members]
         delay = self.charges.flotilla_seconds
+        if len(self.legs) == self.streams:
+            self.streams += 1
+            delay += self.charges.opening_seconds
         if any(member in self.homes for member in flotilla.members):
             moving = moving_seconds([flotilla], self.homes, profiles, self.charges.moving)
             moving += self.charges.moving.rebalance_seconds
@@ -180,7 +198,7 @@ class _Run:
         number, samples = self.flotillas, float(self.workload.samples_per_epoch)
         runners = {member: Runner(member, number, samples, seconds[member]) for member in flotilla.members}
         self.legs[number] = _Leg(number=number, started=flotilla, runners=runners, since=self.clock.now)
-        self.flotillas, self.demand = self.flotillas + 1, None
+        self.flotillas, self.unsettled = self.flotillas + 1, True
         for runner in runners.values():
             self.clock.pause(runner, delay)
 
@@ -208,7 +226,7 @@ class _Run:
                 del leg.runners[runner.member], self.homes[runner.member]
         if len(leg.runners) == len(leg.running.placements):
             return
-        self.demand = None
+        self.unsettled = True
         self._end_segment(leg)
         if leg.runners:
             leg.keep(leg.runners)
@@ -222,7 +240,7 @@ class _Run:
         self._count(leg)
         self._end_segment(leg)
         del self.legs[leg.number]
-        self.demand = None
+        self.unsettled = True
         for runner in leg.runners.values():
             self.clock.remove(runner)
         waiting = {*leg.runners, *(profile.member for profile in self.waiting)}
@@ -244,11 +262,9 @@ class _Run:
 
     def advance(self) -> list[Runner]:
         """Train until the next end of an epoch or of a pause, or the next change of devices; whose epochs ended."""
-        if self.demand is None:
-            self.demand = sum(leg.demand for leg in self.legs.values())
+        if self.unsettled:
             # All streams are slowed down alike where they ask for more than can be prepared.
-            available = self.charges.preparation_samples_per_second or self.demand
-            self.clock.prepared = min(1.0, available / self.demand) if self.demand else 1.0
+            self.unsettled, self.clock.prepared = False, 1.0 / max(self._cores_wanted(), 1.0)
         times = [at for at, _, _ in self.device_changes[:1]]
         if (event := self.clock.next_event()) is not None:
             times.append(event)
@@ -258,6 +274,13 @@ class _Run:
                 f"nothing runs, and the policy starts nothing though {waiting} wait; choose another policy."
             )
         return self.clock.advance_to(min(times))
+
+    def _cores_wanted(self) -> float:
+        """By streams, and by devices that are CPUs: over the cores that prepare."""
+        wanted = sum(leg.demand for leg in self.legs.values()) / self.preparation
+        if self.charges.training_share:
+            wanted += self.charges.training_share * self.charges.slowdown * sum(leg.busy for leg in self.legs.values())
+        return wanted
 
     def _seconds_per_sample(self, flotilla: Flotilla) -> dict[str, float]:
         """Of each member: the cycle of the whole flotilla, or at its own rate the load of its busiest device."""

@@ -34,6 +34,7 @@ class Asking:
         waiting = [profile for profile in profiles if profile.member not in set(live)]
         places = dict.fromkeys(live, place // per_epoch)
         started = voyage.flotillas[leg.number].priced({profile.member: profile for profile in profiles})
+        voyage.logbook.profiled(profiles)
         situation = self.situation(waiting, places, asked=leg)
         with voyage.logbook.planning():
             keeps = bool(live) and voyage.launching.policy.keeps(situation, started, tuple(aboard))

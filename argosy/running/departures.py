@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from argosy.commands import Board, Credit, Leg, Probed, SumsTimed, UseLoaders
 from argosy.events import PlanMade
-from argosy.planning import SKIPPING
+from argosy.planning import SKIPPING, Situation
 from argosy.plans import Flotilla
 from argosy.running.clones import inherit
 from argosy.running.identity import write_json
@@ -40,6 +40,8 @@ class Departures:
         self.timing = Timing(self.force)
         self.before = {name: m.split for name, m in self.driver.state.members.items() if m.split is not None}
         """How an earlier driver had members split that this one has not started yet: what that rounds goes on as it was."""
+        self._asked = False
+        """Whether the policy was, so that it stays the one that it is."""
 
     # ---- measuring
 
@@ -180,8 +182,11 @@ class Departures:
         later = self.roster.joining if any(leg.holding for leg in self.voyage.legs) else set()
         later = later | self.voyage.stragglers.not_yet()
         names = [name for name in self.roster.waiting if name not in later]
-        situation = self.voyage.asking.situation(measuring.profiles(names, self.driver.study), {})
+        profiles = measuring.profiles(names, self.driver.study)
+        self.voyage.logbook.profiled(profiles)
+        situation = self.voyage.asking.situation(profiles, {})
         with self.voyage.logbook.planning():
+            self._foresee(situation)
             found = self.launching.launch(situation, tuple(self.before.values()))
         plan = replace(found, notes=measuring.notes)
         for name in plan.waiting:
@@ -191,9 +196,20 @@ class Departures:
         started = [flotilla for flotilla in plan.flotillas if self._start_leg(flotilla)]
         self._release_idle()
         if started:
+            # Some policies answer with one flotilla at a time: devices may be left for another one.
+            self.voyage.changed = bool(self.roster.waiting) and len(set(self.voyage.devices)) < len(self.force.devices)
             self.driver.record(PlanMade(plan=plan.to_json()))
             write_json(self.driver.directory / "plan.json", plan.to_json())
             self.driver.view.plan(plan)
+
+    def _foresee(self, situation: Situation) -> None:
+        """Before its first plan ``balanced`` is told how far everybody trains, where nobody may end sooner or come later."""
+        first, self._asked = not self._asked, True
+        driver, waiting = self.driver, [profile.member for profile in situation.waiting]
+        has_the_choice = driver.settings.policy == "balanced" and not driver.packs and not driver.bringers
+        side_by_side = len(situation.devices) > 1 and self.force.workers.side_by_side
+        if first and has_the_choice and side_by_side and all(map(self.roster.surely_reaches_its_limit, waiting)):
+            self.launching.foresee(situation)
 
     def _free_team(self, devices: Iterable[str]) -> list[Feeder] | None:
         return self.force.free_team(devices, (feeder for leg in self.voyage.legs for feeder in leg.feeders))

@@ -8,6 +8,7 @@ elsewhere, one question a file: who is aboard where (`legs`), what to ask the po
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from argosy.cluster import Cluster
@@ -233,7 +234,7 @@ class Driver:
                 self.voyage.logbook.stepped(event)
                 self.voyage.judge(event.member)
             elif isinstance(event, Saved):
-                self.record(event)
+                self.record(replace(event, leg=self.voyage.number_of_leg(event.member)))
                 self.faults.kept[worker] = time.monotonic()
                 self._written.setdefault(worker, {})[event.member] = event.checkpoint.file
             elif isinstance(event, MemberRested):
@@ -260,7 +261,9 @@ class Driver:
             check_batches(map(self.study.member, self.roster.waiting), self.lengths)
             self.voyage.know(opened)
             self.write_study()
-            self.record(run_started(self.settings, self.lengths, self.study.validations_per_epoch))
+            launching, per_epoch = self.voyage.launching, self.study.validations_per_epoch
+            costs = launching.preparation_rate, launching.opening_seconds
+            self.record(run_started(self.settings, self.lengths, per_epoch, self.cluster.devices, *costs))
             if self.roster.retried:
                 self.record(Retried(members=self.roster.retried))
             self.begun = True

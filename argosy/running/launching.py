@@ -10,15 +10,13 @@ from dataclasses import dataclass
 from argosy.cluster import Cluster
 from argosy.errors import PlanError
 from argosy.events import Split
-from argosy.planning import Moving, Policy, Situation
+from argosy.planning import FILES, POLICIES, Policy, Situation, best_with_known_epochs
+from argosy.planning.outcomes import Charges
 from argosy.plans import Flotilla, Placement, Plan
 from argosy.profiles import Profile
 from argosy.running.legs import Sailing
 
 __all__ = ["Launching", "as_before"]
-
-FILES = Moving(rebalance_seconds=0.1, bytes_per_second=2e8)
-"""A member moves through a file that is written, summed, flushed, read and loaded, while others of its new device wait."""
 
 
 @dataclass(slots=True)
@@ -32,6 +30,8 @@ class Launching:
     preparation_seconds: float = 0.0
     """Of one sample, on one core."""
     samples_per_epoch: int = 1
+    opening_seconds: float = 0.0
+    """That a further feeder takes until its data is open, at most."""
 
     def situation(
         self,
@@ -65,6 +65,24 @@ class Launching:
         if not self.preparation_seconds or any(device.kind == "cpu" for device in self.cluster.devices):
             return None
         return sum(node.cores for node in self.cluster.nodes) / self.preparation_seconds
+
+    def foresee(self, situation: Situation) -> None:
+        """All epochs of everybody are known: go by the policy with which all are through first."""
+        self.policy_name = best_with_known_epochs(situation, self.charges)
+        self.policy = POLICIES[self.policy_name]
+
+    @property
+    def charges(self) -> Charges:
+        """What a run costs besides training."""
+        cores = sum(node.cores for node in self.cluster.nodes)
+        return Charges(
+            moving=FILES,
+            flotilla_seconds=FILES.rebalance_seconds,
+            preparation_samples_per_second=cores / self.preparation_seconds if self.preparation_seconds else None,
+            preparation_known=self.preparation_rate is not None,
+            training_share=1 / cores if self.cluster.devices[0].kind == "cpu" else 0.0,
+            opening_seconds=self.opening_seconds,
+        )
 
     def sample_seconds(self, paces: Sequence[float]) -> float:
         """What everybody loses by each sample of the last of these streams, which go on at once."""

@@ -6,11 +6,12 @@ took and what a change of crews took is told apart, as in FLEET's Table 4.
 
 import contextlib
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from argosy.events import Passed, SectionEnded
+from argosy.events import Passed, Profiled, SectionEnded
+from argosy.profiles import Profile
 from argosy.running.legs import Sailing
 from argosy.stream.schedule import section_start
 
@@ -50,6 +51,23 @@ class Logbook:
         self._stepping: dict[tuple[str, int], float] = {}
         """Seconds of members' own work, by device and section of the stream, until the section is passed."""
         self._planning_seconds = 0.0
+        self._profiled: set[str] = set()
+        """Members whose profiles are journaled."""
+
+    def profiled(self, profiles: Iterable[Profile]) -> None:
+        """The policy is asked about these members."""
+        new = [profile for profile in profiles if profile.member not in self._profiled]
+        if not new:
+            return
+        roster, names = self.voyage.roster, [profile.member for profile in new]
+        self._profiled.update(names)
+        self.voyage.driver.record(
+            Profiled(
+                profiles=tuple(profile.to_json() for profile in new),
+                epochs={name: left for name in names if (left := roster.epochs_left(name)) is not None},
+                sure=tuple(filter(roster.surely_reaches_its_limit, names)),
+            )
+        )
 
     @contextlib.contextmanager
     def planning(self) -> Iterator[None]:

@@ -5,7 +5,7 @@ import math
 import os
 import platform
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import numpy
 import torch
 
 import argosy
+from argosy.cluster import Device
 from argosy.events import RunStarted, SectionEnded
 from argosy.fold import MemberState
 from argosy.settings import Settings
@@ -31,7 +32,14 @@ def versions() -> dict[str, str]:
     }
 
 
-def run_started(settings: Settings, lengths: Mapping[str, int], validations_per_epoch: int) -> RunStarted:
+def run_started(
+    settings: Settings,
+    lengths: Mapping[str, int],
+    validations_per_epoch: int,
+    devices: Iterable[Device],
+    preparation_samples_per_second: float | None,
+    opening_seconds: float,
+) -> RunStarted:
     """This process as the driver of a run."""
     return RunStarted(
         host=socket.gethostname(),
@@ -40,6 +48,9 @@ def run_started(settings: Settings, lengths: Mapping[str, int], validations_per_
         settings=asdict(settings),
         lengths=dict(lengths),
         validations_per_epoch=validations_per_epoch,
+        devices=tuple(map(asdict, devices)),
+        preparation_samples_per_second=preparation_samples_per_second,
+        opening_seconds=round(opening_seconds, 3),
     )
 
 

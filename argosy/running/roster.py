@@ -13,6 +13,7 @@ from argosy.running.launcher import Job
 from argosy.running.resume import Resume, last_section, leg_for, resume_point, resume_points
 from argosy.running.studyfile import StudyCopy
 from argosy.running.verdicts import Fate, Judge, Rules, judge
+from argosy.stopping import sections_in
 from argosy.stream.schedule import section_start
 from argosy.study import Member, Study
 
@@ -210,6 +211,14 @@ class Roster:
         """Epochs until the member's limit, begun ones whole; None where its rule knows none."""
         bound = self.study.stop_of(self.study.member(name)).max_epochs
         return None if bound is None else max(math.ceil(bound - self.state.member(name).epochs), 0)
+
+    def surely_reaches_its_limit(self, name: str) -> bool:
+        """Whether nobody can end or rest a member before its limit, whatever comes of it."""
+        bound = self.study.stop_of(self.study.member(name)).max_epochs
+        if bound is None:
+            return False
+        left = sections_in(bound - self.state.member(name).epochs, self.study.validations_per_epoch)
+        return judge(self.judges, name, self.state, self.study).certain >= left
 
     def _wait(self, names: Iterable[str]) -> None:
         here = {*self.waiting, *names}

@@ -5,6 +5,7 @@ leave, the policy is asked once, and crews change: who leaves is told to, who st
 everybody else goes on at once with the next credit. Nobody who does not move is saved, stopped or started again.
 """
 
+import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -78,6 +79,13 @@ class Voyage:
         """Where a member trains."""
         return next((leg for leg in self.legs if leg.devices_of(member)), None)
 
+    def number_of_leg(self, member: str) -> int:
+        """Of the leg where a member trains, or that it is leaving; 0 where there is none."""
+        if member in self.leaving:
+            return self.leaving[member].leg
+        leg = self.leg_of(member)
+        return 0 if leg is None else leg.number
+
     def legs_of(self, worker: str) -> list[Sailing]:
         """Those that a worker feeds, or steps members of."""
         return [leg for leg in self.legs if worker in (*leg.feeders, *leg.devices, *leg.boarding)]
@@ -93,6 +101,7 @@ class Voyage:
         """The data is open."""
         self.launching.preparation_seconds = opened.seconds_per_sample
         self.launching.samples_per_epoch = opened.lengths["train"]
+        self.launching.opening_seconds = time.monotonic() - self.driver.began
 
     def clear(self, legs: Sequence[Sailing], members: Collection[str]) -> None:
         """Nobody carries these members any more, who were all that these legs had."""

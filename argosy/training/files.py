@@ -128,8 +128,8 @@ class Saving:
         self.wanted = False
         """Whether somebody asked for files at the end of the section."""
         self._last = time.monotonic()
-        self._seconds = 0.0
-        """How long files took the last time."""
+        self.seconds = 0.0
+        """That files took the last time."""
 
     @property
     def overdue(self) -> bool:
@@ -139,7 +139,7 @@ class Saving:
     @property
     def due(self) -> bool:
         """Whether a section's end is worth files."""
-        return self.wanted or self.overdue or time.monotonic() - self._last >= self._seconds / SHARE
+        return self.wanted or self.overdue or time.monotonic() - self._last >= self.seconds / SHARE
 
     @contextlib.contextmanager
     def timed(self) -> Iterator[None]:
@@ -147,7 +147,7 @@ class Saving:
         started = time.monotonic()
         yield
         self._last, self.wanted = time.monotonic(), False
-        self._seconds = self._last - started
+        self.seconds = self._last - started
 
     def write(self, drafts: Mapping[str, tuple[Files, Draft]]) -> Iterator[tuple[str, Callable[[], Checkpoint]]]:
         """Write all of these together; yields for each member what proves its file and says what is to be journaled."""

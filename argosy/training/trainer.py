@@ -323,11 +323,9 @@ class Trainer:
                 draft = self.guard(name, partial(aboard.files.draft, aboard.live, carried=carried))
                 if draft is not None:
                     drafts[name] = (aboard.files, draft)
-            return [
-                Saved(member=name, checkpoint=saved)
-                for name, save in self.saving.write(drafts)
-                if (saved := self.guard(name, save)) is not None
-            ]
+            written = {name: self.guard(name, save) for name, save in self.saving.write(drafts)}
+        seconds = round(self.saving.seconds / max(len(written), 1), 5)
+        return [Saved(member=n, checkpoint=saved, seconds=seconds) for n, saved in written.items() if saved is not None]
 
     def _must_save(self) -> bool:
         """Whether a crash would repeat more than it may."""

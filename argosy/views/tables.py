@@ -105,7 +105,8 @@ def _repetitions(report: Report) -> list[RenderableType]:
 def _legs_table(legs: Sequence[LegResult]) -> Table:
     """Predicted against actual."""
     table = Table(
-        *("leg", "sections", "samples/s", "predicted", "seconds", "predicted", "waiting", "planning", "changing"),
+        *("leg", "sections", "samples/s", "predicted", "seconds", "predicted", "waiting"),
+        *("planning", "changing", "saving"),
         box=None,
         pad_edge=False,
     )
@@ -115,6 +116,6 @@ def _legs_table(legs: Sequence[LegResult]) -> Table:
             *(leg.leg, str(leg.sections)),
             *(f"{pace:,.0f}" for pace in (leg.samples_per_second, leg.predicted_samples_per_second)),
             *(f"{leg.seconds:.1f}", f"{leg.predicted_seconds:.1f}", waiting),
-            *(f"{seconds:.2f}" for seconds in (leg.planning_seconds, leg.changing_seconds)),
+            *(f"{seconds:.2f}" for seconds in (leg.planning_seconds, leg.changing_seconds, leg.saving_seconds)),
         )
     return table

@@ -14,6 +14,7 @@ from argosy import api
 from argosy.cluster import Cluster, Device, Node
 from argosy.planning import make_plan
 from argosy.planning.forecast import forecast
+from argosy.planning.hindsight import Hindsight
 from argosy.planning.outcomes import Workload
 from argosy.planning.replay import Network, workload_of
 from argosy.planning.simulate import simulate
@@ -166,6 +167,7 @@ CASES = {
     "a simulation in which nothing runs": lambda: simulate(
         Idle(), Workload(profiles=(profile(),), epochs={"a": 1}, samples_per_epoch=10), TWO
     ),
+    "a simulation of a run in which nobody has ended": lambda: Hindsight.of([]),
     "profiles of several kinds of device": lambda: explain_cluster(
         [profile("a"), replace(profile("b"), device_kind="cpu")], "1x1x80GB", epochs={}, samples_per_epoch=10
     ),

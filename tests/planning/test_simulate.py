@@ -57,6 +57,20 @@ def test_preparation_caps_the_pace_of_the_stream_and_solo_prepares_for_each() ->
     assert simulate(POLICIES["solo"], both, devices(2), charges=charges).makespan_seconds == pytest.approx(20.0)
 
 
+def test_a_further_stream_waits_until_its_feeder_has_opened_the_data_once() -> None:
+    # b and then c on the second device: the data is opened for b alone.
+    run = simulate(POLICIES["solo"], workload(A, B, C, a=1, b=1, c=1), devices(2), charges=Charges(opening_seconds=3.0))
+    assert run.finished_seconds == pytest.approx({"a": 10.0, "b": 8.0, "c": 10.0})
+
+
+def test_where_devices_are_cores_every_stream_takes_of_what_trains() -> None:
+    # Two cores that train want all there is; each stream's 10 samples/s want a quarter of what could be prepared instead.
+    both = workload(profile("a", 10.0), profile("b", 10.0), a=1, b=1)
+    charges = Charges(preparation_samples_per_second=40.0, preparation_known=False, training_share=0.5)
+    assert simulate(POLICIES["solo"], both, devices(2), charges=charges).makespan_seconds == pytest.approx(15.0)
+    assert simulate(POLICIES["rounds"], both, devices(2), charges=charges).makespan_seconds == pytest.approx(12.5)
+
+
 def test_streams_are_slowed_down_only_as_long_as_they_ask_for_too_much() -> None:
     # Together 40 samples/s of 20: b takes 100 / 15 s, when a has a third of its epoch behind it; the rest at full speed.
     both = workload(A, profile("b", 30.0), a=1, b=1)
@@ -174,3 +188,12 @@ def test_the_best_of_several_is_named() -> None:
     slow_and_fast = workload(profile("slow", 1.0), profile("fast", 100.0), a=0, slow=1, fast=100)
     alternatives = {name: POLICIES[name] for name in ("rounds", "solo")}
     assert simulate_best(alternatives, slow_and_fast, devices(2), charges=Charges()).policy == "solo"
+
+
+def test_the_first_alternative_is_left_for_a_clear_gain_only() -> None:
+    # Rounds: an epoch at the pace of a, then b alone, 10 + 10 s; solo: 12 s.
+    slow_and_fast = workload(A, C, a=1, c=6)
+    alternatives = {name: POLICIES[name] for name in ("rounds", "solo")}
+    for margin, policy in ((0.05, "solo"), (0.5, "rounds")):
+        found = simulate_best(alternatives, slow_and_fast, devices(2), charges=Charges(), margin=margin)
+        assert found.policy == policy

@@ -1,0 +1,98 @@
+"""A run that is over, given to the simulator: its members at the rates that they had, for the epochs that they took.
+
+What the simulator makes of it is to be what came of it; under other policies, it is what would have come.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from argosy.cluster import Device
+from argosy.errors import PlanError
+from argosy.events import Event, MemberEnded, MemberStarted, PlanMade, Profiled
+from argosy.fold import MemberState, RunState
+from argosy.planning import FILES, POLICIES
+from argosy.planning.outcomes import Charges, Simulation, Workload
+from argosy.planning.simulate import simulate
+from argosy.profiles import Profile
+
+__all__ = ["Hindsight"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hindsight:
+    """What is known of a run behind it. Members that were added are there from the beginning."""
+
+    policy: str
+    """That made the first plan."""
+    workload: Workload
+    devices: tuple[Device, ...]
+    charges: Charges
+    seconds: float
+    """From the first start of a member to the last end of one, as long as a driver worked on the run."""
+
+    @classmethod
+    def of(cls, moments: Iterable[tuple[float, Event]]) -> "Hindsight":
+        """From (seconds that drivers had worked by then, event), first to last; PlanError where they do not tell enough."""
+        moments = list(moments)
+        state = RunState.of(event for _, event in moments)
+        plans = [event for _, event in moments if isinstance(event, PlanMade)]
+        profiled = [event for _, event in moments if isinstance(event, Profiled)]
+        ends = [at for at, event in moments if isinstance(event, MemberEnded)]
+        if not (state.started and state.started.devices and plans and profiled and ends):
+            raise PlanError(
+                f"this run cannot be simulated: its journal has {len(profiled)} lines of profiles, {len(plans)} plans and "
+                f"{len(ends)} members that have ended. Choose a run of this version of argosy in which somebody has ended."
+            )
+        return cls(
+            policy=plans[0].plan["policy"],
+            workload=_workload(state, state.started.lengths["train"], profiled),
+            devices=tuple(Device(**device) for device in state.started.devices),
+            charges=Charges(
+                moving=FILES,
+                checkpoint_seconds=_saving_seconds(state),
+                opening_seconds=state.started.opening_seconds,
+                preparation_samples_per_second=state.started.preparation_samples_per_second,
+                preparation_known=state.started.preparation_samples_per_second is not None,
+            ),
+            seconds=max(ends) - min(at for at, event in moments if isinstance(event, MemberStarted)),
+        )
+
+    def under(self, policy: str, *, clock: Callable[[], float] = lambda: 0.0) -> Simulation:
+        """The run under a policy; ``clock`` only times the planner."""
+        planner = POLICIES[policy]
+        return simulate(planner, self.workload, self.devices, charges=self.charges, name=policy, clock=clock)
+
+
+def _workload(state: RunState, length: int, profiled: Sequence[Profiled]) -> Workload:
+    """All that trained, in the order in which the policy met them."""
+    profiles: dict[str, Mapping[str, Any]] = {}
+    limits: dict[str, int] = {}
+    for event in profiled:
+        profiles.update({profile["member"]: profile for profile in event.profiles})
+        limits = {**event.epochs, **limits}  # A later driver counts what is left.
+    trained = [Profile.from_json(profiles[name]) for name in profiles if state.member(name).sections]
+    sure = {name for event in profiled for name in event.sure}
+    return Workload(
+        profiles=tuple(_as_it_was(profile, state.member(profile.member), length) for profile in trained),
+        epochs={profile.member: math.ceil(state.member(profile.member).epochs) for profile in trained},
+        samples_per_epoch=length,
+        epochs_known=all(profile.member in sure for profile in trained),
+        limits=limits,
+    )
+
+
+def _as_it_was(profile: Profile, member: MemberState, length: int) -> Profile:
+    """At the rate that the member had, validation included, over what the stream has of an epoch; shares of it stay as measured."""
+    seconds = sum(section.seconds for section in member.sections)
+    if member.split is not None or not seconds:
+        return profile
+    return profile.observed(member.epochs * length / seconds, weight=1.0)
+
+
+def _saving_seconds(state: RunState) -> float:
+    """That a device took for files, over the epochs of the stream that it was through."""
+    sections = {(s.device, s.stream_epoch, s.section) for member in state.members.values() for s in member.sections}
+    per_epoch = state.started.validations_per_epoch if state.started else 1
+    return sum(state.saving.values()) * per_epoch / max(len(sections), 1)

@@ -1,0 +1,98 @@
+"""A run that is over, simulated: what its journal tells is what the simulator is given."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import studies
+from typer.testing import CliRunner
+
+import argosy
+from argosy.cli import app
+from argosy.errors import PlanError
+from argosy.events import Checkpoint, MemberEnded, MemberStarted, PlanMade, Profiled, RunStarted, Saved, SectionEnded
+from argosy.planning.hindsight import Hindsight
+from planning.cases import devices, profile
+
+LENGTH = 1000
+DEVICES = tuple(map(asdict, devices(2)))
+
+
+def section(member: str, epoch: int, seconds: float) -> SectionEnded:
+    """An epoch that took so long."""
+    return SectionEnded(
+        member=member,
+        device="node0/cuda:0",
+        epoch=epoch,
+        section=0,
+        stream_epoch=epoch,
+        position=0,
+        metrics={},
+        epochs=epoch + 1.0,
+        seconds=seconds,
+        samples=LENGTH // 2,
+        digest=(0, 0, 0),
+        val_digest=None,
+        best=False,
+    )
+
+
+def moments(*, limits: dict[str, int], sure: tuple[str, ...]) -> list:
+    """Two members on two devices: *a* trains 3 epochs of 10 s and *b* one of 4 s, with 1 s of files for each of 3 sections."""
+    file = Checkpoint(file="e.pt", sha256="", epoch=1, section=0, position=0)
+    sections = [("a", 0, 10.0), ("b", 0, 4.0), ("a", 1, 10.0), ("a", 2, 10.0)]
+    place = {"epoch": 0, "section": 0, "stream_epoch": 0, "position": 0, "threads": 1, "mkldnn": True}
+    profiles = [profile(name, rate).to_json() for name, rate in (("a", 7.0), ("b", 9.0))]
+    return [
+        (0.0, RunStarted(host="", pid=1, versions={}, settings={}, lengths={"train": LENGTH}, devices=DEVICES)),
+        (1.0, Profiled(profiles=tuple(profiles), epochs=limits, sure=sure)),
+        (1.0, PlanMade(plan={"policy": "solo"})),
+        *((5.0, MemberStarted(member=name, device="node0/cuda:0", **place)) for name in "ab"),
+        *((9.0, section(*row)) for row in sections),
+        *((9.0, Saved(member="a", checkpoint=file, seconds=1.0)) for _ in range(3)),
+        (11.0, MemberEnded(member="b", status="done", reason="")),
+        (40.0, MemberEnded(member="a", status="done", reason="")),
+    ]
+
+
+def test_a_run_is_simulated_at_the_rates_that_it_had() -> None:
+    past = Hindsight.of(moments(limits={"a": 5, "b": 5}, sure=()))
+    assert (past.policy, past.seconds, past.devices) == ("solo", 35.0, devices(2))
+    # Of all that the stream has of an epoch, whatever part of it the member steps on.
+    assert {p.member: p.rate(1) for p in past.workload.profiles} == pytest.approx({"a": 100.0, "b": 250.0})
+    assert past.workload.epochs == {"a": 3, "b": 1} and past.workload.visible_epochs == {"a": 5, "b": 5}
+    # Three sections of the device, each with a second of files; after the last one nobody waits for them.
+    assert past.charges.checkpoint_seconds == pytest.approx(1.0)
+    assert past.under("solo").finished_seconds == pytest.approx({"b": 4.0, "a": 32.0})
+
+
+def test_epochs_that_were_sure_are_known_beforehand() -> None:
+    assert Hindsight.of(moments(limits={"a": 3, "b": 1}, sure=("a", "b"))).workload.epochs_known
+    assert not Hindsight.of(moments(limits={"a": 3, "b": 1}, sure=("a",))).workload.epochs_known
+
+
+@pytest.mark.parametrize("missing", [RunStarted, Profiled, PlanMade, MemberEnded])
+def test_a_journal_that_does_not_tell_enough_is_refused(missing: type) -> None:
+    told = [moment for moment in moments(limits={}, sure=()) if not isinstance(moment[1], missing)]
+    with pytest.raises(PlanError, match="cannot be simulated"):
+        Hindsight.of(told)
+
+
+def test_the_command_simulates_a_run_beside_what_it_took(tmp_path: Path) -> None:
+    fleet = [studies.member("long", stop=argosy.MaxEpochs(3)), studies.member("short")]
+    study = studies.study(fleet=fleet, epochs=1)
+    report = argosy.train(study, directory=tmp_path / "run", launcher="inline", devices="cpu:2")
+    assert report.legs[0].saving_seconds > 0
+    words = ["simulate", str(tmp_path / "run"), "--policy", "solo,balanced"]
+    rows = json.loads(CliRunner().invoke(app, [*words, "--json"]).output)
+    assert [row["policy"] for row in rows] == ["balanced", "solo"], "its own policy first"
+    assert 0 < rows[0]["actual_seconds"] < report.seconds and "actual_seconds" not in rows[1]
+    assert all(row["devices"] == 2 and row["makespan_seconds"] > 0 for row in rows)
+    text = CliRunner().invoke(app, words).output
+    assert "The run itself took" in text and "under balanced, simulated" in text
+
+
+def test_the_command_refuses_a_directory_without_a_run(tmp_path: Path) -> None:
+    found = CliRunner().invoke(app, ["simulate", str(tmp_path)])
+    assert found.exit_code != 0 and "holds no run" in found.output

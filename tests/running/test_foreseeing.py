@@ -1,0 +1,56 @@
+"""A run that knows how far everybody trains chooses its planner by that, once."""
+
+import json
+from pathlib import Path
+
+import pytest
+import studies
+from planning.cases import profile
+
+import argosy
+from argosy.cluster import Cluster
+from argosy.planning import POLICIES
+from argosy.running.inline import InlineWorkers
+from argosy.running.launching import Launching
+
+
+@pytest.mark.parametrize(("preparation_seconds", "policy"), [(0.0, "solo"), (0.02, "balanced")])
+def test_streams_are_parted_where_preparation_leaves_a_gain(preparation_seconds: float, policy: str) -> None:
+    # Together 4 epochs of 20 s and 4 of 10; apart 80 s, which is longer where each stream takes a core of what trains.
+    launching = Launching(
+        cluster=Cluster.parse("1x2x80GB", kind="cpu", cores=2),
+        policy_name="balanced",
+        policy=POLICIES["balanced"],
+        preparation_seconds=preparation_seconds,
+        samples_per_epoch=1000,
+    )
+    members = [profile("slow", 50.0), profile("fast", 100.0)]
+    launching.foresee(launching.situation(members, (), epochs_done={}, epochs_left={"slow": 4, "fast": 8}))
+    assert launching.policy_name == policy and launching.policy is POLICIES[policy]
+    assert launching.launch(launching.situation(members, (), epochs_done={}, epochs_left={})).policy == policy
+
+
+@pytest.mark.parametrize(("patience", "foreseen"), [(None, [{"a": 2, "b": 2}]), (1, [])])
+def test_only_epochs_that_are_sure_are_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, patience: int | None, foreseen: list[dict[str, int]]
+) -> None:
+    seen: list[dict[str, int]] = []
+    monkeypatch.setattr(InlineWorkers, "side_by_side", True)
+    monkeypatch.setattr(Launching, "foresee", lambda _, situation: seen.append(dict(situation.epochs_left)))
+    stop = argosy.MaxEpochs(2) if patience is None else argosy.Plateau("val_loss", patience) | argosy.MaxEpochs(2)
+    fleet = [studies.member("a", stop=argosy.MaxEpochs(2)), studies.member("b", hidden=24, stop=stop)]
+    study = studies.study(fleet=fleet)
+    argosy.train(study, directory=tmp_path, launcher="inline", devices="cpu:2", numerics="exact")
+    assert seen == foreseen
+
+
+def test_a_policy_that_starts_one_flotilla_at_a_time_is_asked_until_all_devices_train(tmp_path: Path) -> None:
+    # Rates are further apart than FLEET's 20 samples/s: each flotilla has one member, on one device.
+    fleet = [studies.member(name, hidden=hidden) for name, hidden in (("a", 4), ("b", 300), ("c", 600))]
+    argosy.train(
+        studies.study(fleet=fleet), directory=tmp_path, launcher="inline", devices="cpu:2", policy="fleet-local"
+    )
+    lines = [json.loads(line) for line in (tmp_path / "journal.jsonl").read_text().splitlines()]
+    first_end = next(number for number, line in enumerate(lines) if line["event"] == "MemberEnded")
+    begun = {line["device"] for line in lines[:first_end] if line["event"] == "MemberStarted"}
+    assert begun == {"cpu:0", "cpu:1"}
