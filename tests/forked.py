@@ -81,18 +81,23 @@ def start_server() -> ForkServer:
 
 
 def command(folder: Path, words: Iterable[str]) -> subprocess.CompletedProcess[str]:
-    """``python -W error -m argosy`` with these words, run in a folder."""
+    """``python -W error -m argosy`` with these words, run in a folder to its end."""
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-
-        def live() -> None:
-            _forget_modules_of_tests(folder)
-            os.chdir(folder)
-            sys.argv[:] = [str(Path(cli.__file__).with_name("__main__.py")), *words]
-            warnings.simplefilter("error")
-            cli.main()
-
-        code = fork(live, out=out.fileno(), err=err.fileno()).wait()
+        code = started(folder, words, out=out.fileno(), err=err.fileno()).wait()
         return subprocess.CompletedProcess(list(words), code, _text(out), _text(err))
+
+
+def started(folder: Path, words: Iterable[str], *, out: int = 1, err: int = 2) -> Forked:
+    """The same, which goes on."""
+
+    def live() -> None:
+        _forget_modules_of_tests(folder)
+        os.chdir(folder)
+        sys.argv[:] = [str(Path(cli.__file__).with_name("__main__.py")), *words]
+        warnings.simplefilter("error")
+        cli.main()
+
+    return fork(live, out=out, err=err)
 
 
 def _forget_modules_of_tests(folder: Path) -> None:

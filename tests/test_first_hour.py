@@ -1,0 +1,113 @@
+"""A new user's path from an empty folder: the demo, then the tutorial, whose blocks are run as they stand there.
+
+Installing is what the machine that runs these tests has done (`make test`).
+"""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import forked
+import pytest
+
+from argosy.fold import RunState
+from argosy.running.journal import read_journal
+
+ROOT = Path(__file__).parents[1]
+TUTORIAL = (ROOT / "docs" / "tutorial.md").read_text()
+FILES = dict(re.findall(r"```python\n# (\w+\.py)\n(.*?)```", TUTORIAL, flags=re.DOTALL))
+COMMANDS = [line.split()[1:] for line in TUTORIAL.splitlines() if line.startswith("argosy ")]
+PATIENCE_SECONDS = 120
+
+
+def done(folder: Path, words: list[str]) -> str:
+    """What a command says that ends well."""
+    found = forked.command(folder, words)
+    assert found.returncode == 0, found.stdout + found.stderr
+    return found.stdout
+
+
+def epochs_of(directory: Path) -> dict[str, float]:
+    """How far members are."""
+    if not (directory / "journal.jsonl").exists():
+        return {}
+    return {name: found.epochs for name, found in RunState.of(read_journal(directory)).members.items()}
+
+
+@pytest.fixture
+def begin(tmp_path: Path) -> Iterator[Callable[[list[str]], forked.Forked]]:
+    """Starts a command, whose words go to a file."""
+    begun = []
+
+    def start(words: list[str]) -> forked.Forked:
+        with (tmp_path / "said.txt").open("ab") as said:
+            begun.append(forked.started(tmp_path, words, out=said.fileno(), err=said.fileno()))
+        return begun[-1]
+
+    yield start
+    for run in begun:
+        run.kill()
+
+
+def wait_for(run: forked.Forked, directory: Path, member: str, epochs: float) -> None:
+    """Until a member trains, and has come so far."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while epochs_of(directory).get(member, -1) < epochs:
+        assert run.poll() is None, (directory.parents[1] / "said.txt").read_text()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def ctrl_c(run: forked.Forked) -> None:
+    """As a person does it: all is saved."""
+    run.send_signal(signal.SIGINT)
+    assert run.wait(PATIENCE_SECONDS) == 130
+
+
+def script(folder: Path, name: str) -> str:
+    """What a script prints, in a fresh process."""
+    return subprocess.run([sys.executable, name], cwd=folder, capture_output=True, text=True, check=True).stdout
+
+
+def test_a_new_user_gets_from_an_empty_folder_to_an_ensemble(
+    tmp_path: Path, begin: Callable[[list[str]], forked.Forked]
+) -> None:
+    demo = begin(["demo", "--dir", "runs/demo"])
+    wait_for(demo, tmp_path / "runs" / "demo", "mlp-64", 0)
+    ctrl_c(demo)
+
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
+    (run, add, stop), directory = COMMANDS, tmp_path / "runs" / "digits"
+    # So long that there is time to press a key.
+    (tmp_path / "study.py").write_text(FILES["study.py"].replace("MaxEpochs(10)", "MaxEpochs(100_000)"))
+    first = begin(run)
+    wait_for(first, directory, "cnn-8", 1)
+    ctrl_c(first)
+    before = epochs_of(directory)["cnn-8"]
+
+    again = begin(run)
+    wait_for(again, directory, "cnn-8", before + 1)
+    done(tmp_path, add)
+    done(tmp_path, stop)
+    wait_for(again, directory, "cnn-32", 1)
+    ctrl_c(again)
+
+    report = json.loads(done(tmp_path, ["report", "runs/digits", "--json"]))
+    status = {row["member"]: row["status"] for row in report["members"]}
+    assert status == {
+        **dict.fromkeys(["mlp-32", "mlp-128", "cnn-8", "cnn-16", "cnn-32"], "paused"),
+        "mlp-slow": "stopped",
+    }
+    best, ensemble = (float(line.split()[1]) for line in script(tmp_path, "after.py").splitlines())
+    assert min(best, ensemble) > 0.5
+    assert script(tmp_path, "predict.py") == "torch.Size([1, 10])\n"
+
+
+def test_the_first_thing_to_see_is_the_study_of_the_tutorial() -> None:
+    assert (ROOT / "README.md").read_text().partition("```python\n# study.py\n")[2].startswith(FILES["study.py"])
