@@ -1,8 +1,12 @@
-"""Together == alone: a member's bits do not depend on who trains beside it, where, or how the stream is prepared."""
+"""Together == alone: a member's bits do not depend on who trains beside it, where, or how the stream is prepared.
+
+Numerics are exact: by default a plan for several devices may split a member, which then differs by rounding.
+"""
 
 import itertools
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import evidence
 import pytest
@@ -36,7 +40,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
     found = {}
     for member in demo.study.members:
         directory = tmp_path_factory.mktemp(member.name)
-        argosy.train(digits(member.name), directory=directory, launcher="inline", devices="cpu:1")
+        argosy.train(digits(member.name), directory=directory, launcher="inline", devices="cpu:1", numerics="exact")
         found.update(evidence.results(directory))
     return found
 
@@ -53,7 +57,13 @@ def test_eight_members_together_equal_each_alone(
     alone: dict[str, object], tmp_path: Path, launcher: str, workers: int, block: int, devices: str
 ) -> None:
     argosy.train(
-        digits(), directory=tmp_path, launcher=launcher, loader_workers=workers, block_size=block, devices=devices
+        digits(),
+        directory=tmp_path,
+        launcher=launcher,
+        loader_workers=workers,
+        block_size=block,
+        devices=devices,
+        numerics="exact",
     )
     together = evidence.results(tmp_path)
     assert set(together) == set(alone)
@@ -63,7 +73,8 @@ def test_eight_members_together_equal_each_alone(
 
 def test_solo_policy_equals_balanced(tmp_path: Path) -> None:
     for policy in ("solo", "balanced"):
-        argosy.train(studies.study(), directory=tmp_path / policy, launcher="processes", policy=policy, devices="cpu:2")
+        settings: dict[str, Any] = {"policy": policy, "devices": "cpu:2", "numerics": "exact"}
+        argosy.train(studies.study(), directory=tmp_path / policy, launcher="processes", **settings)
     assert evidence.results(tmp_path / "solo") == evidence.results(tmp_path / "balanced")
 
 
