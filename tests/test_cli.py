@@ -63,6 +63,8 @@ def test_run_status_report_audit(folder: Path) -> None:
     assert json.loads(argosy(folder, "audit", "runs/x", "--json").stdout)["passes"] is True
     assert "has ended (done)" in argosy(folder, "stop", "runs/x", "a", code=2).stderr
     assert "prepared 1.0 times" in argosy(folder, "report", "runs/x").stdout
+    untracked = argosy(folder, "run", "study.py", "--launcher", "inline", "--track", "comet", code=2)
+    assert "there is no tracker 'comet'" in untracked.stderr
 
 
 def test_plan_explains(folder: Path) -> None:

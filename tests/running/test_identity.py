@@ -175,6 +175,11 @@ def scaled(output: torch.Tensor, target: torch.Tensor, by: float = 1.0) -> torch
     return torch.nn.functional.cross_entropy(output, target, reduction="none") * by
 
 
+def own_step(model: torch.nn.Module, batch: Any) -> Any:
+    """A step of its own."""
+    return scaled(model(batch[0]), batch[1])
+
+
 FIELDS: dict[str, tuple[Any, str]] = {
     "batch_size": (21, "batch_size: 20 there, 21 here"),
     "eval_batch_size": (7, "eval_batch_size: none there, 7 here"),
@@ -192,6 +197,7 @@ FIELDS: dict[str, tuple[Any, str]] = {
         partial(torch.optim.lr_scheduler.StepLR, step_size=1),
         "schedule: none there, torch.optim.lr_scheduler:",
     ),
+    "step": (own_step, "step: none there, test_identity:own_step here"),
     "augment": (studies.dawdle, "augment: none there, studies:dawdle here"),
     "metrics": ({}, "metrics.accuracy: argosy.study:accuracy there, none here"),
 }
