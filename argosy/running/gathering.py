@@ -120,7 +120,7 @@ def key_in(environment: Mapping[str, str]) -> bytes | None:
         return None
     if len(text) < SHORTEST_KEY:
         raise PlanError(
-            f"{KEY} has {len(text)} characters; whoever guesses it can run code on every node. Export at least {SHORTEST_KEY}, "
+            f"{KEY} has {len(text)} characters; whoever guesses it can run code on every node. Give it at least {SHORTEST_KEY}, "
             "as in ARGOSY_KEY=$(openssl rand -hex 32)."
         )
     return hashlib.sha256(text.encode()).digest()
@@ -146,7 +146,7 @@ def addresses() -> tuple[str, ...]:
 
 def call_driver(place: Place, board: Board, key: bytes | None, *, seconds: float = JOIN_SECONDS) -> tuple[Peer, bytes]:
     """The connection to the driver of this job, and the run's key; raises WorkerError where it is not found in time."""
-    deadline, last = time.monotonic() + seconds, "it has left no notice"
+    deadline, last = time.monotonic() + seconds, "it has left no notice."
     while True:
         notice = board.read()
         if notice is not None and notice.job == place.job:

@@ -59,7 +59,7 @@ class Population:
         if not found:
             raise StudyError(
                 "scheduler 'pbt' changes numbers of optimizer, loss or augment while trials train, and of "
-                f"{dict(parameters)} none is bound there by name; bind one, as partial(SGD, lr=parameters['lr'])."
+                f"{dict(parameters)} none is bound there by name; give the member one, as partial(SGD, lr=parameters['lr'])."
             )
         return found
 

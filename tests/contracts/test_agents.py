@@ -181,6 +181,7 @@ def kill_tree(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
+@pytest.mark.timeout(600)
 def test_torchrun_starts_two_nodes_without_common_files_and_one_is_killed(tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -188,9 +189,9 @@ def test_torchrun_starts_two_nodes_without_common_files_and_one_is_killed(tmp_pa
     run = tmp_path / "0" / "run"
     nodes = [torchrun(tmp_path / str(rank), rank, port) for rank in range(2)]
     try:
-        until(lambda: ended_sections(run, "node1/cpu:0") > 0, 120)
+        until(lambda: ended_sections(run, "node1/cpu:0") > 0, 280)
         kill_tree(nodes[1])
-        until(lambda: evidence.event_lines(run, "RunEnded"), 120)
+        until(lambda: evidence.event_lines(run, "RunEnded"), 280)
     except AssertionError:
         pytest.fail("\n".join((tmp_path / str(rank) / "said").read_text() for rank in range(2)))
     finally:
@@ -222,7 +223,7 @@ def test_who_has_not_the_key_is_refused_and_told_of(tmp_path: Path, monkeypatch:
 
     knocking = threading.Thread(target=knock)
     knocking.start()
-    argosy.train(studies.study(60, epochs=1), directory=tmp_path / "run", launcher=launcher)
+    argosy.train(studies.study(60, fleet=[studies.member()], epochs=1), directory=tmp_path / "run", launcher=launcher)
     knocking.join()
     told = (tmp_path / "run" / "workers" / "door.log").read_text().splitlines()
     assert any(line.endswith("does not know the run's key") for line in told)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import evidence
+import jobs
 import living
 import pytest
 import studies
@@ -23,7 +24,13 @@ from argosy.running.audit import audit
 from argosy.running.view import Silent
 from argosy.stream.order import Digest
 
-pytestmark = pytest.mark.parametrize("launcher", ["inline", "processes"])
+pytestmark = pytest.mark.parametrize("launcher", ["inline", "processes", "agents"])
+
+
+@pytest.fixture(autouse=True)
+def _agents(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Runs on two nodes that have no file in common but the notice of where the driver is."""
+    monkeypatch.setitem(LAUNCHERS, "agents", lambda: jobs.TwoNodes(tmp_path / "board"))
 
 
 class Counting(studies.Vectors):
@@ -105,7 +112,7 @@ def test_time_limit_pauses_and_the_same_call_goes_on(tmp_path: Path, launcher: s
     for _ in range(50):
         report = argosy.train(study, directory=tmp_path / "cut", launcher=launcher, time_limit=limit, block_size=31)
         # Ever longer, so that it gets through on a busy machine too.
-        limit = 1.2 * limit + (0.6 if launcher == "processes" else 0.05)
+        limit = 1.2 * limit + (0.05 if launcher == "inline" else 0.6)
         if report.status == "done":
             break
     assert report.status == "done"

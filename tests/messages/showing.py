@@ -17,6 +17,7 @@ from argosy.errors import ArgosyError
 from messages import (
     of_clones,
     of_ensembles,
+    of_jobs,
     of_members,
     of_plans,
     of_runs,
@@ -41,6 +42,7 @@ CASES: Mapping[str, Case] = {
     **of_streams.CASES,
     **of_training.CASES,
     **of_runs.CASES,
+    **of_jobs.CASES,
     **of_searches.CASES,
     **of_ensembles.CASES,
     **of_steps.CASES,

@@ -108,6 +108,19 @@ def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(tmp_path: Path
     assert "damaged" in (tmp_path / "cut" / "members" / "odd" / "log.txt").read_text()
 
 
+def test_a_missing_newest_checkpoint_is_an_error_and_nobody_begins_anew(tmp_path: Path) -> None:
+    argosy.train(studies.study(epochs=2), directory=tmp_path, launcher="inline")
+    last = (tmp_path / "members" / "odd" / "last.pt").resolve()
+    content = last.read_bytes()
+    last.unlink()
+    journal = (tmp_path / "journal.jsonl").read_bytes()
+    with pytest.raises(CheckpointError, match=f"checkpoint {last} is journaled and does not exist"):
+        argosy.train(studies.study(epochs=3), directory=tmp_path, launcher="inline")
+    assert (tmp_path / "journal.jsonl").read_bytes().count(b"SectionEnded") == journal.count(b"SectionEnded")
+    last.write_bytes(content)
+    assert argosy.train(studies.study(epochs=3), directory=tmp_path, launcher="inline").status == "done"
+
+
 def test_a_tampered_checkpoint_is_never_unpickled(tmp_path: Path) -> None:
     argosy.train(studies.study(epochs=1), directory=tmp_path, launcher="inline")
     path, trap = tmp_path / "members" / "odd" / "last.pt", tmp_path / "trap"

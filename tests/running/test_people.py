@@ -18,6 +18,7 @@ from argosy.events import SectionEnded
 from argosy.running import ending
 from argosy.running.audit import audit
 from argosy.running.identity import write_json
+from argosy.running.inline import InlineWorkers
 from argosy.running.measuring import Measuring
 from argosy.running.records import Metrics
 from argosy.running.view import Silent
@@ -31,6 +32,19 @@ def train(directory: Path, *, epochs: int = 1, fleet: Any = PAIR, **rest: Any) -
     """A small run in this process."""
     study = studies.study(90, fleet=fleet, epochs=epochs)
     return argosy.train(study, directory=directory, launcher="inline", devices="cpu:1", **rest)
+
+
+def test_a_pause_that_comes_just_before_the_data_are_open_is_not_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    receive, rounds = InlineWorkers.receive, iter(range(1000))
+
+    def late(workers: InlineWorkers, timeout: float) -> Any:
+        return receive(workers, timeout) if next(rounds) else []
+
+    monkeypatch.setattr(InlineWorkers, "receive", late)
+    report = train(tmp_path, time_limit=0.0)
+    assert (report.status, [row.epochs for row in report.rows]) == ("paused", [0, 0])
 
 
 class Broken(Silent):

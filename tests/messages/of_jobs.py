@@ -1,0 +1,74 @@
+"""What is wrong with jobs of several nodes."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from argosy.cluster import Device, Node
+from argosy.events import Checkpoint
+from argosy.fold import MemberState
+from argosy.running import agents, gathering
+from argosy.running.agent import Joined
+from argosy.running.agents import Agents
+from argosy.running.freight import pieces
+from argosy.running.gathering import FileBoard, call_driver, key_in
+from argosy.running.place import Place, place_asked, place_of
+from argosy.running.resume import resume_point
+from argosy.settings import Settings
+
+__all__ = ["CASES"]
+
+RUN = Path("runs/x")
+PLACE = Place(launcher="srun", rank=0, size=2, local_rank=0, nodes=2, job="4711.0")
+SLURM = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": "0", "SLURM_STEP_NUM_NODES": "2"}
+OPEN_MPI = {f"OMPI_COMM_WORLD_{name}": "0" for name in ("RANK", "LOCAL_RANK")} | {
+    "OMPI_COMM_WORLD_SIZE": "3",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+}
+
+
+def no_driver(patch: pytest.MonkeyPatch) -> None:
+    """Rank 0 sees another directory, or has ended."""
+    patch.setattr(gathering.socket, "gethostname", lambda: "host-1")
+    call_driver(PLACE, FileBoard(RUN), None, seconds=0.0)
+
+
+def lonely() -> None:
+    """The agents do not come."""
+    launcher = Agents(PLACE, RUN)
+    try:
+        launcher._open_door()
+        launcher._gather(time.monotonic() - 1)
+    finally:
+        launcher.close()
+
+
+def unlike(patch: pytest.MonkeyPatch) -> None:
+    """A node has another torch."""
+    patch.setattr(agents, "versions", lambda: {"argosy": "0.1.0", "torch": "2.13.0"})
+    patch.setattr(agents.socket, "gethostname", lambda: "host-0")
+    node = Node(name="local", devices=(Device(name="cpu:0", node="local", kind="cpu", memory_bytes=1),), cores=1)
+    joined = Joined(rank=1, host="host-1", node=node, versions={"argosy": "0.1.0", "torch": "2.12.1"})
+    Agents(PLACE, RUN)._check_versions(joined)
+
+
+def gone() -> None:
+    """The newest file of a member is not there."""
+    saved = Checkpoint(file="e0002-s0000000.pt", sha256="", epoch=2, section=0, position=0, carried=0, best=None)
+    resume_point(MemberState(name="mlp", saved=[saved]), RUN)
+
+
+CASES = {
+    "launcher agents where nobody has started a job": lambda: place_asked("agents", {}),
+    "a launcher's variable that is no number": lambda: place_of(SLURM | {"SLURM_PROCID": "first"}),
+    "a launcher's variables that contradict each other": lambda: place_of(SLURM | {"SLURM_PROCID": "2"}),
+    "unlike numbers of processes on the nodes": lambda: place_of(OPEN_MPI),
+    "a key that can be guessed": lambda: key_in({"ARGOSY_KEY": "secret"}),
+    "a job whose driver is not found": no_driver,
+    "a job whose agents do not come": lonely,
+    "nodes of unlike environments": unlike,
+    "other nodes than the job has": lambda: Agents(PLACE, RUN).discover(Settings(nodes=3)),
+    "a checkpoint that is gone before it travels": lambda: next(pieces("", Path("members/mlp/e0002-s0000000.pt"))),
+    "a journaled checkpoint that is gone": gone,
+}
