@@ -2,7 +2,8 @@
 
 ``kills``: small unlike members that converge at random, a trainer killed every 30 seconds: all of them end, and nothing grows. No
 rule knows when a member will end: each stops where its validation loss has not improved for an epoch. Processes are looked at all
-the time; memory, descriptors and shared memory of each role are compared between the second quarter of the run and the last.
+the time; memory, descriptors and shared memory of each role are compared between the earlier and the later moments, after the first
+quarter of the run, at which as many processes were there: a leg of its own for members of a lost trainer takes another feeder.
 
 ``miniature``: FLEET's own hundred networks (`miniature.py`) on 4 and on 8 CPU slots, under ``rounds``, ``fleet`` and ``balanced``:
 how much longer the others take than ``balanced`` is what the simulator says.
@@ -15,7 +16,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -49,18 +50,20 @@ NEAR = 0.1
 PARTS = ("kills", "miniature")
 
 Target = dict[str, Any]
+Moment = dict[str, list[Usage]]
+"""What the processes of each role held."""
 
 
-def watch(run: Run, every: float) -> tuple[list[tuple[float, dict[str, list[Usage]]]], int]:
+def watch(run: Run, every: float) -> tuple[list[tuple[float, Moment]], int]:
     """Until the run ends: what its processes held, by role, over time; and how many trainers were killed."""
     began, seen, kills, dice = time.monotonic(), [], 0, random.Random(0)
     while run.process.poll() is None:
-        moment: dict[str, list[Usage]] = defaultdict(list)
+        moment: Moment = {role: [] for role in ROLES}
         for role in ROLES:
             for process in run.role(role):
                 with contextlib.suppress(OSError, psutil.NoSuchProcess):
                     moment[role].append(usage_of(process))
-        seen.append((time.monotonic() - began, dict(moment)))
+        seen.append((time.monotonic() - began, moment))
         if time.monotonic() - began > (kills + 1) * every and (victims := run.role("trainer")):
             dice.choice(victims).kill()
             kills += 1
@@ -68,15 +71,23 @@ def watch(run: Run, every: float) -> tuple[list[tuple[float, dict[str, list[Usag
     return seen, kills
 
 
-def grown(seen: list[tuple[float, dict[str, list[Usage]]]], field: str) -> dict[str, tuple[float, float]]:
-    """By role: the median over the second quarter and over the last one, of the largest of its processes at each moment."""
-    end = seen[-1][0]
-    quarters: dict[str, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
-    for at, moment in seen:
-        for role, usages in moment.items():
-            if 0.25 * end < at < 0.5 * end or at > 0.75 * end:
-                quarters[role][at > 0.75 * end].append(max(getattr(usage, field) for usage in usages))
-    return {role: (statistics.median(a), statistics.median(b)) for role, (a, b) in quarters.items() if a and b}
+def alike(seen: list[tuple[float, Moment]]) -> list[Moment]:
+    """Moments after the first quarter at which as many processes of each role were there as mostly are: each has its connections."""
+    later = [moment for at, moment in seen if at > seen[-1][0] / 4]
+    counts = [tuple(len(moment[role]) for role in ROLES) for moment in later]
+    ((most, _),) = Counter(counts).most_common(1)
+    return [moment for moment, count in zip(later, counts, strict=True) if count == most]
+
+
+def grown(moments: list[Moment], field: str) -> dict[str, tuple[float, float]]:
+    """By role: the median over the first half of these moments and over the second, of the largest of its processes at each."""
+
+    def largest(role: str, some: list[Moment]) -> float:
+        return statistics.median(max(getattr(usage, field) for usage in moment[role]) for moment in some)
+
+    half = len(moments) // 2
+    there = [role for role in ROLES if moments[0][role]]
+    return {role: (largest(role, moments[:half]), largest(role, moments[half:])) for role in there}
 
 
 def kills(options: Any, folder: Path) -> tuple[dict[str, Any], list[Target]]:
@@ -86,7 +97,8 @@ def kills(options: Any, folder: Path) -> tuple[dict[str, Any], list[Target]]:
     seen, killed = watch(run, options.every)
     if run.process.returncode != 0:
         raise AssertionError(run.errors[-3000:])
-    figures: dict[str, Any] = {field: grown(seen, field) for field in ("bytes", "descriptors", "segments")}
+    moments = alike(seen)
+    figures: dict[str, Any] = {field: grown(moments, field) for field in ("bytes", "descriptors", "segments")}
     wrong, ended = audit(directory), [line for line in run.lines() if line["event"] == "MemberEnded"]
     epochs = Counter(line["member"] for line in run.lines() if line["event"] == "SectionEnded")
     left = run.left()
@@ -98,7 +110,7 @@ def kills(options: Any, folder: Path) -> tuple[dict[str, Any], list[Target]]:
         target("trainers killed", [killed], at_least=1),
         target("findings of the audit, and processes left", [len(wrong) + len(left)], at_most=0),
         target(
-            "memory, last quarter over second, largest role",
+            "memory, later over before, largest role",
             [max(b / a for a, b in figures["bytes"].values())],
             at_most=1 + GROWTH,
         ),
