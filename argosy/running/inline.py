@@ -172,7 +172,7 @@ class _InlineFeeder:
             yield fed
 
     def _open(self) -> Opened:
-        study, settings = self.job.study, self.job.settings
+        began, study, settings = time.monotonic(), self.job.study, self.job.settings
         self.sources = open_sources(study.data, seed=study.seed)
         lengths = {split: source.length for split, source in self.sources.items()}
         self.orders = Orders(study.seed, lengths)
@@ -184,6 +184,7 @@ class _InlineFeeder:
             fingerprints={split: source.facts.fingerprint for split, source in self.sources.items()},
             block_size=block_size,
             seconds_per_sample=self.sources["train"].facts.seconds_per_sample,
+            opening_seconds=time.monotonic() - began,
         )
 
     def _prepare(self, place: Place) -> tuple[Block, list[Skipped]]:
