@@ -61,6 +61,8 @@ class Opened:
     block_size: int
     seconds_per_sample: float
     """Of one core that prepares a sample, seen on a few; 0 where blocks are gathered from arrays."""
+    opening_seconds: float
+    """That it took until now, from when it was told to."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -62,7 +62,7 @@ class RunStarted(Event):
     preparation_samples_per_second: float | None = None
     """That all of them prepare together; None where nobody knows, or where their cores train as well."""
     opening_seconds: float = 0.0
-    """From the driver's beginning until the data was open: what a further feeder takes at most."""
+    """That a feeder took to open the data, as each further one does."""
 
 
 @dataclass(frozen=True, kw_only=True)

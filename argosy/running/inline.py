@@ -178,7 +178,7 @@ class _InlineFeeder:
             yield fed
 
     def _open(self) -> Opened:
-        study, settings = self.job.study, self.job.settings
+        began, study, settings = time.monotonic(), self.job.study, self.job.settings
         self.sources = open_sources(study.data, seed=study.seed)
         keep(self.sources, memory_to_keep_in(settings.nodes))
         lengths = {split: source.length for split, source in self.sources.items()}
@@ -191,6 +191,7 @@ class _InlineFeeder:
             fingerprints={split: source.facts.fingerprint for split, source in self.sources.items()},
             block_size=block_size,
             seconds_per_sample=self.sources["train"].facts.seconds_per_sample,
+            opening_seconds=time.monotonic() - began,
         )
 
     def _prepare(self, place: Place) -> tuple[Block, Filled]:

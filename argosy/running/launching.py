@@ -31,7 +31,7 @@ class Launching:
     """Of one sample, on one core."""
     samples_per_epoch: int = 1
     opening_seconds: float = 0.0
-    """That a further feeder takes until its data is open, at most."""
+    """That a feeder takes to open the data, as each further one does."""
 
     def situation(
         self,

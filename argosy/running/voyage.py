@@ -5,7 +5,6 @@ leave, the policy is asked once, and crews change: who leaves is told to, who st
 everybody else goes on at once with the next credit. Nobody who does not move is saved, stopped or started again.
 """
 
-import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -101,7 +100,7 @@ class Voyage:
         """The data is open."""
         self.launching.preparation_seconds = opened.seconds_per_sample
         self.launching.samples_per_epoch = opened.lengths["train"]
-        self.launching.opening_seconds = time.monotonic() - self.driver.began
+        self.launching.opening_seconds = opened.opening_seconds
 
     def clear(self, legs: Sequence[Sailing], members: Collection[str]) -> None:
         """Nobody carries these members any more, who were all that these legs had."""

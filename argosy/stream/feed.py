@@ -359,6 +359,7 @@ def feed(
     """Life of a feeder that may use so many cores: open the data when told so, then feed legs until told to exit."""
     (command,) = driver.wait()
     assert isinstance(command, Open)
+    began = time.monotonic()
     count = settings.loader_workers if settings.loader_workers is not None else cores
     # Its name is one of the host that this process was started on, wherever a dataset takes it.
     door = Door(key)
@@ -382,6 +383,7 @@ def feed(
             fingerprints={name: source.facts.fingerprint for name, source in sources.items()},
             block_size=block_size,
             seconds_per_sample=sources["train"].facts.seconds_per_sample,
+            opening_seconds=time.monotonic() - began,
         )
     )
     _Feeder(

@@ -54,10 +54,13 @@ def journaled(*lines: str) -> Path:
     return RUN
 
 
+SECONDS = {"seconds_per_sample": 0.0, "opening_seconds": 0.0}
+
+
 def opened_elsewhere() -> None:
     """The second node has other data."""
-    there = Opened(address="", lengths={"train": 21}, fingerprints={}, block_size=64, seconds_per_sample=0.0)
-    here = Opened(address="", lengths={"train": 20}, fingerprints={}, block_size=64, seconds_per_sample=0.0)
+    there = Opened(address="", lengths={"train": 21}, fingerprints={}, block_size=64, **SECONDS)
+    here = Opened(address="", lengths={"train": 20}, fingerprints={}, block_size=64, **SECONDS)
     Driver._check_same_data(SimpleNamespace(data=there), SimpleNamespace(node="node1"), here)
 
 
