@@ -1,9 +1,10 @@
-"""Eight members of two small architectures on decode-heavy photographs, end to end: `argosy run`, whose programs step those alike at
-once, against the hand-written loop over one DataLoader that steps them one by one.
+"""Eight members of two small architectures on decode-heavy photographs, end to end: `argosy run`, whose programs step those
+alike at once, against the hand-written loop over one DataLoader that steps them one by one.
 
-Both are whole commands with the same epochs, batches, validations and checkpoints (`together.py`), in interleaved rounds. Equality is
-checked in the same run: with programs forbidden, every weight is that of the loop, bit for bit; with programs, losses differ from the
-loop's by no more than three times what they do where each of the loop's weights begins at the next number up.
+Both train in one process beside as many loader workers as cores. They are whole commands with the same epochs, batches,
+validations and checkpoints (`together.py`), in interleaved rounds. Equality is checked in the same run: with programs forbidden,
+every weight is that of the loop, bit for bit; with programs, losses differ from the loop's by no more than three times what they
+do where each of the loop's weights begins at the next number up.
 """
 
 import tempfile
@@ -16,6 +17,8 @@ from measuring import arguments, finish, hardware, quartiles, target
 from photographs import ALIKE, write_photographs
 from together import Outcome, Work, by_argosy, by_hand
 
+import argosy
+
 NAMES = list(ALIKE)
 BATCH = 8
 LEAST = 1e-4
@@ -23,10 +26,10 @@ LEAST = 1e-4
 
 SIDES: Mapping[str, Callable[[Work, Path], Outcome]] = {
     "loop": lambda work, out: by_hand(work, out, [NAMES], at_once=1),
-    "argosy": lambda work, out: by_argosy(work, out, devices=2, names=NAMES),
+    "argosy": lambda work, out: by_argosy(work, out, devices=1, names=NAMES),
 }
 CHECKS: Mapping[str, Callable[[Work, Path], Outcome]] = {
-    "exact": lambda work, out: by_argosy(work, out, devices=2, names=NAMES, flags=["--packing", "interleaved"]),
+    "exact": lambda work, out: by_argosy(work, out, devices=1, names=NAMES, flags=["--packing", "interleaved"]),
     "perturbed": lambda work, out: by_hand(work, out, [NAMES], at_once=1, flags=["--perturbed"]),
 }
 
@@ -39,14 +42,22 @@ def prepare(folder: Path, length: int, epochs: int) -> Work:
     return Work(folder=folder, lengths=lengths, epochs=epochs, batch=BATCH)
 
 
+def programs(directory: Path) -> str:
+    """What a run of argosy chose for the members of each device, in words; nothing of the loop."""
+    if not (directory / "journal.jsonl").exists():
+        return ""
+    chosen = {pack.device: pack for pack in argosy.load(directory).packs}
+    return "".join(f"; {device} in programs of {[*map(len, pack.programs)]}" for device, pack in chosen.items())
+
+
 def outcome(sides: Mapping[str, Callable[[Work, Path], Outcome]], side: str, work: Work) -> Outcome:
     """Of a whole command."""
     with tempfile.TemporaryDirectory(dir=work.folder) as out:
-        found = sides[side](work, Path(out))
+        found, packed = sides[side](work, Path(out)), programs(Path(out) / "run")
     cost = found.cost
     print(
         f"{side:<10} wall {cost.wall_seconds:6.1f} s, first to last step {found.steps_seconds:6.1f} s, "
-        f"CPU {cost.cpu_seconds:6.1f} s, others {cost.others_cores:.1f} cores",
+        f"CPU {cost.cpu_seconds:6.1f} s, others {cost.others_cores:.1f} cores{packed}",
         flush=True,
     )
     return found
