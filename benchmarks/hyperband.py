@@ -1,10 +1,10 @@
-"""Hyperband over packs: the same configurations under every policy of packing, with and without warm rungs, and beside Optuna's own.
+"""Hyperband over packs: the same configurations under every policy of packing, with and without warm rungs, and beside what people have today.
 
 Time is counted from the first step to the end of the last trial; starting processes comes before it on all sides. `none` is the
 paper's baseline: one trial after another in one warm process, with a loader of its own. All policies of Argosy run with
 numerics="exact", so that each trial must reach the same whoever it is packed with; `planned` once more with what is faster and
-equal within rounding. Trials of the pool are the same configurations; which of them its pruner stops is Optuna's affair, so its
-time is also given at equal epochs.
+equal within rounding. Optuna with a pool of processes and Ray Tune (where it is installed) train the same configurations; which of
+them they stop is their affair, so their time is also given at equal epochs.
 """
 
 import tempfile
@@ -15,6 +15,7 @@ from typing import Any
 
 import optuna
 from hyperband_pool import Pooled, pool
+from hyperband_ray import is_there, ray_tune
 from hyperband_study import MODELS, SPACE, build, data
 from measuring import arguments, finish, target
 
@@ -108,11 +109,11 @@ def compared(model: str, options: Any, figures: dict[str, Any]) -> list[dict[str
             wanted = 2.7 if device == "cpu" else 5.0
             ratio = sides["none"].seconds / fastest
             targets.append(target(f"{model}, {rungs}: none / planned, wall", [ratio], at_least=wanted))
-    targets += beside_a_pool(model, configurations, planned[True][0], figures, most=most, options=options)
+    targets += beside_others(model, configurations, planned[True][0], figures, most=most, options=options)
     return targets
 
 
-def beside_a_pool(
+def beside_others(
     model: str,
     configurations: list[dict[str, Any]],
     planned: float,
@@ -121,21 +122,28 @@ def beside_a_pool(
     most: int,
     options: Any,
 ) -> list[dict[str, Any]]:
-    """Optuna's pool, and what was wanted of it."""
-    if options.without_pool:
+    """What people have today, and what was wanted of it; who lets more or fewer epochs be trained is compared at equal ones."""
+    if options.alone:
         return []
-    with tempfile.TemporaryDirectory() as folder:
-        found: Pooled = pool(
-            model, configurations, Path(folder), most=most, workers=options.workers, device=options.device
+    sides = {"Optuna's HyperbandPruner and a pool": pool, "Ray Tune's HyperBandScheduler": ray_tune}
+    if not is_there():
+        print("ray is not installed: its side is left out")
+        del sides["Ray Tune's HyperBandScheduler"]
+    epochs, targets = figures[f"{model} warm planned"]["epochs"], []
+    for name, side in sides.items():
+        with tempfile.TemporaryDirectory() as folder:
+            found: Pooled = side(
+                model, configurations, Path(folder), most=most, workers=options.workers, device=options.device
+            )
+        at_equal = found.seconds * epochs / found.epochs
+        print(
+            f"{model}, {name} of {options.workers} processes: {found.seconds:.2f} s for {found.epochs} epochs, "
+            f"{at_equal:.2f} s for {epochs:g}, accuracy {found.accuracy:.4f}"
         )
-    epochs = figures[f"{model} warm planned"]["epochs"]
-    at_equal = found.seconds * epochs / found.epochs
-    print(
-        f"{model}, Optuna's HyperbandPruner on {options.workers} processes: {found.seconds:.2f} s for {found.epochs} epochs, "
-        f"{at_equal:.2f} s for {epochs:g}, accuracy {found.accuracy:.4f}"
-    )
-    figures[f"{model} pool"] = asdict(found)
-    return [target(f"{model}: pool / planned with warm rungs at equal epochs", [at_equal / planned], at_least=4.0)]
+        figures[f"{model} {name}"] = asdict(found)
+        what = f"{model}: {name} / planned with warm rungs, at equal epochs"
+        targets.append(target(what, [at_equal / planned], at_least=4.0))
+    return targets
 
 
 def main() -> None:
@@ -145,8 +153,8 @@ def main() -> None:
     parser.add_argument("--most", type=int, help="another R")
     parser.add_argument("--models", nargs="*", default=list(MODELS), choices=list(MODELS))
     parser.add_argument("--policies", nargs="*", default=list(POLICIES))
-    parser.add_argument("--workers", type=int, default=2, help="processes of the pool")
-    parser.add_argument("--without-pool", action="store_true")
+    parser.add_argument("--workers", type=int, default=2, help="processes of those that people have today")
+    parser.add_argument("--alone", action="store_true", help="without those that people have today")
     options = parser.parse_args()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     figures: dict[str, Any] = {}

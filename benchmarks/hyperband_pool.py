@@ -14,11 +14,9 @@ from typing import Any
 
 import optuna
 import torch
-from hyperband_study import MODELS, SPACE, Digits, optimizer_of
+from hyperband_study import SPACE, Alone
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
-from torch.nn import functional
-from torch.utils.data import DataLoader
 
 __all__ = ["Pooled", "pool"]
 
@@ -61,22 +59,10 @@ def _objective(trial: optuna.Trial, told: dict[str, Any]) -> float:
     if trial.number >= told["trials"]:
         raise optuna.TrialPruned  # another process took the last of them first
     parameters = {name: trial.suggest_categorical(name, choices.choices) for name, choices in SPACE.items()}
-    torch.manual_seed(trial.number)
-    network = MODELS[model](parameters["activation"]).to(device)
-    optimizer = optimizer_of(parameters)(network.parameters())
-    training = DataLoader(Digits(training=True), batch_size=parameters["batch_size"], shuffle=True)
-    validation = DataLoader(Digits(training=False), batch_size=128)
+    alone = Alone(model, parameters, seed=trial.number, device=device)
     best = 0.0
     for epoch in range(1, most + 1):
-        network.train()
-        for x, y in training:
-            optimizer.zero_grad()
-            functional.cross_entropy(network(x.to(device)), y.to(device)).backward()
-            optimizer.step()
-        network.eval()
-        with torch.no_grad():
-            right = sum((network(x.to(device)).argmax(1).cpu() == y).sum().item() for x, y in validation)
-        best = max(best, right / len(validation.dataset))  # type: ignore[arg-type]
+        best = max(best, alone.epoch())
         trial.report(best, epoch)
         if trial.should_prune():
             raise optuna.TrialPruned

@@ -12,11 +12,12 @@ import torch
 from optuna.distributions import CategoricalDistribution
 from sklearn.datasets import load_digits
 from torch import Tensor, nn, optim
-from torch.utils.data import Dataset
+from torch.nn import functional
+from torch.utils.data import DataLoader, Dataset
 
 import argosy
 
-__all__ = ["MODELS", "SPACE", "Digits", "build", "data", "optimizer_of"]
+__all__ = ["MODELS", "SPACE", "Alone", "build", "data"]
 
 TRAINING = 1400
 SPACE: dict[str, CategoricalDistribution] = {
@@ -66,6 +67,30 @@ def optimizer_of(parameters: dict[str, Any]) -> Callable[[Any], optim.Optimizer]
     if parameters["optimizer"] == "Momentum":
         return partial(optim.SGD, lr=parameters["lr"], momentum=0.9)
     return partial(getattr(optim, parameters["optimizer"]), lr=parameters["lr"])
+
+
+class Alone:
+    """One configuration as people train it today: a plain loop over a loader of its own."""
+
+    def __init__(self, model: str, parameters: dict[str, Any], *, seed: int, device: str) -> None:
+        torch.manual_seed(seed)
+        self.device = device
+        self.network = MODELS[model](parameters["activation"]).to(device)
+        self.optimizer = optimizer_of(parameters)(self.network.parameters())
+        self.training = DataLoader(Digits(training=True), batch_size=parameters["batch_size"], shuffle=True)
+        self.validation = DataLoader(Digits(training=False), batch_size=128)
+
+    def epoch(self) -> float:
+        """The accuracy after one more."""
+        self.network.train()
+        for x, y in self.training:
+            self.optimizer.zero_grad()
+            functional.cross_entropy(self.network(x.to(self.device)), y.to(self.device)).backward()
+            self.optimizer.step()
+        self.network.eval()
+        with torch.no_grad():
+            right = sum((self.network(x.to(self.device)).argmax(1).cpu() == y).sum().item() for x, y in self.validation)
+        return right / len(self.validation.dataset)  # type: ignore[arg-type]
 
 
 def build(model: str, parameters: dict[str, Any]) -> argosy.Member:
