@@ -1,7 +1,6 @@
 """The state of a run: the fold of its journal. The last record of a member's section wins."""
 
 import itertools
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -158,7 +157,7 @@ class RunState:
     lost: list[WorkerLost] = field(default_factory=list)
     passed: list[list[Passed]] = field(default_factory=list)
     """Sections that legs are through, for each driver: it counts its legs anew."""
-    saving: dict[tuple[int, int], float] = field(default_factory=lambda: defaultdict(float))
+    saving: dict[tuple[int, int], float] = field(default_factory=dict)
     """Seconds that trainers took for files, by number of the driver, from 1, and of the leg."""
     packed: list[Packed] = field(default_factory=list)
     """Every choice of programs, first to last."""
@@ -198,7 +197,8 @@ class RunState:
         if isinstance(event, SectionEnded):
             self.member(event.member).end_section(event)
         elif isinstance(event, Saved):
-            self.saving[len(self.passed), event.leg] += event.seconds
+            here = len(self.passed), event.leg
+            self.saving[here] = self.saving.get(here, 0.0) + event.seconds
             saved = self.member(event.member).saved
             saved.append(event.checkpoint)
             del saved[:-FILES_KEPT]

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -228,3 +229,18 @@ def test_who_has_not_the_key_is_refused_and_told_of(tmp_path: Path, monkeypatch:
     told = (tmp_path / "run" / "workers" / "door.log").read_text().splitlines()
     assert any(line.endswith("does not know the run's key") for line in told)
     assert len(told) >= 2
+
+
+def test_twenty_jobs_that_start_at_once_do_not_meet(tmp_path: Path) -> None:
+    """None fails on a port or a file, or finds another one's driver: all have the same name."""
+    study = studies.study(40, fleet=[studies.member()], epochs=1, val=0)
+
+    def one(number: int) -> None:
+        run = tmp_path / str(number)
+        report = argosy.train(study, directory=run, launcher=jobs.TwoNodes(run), nodes=2, loader_workers=0)
+        sys.exit(report.status != "done")
+
+    started = [forked.fork(partial(one, number)) for number in range(20)]
+    assert [job.wait(250) for job in started] == [0] * 20
+    alone = evidence.results(tmp_path / "0")
+    assert all(evidence.results(tmp_path / str(number)) == alone for number in range(1, 20))

@@ -27,6 +27,10 @@ from argosy.stream.order import Digest
 pytestmark = pytest.mark.parametrize("launcher", ["inline", "processes", "agents"])
 
 
+NODES: dict[str, dict[str, Any]] = {"agents": {"nodes": 2, "sharing": "all-shared"}}
+"""What a run is told whose nodes prepare every sample once for all of them."""
+
+
 @pytest.fixture(autouse=True)
 def _agents(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Runs on two nodes that have no file in common but the notice of where the driver is."""
@@ -51,10 +55,15 @@ def test_every_sample_is_prepared_once_per_epoch(tmp_path: Path, launcher: str, 
     fleet = [studies.member(f"m{number}", batch_size=10 + number) for number in range(count)]
     data = argosy.Data(train=Counting(90, tmp_path / "count"))
     study = argosy.Study(data=data, members=fleet, stop=argosy.MaxEpochs(3), objective="train_loss")
-    report = argosy.train(study, directory=tmp_path / "run", launcher=launcher, block_size=32)
+    if launcher == "agents" and count == 1:
+        pytest.skip("one member needs one node; the others prepare what it is measured on")
+    report = argosy.train(
+        study, directory=tmp_path / "run", launcher=launcher, block_size=32, **NODES.get(launcher, {})
+    )
     counted = Counter((tmp_path / "count").read_text().split())
-    # The first sample tells the layout, and three are prepared twice to check the dataset.
-    probes = Counter({"0": 3, "45": 2, "89": 2})
+    # On each node the first sample tells the layout, and three are prepared twice to check the dataset.
+    nodes = NODES.get(launcher, {}).get("nodes", 1)
+    probes = Counter({"0": 3 * nodes, "45": 2 * nodes, "89": 2 * nodes})
     assert counted - probes == Counter({str(index): 3 for index in range(90)})
     assert report.preparations == 1.0
     assert audit(tmp_path / "run") == []
@@ -248,7 +257,9 @@ def test_a_broken_sample_ends_the_run_with_its_index(tmp_path: Path, launcher: s
 def test_a_broken_sample_can_be_skipped_and_is_counted(tmp_path: Path, launcher: str) -> None:
     data = argosy.Data(train=Broken(60), on_error="skip")
     fleet = [studies.member("even"), studies.member("odd", batch_size=7)]
-    argosy.train(studies.study(data=data, fleet=fleet), directory=tmp_path, launcher=launcher)
+    argosy.train(
+        studies.study(data=data, fleet=fleet), directory=tmp_path, launcher=launcher, **NODES.get(launcher, {})
+    )
     assert {line["samples"] for line in evidence.event_lines(tmp_path, "SectionEnded") if line["member"] == "odd"} == {
         59
     }
@@ -298,7 +309,7 @@ def test_stopping_rules_decide_each_member_alone(tmp_path: Path, launcher: str) 
         studies.member("target", stop=argosy.Target("val_accuracy", 0.0) | argosy.MaxEpochs(9)),
         studies.member("long", stop=argosy.Plateau("val_loss", patience=1, min_delta=1e9) & argosy.MaxEpochs(3)),
     ]
-    report = argosy.train(studies.study(fleet=fleet), directory=tmp_path, launcher=launcher)
+    report = argosy.train(studies.study(fleet=fleet), directory=tmp_path, launcher=launcher, **NODES.get(launcher, {}))
     assert {row.name: row.epochs for row in report.rows} == {"short": 1, "target": 1, "long": 3}
     assert report.preparations == 1.0
 

@@ -59,7 +59,7 @@ def test_members_on_several_devices_become_what_they_are_alone(
 
 
 def test_a_program_of_several_members_goes_on_beside_shares(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def note(kin: Kin, seconds: float, samples: int) -> None:
+    def note(kin: Kin, seconds: float, samples: int, need: int | None = None) -> None:
         """The more members in a program, the better."""
         if samples:
             kin.costs[kin.size] = 1.0 / kin.size

@@ -41,6 +41,7 @@ class Force:
 
     def __init__(self) -> None:
         self.said: list[tuple[str, Any]] = []
+        self.workers = self
 
     def meeting(self) -> str:
         return f"meeting-{len(self.said)}"
