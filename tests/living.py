@@ -1,7 +1,7 @@
 """Runs whose members come, go, rest and move: with judges and policies of the tests' own, and what must hold of them all."""
 
 import contextlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,12 @@ from argosy.fold import MemberState, RunState
 from argosy.planning import POLICIES, Situation
 from argosy.plans import Flotilla, Placement
 from argosy.profiles import Profile
-from argosy.running import additions, inbox
+from argosy.running import additions, ending, inbox
 from argosy.running.audit import audit
 from argosy.running.driver import drive
 from argosy.running.inline import InlineWorkers
 from argosy.running.journal import Journal, Lock, read_journal
-from argosy.running.launcher import Job
+from argosy.running.launcher import Job, Launcher
 from argosy.running.recovery import Loss, Way
 from argosy.running.rehearsal import Rehearsed
 from argosy.running.studyfile import StudyCopy
@@ -31,6 +31,8 @@ from argosy.running.view import Silent, View
 from argosy.running.voyage import Voyage
 from argosy.settings import Settings
 from argosy.study import Study
+from argosy.training import checkpoint
+from argosy.training.files import settle_links
 
 __all__ = ["Dealt", "Rests", "at_every_round", "equal_alone", "lose", "policy", "run", "state_of", "trusting", "way_on"]
 
@@ -39,13 +41,14 @@ def run(
     study: Study,
     directory: Path,
     *,
-    launcher: str = "inline",
+    launcher: Launcher | str = "inline",
     judges: Sequence[Judge] = (),
     view: View | None = None,
     **settings: Any,
 ) -> argosy.Report:
-    """`argosy.train` with judges beside the stopping rules."""
-    chosen, place = Settings(**{"numerics": "exact", **settings}), LAUNCHERS[launcher]()
+    """`argosy.train` with judges beside the stopping rules, and a view that the run waits for."""
+    chosen = Settings(**{"numerics": "exact", **settings})
+    place = LAUNCHERS[launcher]() if isinstance(launcher, str) else launcher
     directory.mkdir(parents=True, exist_ok=True)
     with (
         contextlib.closing(place),
@@ -159,6 +162,17 @@ def trusting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look for commands in every round, and try no file that is added before it is read."""
     monkeypatch.setattr(inbox, "LOOK_SECONDS", 0.0)
     monkeypatch.setattr(additions, "Rehearsal", _Trusted)
+
+
+def keep_all_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the journal names at any moment is there later, as it was then."""
+
+    def only_links(states: Iterable[MemberState], directory: Path) -> None:
+        for state in states:
+            settle_links(directory / "members" / state.name, state.saved[-1])
+
+    monkeypatch.setattr(checkpoint, "keep_newest", lambda folder, keep: None)
+    monkeypatch.setattr(ending, "settle_files", only_links)
 
 
 def at_every_round(monkeypatch: pytest.MonkeyPatch, act: Callable[[Voyage], None]) -> None:

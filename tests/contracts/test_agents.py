@@ -16,6 +16,7 @@ from typing import Any
 import evidence
 import forked
 import jobs
+import living
 import psutil
 import pytest
 import studies
@@ -50,8 +51,8 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 def train(directory: Path, launcher: jobs.TwoNodes, **rest: Any) -> argosy.Report:
     """Members are dealt to both nodes."""
-    fixed: dict[str, Any] = {"policy": "dealt", "numerics": "exact", "loader_workers": 1, "block_size": 32}
-    return argosy.train(studies.study(epochs=EPOCHS), directory=directory, launcher=launcher, **(fixed | rest))
+    fixed: dict[str, Any] = {"policy": "dealt", "loader_workers": 1, "block_size": 32}
+    return living.run(studies.study(epochs=EPOCHS), directory, launcher=launcher, **(fixed | rest))
 
 
 @pytest.mark.parametrize("common", [True, False], ids=["common files", "no common files"])

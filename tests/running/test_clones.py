@@ -1,7 +1,6 @@
 """Members that people clone while a run goes on: with other numbers, from nothing or from where their source is."""
 
 import shutil
-from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,13 +14,10 @@ from torch.optim import SGD
 
 import argosy
 from argosy.errors import RunError, StudyError
-from argosy.fold import MemberState
-from argosy.running import ending, inbox
+from argosy.running import inbox
 from argosy.running.audit import audit
 from argosy.running.clones import Clone
 from argosy.running.voyage import Voyage
-from argosy.training import checkpoint
-from argosy.training.files import settle_links
 
 EPOCHS = 6
 RATE = partial(SGD, lr=0.05, momentum=0.9)
@@ -77,12 +73,6 @@ def equal_to_its_source_until_then(asked: argosy.Study, run: Path, name: str, *,
     ]
 
 
-def only_links(states: Iterable[MemberState], directory: Path) -> None:
-    """What is done at a run's end, but that nothing is deleted."""
-    for state in states:
-        settle_links(directory / "members" / state.name, state.saved[-1])
-
-
 @pytest.mark.parametrize("sections", [1, 2])
 def test_a_clone_goes_on_from_its_sources_weights_with_numbers_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sections: int
@@ -94,9 +84,7 @@ def test_a_clone_goes_on_from_its_sources_weights_with_numbers_of_its_own(
         command("warm", warm=True, optimizer__lr=0.2),
         command("cold", optimizer__momentum=0.5, batch_size=30),
     )
-    # What the journal names at any moment is there later, as it was then.
-    monkeypatch.setattr(checkpoint, "keep_newest", lambda folder, keep: None)
-    monkeypatch.setattr(ending, "settle_files", only_links)
+    living.keep_all_files(monkeypatch)
     report = argosy.train(asked, directory=run, launcher="inline", devices="cpu:2")
     assert answers(run) == {"warm": "added warm", "cold": "added cold"}
     assert {row.name: (row.status, row.epochs) for row in report.rows} == dict.fromkeys(

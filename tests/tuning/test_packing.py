@@ -173,7 +173,9 @@ def test_a_search_whose_trials_begin_anew_ends_like_any_other_after_a_kill(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packs: str
 ) -> None:
     run = tmp_path / "run"
-    report = search(run, warm=False, packs=packs)
+    with monkeypatch.context() as patched:
+        living.keep_all_files(patched)
+        report = search(run, warm=False, packs=packs)
     whole = (run / "journal.jsonl").read_bytes().splitlines(keepends=True)
     ended = [number for number, line in enumerate(whole) if b'"MemberEnded"' in line]
     for cut in (ended[0] + 1, ended[8] + 1, ended[len(ended) // 2]):

@@ -103,8 +103,10 @@ def test_hyperband_is_the_table_and_a_killed_search_ends_like_any_other(
         if not seen and any(member.epochs == 5 for member in voyage.state.members.values()):
             seen.extend(stored(run).trials)
 
-    living.at_every_round(monkeypatch, look)
-    report = tune(run)
+    with monkeypatch.context() as patched:
+        living.keep_all_files(patched)
+        living.at_every_round(patched, look)
+        report = tune(run)
     assert {row.name: row.epochs for row in report.run.rows} == by_definition(run, most=9, eta=3)
     assert len(report.run.rows) == 9 + 5 + 3
     assert report.epochs == sum(row.epochs for row in report.run.rows) == 69

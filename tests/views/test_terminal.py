@@ -145,7 +145,8 @@ def test_progress_and_a_view_are_one_too_many(tmp_path: Path) -> None:
 
 
 def test_a_run_with_progress_says_where_it_is_on_stderr(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    study = studies.study(90, fleet=PAIR, epochs=1)
+    slow = studies.member("slow", augment=studies.dawdle, batch_size=4)
+    study = studies.study(90, fleet=[*PAIR, slow], epochs=2)
     argosy.train(study, directory=tmp_path / "run", launcher="inline", devices="cpu:1", progress=True)
     told = capsys.readouterr()
     assert told.out == ""
