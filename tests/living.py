@@ -13,6 +13,7 @@ from reference import reference
 import argosy
 from argosy.api import LAUNCHERS
 from argosy.commands import Lost
+from argosy.events import Used
 from argosy.fold import MemberState, RunState
 from argosy.planning import POLICIES, Situation
 from argosy.plans import Flotilla, Placement
@@ -195,6 +196,10 @@ class Dead:
         """Nothing."""
 
     obey = take = go_on = know = enlist = hear
+
+    def used(self, cpu_seconds: float) -> Used:
+        """Its last word."""
+        return Used(worker="dead", cpu_seconds=cpu_seconds, gauge={})
 
 
 def lose(voyage: Voyage, device: str) -> None:

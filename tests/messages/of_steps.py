@@ -15,6 +15,7 @@ from torch.optim import SGD
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 import argosy
+import argosy.adapters
 from messages.of_studies import ARRAYS, trained
 
 __all__ = ["CASES"]
@@ -113,6 +114,7 @@ def lit(module: Any, **fields: Any) -> None:
 def without_lightning(patch: pytest.MonkeyPatch) -> None:
     """Nobody has installed it."""
     patch.setitem(sys.modules, "argosy.adapters.loop", None)
+    patch.delattr(argosy.adapters, "loop", raising=False)  # another test may have imported it
     argosy.from_lightning("lit", Lit, batch_size=20)
 
 

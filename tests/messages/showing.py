@@ -93,7 +93,7 @@ def _own_place() -> Iterator[pytest.MonkeyPatch]:
         patch.setattr(sys, "path", [*sys.path])
         patch.setenv("XDG_CACHE_HOME", f"{folder}/cache")
         yield patch
-        for name, module in list(sys.modules.items()):
+        for name, module in sys.modules.copy().items():  # threads of libraries may be importing
             if (getattr(module, "__file__", None) or "").startswith(folder):
                 del sys.modules[name]
     torch.set_num_threads(threads)
