@@ -150,4 +150,4 @@ def test_a_run_with_progress_says_where_it_is_on_stderr(tmp_path: Path, capsys: 
     argosy.train(study, directory=tmp_path / "run", launcher="inline", devices="cpu:1", progress=True)
     told = capsys.readouterr()
     assert told.out == ""
-    assert "Training, " in told.err
+    assert " of all epochs" in told.err
