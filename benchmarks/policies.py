@@ -49,7 +49,7 @@ VALIDATION = 200
 
 def fleet() -> list[argosy.Member]:
     """Twelve, the widest of which takes more than eight times as long for a sample as the narrowest."""
-    widths, epochs = (16, 32, 64, 96, 128, 256, 384, 512, 768, 1024, 1536, 2048), (8, 5, 3, 7, 2, 6, 4, 8, 3, 5, 2, 4)
+    widths, epochs = (16, 32, 64, 96, 128, 256, 384, 512, 768, 1024, 1536, 3072), (8, 5, 3, 7, 2, 6, 4, 8, 3, 5, 2, 4)
     return [
         studies.member(
             f"m{width}",
