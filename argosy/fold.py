@@ -33,7 +33,12 @@ from argosy.events import (
     WorkerLost,
 )
 
-__all__ = ["MemberState", "RunState"]
+__all__ = ["OVER", "WRONG", "MemberState", "RunState"]
+
+WRONG = ("failed", "diverged")
+"""Statuses of members that came to nothing by themselves."""
+OVER = ("done", "stopped", *WRONG)
+"""Of members that train no more; who is done may be asked for more epochs later."""
 
 FILES_KEPT = 4
 """Newest checkpoints of a member that are remembered: its folder has the newest two."""

@@ -53,7 +53,7 @@ from argosy.running.orders import Orders
 from argosy.running.phase import Phase
 from argosy.running.records import Metrics, run_started, tree_cpu_seconds
 from argosy.running.refusals import check_batch_norm, check_batches
-from argosy.running.roster import OVER, Roster
+from argosy.running.roster import FINAL, Roster
 from argosy.running.rungs import InPacks
 from argosy.running.splitting import measuring_of_run
 from argosy.running.verdicts import Bringer, Judge, Rules
@@ -330,7 +330,7 @@ class Driver:
         if self.additions.failed(member, reason):
             self._known()
             return
-        if self.state.member(member).status in OVER:
+        if self.state.member(member).status in FINAL:
             return  # another of the devices that carried it has said so
         self.record(MemberEnded(member=member, status=status, reason=reason))
         self.faults.afloat.discard(member)

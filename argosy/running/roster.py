@@ -7,7 +7,7 @@ from typing import Any
 
 from argosy.commands import Leg, StartMember
 from argosy.events import Assigned, Retried
-from argosy.fold import RunState
+from argosy.fold import WRONG, RunState
 from argosy.running.clones import Clone
 from argosy.running.launcher import Job
 from argosy.running.resume import Resume, last_section, leg_for, resume_point, resume_points
@@ -17,9 +17,10 @@ from argosy.stopping import sections_in
 from argosy.stream.schedule import section_start
 from argosy.study import Member, Study
 
-__all__ = ["OVER", "Roster"]
+__all__ = ["FINAL", "Roster"]
 
-OVER = ("failed", "diverged", "stopped")
+FINAL = ("stopped", *WRONG)
+"""Statuses of members that no further epochs bring back."""
 
 
 class Roster:
@@ -234,7 +235,7 @@ class Roster:
 
     def _unfinished(self, member: Member) -> bool:
         state = self.state.member(member.name)
-        if state.status in OVER:
+        if state.status in FINAL:
             return False
         if judge(self.judges, member.name, self.state, self.study).fate is not Fate.END:
             return True

@@ -13,7 +13,7 @@ from typing import Any
 
 from argosy.errors import StudyError
 from argosy.events import Event, MemberEnded, Proposed, RunStarted, SearchBegan
-from argosy.fold import MemberState, RunState
+from argosy.fold import OVER, MemberState, RunState
 from argosy.running.clones import newest_file
 from argosy.running.populations import Population
 from argosy.running.rungs import InPacks
@@ -29,8 +29,6 @@ from argosy.tuning.sampling import Copy, Outcome, Sampling
 from argosy.tuning.search import Search, Store
 
 __all__ = ["Tuner"]
-
-OVER = ("done", "failed", "diverged", "stopped")
 
 
 class Tuner:

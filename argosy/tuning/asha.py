@@ -5,18 +5,18 @@ or until nothing can change any more. Then the best of the highest rung goes on 
 """
 
 from argosy.tuning.hyperband import rungs
-from argosy.tuning.scheduler import Results, ranked, sections_of
+from argosy.tuning.scheduler import Looking, ranked, sections_of
 
 __all__ = ["Asha"]
 
 
-class Asha:
+class Asha(Looking):
     """One bracket of so many trials."""
 
     def __init__(self, *, most: int, eta: int, trials: int) -> None:
         self.eta, self.trials = eta, trials
         self.budgets = rungs(most, eta)
-        self.results = Results()
+        super().__init__()
         self.rung = [0] * trials
         """That each trial trains for, or rests at."""
         self.moving = set(range(trials))
@@ -33,17 +33,7 @@ class Asha:
         self.results.tell(trial, sections, cost)
         while sections > self.budgets[self.rung[trial]]:
             self._promote(trial)
-        self._arrive(trial)
-
-    def close(self, trial: int) -> None:
-        """See `Scheduler.close`."""
-        self.results.close(trial)
-        self._arrive(trial)
-
-    def fail(self, trial: int) -> None:
-        """See `Scheduler.fail`."""
-        self.results.fail(trial)
-        self._arrive(trial)
+        self._look(trial)
 
     def budget(self, trial: int) -> int:
         """See `Scheduler.budget`."""
@@ -62,13 +52,13 @@ class Asha:
         counts = ((max(self.trials // self.eta**rung, 1), budget) for rung, budget in enumerate(self.budgets))
         return sections_of(counts, again=again)
 
-    def _arrive(self, trial: int) -> None:
+    def _look(self, trial: int) -> None:
         """Note that a trial has reached its rung, if it has, and let those go on who may."""
         rung = self.rung[trial]
         if trial in self.moving and self.results.at(trial, self.budgets[rung]) is not None:
             self.moving.discard(trial)
             self._note(trial, rung)
-            self._look(rung)
+            self._let_go_on(rung)
         while not self.moving and (best := self._best_at_the_top()) is not None:
             self._promote(best)
 
@@ -77,7 +67,7 @@ class Asha:
             reached = [*self._reached[rung], trial]
             self._reached[rung] = ranked(self.results.all_at(reached, self.budgets[rung]))
 
-    def _look(self, rung: int) -> None:
+    def _let_go_on(self, rung: int) -> None:
         if rung + 1 < len(self.budgets):
             for trial in self._reached[rung][: len(self._reached[rung]) // self.eta]:
                 if self.rung[trial] == rung and trial not in self.results.failed:
@@ -88,7 +78,7 @@ class Asha:
         self._note(trial, self.rung[trial])
         self.rung[trial] += 1
         self.moving.add(trial)
-        self._arrive(trial)
+        self._look(trial)
 
     def _best_at_the_top(self) -> int | None:
         """The best of the highest rung that somebody reached, where that is not the last one."""

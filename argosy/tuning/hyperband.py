@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Literal
 
-from argosy.tuning.scheduler import Results, ranked, sections_of
+from argosy.tuning.scheduler import Looking, ranked, sections_of
 
 __all__ = ["Brackets", "Hyperband", "brackets", "rungs"]
 
@@ -39,12 +39,12 @@ class Bracket:
         return self.rung == len(self.budgets)
 
 
-class Hyperband:
+class Hyperband(Looking):
     """Its rounds of brackets, again and again until there are enough trials."""
 
     def __init__(self, *, most: int, eta: int, trials: int, order: Brackets = "together") -> None:
         self.eta, self.order = eta, order
-        self.results = Results()
+        super().__init__()
         self.brackets = _dealt(brackets(most, eta), trials)
         self._ends = list(accumulate(len(bracket.trials) for bracket in self.brackets))
         for bracket in self.brackets:
@@ -60,21 +60,6 @@ class Hyperband:
         now = bisect_right(self._ends, begun)
         before_are_over = all(bracket.over for bracket in self.brackets[:now])
         return self._ends[now] - begun if before_are_over or begun > self.brackets[now].trials.start else 0
-
-    def tell(self, trial: int, sections: int, cost: float) -> None:
-        """See `Scheduler.tell`."""
-        self.results.tell(trial, sections, cost)
-        self._look(trial)
-
-    def close(self, trial: int) -> None:
-        """See `Scheduler.close`."""
-        self.results.close(trial)
-        self._look(trial)
-
-    def fail(self, trial: int) -> None:
-        """See `Scheduler.fail`."""
-        self.results.fail(trial)
-        self._look(trial)
 
     def budget(self, trial: int) -> int:
         """See `Scheduler.budget`."""

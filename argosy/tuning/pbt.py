@@ -7,19 +7,19 @@ begins when all clones are there, so that the outcome depends on nothing but wha
 
 from random import Random
 
-from argosy.tuning.scheduler import Results, ranked
+from argosy.tuning.scheduler import Looking, ranked
 
 __all__ = ["Pbt"]
 
 
-class Pbt:
-    """One population of so many trials."""
+class Pbt(Looking):
+    """One population of so many trials; clones reached what their sources had, and take the places of those that failed."""
 
     def __init__(self, *, most: int, every: int, eta: int, trials: int, seed: int) -> None:
         self.most, self.every, self.trials, self.seed = most, every, trials, seed
         """A generation trains for `every` sections."""
         self.replaced = max(trials // eta, 1) if trials > 1 else 0
-        self.results = Results()
+        super().__init__()
         self.sources: dict[int, int] = {}
         """By clone: the trial whose weights it goes on from, as it was at the end of the generation before."""
         self.racing = list(range(trials))
@@ -35,21 +35,6 @@ class Pbt:
     def wanted(self, begun: int) -> int:
         """See `Scheduler.wanted`: the population at first, and clones as they are decided."""
         return max(self.trials + len(self.sources) - begun, 0)
-
-    def tell(self, trial: int, sections: int, cost: float) -> None:
-        """See `Scheduler.tell`; clones reached what their sources had."""
-        self.results.tell(trial, sections, cost)
-        self._look(trial)
-
-    def close(self, trial: int) -> None:
-        """See `Scheduler.close`."""
-        self.results.close(trial)
-        self._look(trial)
-
-    def fail(self, trial: int) -> None:
-        """See `Scheduler.fail`; a clone takes its place."""
-        self.results.fail(trial)
-        self._look(trial)
 
     def budget(self, trial: int) -> int:
         """See `Scheduler.budget`."""

@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from argosy.events import Cloned, Event, MemberEnded, Packed, Proposed, RunStarted, SectionEnded
+from argosy.fold import OVER
 from argosy.report import MemberResult, Report
 
 __all__ = ["SearchReport"]
-
-OVER = ("done", "failed", "diverged", "stopped")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

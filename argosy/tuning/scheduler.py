@@ -6,10 +6,11 @@ follows. Trials are numbered from 0 as they begin; budgets are sections of a tri
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import Protocol
 
-__all__ = ["Results", "Scheduler", "ranked", "sections_of"]
+__all__ = ["Looking", "Results", "Scheduler", "ranked", "sections_of"]
 
 
 class Scheduler(Protocol):
@@ -82,6 +83,32 @@ class Results:
         """Its costs up to so many sections; what is not a number is worse than any."""
         costs = self._costs.get(trial, {}).items()
         return [math.inf if math.isnan(cost) else cost for number, cost in costs if number <= sections]
+
+
+class Looking(ABC):
+    """What schedulers have in common that may decide something with every word."""
+
+    def __init__(self) -> None:
+        self.results = Results()
+
+    def tell(self, trial: int, sections: int, cost: float) -> None:
+        """See `Scheduler.tell`."""
+        self.results.tell(trial, sections, cost)
+        self._look(trial)
+
+    def close(self, trial: int) -> None:
+        """See `Scheduler.close`."""
+        self.results.close(trial)
+        self._look(trial)
+
+    def fail(self, trial: int) -> None:
+        """See `Scheduler.fail`."""
+        self.results.fail(trial)
+        self._look(trial)
+
+    @abstractmethod
+    def _look(self, trial: int) -> None:
+        """Decide what follows from what is known of a trial."""
 
 
 def ranked(costs: Iterable[tuple[float, int]]) -> list[int]:

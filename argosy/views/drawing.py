@@ -8,7 +8,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from argosy.views.screen import OVER, Berth, Row, Screen
+from argosy.fold import OVER
+from argosy.views.screen import Berth, Row, Screen
 from argosy.wording import lasting, shortened
 
 __all__ = ["draw", "in_a_line"]

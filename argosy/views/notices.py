@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from argosy.events import MemberEnded, MemberStarted, SharingChosen, WorkerLost
+from argosy.fold import WRONG
 
 __all__ = ["Notices"]
 
@@ -23,7 +24,7 @@ class Notices:
 
     def of(self, message: Any, directory: Path) -> list[tuple[str, str]]:
         """(text, style) of what is to be told of a message."""
-        if isinstance(message, MemberEnded) and message.status in ("failed", "diverged"):
+        if isinstance(message, MemberEnded) and message.status in WRONG:
             return self._first(message.status, _failure(message, directory), "red")
         if isinstance(message, WorkerLost):
             text = f"{message.worker} is lost: {message.detail}; its members go on from their checkpoints"

@@ -8,15 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from argosy.diagnosis import diagnose
-from argosy.fold import MemberState, RunState
+from argosy.fold import OVER, WRONG, MemberState, RunState
 from argosy.study import Study
 from argosy.views.news import News
 from argosy.wording import differing, spelled
 
-__all__ = ["OVER", "Berth", "Question", "Row", "Screen", "screen_of"]
+__all__ = ["Berth", "Question", "Row", "Screen", "screen_of"]
 
-OVER = ("done", "failed", "diverged", "stopped")
-WRONG = ("failed", "diverged")
 BEST = 3
 """Members that are shown for being the best."""
 MOST_WRONG = 4

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from argosy.events import MemberEnded, MemberStarted, SectionEnded
-from argosy.fold import MemberState, RunState
+from argosy.fold import OVER, MemberState, RunState
 from argosy.plans import Plan
 from argosy.running.launcher import Job
 from argosy.running.phase import Phase
@@ -32,7 +32,6 @@ ROOM = 10_000
 """Calls that wait for a tracker at most, beside those that an earlier driver has left."""
 PATIENCE, LEAST_PATIENCE = 0.02, 1.0
 """How long trackers have at the end of a run: a share of it, and seconds that they have in any case."""
-OVER = ("done", "failed", "diverged", "stopped")
 Call = tuple[str, tuple[Any, ...]]
 """A method of `Tracker`, and its arguments."""
 
