@@ -95,9 +95,20 @@ def train(
         threads=threads,
         retry_failed=retry_failed,
     )
-    place = LAUNCHERS[launcher]() if isinstance(launcher, str) else launcher
+    place = _launcher(launcher)
     watching = _watching(view, progress=progress)
     return run(study, settings, Path(directory), launcher=place, view=watching, trackers=trackers)
+
+
+def _launcher(launcher: Launcher | str) -> Launcher:
+    if not isinstance(launcher, str):
+        return launcher
+    if launcher not in LAUNCHERS:
+        raise RunError(
+            f"there is no launcher {launcher!r}; choose from {', '.join(LAUNCHERS)}, or give an object of your own. Over several "
+            "hosts a study is run by its command, as srun argosy run study.py."
+        )
+    return LAUNCHERS[launcher]()
 
 
 def _watching(view: View | None, *, progress: bool) -> View | None:
@@ -203,7 +214,7 @@ def tune(
         warm=warm,
         packs=packs,
     )
-    place = LAUNCHERS[launcher]() if isinstance(launcher, str) else launcher
+    place = _launcher(launcher)
     store = Store(url=storage, name=study_name)
     watching: dict[str, Any] = {"view": _watching(view, progress=progress), "trackers": trackers}
     return run_search(search, Settings(**settings), Path(directory), store=store, launcher=place, **watching)

@@ -90,6 +90,10 @@ class Search:
                 f"warm=False lets trials begin anew at each rung, and scheduler {self.scheduler!r} has none; choose one of "
                 f"{', '.join(RUNGS)}, or leave it out."
             )
+        if self.epochs_per_generation != 1 and self.scheduler != "pbt":
+            raise StudyError(
+                f"epochs_per_generation belongs to scheduler 'pbt', and this is {self.scheduler!r}; leave it out."
+            )
         if self.scheduler == "pbt" and callable(self.space):
             raise StudyError(
                 "scheduler 'pbt' needs a space of distributions by name, and found a function; give a dictionary."

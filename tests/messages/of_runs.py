@@ -210,6 +210,7 @@ def unreadable(patch: pytest.MonkeyPatch) -> None:
 
 
 CASES = {
+    "a launcher that there is not": lambda: argosy.train(study(), directory=RUN, launcher="slurm"),
     "a report without its study": lambda: (run(), argosy.load(RUN).best().load()),
     "a member that has saved nothing": lambda: run(epochs=0).member("mlp").load(),
     "a report with a study that lacks the member": lambda: loaded(studies.member("vit")),

@@ -107,6 +107,7 @@ CASES = {
     "a population that nothing can change in": lambda: tune(
         {"width": CategoricalDistribution([1, 2])}, scheduler="pbt"
     ),
+    "generations where there are none": lambda: tune(epochs_per_generation=2),
     "a grid over a function": lambda: tune(lambda trial: None, scheduler="grid"),
     "a grid over all numbers between two": lambda: tune({"lr": FloatDistribution(0.01, 1.0)}, scheduler="grid"),
     "an unknown scheduler": lambda: tune(scheduler="best"),
