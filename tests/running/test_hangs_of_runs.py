@@ -12,7 +12,7 @@ import living
 import studies
 
 import argosy
-from argosy.events import SectionEnded
+from argosy.events import MemberStarted
 from argosy.running.view import Silent
 
 
@@ -94,21 +94,23 @@ class Endless(studies.Mlp):
 
 
 class Interrupts(Silent):
-    """A person who ends the run as soon as somebody has trained a section."""
+    """A person who ends the run as soon as somebody is aboard: nothing of it has been saved yet, so that leaving has to."""
 
     def __init__(self, flag: Path) -> None:
         self.flag = flag
 
     def hear(self, worker: str, message: Any) -> None:
         """See `View.hear`."""
-        if isinstance(message, SectionEnded) and not self.flag.exists():
+        if isinstance(message, MemberStarted) and not self.flag.exists():
             self.flag.touch()
             signal.raise_signal(signal.SIGTERM)
 
 
 def test_who_does_not_let_its_members_go_is_ended(tmp_path: Path) -> None:
     flag, run = tmp_path / "flag", tmp_path / "run"
-    study = studies.study(fleet=[studies.member(model=partial(Endless, flag), augment=studies.dawdle)], epochs=4)
+    # A section of twenty seconds: it cannot end, and be saved, before the driver has heard.
+    slow = studies.member(model=partial(Endless, flag), augment=studies.dawdle)
+    study = studies.study(length=20_000, fleet=[slow], epochs=1)
     earlier = signal.signal(signal.SIGTERM, lambda number, frame: None)
     try:
         settings = {"launcher": "processes", "devices": "cpu:1", "hang_seconds": 1.5}
