@@ -74,7 +74,7 @@ def facts(directory: Path) -> dict[str, Any]:
 
 def main() -> None:
     parser = arguments(__doc__ or "")
-    parser.add_argument("--length", type=int, default=4000)
+    parser.add_argument("--length", type=int, default=32_000)
     parser.add_argument("--epochs", type=int, default=16)
     parser.add_argument("--every", type=float, default=15.0, help="seconds between two kills")
     options = parser.parse_args()

@@ -13,6 +13,7 @@ Both ratios are printed, against the loop as it comes and against the strongest 
 processor time of the one thread. Equality is checked in the same run: in float64, after 50 steps of four members.
 """
 
+import random
 import statistics
 import time
 from argparse import Namespace
@@ -81,13 +82,15 @@ def rung(workload: Workload, size: int, options: Namespace) -> dict[str, list[fl
     """Seconds of each side in each of the interleaved rounds."""
     task = Task(workload, size, f"{options.device}:0", torch.float32)
     made = {name: side(task) for name, side in sides(options, size).items()}
-    rounds: dict[str, list[float]] = {name: [] for name in made}
+    names, rounds, dice = list(made), {name: list[float]() for name in made}, random.Random(size)
     choose(made["chosen"], task, options.device)
     began = time.perf_counter()
     epoch = 0
     while epoch < WARM + options.rounds or (time.perf_counter() - began < options.seconds and epoch < 100):
-        for name, side in made.items():
-            rounds[name].append(seconds_of(side, task, epoch, options.device))
+        # Who comes after a side that has filled the caches pays for it: now the one, now the other.
+        dice.shuffle(names)
+        for name in names:
+            rounds[name].append(seconds_of(made[name], task, epoch, options.device))
         epoch += 1
     return {name: found[WARM:] for name, found in rounds.items()}
 

@@ -11,8 +11,6 @@ from argosy.profiles import Profile, pack_memory_bytes
 
 __all__ = ["gathered"]
 
-LEAST = 3
-"""Members of a program: fewer gain nothing."""
 SLACK = 0.05
 """Part of the pace that may be given for it: what a program gains is more, and only seen when it runs."""
 
@@ -25,7 +23,7 @@ def gathered(flotilla: Flotilla, profiles: Sequence[Profile], devices: Sequence[
     by_name = {profile.member: profile for profile in profiles}
     members = [by_name[name] for name in flotilla.members]
     split = any(placement.is_split for placement in flotilla.placements)
-    most = 0 if split or len(devices) == 1 else min(len(devices), max(map(len, _kinds(members))) // LEAST)
+    most = 0 if split or len(devices) == 1 else min(len(devices), max(map(len, _kinds(members))) // 2)
     parts = 1
     while parts <= most:
         units = _units(members, parts)
@@ -56,10 +54,10 @@ def _kinds(profiles: Sequence[Profile]) -> Sequence[Sequence[Profile]]:
 
 
 def _units(profiles: Sequence[Profile], most: int) -> Mapping[str, Sequence[Profile]]:
-    """Members that are placed together, by the name of the first: each kind in so many units at most, none of them too small."""
+    """Members that are placed together, by the name of the first: each kind in so many units at most, two members in each."""
     units = {}
     for kind in _kinds(profiles):
-        parts = min(most, len(kind) // LEAST) if len(kind) >= LEAST else len(kind)
+        parts = max(min(most, len(kind) // 2), 1)
         for part in range(parts):
             unit = kind[part::parts]
             units[unit[0].member] = unit

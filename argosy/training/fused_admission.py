@@ -24,7 +24,7 @@ from argosy.training.fused import Fused
 from argosy.training.member import LiveMember
 from argosy.training.solo import Solo
 
-__all__ = ["Admission", "admit", "too_few"]
+__all__ = ["Admission", "admit"]
 
 TRIED = 4
 """Members of a pack that are tried: one forward pass serves all, and twins take memory."""
@@ -42,10 +42,8 @@ class Admission:
     """The others, and for each the reason."""
 
 
-def admit(
-    lives: Sequence[LiveMember], block: Block, admitted: set[Fingerprint] | None = None, *, least: int = 2
-) -> Admission:
-    """Try these members on a block of training samples, where at `least` so many are alike; they stay as they are.
+def admit(lives: Sequence[LiveMember], block: Block, admitted: set[Fingerprint] | None = None) -> Admission:
+    """Try those of these members that are alike on a block of training samples; they stay as they are.
 
     What is `admitted` is not tried again, and what passes is added to it.
     """
@@ -67,18 +65,13 @@ def admit(
         names = tuple(live.member.name for live in pack)
         reason = _lonely(fingerprint, alike) if len(pack) == 1 else None
         if reason is None and fingerprint not in admitted:
-            reason = too_few(len(pack)) if len(pack) < least else _mismatch(pack[:TRIED], block)
+            reason = _mismatch(pack[:TRIED], block)
         if reason is None:
             packs.append(names)
             admitted.add(fingerprint)
         else:
             reasons |= dict.fromkeys(names, reason)
     return Admission(packs=tuple(packs), alone=reasons)
-
-
-def too_few(count: int) -> str:
-    """Why so many that are alike are not tried."""
-    return f"{count} that do the same are too few to be faster as one program"
 
 
 def _lonely(fingerprint: Fingerprint, alike: Mapping[Fingerprint, Sequence[LiveMember]]) -> str:

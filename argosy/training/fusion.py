@@ -6,7 +6,7 @@ and a member that comes aboard again is stepped as it was.
 """
 
 import warnings
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from argosy.commands import Report
 from argosy.events import Event, Packed, StepsAlone
@@ -16,8 +16,8 @@ from argosy.traces import first_line
 from argosy.training.aboard import Aboard
 from argosy.training.devices import Backend, out_of_memory
 from argosy.training.fingerprint import Fingerprint
-from argosy.training.fused_admission import admit, too_few
-from argosy.training.kin import LEAST, Kin, divided
+from argosy.training.fused_admission import admit
+from argosy.training.kin import Kin, divided
 from argosy.training.member import LiveMember
 from argosy.training.units import Unit
 
@@ -75,15 +75,12 @@ class Fusion:
             self._emit(Report(events=(StepsAlone(device=self._device, reasons=fresh),)))
         self.settle()
 
-    def _admit(self, units: Sequence[Unit], block: Block) -> dict[str, str]:
+    def _admit(self, units: Sequence[Unit], block: Block) -> Mapping[str, str]:
         """Let members at one place of the stream be kin where they can; returns for the others why not."""
         with warnings.catch_warnings():
             # Of a twin's schedule, which cannot know that the twin's optimizer steps before it.
             warnings.filterwarnings("ignore", "Seems like `optimizer.step")
-            admission = admit(
-                [aboard.live for unit in units for aboard in unit.crew], block, self._admitted, least=LEAST
-            )
-        reasons = dict(admission.alone)
+            admission = admit([aboard.live for unit in units for aboard in unit.crew], block, self._admitted)
         for names in admission.packs:
             members = [unit for unit in units if unit.names[0] in names]
             known = next((unit.kin for unit in members if unit.kin is not None), None)
@@ -92,9 +89,7 @@ class Fusion:
                 unit.kin = kin
             if known is None:
                 self._as_before(kin, members)
-            if len(names) < LEAST:
-                reasons |= dict.fromkeys(names, too_few(len(names)))
-        return reasons
+        return admission.alone
 
     def _as_before(self, kin: Kin, units: Sequence[Unit]) -> None:
         """Let programs step these as the journal has it, where it has that of all of them together."""

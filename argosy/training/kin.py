@@ -1,31 +1,36 @@
 """Kin: members of one device that may be one program, and how many of them a program steps. Pure.
 
 However many do, they train the same, so every size is tried on steps that count: some rounds of a few turns each, of which
-the median is its cost. What is not known is measured, one after another first; then a program stays that is cheaper. It is asked again
-when somebody joins or half of them have left: by then a size that is near enough is known from what was tried before.
+the median is its cost. What is not known is measured, one after another first; then a program stays that is cheaper. Where the
+two are not far apart, both are tried once more and the lower cost of each counts: a neighbour who is busy for half a second makes
+steps dearer, never cheaper. It is asked again when somebody joins or half of them have left: by then a size that is near enough
+is known from what was tried before.
 
 A size that memory is not expected to hold is not tried: what steps took of it is measured in the same rounds, and more
 members take as much more.
 """
 
 import itertools
+import math
 import statistics
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-__all__ = ["LEAST", "TURNS", "Kin", "divided"]
+__all__ = ["TURNS", "Kin", "divided"]
 
-LEAST = 3
-"""Members of a program at least: a vectorised step costs about two that are not."""
-GAIN = 0.05
+GAIN = 0.03
 """Part of the cost that a program must spare: it is never to be slower than one member after another."""
 HEADROOM = 0.1
 """Part of the memory at hand that no program is expected to need."""
 TURNS = 8
 """Of a round."""
 MOST_ROUNDS = 5
+TRIES = 2
+"""Of each size, at different moments, where ..."""
+APART = 2.0
+"""... the dearer one costs less than so many times the other: as much as somebody busy on the same core can do."""
 SECONDS = 0.25
 """In rounds after the first one, from which on a cost is known."""
 MIB = 2**20
@@ -46,7 +51,8 @@ class Kin:
     reason: str = ""
     """Why there are no more in one."""
     costs: dict[int, float] = field(default_factory=dict)
-    """Seconds of a member's sample by size."""
+    """Seconds of a member's sample by size: the least that a try came to."""
+    tries: dict[int, int] = field(default_factory=dict)
     needs: dict[int, int] = field(default_factory=dict)
     """Bytes that a step takes for each member, by size."""
     weight_bytes: int = 0
@@ -71,7 +77,8 @@ class Kin:
         self._rounds.append(seconds / samples)
         timed = self._rounds[1:]
         if timed and (self._seconds > SECONDS or len(timed) == MOST_ROUNDS):
-            self.costs[self.size] = statistics.median(timed)
+            self.costs[self.size] = min(statistics.median(timed), self.costs.get(self.size, math.inf))
+            self.tries[self.size] = self.tries.get(self.size, 0) + 1
             self.forget_rounds()
 
     def foresee(self, count: int, room: int | None) -> None:
@@ -102,31 +109,45 @@ class Kin:
 
     def measures(self, count: int) -> bool:
         """Whether the cost of the present size is still to be found out."""
-        return self._largest(count) > 1 and self.cost(self.size) is None
+        largest = self._largest(count)
+        return largest > 1 and (1 if self.size == 1 else largest) in self._to_try(largest)
 
     def next(self, count: int) -> int:
-        """The size with which so many members go on: one that is not known yet, or else the cheaper one."""
+        """The size with which so many members go on: one that is to be tried, or else the cheaper one."""
         largest = self._largest(count)
-        present = 1 if self.size == 1 else largest
-        if largest == 1:
-            return 1
-        sizes = (present, 1, largest)
-        known = {size: cost for size in sizes if (cost := self.cost(size)) is not None}
-        if untried := [size for size in sizes if size not in known]:
-            return untried[0]
-        return largest if known[largest] < (1 - GAIN) * known[1] else 1
+        if to_try := self._to_try(largest):
+            return to_try[0]
+        return 1 if largest == 1 or self.cost(largest) >= (1 - GAIN) * self.cost(1) else largest
 
-    def cost(self, size: int) -> float | None:
-        """Seconds of a member's sample in programs of about so many."""
+    def cost(self, size: int) -> float:
+        """Seconds of a member's sample in programs of about so many; infinite where nobody knows."""
+        near = self._near(size)
+        return math.inf if near is None else self.costs[near]
+
+    def _near(self, size: int) -> int | None:
+        """The nearest size that says what this one costs."""
         near = [known for known in self.costs if known == size or (1 < known < 2 * size and 1 < size < 2 * known)]
-        return self.costs[min(near, key=lambda known: abs(known - size))] if near else None
+        return min(near, key=lambda known: abs(known - size), default=None)
+
+    def _to_try(self, largest: int) -> Sequence[int]:
+        """What to measure, first things first: a size of which nothing is known, the try under way, then at another moment."""
+        if largest == 1:
+            return ()
+        present, other = (1, largest) if self.size == 1 else (largest, 1)
+        known = {size: near for size in (1, largest) if (near := self._near(size)) is not None}
+        if len(known) < 2:
+            return [size for size in (present, other) if size not in known]
+        cheap, dear = sorted(self.costs[near] for near in known.values())
+        if dear >= APART * cheap:
+            return ()
+        in_order = (present, other) if self._rounds else (other, present)
+        return [size for size in in_order if self.tries[known[size]] < TRIES]
 
     def _largest(self, count: int) -> int:
         """Members of a program at most, where they are divided evenly."""
         most = self.fits if self.foreseen is None else min(self.fits, self.foreseen)
         parts = max(-(-count // most), 1)
-        largest = -(-count // parts)
-        return largest if largest >= LEAST else 1
+        return -(-count // parts)
 
 
 def divided(items: Sequence[Item], size: int) -> list[Sequence[Item]]:

@@ -4,8 +4,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-import pytest
-
 from argosy.cluster import Device
 from argosy.planning import POLICIES, Situation
 from argosy.plans import Flotilla
@@ -58,9 +56,8 @@ def test_a_kind_that_is_alone_has_all_devices() -> None:
     assert set(Counter(p.devices[0] for p in flotilla.placements).values()) == {3}
 
 
-@pytest.mark.parametrize("count", [1, 2])
-def test_too_few_to_be_one_program_are_placed_as_ever(count: int) -> None:
-    profiles = [profile(f"{kind}{n}", 100 + n, kind) for n in range(count) for kind in "abc"]
+def test_those_that_are_like_no_other_are_placed_as_ever() -> None:
+    profiles = [profile(kind, 100 + n, kind) for n, kind in enumerate("abc")]
     plain = [profile(p.member, p.samples_per_second[0]) for p in profiles]
     assert placed(profiles, 2) == placed(plain, 2)
 

@@ -65,7 +65,8 @@ def test_every_hang_of_a_run_is_named_and_passes(tmp_path: Path) -> None:
         objective="train_loss",
     )
     run = tmp_path / "run"
-    report = argosy.train(study, directory=run, devices="cpu:1", loader_workers=1, hang_seconds=2, block_size=16)
+    settings = {"devices": "cpu:1", "loader_workers": 1, "block_size": 16, "packing": "interleaved"}
+    report = argosy.train(study, directory=run, hang_seconds=2, **settings)
     assert {row.status for row in report.rows} == {"done"}
     details = [line["detail"] for line in evidence.event_lines(run, "WorkerLost")]
     assert all(detail.startswith("no progress for 2 s while ") for detail in details)

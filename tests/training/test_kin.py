@@ -2,14 +2,14 @@
 
 import pytest
 
-from argosy.training.kin import MOST_ROUNDS, SECONDS, Kin, divided
+from argosy.training.kin import SECONDS, Kin, divided
 
 
-def measured(kin: Kin, cost: float, *, samples: int = 100) -> None:
+def measured(kin: Kin, count: int, cost: float, *, samples: int = 100) -> None:
     """The rounds of the present size, of which the first one says nothing."""
     kin.note(1000.0, samples)
-    for _ in range(MOST_ROUNDS):
-        kin.note(cost * samples, samples)
+    assert kin.next(count) == kin.size  # between two rounds of a try
+    kin.note(cost * samples, samples)
 
 
 def choose(count: int, costs: dict[int, float], kin: Kin | None = None) -> tuple[Kin, list[int]]:
@@ -21,21 +21,35 @@ def choose(count: int, costs: dict[int, float], kin: Kin | None = None) -> tuple
         if not kin.measures(count):
             kin.settled_for = count
             return kin, sizes
-        measured(kin, costs[kin.size])
+        measured(kin, count, costs[kin.size])
 
 
 @pytest.mark.parametrize(
-    ("together", "size"), [(0.25, 8), (0.94, 8), (0.99, 1), (1.2, 1)], ids=["faster", "a bit", "too little", "slower"]
+    ("together", "sizes"),
+    [(0.25, [1, 8, 8]), (0.94, [1, 8, 1, 8, 8]), (0.99, [1, 8, 1, 8, 1]), (1.2, [1, 8, 1, 8, 1]), (2.5, [1, 8, 1])],
+    ids=["faster", "a bit", "too little", "slower", "much slower"],
 )
-def test_one_program_steps_them_where_it_is_faster_and_not_by_a_hair(together: float, size: int) -> None:
-    kin, sizes = choose(8, {1: 1.0, 8: together})
-    assert sizes == [1, 8, size]
-    assert kin.size == size
+def test_one_program_steps_them_where_it_is_faster_and_not_by_a_hair(together: float, sizes: list[int]) -> None:
+    kin, tried = choose(8, {1: 1.0, 8: together})
+    assert tried == sizes
     assert not kin.asks(8)
 
 
-def test_two_are_too_few() -> None:
-    assert choose(2, {})[1] == [1]
+@pytest.mark.parametrize("busy", range(4))
+def test_who_was_busy_beside_one_try_does_not_decide(busy: int) -> None:
+    kin, tried = Kin(), 0
+    while not kin.settled_for:
+        kin.size = kin.next(4)
+        if kin.measures(4):
+            measured(kin, 4, (0.7 if kin.size == 4 else 1.0) * (1.8 if tried == busy else 1.0))
+            tried += 1
+        else:
+            kin.settled_for = 4
+    assert kin.size == 4
+
+
+def test_one_by_itself_is_not_tried() -> None:
+    assert choose(1, {})[1] == [1]
 
 
 def test_it_is_asked_again_when_somebody_joins_or_half_have_left() -> None:
@@ -44,7 +58,7 @@ def test_it_is_asked_again_when_somebody_joins_or_half_have_left() -> None:
     # What was measured is near enough for one more; for half of them it is not.
     assert choose(17, {}, kin)[1] == [17]
     assert choose(8, {8: 0.4}, kin)[1] == [8, 8]
-    assert choose(4, {4: 1.3}, kin)[1] == [4, 1]
+    assert choose(4, {1: 1.0, 4: 1.3}, kin)[1] == [4, 1, 4, 1]
 
 
 def test_where_memory_ends_it_is_divided() -> None:
@@ -52,7 +66,7 @@ def test_where_memory_ends_it_is_divided() -> None:
     kin.restrict(5, "out of memory")
     assert kin.asks(10)
     assert choose(10, {5: 0.3}, kin)[1] == [5, 5]
-    kin.restrict(2, "out of memory")
+    kin.restrict(1, "out of memory")
     assert choose(10, {}, kin)[1] == [1]
 
 
