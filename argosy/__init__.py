@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from argosy.adapters.arrays import fit as fit
     from argosy.adapters.huggingface import from_huggingface as from_huggingface
     from argosy.adapters.lightning import from_lightning as from_lightning
-    from argosy.api import load as load
     from argosy.api import plan as plan
     from argosy.api import train as train
     from argosy.api import tune as tune
+    from argosy.loading import load as load
     from argosy.resampling import bootstrap as bootstrap
     from argosy.resampling import kfold as kfold
 
@@ -69,10 +69,14 @@ ADAPTERS = {"fit": "arrays", "from_huggingface": "huggingface", "from_lightning"
 def __getattr__(name: str) -> Any:
     if name in ADAPTERS:
         return getattr(importlib.import_module(f"argosy.adapters.{ADAPTERS[name]}"), name)
-    if name in ("load", "plan", "train", "tune"):
+    if name in ("plan", "train", "tune"):
         from argosy import api  # imports torch, which ``import argosy`` and ``argosy --help`` must not
 
         return getattr(api, name)
+    if name == "load":
+        from argosy.loading import load  # imports numpy
+
+        return load
     if name in ("bootstrap", "kfold"):
         from argosy import resampling  # imports numpy
 

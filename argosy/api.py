@@ -9,10 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from argosy.ensembling.trained import Trained
 from argosy.errors import PlanError, RunError, StudyError
 from argosy.events import SearchBegan
 from argosy.fold import RunState
+from argosy.loading import load
 from argosy.planning import make_plan
 from argosy.planning.forecast import Forecast
 from argosy.planning_cli import explain_cluster
@@ -23,9 +23,8 @@ from argosy.running.apart import Apart
 from argosy.running.clones import inherit
 from argosy.running.costs import Costs
 from argosy.running.driver import drive
-from argosy.running.identity import found_study, summarize
 from argosy.running.inline import Inline
-from argosy.running.journal import Journal, Lock, at_work, own_directory, read_journal, timeline
+from argosy.running.journal import Journal, Lock, own_directory, read_journal, timeline
 from argosy.running.launcher import Job, Launcher
 from argosy.running.limits import only_cores, usable_cores
 from argosy.running.processes import Processes
@@ -339,23 +338,3 @@ def forecast_cluster(
         preparation=Preparation(samples_per_second=rates) if rates else None,
         profiles_from="carried" if carried else "measured here",
     )
-
-
-def load(directory: str | Path, *, study: Study | None = None) -> Report:
-    """The report of a run, read from its directory; members can `load()` their networks where the study is given."""
-    directory = Path(directory)
-    state, working = RunState.of(read_journal(directory)), at_work(directory)
-    summary = found_study(directory)
-    if summary is None and study is not None:
-        # It ended before the data was open.
-        summary = summarize(study)
-    if summary is None:
-        how = (
-            "is not open yet; ask again in a moment"
-            if working
-            else "was not open when its run ended; run the same command again"
-        )
-        raise RunError(f"{directory} holds no study.json: the data {how}.")
-
-    networks = Trained(study, state, directory)
-    return Report.of(state, directory=directory, summary=summary, networks=networks, at_work=working)

@@ -1,7 +1,7 @@
 """What came out: the fold of a run's events, as values a person or a program can ask."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from html import escape
 from pathlib import Path
@@ -54,11 +54,11 @@ class MemberResult:
     seconds: float
     """Time in the member's own steps and validation."""
     folder: Path
-    networks: Networks = field(repr=False)
+    networks: Callable[[], Networks] = field(repr=False)
 
     @classmethod
     def of(
-        cls, state: MemberState, described: Mapping[str, Any], *, directory: Path, networks: Networks
+        cls, state: MemberState, described: Mapping[str, Any], *, directory: Path, networks: Callable[[], Networks]
     ) -> "MemberResult":
         """From a member's fold and what ``study.json`` says of it."""
         best = state.best
@@ -79,7 +79,7 @@ class MemberResult:
 
     def load(self) -> Any:
         """The member's network with its best weights, in ``eval()`` on the CPU."""
-        return self.networks.load(self.name)
+        return self.networks().load(self.name)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -178,7 +178,7 @@ class Report:
     """What was predicted, and what came."""
     gauges: Mapping[str, Mapping[str, Any]]
     """What stages did and how full the queues between them were, by worker."""
-    networks: Networks = field(repr=False)
+    networks: Callable[[], Networks] = field(repr=False)
 
     def best(self) -> MemberResult:
         """The member with the best objective; raises RunError where no epoch was finished."""
@@ -218,7 +218,7 @@ class Report:
         if combine is not None:
             check_choice("report.ensemble: combine", combine, ("probabilities", "logits", "votes", "mean"))
         names = [row.name for row in self._candidates(top, members)]
-        return self.networks.ensemble(names, combine=combine, select=select, calibrate=calibrate)
+        return self.networks().ensemble(names, combine=combine, select=select, calibrate=calibrate)
 
     def predict(self, samples: Any = None, network: Any = None) -> Any:
         """What a network, by default the best member's, answers to each sample, ``[N, …]`` on the host.
@@ -226,7 +226,7 @@ class Report:
         Samples are prepared as validation samples of the study are, which they are by default: arrays, alone or in a tuple, or a
         Dataset. The network may be any, such as an ensemble; it runs where it is.
         """
-        return self.networks.predict(self.best().load() if network is None else network, samples)
+        return self.networks().predict(self.best().load() if network is None else network, samples)
 
     def out_of_fold(self, configuration: str) -> Any:
         """What networks of a cross-validation answer to the samples that they did not train on, ``[N, …]`` on the host.
@@ -239,7 +239,7 @@ class Report:
             raise RunError(
                 f"{self.directory} has no configuration {configuration!r}; ask for a member that argosy.kfold was given."
             )
-        return self.networks.out_of_fold(found)
+        return self.networks().out_of_fold(found)
 
     def _candidates(self, top: int | None, members: Sequence[str] | None) -> Sequence[MemberResult]:
         """Best first."""
@@ -325,7 +325,7 @@ class Report:
         *,
         directory: Path,
         summary: dict[str, Any],
-        networks: Networks,
+        networks: Callable[[], Networks],
         at_work: bool = False,
     ) -> "Report":
         """From a run's fold and its ``study.json``; `at_work` says that it has a driver."""

@@ -28,12 +28,12 @@ def status(
     as_json: Json = False,
 ) -> None:
     """Say where a run is, from its journal alone."""
-    from argosy import api
+    from argosy.loading import load
     from argosy.running.journal import wait_for_section
 
     if wait:
         wait_for_section(directory)
-    found = api.load(directory)
+    found = load(directory)
     rows = [{"member": r.name, "status": r.status, "epochs": r.epochs, **r.metrics} for r in found.rows]
     if as_json:
         write({"status": found.status, "members": rows})
@@ -49,10 +49,10 @@ def report(
     as_json: Json = False,
 ) -> None:
     """Print what came out of a run, from its journal alone; or write it as a page that needs no network."""
-    from argosy import api
+    from argosy.loading import load
 
     if not (html or open_ or live):
-        found = api.load(directory)
+        found = load(directory)
         if as_json:
             write(found.to_json())
         else:
@@ -83,11 +83,11 @@ def typed() -> str:
 
 def _write_page(directory: Path, *, live: bool) -> tuple[Path, bool]:
     """The page, and whether it is to be written again: then it also loads itself again."""
-    from argosy import api
+    from argosy.loading import load
     from argosy.running.journal import timeline
     from argosy.views.html.report import write_report
 
-    found = api.load(directory)
+    found = load(directory)
     goes_on = live and found.status == "running"
     page = write_report(found, timeline(directory), reload_seconds=LIVE_SECONDS if goes_on else None)
     return page, goes_on

@@ -21,7 +21,7 @@ TIERS = [
     {"stream"},
     {"training"},
     {"running", "ensembling"},
-    {"views", "output"},
+    {"views", "output", "loading"},
     {"planning_cli", "steering_cli"},
     {"api"},
     {"demo", "adapters"},
@@ -30,7 +30,7 @@ TIERS = [
     {"__main__"},
 ]
 NOUNS = set().union(*TIERS[:6]) | {"planning", "tuning"}
-TORCH_FREE = NOUNS | {"cli", "reporting_cli", ""}
+TORCH_FREE = NOUNS | {"cli", "loading", "reporting_cli", "steering_cli", ""}
 OPTIONAL = {
     "pandas",
     "plotly",
@@ -97,6 +97,13 @@ def test_nouns_do_not_import_torch() -> None:
     for path, part, module, top in imports():
         if part in TORCH_FREE and top:
             assert module.split(".")[0] != "torch", path
+
+
+def test_who_asks_or_tells_a_run_does_not_wait_for_torch() -> None:
+    """`argosy status`, `argosy report` and `argosy stop` need none."""
+    needed = "argosy.cli, argosy.loading, argosy.running.inbox, argosy.views.tables, argosy.views.endings"
+    words = [sys.executable, "-c", f"import sys, {needed}; sys.exit('torch' in sys.modules)"]
+    assert subprocess.run(words, check=False).returncode == 0
 
 
 def test_files_are_opened_as_plain_data_by_a_torch_that_keeps_to_it() -> None:

@@ -349,7 +349,7 @@ def test_where_nobody_reads_training_goes_on_and_the_exit_code_is_its_own(folder
 
 def report_of(folder: Path, name: str) -> dict:
     """A run's report, read here."""
-    from argosy.api import load
+    from argosy.loading import load
 
     return load(folder / name).to_json()
 

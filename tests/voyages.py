@@ -27,8 +27,8 @@ from argosy.events import (
     WorkerLost,
 )
 from argosy.plans import Flotilla, Placement, Plan
-from argosy.running.identity import summarize, write_json
 from argosy.running.lines import to_line
+from argosy.running.study_json import summarize, write_json
 
 __all__ = ["DEVICES", "LENGTH", "asked", "flotilla", "leave", "voyage"]
 

@@ -8,8 +8,8 @@ import numpy as np
 
 from argosy.errors import RunError
 from argosy.fold import MemberState, RunState
-from argosy.running.identity import found_study
 from argosy.running.journal import read_journal
+from argosy.running.study_json import found_study
 from argosy.stream.order import Indices, Selection, split_order, used_elements
 from argosy.stream.schedule import section_start
 

@@ -11,7 +11,7 @@ import argosy
 from argosy.commands import Measured
 from argosy.events import SectionEnded
 from argosy.profiles import Profile, ProfileCache, cache_folder
-from argosy.running.identity import spell
+from argosy.running.study_json import spell
 from argosy.study import Member
 from argosy.training.parallel import LONG_BYTES
 

@@ -9,12 +9,12 @@ from argosy.events import PlanMade
 from argosy.planning import SKIPPING, Situation
 from argosy.plans import Flotilla
 from argosy.running.clones import inherit
-from argosy.running.identity import write_json
 from argosy.running.legs import Change, Sailing
 from argosy.running.phase import Phase
 from argosy.running.refusals import check_batches
 from argosy.running.sharing_choice import SharingChoice
 from argosy.running.splitting import Timing
+from argosy.running.study_json import write_json
 from argosy.running.workforce import Feeder
 from argosy.stream.schedule import section_start
 

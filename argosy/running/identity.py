@@ -1,44 +1,27 @@
-"""``study.json``: what a run directory was made for, in plain words, and whether another study is the same."""
+"""Whether a study is the one that a run directory was made for: what differs, in plain words."""
 
 import functools
 import json
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from argosy.commands import Measured
 from argosy.errors import RunError
 from argosy.fold import MemberState
 from argosy.running.code_digest import Code, Reading
+from argosy.running.study_json import MEMBER_FIELDS, NEWCOMERS, describe, found_study, functions, summarize, write_json
 from argosy.study import FACTORIES, Member, Study
 
-__all__ = ["Identity", "found_study", "spell", "summarize", "write_json"]
+__all__ = ["Identity"]
 
 LATE = ("lengths", "fingerprint", "val_fingerprint", "parameter_shapes")
 """What only open data and built networks tell."""
 IDENTITY = ("seed", "objective", "mode", "validations_per_epoch", "lengths")
 SAMPLES = {"fingerprint": "Data.train", "val_fingerprint": "Data.val"}
 """Digests of two prepared samples, and whose they are."""
-MEMBER_FIELDS = (
-    "batch_size",
-    "eval_batch_size",
-    "drop_last",
-    "schedule_per",
-    "precision",
-    "clip_grad_norm",
-    "accumulate",
-    "seed",
-)
 MEMBER_IDENTITY = (*MEMBER_FIELDS, "parameter_shapes", "subset", "val_subset")
-NEWCOMERS = "newcomers.jsonl"
-"""Members that came when ``study.json`` was written: a line for those that came together."""
-KEYS = {"seed", "objective", "mode", "validations_per_epoch", "lengths", "fingerprint", "members"}
-"""Of ``study.json``, whose lack shows that it is none."""
-LINES_DEEP = 3
 MOST_NAMED = 3
 """Members, or things that have changed, that are named in a line."""
 MOST_SHOWN = 120
@@ -103,8 +86,8 @@ class Identity:
         return twin
 
     def _described(self, member: Member, study: Study) -> dict[str, Any]:
-        code = self._read(member.name, _functions(member))
-        return {**_describe(member, None), "stop": repr(study.stop_of(member)), "code": code}
+        code = self._read(member.name, functions(member))
+        return {**describe(member, None), "stop": repr(study.stop_of(member)), "code": code}
 
     def _check(self, here: Mapping[str, Any]) -> None:
         if self.found is not None and (differences := list(self._differences(self.found, here))):
@@ -118,7 +101,7 @@ class Identity:
         here = summarize(study, **known)
         here["code"] = {"version": Code.VERSION, "parts": {}, **self._read("", {"on_device": study.data.on_device})}
         for member in study.members:
-            here["members"][member.name]["code"] = self._read(member.name, _functions(member))
+            here["members"][member.name]["code"] = self._read(member.name, functions(member))
         readings = (self._readings[owner].values() for owner in ("", *study.names))
         parts = {part for found in readings for reading in found for part in reading.parts}
         for name, digest in sorted(parts):
@@ -180,101 +163,6 @@ class Identity:
             yield f"{field}: {what} changed since the run began"
 
 
-def summarize(
-    study: Study,
-    *,
-    lengths: Mapping[str, int] | None = None,
-    fingerprints: Mapping[str, str] | None = None,
-    measured: Mapping[str, Measured] | None = None,
-) -> dict[str, Any]:
-    """The study as a plain value; parameter shapes are there for members that were built."""
-    measured, fingerprints = measured or {}, fingerprints or {}
-    return {
-        "seed": study.seed,
-        "objective": study.objective,
-        "mode": study.mode,
-        "validations_per_epoch": study.validations_per_epoch,
-        "lengths": None if lengths is None else dict(lengths),
-        "fingerprint": fingerprints.get("train"),
-        "val_fingerprint": fingerprints.get("val"),
-        "on_device": _spell(study.data.on_device),
-        "stop": repr(study.stop),
-        "members": {m.name: _describe(m, measured.get(m.name)) for m in study.members},
-    }
-
-
-def found_study(directory: Path) -> dict[str, Any] | None:
-    """``study.json`` of an earlier driver; raises RunError where it is damaged."""
-    path = directory / "study.json"
-    if not path.exists():
-        return None
-    try:
-        found = json.loads(path.read_text())
-        if found.keys() >= KEYS:
-            return _with_newcomers(found, directory / NEWCOMERS)
-        problem = f"it lacks {', '.join(sorted(KEYS - found.keys()))}"
-    except (ValueError, AttributeError) as error:
-        problem = str(error)
-    raise RunError(
-        f"{path} is damaged: {problem}. Put back a copy of it, or delete it and give the run's command with the same study, "
-        "which writes it again."
-    )
-
-
-def _with_newcomers(found: dict[str, Any], path: Path) -> dict[str, Any]:
-    """The study with those that came since; a line that was not finished is of members that had not begun."""
-    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
-    for line in map(json.loads, lines):
-        found["members"] = {**line["members"], **found["members"]}
-        known = found["code"]["parts"]
-        for name, digests in line["parts"].items():
-            known[name] = [*dict.fromkeys((*known.get(name, ()), *digests))]
-    return found
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Replace a small file in one step: after a crash there is the old one or this one, and on the disk."""
-    temporary = path.with_name(f".{path.name}")
-    with temporary.open("w") as file:
-        file.write(_spelled(value) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.rename(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
-def _spelled(value: Any, depth: int = 0) -> str:
-    """JSON with a line for each key of the outer dictionaries: a subset of a million indices is one line."""
-    if not isinstance(value, dict) or not value or depth == LINES_DEEP:
-        return json.dumps(value)
-    margin = "  " * depth
-    lines = (f"{margin}  {json.dumps(key)}: {_spelled(item, depth + 1)}" for key, item in value.items())
-    return "{\n" + ",\n".join(lines) + f"\n{margin}}}"
-
-
-def _describe(member: Member, measured: Measured | None) -> dict[str, Any]:
-    return {
-        **{field: _spell(function) for field, function in _functions(member).items()},
-        **{field: getattr(member, field) for field in MEMBER_FIELDS},
-        "hyperparameters": member.hyperparameters,
-        "parameter_shapes": measured.parameter_shapes if measured else None,
-        "stop": repr(member.stop),
-        "subset": _spell_subset(member.subset),
-        "val_subset": _spell_subset(member.val_subset),
-        "repetition": None if member.repetition is None else asdict(member.repetition),
-    }
-
-
-def _functions(member: Member) -> dict[str, Any]:
-    """By field, metrics as ``metrics.<name>``; None where a field is left out."""
-    metrics = {f"metrics.{name}": metric for name, metric in member.metrics.items()}
-    return {**{field: getattr(member, field) for field in FACTORIES}, **metrics}
-
-
 def _other_values(there: Mapping[str, Any], here: Mapping[str, Any], keys: Iterable[str]) -> Iterator[str]:
     for key in keys:
         if _differ(there, here, key):
@@ -308,20 +196,3 @@ def _short(value: Any) -> str:
 def _bare(spelled: str | None) -> str | None:
     """The name of a function, without its file and what is bound to it."""
     return None if spelled is None else spelled.partition("(")[0].rpartition(":")[2]
-
-
-def _spell(function: Any) -> str | None:
-    return None if function is None else spell(function)
-
-
-def spell(factory: Any) -> str:
-    """``module:qualname(arguments)`` of a factory."""
-    if isinstance(factory, functools.partial):
-        arguments = [repr(a) for a in factory.args] + [f"{k}={v!r}" for k, v in factory.keywords.items()]
-        return f"{spell(factory.func)}({', '.join(arguments)})"
-    module = getattr(factory, "__module__", type(factory).__module__)
-    return f"{module}:{getattr(factory, '__qualname__', type(factory).__qualname__)}"
-
-
-def _spell_subset(subset: Any) -> list[int] | None:
-    return None if subset is None else np.asarray(subset, dtype=np.int64).tolist()

@@ -10,7 +10,6 @@ from typing import Any
 from argosy.errors import RunError
 from argosy.fold import RunState
 from argosy.running.journal import at_work, read_journal
-from argosy.running.studyfile import StudyCopy
 
 __all__ = ["Inbox", "leave", "tell"]
 
@@ -93,6 +92,8 @@ def leave(directory: Path, command: dict[str, Any]) -> str:
     folder, at = directory / "commands", time.time_ns()
     folder.mkdir(exist_ok=True)
     if command["command"] == "add":
+        from argosy.running.studyfile import StudyCopy  # imports torch, for which no other command waits
+
         file = Path(command["study"])
         command = StudyCopy.take(file, folder / f"{at}-{file.name}").to_command(file)
     name = f"{at}-{command['command']}.json"

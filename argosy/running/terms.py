@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from argosy.errors import RunError
-from argosy.running.identity import spell
+from argosy.running.study_json import spell
 from argosy.tuning.search import Search
 
 __all__ = ["check_terms", "terms_of"]

@@ -16,9 +16,9 @@ import argosy
 from argosy.errors import RunError
 from argosy.running import inbox, rehearsal
 from argosy.running.audit import audit
-from argosy.running.identity import found_study
 from argosy.running.phase import Phase
 from argosy.running.rehearsal import Rehearsal, Rehearsed
+from argosy.running.study_json import found_study
 from argosy.running.studyfile import StudyCopy
 from argosy.running.view import Silent
 from argosy.running.voyage import Voyage

@@ -17,10 +17,10 @@ from argosy.errors import MemberError
 from argosy.events import SectionEnded
 from argosy.running import ending
 from argosy.running.audit import audit
-from argosy.running.identity import write_json
 from argosy.running.inline import InlineWorkers
 from argosy.running.measuring import Measuring
 from argosy.running.records import Metrics
+from argosy.running.study_json import write_json
 from argosy.running.view import Silent
 from argosy.views.tables import report_table
 from argosy.views.terminal import Terminal

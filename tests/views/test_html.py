@@ -103,8 +103,8 @@ def test_a_page_is_written_while_the_run_goes_on(tmp_path: Path, monkeypatch: py
     run, reloads = tmp_path / "run", list[bool]()
     study = studies.study(90, fleet=[studies.member()], epochs=2)
     argosy.train(study, directory=run, launcher="inline", devices="cpu:1")
-    found, working = argosy.api.load(run), iter([True, True, False])
-    monkeypatch.setattr(argosy.api, "at_work", lambda directory: next(working))
+    found, working = argosy.load(run), iter([True, True, False])
+    monkeypatch.setattr(argosy.loading, "at_work", lambda directory: next(working))
     monkeypatch.setattr(
         time, "sleep", lambda seconds: reloads.append("refresh" in (run / "report.html").read_text()[:400])
     )

@@ -144,7 +144,11 @@ def test_progress_and_a_view_are_one_too_many(tmp_path: Path) -> None:
         argosy.train(studies.study(fleet=PAIR), directory=tmp_path, progress=True, view=Terminal(Console()))
 
 
-def test_a_run_with_progress_says_where_it_is_on_stderr(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_with_progress_says_where_it_is_on_stderr(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(terminal, "LINE_SECONDS", -1.0)  # at every look
+    monkeypatch.setattr(terminal, "FIRST_LINES", 10_000)
     slow = studies.member("slow", augment=studies.dawdle, batch_size=4)
     study = studies.study(90, fleet=[*PAIR, slow], epochs=2)
     argosy.train(study, directory=tmp_path / "run", launcher="inline", devices="cpu:1", progress=True)

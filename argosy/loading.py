@@ -1,0 +1,39 @@
+"""Read a run's directory."""
+
+from functools import partial
+from pathlib import Path
+
+from argosy.errors import RunError
+from argosy.fold import RunState
+from argosy.report import Networks, Report
+from argosy.running.journal import at_work, read_journal
+from argosy.running.study_json import found_study, summarize
+from argosy.study import Study
+
+__all__ = ["load"]
+
+
+def load(directory: str | Path, *, study: Study | None = None) -> Report:
+    """The report of a run, read from its directory; members can `load()` their networks where the study is given."""
+    directory = Path(directory)
+    state, working = RunState.of(read_journal(directory)), at_work(directory)
+    summary = found_study(directory)
+    if summary is None and study is not None:
+        # It ended before the data was open.
+        summary = summarize(study)
+    if summary is None:
+        how = (
+            "is not open yet; ask again in a moment"
+            if working
+            else "was not open when its run ended; run the same command again"
+        )
+        raise RunError(f"{directory} holds no study.json: the data {how}.")
+
+    networks = partial(_networks, study, state, directory)
+    return Report.of(state, directory=directory, summary=summary, networks=networks, at_work=working)
+
+
+def _networks(study: Study | None, state: RunState, directory: Path) -> Networks:
+    from argosy.ensembling.trained import Trained  # imports torch, for which nobody waits who asks where a run is
+
+    return Trained(study, state, directory)
