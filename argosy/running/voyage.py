@@ -101,6 +101,7 @@ class Voyage:
         self.launching.preparation_seconds = opened.seconds_per_sample
         self.launching.samples_per_epoch = opened.lengths["train"]
         self.launching.opening_seconds = opened.opening_seconds
+        self.driver.measuring.samples_per_epoch = opened.lengths["train"]
 
     def clear(self, legs: Sequence[Sailing], members: Collection[str]) -> None:
         """Nobody carries these members any more, who were all that these legs had."""
