@@ -3,8 +3,8 @@
     python benchmarks/gpu_all.py [--json]
 
 Sections: together == alone, resumed == uninterrupted, a killed trainer is replaced, memory as measured against what torch
-counts, blocks copied from the pinned ring while the device works, the demo's networks against a CPU. It needs nothing beyond
-torch, numpy and Argosy's own requirements; without scikit-learn the demo's networks get digits that are made up. Without a
+counts, blocks copied from the pinned ring while the device works, members on several ranks, the demo's networks against a CPU. It
+needs nothing beyond torch, numpy and Argosy's own requirements; without scikit-learn the demo's networks get digits that are made up. Without a
 GPU, or with ``--devices cpu:2``, everything runs in small. Appends to ``results/<date>_<hardware>.md``.
 """
 
@@ -12,6 +12,7 @@ import argparse
 import datetime
 import json
 import re
+import sys
 import tempfile
 import threading
 import time
@@ -27,7 +28,12 @@ import psutil
 import torch
 from measuring import hardware
 from torch import Tensor, nn
-from torch.optim import SGD, Adam
+from torch.optim import SGD, Adam, AdamW
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+
+import packs
+from groups import Seated, distance, sail
 
 import argosy
 from argosy import api, demo
@@ -37,6 +43,7 @@ from argosy.stream.ring import Ring, RingReader
 from argosy.stream.wire import Peer
 from argosy.training.copies import Copies
 from argosy.training.devices import Backend, backend_of
+from argosy.training.ends import HOST
 
 RESULTS = Path(__file__).parent / "results"
 MIB = 2**20
@@ -335,6 +342,28 @@ class _Feeder:
         self.peer.close()
 
 
+def split_is_alone(site: Site) -> Outcome:
+    """A member on ranks that are threads here: two of one device add up in memory of the host, others where groups of runs do."""
+    optimizer = partial(AdamW, lr=4e-3, weight_decay=0.1)
+    one = packs.member("m", batch_size=63, accumulate=2, optimizer=optimizer, clip_grad_norm=0.1)
+    here, kind = (lambda number: site.device), site.devices.partition(":")[0]
+    ways: dict[str, tuple[tuple[float, ...], Callable[[int], str], torch.device | None]] = {
+        "one rank": ((1.0,), here, None),
+        "two ranks of a device": ((0.3, 0.7), here, HOST),
+    }
+    if len(backend_of(site.device).hardware(kind)) > 1:
+        ways["two devices"] = ((0.3, 0.7), f"{kind}:{{}}".format, None)
+    (solo,) = sail([Seated(one)], site.folder, epochs=3, places=here)["m"]
+    gaps = {}
+    for words, (shares, places, on) in ways.items():
+        folder = site.folder / f"split, {words}"
+        folder.mkdir()
+        seated = Seated(one, tuple(range(len(shares))), shares)
+        lives = sail([seated], folder, epochs=3, places=places, on=on)["m"]
+        gaps[words] = max(distance(live, solo) for live in lives)
+    return Outcome(holds=max(gaps.values()) <= 1e-9, figures={"relative distance from the member alone": gaps})
+
+
 def the_demo_is_as_good_as_on_a_cpu(site: Site) -> Outcome:
     """Best accuracies of the demo's eight networks."""
     there = find_spec("sklearn") and find_spec("PIL") and site.real
@@ -360,6 +389,7 @@ SECTIONS: tuple[Callable[[Site], Outcome], ...] = (
     a_killed_trainer_is_replaced,
     memory_is_what_torch_counts,
     copies_pass_beside_steps,
+    split_is_alone,
     the_demo_is_as_good_as_on_a_cpu,
 )
 

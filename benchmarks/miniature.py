@@ -24,6 +24,7 @@ import argosy
 from argosy.planning import POLICIES, Policy, Situation
 from argosy.planning.fleet import Fleet
 from argosy.planning.outcomes import Charges, Simulation, Workload
+from argosy.planning.policy import Moving
 from argosy.planning.rounds import Rounds
 from argosy.planning.simulate import simulate
 from argosy.plans import Flotilla
@@ -149,7 +150,9 @@ def sail(found: Sequence[Network], policy: str, devices: int, directory: Path) -
 def simulation(asked: Situation, policy: Policy, epochs: Counter[str], *, gate: float, leg: float) -> Simulation:
     """Of the same policy, which knows as much of the epochs as it did."""
     workload = Workload(profiles=asked.waiting, epochs=epochs, samples_per_epoch=SAMPLES)
-    charges = Charges(moving=asked.moving, flotilla_seconds=leg, checkpoint_seconds=gate)
+    # FLEET does not ask what a move costs; what its legs were measured to take has their moves in it.
+    moving = Moving() if isinstance(policy, Fleet) else asked.moving
+    charges = Charges(moving=moving, flotilla_seconds=leg, checkpoint_seconds=gate)
     return simulate(policy, workload, asked.devices, charges=charges)
 
 

@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import packs
+import torch
 from blocks import blocks
 from torch import Tensor
 
 from argosy.stream.blocks import Block
 from argosy.stream.schedule import Orders
 from argosy.study import Member
+from argosy.training.copies import Copies
+from argosy.training.ends import sums_on
 from argosy.training.member import LiveMember
 from argosy.training.merged import Move, moves
 from argosy.training.parallel import Group
@@ -25,27 +28,38 @@ __all__ = ["Seated", "distance", "sail", "steps"]
 
 @dataclass(frozen=True)
 class Seated:
-    """A member on its devices, by their numbers; shares in the same order."""
+    """A member on its devices, by their numbers; shares in the same order, none for a whole one."""
 
     member: Member
     devices: tuple[int, ...] = (0,)
     shares: tuple[float, ...] = ()
 
 
-def sail(seated: Sequence[Seated], folder: Path, *, epochs: int = 1, **how: Any) -> dict[str, list[LiveMember]]:
-    """Train on a thread for each device; returns each member as it is on each of its ranks."""
+def sail(
+    seated: Sequence[Seated],
+    folder: Path,
+    *,
+    epochs: int = 1,
+    places: Callable[[int], str] = "cpu:{}".format,
+    on: torch.device | None = None,
+    **how: Any,
+) -> dict[str, list[LiveMember]]:
+    """Train on a thread for each device; returns each member as it is on each of its ranks.
+
+    `places` names the devices by their numbers, several the same if need be; groups add up where they would, or `on` another.
+    """
     devices = sorted({device for one in seated for device in one.devices})
     lives: dict[str, list[LiveMember]] = {one.member.name: [] for one in seated}
     programs: dict[int, dict[str, Any]] = {device: {} for device in devices}
     for number, one in enumerate(seated):
         for rank, device in enumerate(one.devices):
-            live = packs.live(one.member)
+            live = packs.live(one.member, places(device))
             lives[one.member.name].append(live)
-            meeting = str(folder / one.member.name)
+            meeting, where = str(folder / one.member.name), on or sums_on(live.backend.device)
             programs[device][one.member.name] = (
-                Solo(live)
-                if len(one.devices) == 1
-                else Shard(live, Group.form(meeting, rank, len(one.devices)), one.shares, number=number)
+                Shard(live, Group.form(meeting, rank, len(one.devices), on=where), one.shares, number=number)
+                if one.shares
+                else Solo(live)
             )
     _at_once([lambda mine=mine: _train(mine, epochs, **how) for mine in programs.values()])
     for mine in programs.values():
@@ -78,20 +92,24 @@ def _train(
     programs: dict[str, Any], epochs: int, *, size: int = 40, data: Any = None, holes: Sequence[int] = ()
 ) -> None:
     arrays, val = data or packs.samples()
+    backend = next(iter(programs.values())).live.backend
+    backend.activate()
+    copies = Copies(backend)
     orders = Orders(0, {"train": len(arrays[0]), "val": len(val[0])})
     for epoch in range(epochs):
         for program in programs.values():
             program.live.begin_epoch(orders, epoch)
         for block in blocks(orders.epoch("train", epoch), size, arrays=arrays, epoch=epoch, holes=holes):
-            for _ in steps(programs, block):
+            for _ in steps(programs, copies.start(block)):
                 pass
         for block in blocks(orders.epoch("val", epoch), size, arrays=val, split="val"):
             for program in programs.values():
                 with program.active(keep=True):
-                    for _ in program.evaluate(block):
+                    for _ in program.evaluate(copies.start(block)):
                         pass
         for program in programs.values():
             program.live.end_section(1)
+    copies.finish()
 
 
 def steps(programs: dict[str, Any], block: Block) -> Iterator[Move]:
@@ -122,4 +140,4 @@ def distance(one: LiveMember, other: LiveMember) -> float:
 
 
 def _relative(one: Tensor, other: Tensor) -> float:
-    return float((one.double() - other.double()).norm() / other.double().norm())
+    return float((one.cpu().double() - other.cpu().double()).norm() / other.cpu().double().norm())

@@ -85,9 +85,9 @@ def member(name: str, *, model: Any = mlp, dtype: torch.dtype = torch.float64, *
     return Member(name, model=partial(double, model) if dtype == torch.float64 else model, **rest)
 
 
-def live(member: Member) -> LiveMember:
+def live(member: Member, device: str = "cpu:0") -> LiveMember:
     """At its beginning."""
-    return build(member, backend_of("cpu:0"), study_seed=0, objective="val_loss", mode="min")
+    return build(member, backend_of(device), study_seed=0, objective="val_loss", mode="min")
 
 
 def samples(
@@ -157,6 +157,7 @@ def together(members: Sequence[Member], epochs: int, **how: Any) -> tuple[Any, A
 def difference(one: Any, other: Any) -> float:
     """The largest between two states: weights, buffers, optimizer state, random state, numbers."""
     if isinstance(one, Tensor):
+        one, other = one.cpu(), other.cpu()
         assert one.shape == other.shape and one.dtype == other.dtype
         gaps = (one.double() - other.double()).abs()[(one != other) & ~(one.isnan() & other.isnan())]
         return float(gaps.nan_to_num(nan=math.inf).max()) if gaps.numel() else 0.0

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from argosy.planning import Situation
+from argosy.planning import SKIPPING, Situation
 from argosy.plans import Flotilla
 from argosy.profiles import Profile
 from argosy.running.legs import Sailing
@@ -37,9 +37,12 @@ class Asking:
         voyage.logbook.profiled(profiles)
         situation = self.situation(waiting, places, asked=leg)
         with voyage.logbook.planning():
-            keeps = bool(live) and voyage.launching.policy.keeps(situation, started, tuple(aboard))
+            waits = not peers and self.too_soon(leg)
+            keeps = bool(live) and (waits or voyage.launching.policy.keeps(situation, started, tuple(aboard)))
         leg.makes_room = not keeps
         if keeps:
+            # Policies are asked about the flotilla that they started, whoever has left it since.
+            voyage.flotillas[leg.number] = started
             return started.keeping(live)
         anew = self.situation(profiles, places, without=leg)
         with voyage.logbook.planning():
@@ -48,6 +51,14 @@ class Asking:
             return None
         nodes = {voyage.force.feeders[name].node for name in leg.feeders if name in voyage.force.feeders}
         return goes_on if all(voyage.force.node_of[device] in nodes for device in goes_on.devices) else None
+
+    def too_soon(self, leg: Sailing) -> bool:
+        """Whether a leg stands in the middle of an epoch under a policy that levels members at the ends of epochs.
+
+        Whoever left it here would train the rest of its epoch while members of a new flotilla that are further waited.
+        """
+        middle = leg.until % self.voyage.driver.study.validations_per_epoch > 0
+        return middle and self.voyage.launching.policy_name in SKIPPING
 
     def can_join(self, name: str, leg: Sailing) -> bool:
         """Whether all that a waiting member wants of the stream is still to come at a gate."""

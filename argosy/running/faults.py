@@ -145,7 +145,7 @@ class Faults:
         driver, voyage, launching = self.driver, self.driver.voyage, self.driver.voyage.launching
         profiles = driver.measuring.profiles(lost, driver.study)
         plan = launching.launch(voyage.asking.situation(profiles, {}))
-        flotillas = [*(voyage.flotillas[leg.number] for leg in voyage.legs), *plan.flotillas]
+        beside = [voyage.flotillas[leg.number].keeping(leg.members) for leg in voyage.legs if leg.members]
         crews = [driver.measuring.profiles(crew.members, driver.study) for crew in leg.crews.values()]
         sections = driver.study.validations_per_epoch
         ends = [driver.roster.last_section(name) for name in lost]
@@ -156,7 +156,9 @@ class Faults:
             restart_seconds=launching.restart_seconds([*crews, profiles]),
             to_meeting=driver.roster.samples_until(leg.section + 1, lost, driver.lengths),
             to_end=driver.roster.samples_until(last, lost, driver.lengths),
-            sample_seconds=launching.sample_seconds([flotilla.samples_per_second for flotilla in flotillas]),
+            sample_seconds=launching.sample_seconds(
+                [flotilla.samples_per_second for flotilla in (*beside, *plan.flotillas)]
+            ),
         )
         # Where the policy has nothing for its device alone, its members would wait for the others' end.
         way = Way.BACK if plan.waiting else loss.cheapest

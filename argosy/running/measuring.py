@@ -39,6 +39,8 @@ class Measuring:
         """Between devices; without one nobody is split."""
         self.nobody = nobody
         """Why nobody is split, where there are several devices."""
+        self.samples_per_epoch: int | None = None
+        """Of the stream; None until the data is open."""
         self.observed = Observed()
         self.measured: dict[str, Measured] = {}
         self.missing: set[str] = set()
@@ -163,7 +165,7 @@ class Measuring:
         self.revision += 1
 
     def profiles(self, names: Iterable[str], study: Study) -> list[Profile]:
-        """Of these members, as far as they are known."""
+        """Of these members, as far as they are known, at rates over samples of the stream, of which not all are everybody's."""
         if not self._profiles:
             first = self.firsts(study)
             evened = even_out([self.profile(member) for member in first.values()], first.values(), self.measured)
@@ -173,7 +175,14 @@ class Measuring:
                 for name in self.measured
                 if name in study.names
             }
-        return [self._as_trained(self._profiles[name]) for name in names if name in self._profiles]
+        known = [self._as_trained(self._profiles[name]) for name in names if name in self._profiles]
+        return [self._over_the_stream(profile, study.member(profile.member)) for profile in known]
+
+    def _over_the_stream(self, profile: Profile, member: Member) -> Profile:
+        if member.subset is None or self.samples_per_epoch is None:
+            return profile
+        steps_on = len(member.subset) / self.samples_per_epoch
+        return profile.observed(profile.rate(1) / steps_on, weight=1.0)
 
     def _as_trained(self, profile: Profile) -> Profile:
         rate = self._rates.get(self._works[profile.member])

@@ -19,17 +19,15 @@ MOST_RANKS = 4
 def measuring_of_run(settings: Settings, cluster: Cluster, *, side_by_side: bool) -> Measuring:
     """What a run finds out of its members: of shares as well, where it has devices to split them over."""
     devices = len(cluster.devices)
-    nobody = _why_nobody(settings, cluster, side_by_side=side_by_side) if devices > 1 else ""
+    nobody = _why_nobody(settings, side_by_side=side_by_side) if devices > 1 else ""
     groups = 1 if nobody else min(devices, MOST_RANKS)
     return Measuring(device_kind=cluster.devices[0].kind, groups=groups, nobody=nobody)
 
 
-def _why_nobody(settings: Settings, cluster: Cluster, *, side_by_side: bool) -> str:
+def _why_nobody(settings: Settings, *, side_by_side: bool) -> str:
     """Why no member is split, however many devices there are; empty where some may be."""
     if settings.numerics == "exact":
         return "numerics is 'exact', and sums over devices round otherwise"
-    if any(device.kind != "cpu" for device in cluster.devices):
-        return "groups of accelerators are not there yet"
     if not side_by_side:
         return "this launcher steps its devices one after another"
     return ""

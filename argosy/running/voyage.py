@@ -101,6 +101,7 @@ class Voyage:
         self.launching.preparation_seconds = opened.seconds_per_sample
         self.launching.samples_per_epoch = opened.lengths["train"]
         self.launching.opening_seconds = opened.opening_seconds
+        self.driver.measuring.samples_per_epoch = opened.lengths["train"]
 
     def clear(self, legs: Sequence[Sailing], members: Collection[str]) -> None:
         """Nobody carries these members any more, who were all that these legs had."""
@@ -143,9 +144,12 @@ class Voyage:
         """Somebody waits: let every leg come to a gate at an epoch's end."""
         self.changed = True
         for leg in [leg for leg in self.legs if self.stragglers.goes_to(leg) is None]:
-            for feeder in leg.hold():
-                multiple = self.driver.study.validations_per_epoch
-                self.force.send(feeder, Hold(leg=leg.number, multiple=multiple))
+            self._hold(leg)
+
+    def _hold(self, leg: Sailing) -> None:
+        multiple = self.driver.study.validations_per_epoch
+        for feeder in leg.hold():
+            self.force.send(feeder, Hold(leg=leg.number, multiple=multiple))
 
     # ---- what crews say
 
@@ -292,7 +296,7 @@ class Voyage:
         elif fates or joins or self.stragglers.others(self.roster.waiting):
             flotilla = self.asking.ask(leg, live)
             wanted = {} if flotilla is None else crews_of(flotilla)
-            if flotilla is not None:
+            if flotilla is not None and leg.makes_room:
                 anew = reseated(self.flotillas[leg.number], flotilla)
                 self.flotillas[leg.number] = flotilla
         changes = difference({device: crew.members for device, crew in leg.crews.items()}, wanted, anew)
@@ -308,6 +312,8 @@ class Voyage:
             self.logbook.change(leg, [name for change in changes.values() for name in change.start])
         self.allow(leg, leg.reach(turns=self.turns(leg)))
         leg.holding = self.stragglers.to_meet(leg)
+        if (fates or joins) and self.asking.too_soon(leg):
+            self._hold(leg)
         # Who found no place here may find one on devices that are free.
         self.changed |= joins and bool(self.roster.waiting)
 

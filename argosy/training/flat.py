@@ -27,14 +27,14 @@ class Summed(NamedTuple):
 
 
 class Flat:
-    """Of one member on one rank, on the host; in float64 where a weight is, else in float32."""
+    """Of one member on one rank, where its group adds up; in float64 where a weight is, else in float32."""
 
-    def __init__(self, parameters: Iterable[Tensor]) -> None:
+    def __init__(self, parameters: Iterable[Tensor], on: torch.device) -> None:
         self.parameters = [parameter for parameter in parameters if parameter.requires_grad]
         double = any(parameter.dtype == torch.float64 for parameter in self.parameters)
         sizes = [parameter.numel() for parameter in self.parameters]
         figures = len(sizes) + 2 + 2 * PIECES
-        self.values = torch.zeros(sum(sizes) + figures, dtype=torch.float64 if double else torch.float32)
+        self.values = torch.zeros(sum(sizes) + figures, dtype=torch.float64 if double else torch.float32, device=on)
         *self._gradients, self._figures = torch.split_with_sizes(self.values, [*sizes, figures])
 
     def fill(self, losses: Tensor | None, digest: Digest) -> None:
@@ -45,9 +45,10 @@ class Flat:
                 gradient.zero_()
             else:
                 gradient.copy_(parameter.grad.reshape(-1))
-        total = 0.0 if losses is None else float(losses.double().sum())
         words = (*_pieces(digest.indices), *_pieces(digest.positions))
-        self._figures.copy_(torch.tensor([*there, total, digest.elements, *words], dtype=torch.float64))
+        self._figures.copy_(torch.tensor([*there, 0.0, digest.elements, *words], dtype=torch.float64))
+        if losses is not None:
+            self._figures[len(there)] = losses.double().sum()
 
     def take(self) -> Summed:
         """Give the weights the gradients of the sum; they are good until the next `fill`."""

@@ -45,6 +45,7 @@ from argosy.traces import know_sources
 from argosy.training.aboard import Aboard
 from argosy.training.copies import Copies
 from argosy.training.devices import Backend
+from argosy.training.ends import sums_on
 from argosy.training.files import Files, Saving
 from argosy.training.fusion import Fusion
 from argosy.training.guard import Guard
@@ -148,7 +149,8 @@ class Trainer:
             if command.crew is not None:
                 self._follow(command.crew)
         elif isinstance(command, TimeSums):
-            short, long = time_sums(command.meeting, command.rank, command.size)
+            on = sums_on(self.backend.device)
+            short, long = time_sums(command.meeting, command.rank, command.size, on=on)
             self.emit(SumsTimed(short_seconds=short, long_seconds=long))
         elif isinstance(command, Leave):
             self._leave([name for name in command.members if name in self.aboard])

@@ -13,6 +13,7 @@ from typing import Any
 from argosy.commands import Seat
 from argosy.stream.blocks import Block, Place
 from argosy.training.aboard import Aboard
+from argosy.training.ends import sums_on
 from argosy.training.fused import Fused
 from argosy.training.kin import TURNS, Kin
 from argosy.training.parallel import Group
@@ -54,7 +55,8 @@ class Unit:
     @classmethod
     def seated(cls, aboard: Aboard, seat: Seat) -> "Unit":
         """A device's share of a member that several carry; their group begins to form."""
-        group = Group.form(seat.meeting, seat.rank, len(seat.shares))
+        on = sums_on(aboard.live.backend.device)
+        group = Group.form(seat.meeting, seat.rank, len(seat.shares), on=on)
         return cls(program=Shard(aboard.live, group, seat.shares, number=seat.number), crew=(aboard,))
 
     @property

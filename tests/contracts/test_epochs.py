@@ -1,11 +1,13 @@
 """Which epochs of the stream members get under policies that let members of unlike epochs train together."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import living
 import pytest
 import studies
 
+import argosy
 from argosy.planning import POLICIES, Situation
 from argosy.plans import Flotilla, Placement
 from argosy.profiles import Profile
@@ -46,3 +48,52 @@ def test_who_is_behind_in_a_flotilla_of_fleet_skips_what_the_foremost_has_seen(
     }
     assert epochs.pop("plain") == [0, 1, 2]
     assert set(map(tuple, epochs.values())) == {(2, 3, 4)}
+
+
+class Pairs:
+    """A policy of the first pair of which both wait, or of all that do; it is asked anew whenever one of them ends."""
+
+    def __init__(self, *pairs: set[str]) -> None:
+        self.pairs = pairs
+
+    def launch(self, situation: Situation) -> tuple[Flotilla, ...]:
+        """See `Policy.launch`."""
+        if len(situation.free) < len(situation.devices):
+            return ()
+        waiting = {profile.member: profile for profile in situation.waiting}
+        chosen = next((pair for pair in self.pairs if pair <= waiting.keys()), waiting.keys())
+        free = [device.name for device in situation.free]
+        placed = [Placement.whole(waiting[name], free[n]) for n, name in enumerate(sorted(chosen))]
+        return (Flotilla(placements=tuple(placed)),)
+
+    def keeps(self, situation: Situation, started: Flotilla, live: tuple[Profile, ...]) -> bool:
+        """See `Policy.keeps`."""
+        del situation
+        return len(live) == len(started.members)
+
+
+def test_who_is_left_in_the_middle_of_an_epoch_of_fleet_ends_it_before_it_goes_on_with_the_foremost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(POLICIES, "fleet", Pairs({"ahead", "two"}, {"half", "behind"}))
+    epochs = {"ahead": 3, "two": 2, "half": 0.5, "behind": 3}
+    members = [studies.member(name, stop=argosy.MaxEpochs(count)) for name, count in epochs.items()]
+    study = studies.study(90, fleet=members, validations_per_epoch=2)
+    living.run(study, tmp_path, policy="fleet", devices="cpu:2", block_size=16)
+    living.equal_alone(study, tmp_path)
+    found = living.state_of(tmp_path).members
+    assert [row.stream_epoch for row in found["ahead"].sections] == [0, 0, 1, 1, 2, 2]
+    # Nobody waited for it to train epochs that the other one had behind it.
+    assert [row.stream_epoch for row in found["behind"].sections] == [0, 0, 2, 2, 3, 3]
+
+
+@pytest.mark.parametrize("policy", ["fleet", "fleet-local"])
+def test_members_under_the_published_policies_are_the_replay_of_their_journaled_epochs(
+    tmp_path: Path, policy: str
+) -> None:
+    stops = (2, 1, 0.5, 1.5)
+    members = [replace(m, stop=argosy.MaxEpochs(n)) for m, n in zip(studies.members(), stops, strict=True)]
+    study = studies.study(fleet=members, validations_per_epoch=2)
+    living.run(study, tmp_path, policy=policy, devices="cpu:2", block_size=32)
+    living.equal_alone(study, tmp_path)
+    assert {row.status for row in argosy.load(tmp_path, study=study).rows} == {"done"}

@@ -269,10 +269,10 @@ def test_members_move_and_those_that_do_not_are_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launcher: str, sections: int
 ) -> None:
     here = {"plain": 0, "bootstrap": 1}
-    # The other two change places whenever they are asked; the budgets see to that.
+    # The other two change places whenever they are asked: the budgets see to it that this is at the end of every section.
     moving = living.policy(monkeypatch, living.Dealt(lambda member, asked: here.get(member, asked + (member == "odd"))))
     short = [
-        studies.member(f"short{n}", stop=argosy.MaxEpochs(n / 4)) for n in range(1, 8) if n % 4 == 0 or sections == 4
+        studies.member(f"short{n}", stop=argosy.MaxEpochs(n / 4)) for n in range(1, 12) if n % 4 == 0 or sections == 4
     ]
     study = studies.study(90, val=11, fleet=[*fleet(), *short], epochs=3, validations_per_epoch=sections)
     living.run(study, tmp_path, launcher=launcher, policy=moving, devices="cpu:2", block_size=16)

@@ -128,3 +128,23 @@ def test_in_one_program_a_member_costs_its_part_of_it_and_that_is_not_remembered
     assert {profile.seconds_per_sample for profile in other.profiles("abcd", study)} == {0.01}
     measuring.stepped(replace(packed, programs=tuple((name,) for name in "abcd")))
     assert {profile.seconds_per_sample for profile in measuring.profiles("abcd", study)} == {0.01}
+
+
+def test_plans_know_members_by_the_samples_of_the_stream_of_which_a_fold_makes_a_part() -> None:
+    """A fold of three quarters is through an epoch in three quarters of the time."""
+    fleet = [
+        studies.member("all", lr=0.1),
+        studies.member("fold", lr=0.2, subset=range(30, 120)),
+        studies.member("twice", lr=0.3, subset=[*range(120), *range(120)]),
+    ]
+    study, measuring = studies.study(120, fleet=fleet), Measuring(device_kind="cpu", link=ASSUMED_LINK)
+    measuring.samples_per_epoch = 120
+    measuring.want(fleet)
+    measuring.hear(replace(MEASURED, member="all", shard_seconds=(0.1,)))
+    one, fold, twice = measuring.profiles(["all", "fold", "twice"], study)
+    assert fold.samples_per_second == pytest.approx(tuple(rate / 0.75 for rate in one.samples_per_second))
+    assert (one.rate(1), fold.rate(1), twice.rate(1)) == pytest.approx((100.0, 100.0 / 0.75, 50.0))
+    # Its own 90 samples took 1.8 s, as those of the stream did.
+    ended = replace(ENDED, member="fold", samples=90, seconds=1.8)
+    measuring.saw(ended, RunState.of([ended]).member("fold"))
+    assert [p.rate(1) for p in measuring.profiles(["all", "fold"], study)] == pytest.approx([50.0, 120 / 1.8])

@@ -12,7 +12,8 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu_all.py"
 
 
 @pytest.mark.parametrize(
-    ("devices", "sections"), [("cpu:2", ["memory", "copies", "demo"]), ("late:0", ["memory", "copies", "killed"])]
+    ("devices", "sections"),
+    [("cpu:2", ["memory", "copies", "split", "demo"]), ("late:0", ["memory", "copies", "killed"])],
 )
 def test_sections_hold(devices: str, sections: list[str], tmp_path: Path) -> None:
     environment = {**os.environ, "ARGOSY_DEVICES": "late", "PYTHONPATH": os.pathsep.join(sys.path)}

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import evidence
+import late
 import living
 import pytest
 import studies
@@ -22,6 +23,8 @@ from argosy.running import faults, processes
 from argosy.running.voyage import Voyage
 from argosy.training.kin import Kin
 from argosy.training.parallel import Group, Sum
+
+devices = late.devices
 
 
 def first(name: str, asked: int) -> Mapping[int, float]:
@@ -56,6 +59,20 @@ def test_members_on_several_devices_become_what_they_are_alone(
     }
     started = [line for line in evidence.event_lines(tmp_path, "MemberStarted") if line["member"] == "wide"]
     assert [line["device"] for line in started] == ["cpu:0"]
+
+
+@pytest.mark.usefixtures("devices")
+def test_devices_that_are_no_cpus_add_up_in_memory_of_the_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone: dict[str, dict[str, Tensor]]
+) -> None:
+    def halves(name: str, asked: int) -> Mapping[int, float]:
+        del asked
+        return {0: 0.3, 1: 0.7} if name == "wide" else {1: 1.0}
+
+    report = train(tmp_path, monkeypatch, halves, study("wide", "short"), devices="late:0,1")
+    assert {row.status for row in report.rows} == {"done"}
+    assert [line["devices"] for line in evidence.event_lines(tmp_path, "Split")] == [["late:0", "late:1"]]
+    check(tmp_path, alone, "wide", "short")
 
 
 def test_a_program_of_several_members_goes_on_beside_shares(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ def cluster(count: int, kind: str = "cpu") -> Cluster:
         (9, "cpu", "equivalent", True, "", 4),
         (2, "cpu", "exact", True, "numerics is 'exact'", 1),
         (2, "cpu", "equivalent", False, "one after another", 1),
-        (2, "cuda", "equivalent", True, "accelerators", 1),
+        (2, "cuda", "equivalent", True, "", 2),
     ],
 )
 def test_who_may_be_split_where(

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from argosy.training import parallel
+from argosy.training import ends
+from argosy.training.ends import HOST
 from argosy.training.parallel import Group
 
 
@@ -21,7 +22,7 @@ def until(true: Callable[[], bool], seconds: float = 20.0) -> bool:
 
 
 def formed(path: Path, size: int) -> list[Group]:
-    groups = [Group.form(str(path), rank, size) for rank in range(size)]
+    groups = [Group.form(str(path), rank, size, on=HOST) for rank in range(size)]
     assert until(lambda: all(group.formed for group in groups))
     return groups
 
@@ -61,10 +62,10 @@ def test_leaving_in_the_middle_of_a_sum_waits_for_nobody(tmp_path: Path) -> None
 
 
 def test_a_group_waits_for_its_ranks_as_long_as_they_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parallel, "FORMING", datetime.timedelta(seconds=0.3))
-    first = Group.form(str(tmp_path / "m"), 0, 2)
+    monkeypatch.setattr(ends, "FORMING", datetime.timedelta(seconds=0.3))
+    first = Group.form(str(tmp_path / "m"), 0, 2, on=HOST)
     time.sleep(0.5)
-    second = Group.form(str(tmp_path / "m"), 1, 2)
+    second = Group.form(str(tmp_path / "m"), 1, 2, on=HOST)
     assert until(lambda: first.formed and second.formed)
     early = first.add_up(torch.ones(8))
     time.sleep(0.5)
@@ -76,7 +77,7 @@ def test_a_group_waits_for_its_ranks_as_long_as_they_need(tmp_path: Path, monkey
 
 def test_who_is_left_alone_before_a_group_is_there_is_free(tmp_path: Path) -> None:
     before = threading.active_count()
-    group = Group.form(str(tmp_path / "m"), 0, 2)
+    group = Group.form(str(tmp_path / "m"), 0, 2, on=HOST)
     time.sleep(0.05)
     assert not group.formed
     group.leave()

@@ -1,6 +1,7 @@
 """A member on several devices becomes what it becomes on one, whatever is beside it there."""
 
 import copy
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from torch.optim import SGD, AdamW
 from torch.optim.lr_scheduler import OneCycleLR, StepLR
 
 from argosy.stream.schedule import Orders
+from argosy.training.ends import HOST
 from argosy.training.member import LiveMember
 from argosy.training.merged import Move
 from argosy.training.parallel import Group
@@ -145,7 +147,7 @@ def test_a_batch_under_way_is_no_part_of_a_saved_member(tmp_path: Path) -> None:
     one, arrays = member("m", batch_size=30), packs.samples()[0]
     orders = Orders(0, {"train": len(arrays[0])})
     live = packs.live(one)
-    shard = Shard(live, Group.form(str(tmp_path / "m"), 0, 1), (1.0,), number=0)
+    shard = Shard(live, Group.form(str(tmp_path / "m"), 0, 1, on=HOST), (1.0,), number=0)
     live.begin_epoch(orders, 0)
     first, second, *_ = blocks(orders.epoch("train", 0), 40, arrays=arrays)
     begun = [move for move in steps({"m": shard}, first) if move is Move.BEGIN]
@@ -155,3 +157,42 @@ def test_a_batch_under_way_is_no_part_of_a_saved_member(tmp_path: Path) -> None:
     assert [move for move in steps({"m": shard}, second) if move is not Move.WAIT] == [Move.FINISH, Move.BEGIN]
     assert live.position == 30
     shard.release()
+
+
+def on_cuda(places: Any, count: int, folder: Path, on: torch.device | None = None) -> None:
+    """On so many ranks, a member is what it is on one CUDA device by itself."""
+    one = member("m", batch_size=63, accumulate=2, optimizer=ADAMW, clip_grad_norm=0.1)
+    seated = Seated(one, tuple(range(count)), tuple([1 / count] * count))
+    lives = sail([seated], folder, epochs=EPOCHS, places=places, on=on)["m"]
+    solo = sail([Seated(one)], folder, epochs=EPOCHS, places=places)["m"][0]
+    assert {weight.device.type for live in lives for weight in live.model.parameters()} == {"cuda"}
+    assert distance(lives[0], solo) <= 1e-9
+    assert same_bits(lives)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize(("ranks", "on"), [(1, None), (2, HOST)], ids=["by NCCL", "by gloo"])
+def test_split_is_alone_on_one_cuda_device(ranks: int, on: torch.device | None, tmp_path: Path) -> None:
+    on_cuda(lambda number: "cuda:0", ranks, tmp_path, on)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+def test_split_is_alone_on_two_cuda_devices(tmp_path: Path) -> None:
+    on_cuda("cuda:{}".format, 2, tmp_path)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+def test_who_leaves_a_sum_of_two_cuda_devices_in_the_middle_is_free(tmp_path: Path) -> None:
+    devices = [torch.device("cuda", number) for number in range(2)]
+    groups = [Group.form(str(tmp_path / "m"), rank, 2, on=device) for rank, device in enumerate(devices)]
+    deadline = time.monotonic() + 60.0
+    while not all(group.formed for group in groups) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    under_way = groups[0].add_up(torch.ones(8, device=devices[0]))
+    assert not under_way.done
+    groups[0].leave()
+    torch.cuda.synchronize(devices[0])  # which its kernel would hold up
+    groups[1].leave()
