@@ -151,6 +151,9 @@ class Departures:
             return
         self.newcomers -= set(entering)
         self.roster.enter(entering)
+        for name in entering:
+            # A clone may have come before others that it is to begin with.
+            driver.faults.decided(name)
         measured = driver.measuring.measured
         driver.identity.add(driver.study, dict.fromkeys((*here, *entering)), measured=measured)
         self.voyage.make_room()

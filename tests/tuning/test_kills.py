@@ -6,6 +6,8 @@ from pathlib import Path
 import forked
 import pytest
 
+import argosy
+
 SEARCH = """
 import os, signal, time
 from functools import partial
@@ -52,10 +54,12 @@ def test_whatever_is_killed_the_same_command_ends_with_the_same_table(tmp_path: 
         (tmp_path / "there").rename(tmp_path / "driver")
         assert driver.wait() == -9, (tmp_path / "said").read_text()
     tables = []
-    for name, launcher in (("killed", "processes"), ("whole", "inline")):
+    for name, launcher in (("killed", "processes"), ("whole", "processes" if scheduler == "pbt" else "inline")):
         found = forked.command(tmp_path, [*words, name, "--launcher", launcher])
         assert found.returncode == 0, found.stderr
         tables.append(json.loads(found.stdout)["trials"])
     assert tables[0] == tables[1]
     assert len(tables[0]) == (6 if scheduler == "asha" else 6 + 5 * 3)
+    # A population's generation waits for all its clones, and nothing is prepared beyond its end to be thrown away.
+    assert argosy.load(tmp_path / "whole").preparations == 1.0
     assert '"WorkerLost"' in (tmp_path / "killed" / "journal.jsonl").read_text()

@@ -198,9 +198,8 @@ def test_a_clone_is_what_a_plain_loop_makes_of_its_line_and_a_killed_search_ends
     for row in report.run.rows:
         _, out, rest = row.reason.partition(" after section ")
         assert row.epochs == (float(rest.partition(":")[0]) if out else 6.0)
-    # What is behind a source was not trained again, and nothing was prepared beyond a generation's end to be thrown away.
+    # What is behind a source was not trained again.
     assert report.epochs == 6 * 6
-    assert report.run.preparations == 1.0
     assert report.sources.keys() == {f"net-{number}" for number in range(6, 10)}
     for name in report.trials:
         root, changed = line_of(run, name)
