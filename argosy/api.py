@@ -161,7 +161,7 @@ def _claimed(directory: Path, settings: Settings, launcher: Launcher) -> Iterato
 
 
 def tune(
-    build: Callable[..., Member],
+    build: Callable[..., Member | Sequence[Member]],
     space: Mapping[str, Any] | Callable[[Any], Mapping[str, Any] | None],
     *,
     data: Data,

@@ -98,7 +98,10 @@ class Proposed(Event):
     trial: int
     """From 0."""
     member: str
+    """The trial's name as well."""
     parameters: Mapping[str, Any]
+    members: tuple[str, ...] = ()
+    """Those that train for it where these are several, as folds; `member` is what they repeat then."""
     sections: int | None = None
     """For which the member trains, where the trial begins anew with each of its budgets: then it comes once for each."""
     in_step: bool = False

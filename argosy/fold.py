@@ -261,10 +261,11 @@ class RunState:
         elif isinstance(event, StepsAlone):
             self.alone.update(event.reasons)
         elif isinstance(event, Proposed):
+            names = event.members or (event.member,)
             if event.in_step or event.sections is not None:
-                self.in_step.add(event.member)
+                self.in_step.update(names)
             elif self.started is not None:
-                self.brought.append(event.member)
+                self.brought.extend(names)
         elif isinstance(event, Answered):
             self.answered.append(event)
 

@@ -24,8 +24,10 @@ from functools import partial
 import argosy
 from hyperband_study import SPACE, build, data
 search = argosy.Search(build=partial(build, "mlp"), space=SPACE, data=data(), max_epochs={most}, warm={warm},
-    objective="val_accuracy", mode="max", packs={packs!r})
+    objective="val_accuracy", mode="max", packs={packs!r}, scheduler={scheduler!r}, n_trials={trials!r})
 """
+TRIALS = {"hyperband": None, "asha": 40, "median": 20, "pbt": 12}
+"""By scheduler."""
 
 
 def searched(folder: Path, name: str, every: float | None, draw: random.Random) -> tuple[list[dict[str, Any]], int]:
@@ -37,7 +39,14 @@ def searched(folder: Path, name: str, every: float | None, draw: random.Random) 
             killed += _kill(driver, every, draw) if every is not None else 0
             said, _ = driver.communicate()
         if driver.returncode == 0:
-            kept = ("trial", "status", "epochs", "val_loss", "val_accuracy", *("lr", "batch_size", "optimizer"))
+            kept = (
+                "trial",
+                "status",
+                "epochs",
+                "val_loss",
+                "val_accuracy",
+                *("lr", "batch_size", "optimizer", "source"),
+            )
             return [{key: row.get(key) for key in kept} for row in json.loads(said)["trials"]], killed
         assert driver.returncode == -signal.SIGKILL, f"the search ended with {driver.returncode}"
 
@@ -62,12 +71,14 @@ def main() -> None:
     parser.add_argument("--most", type=int, default=27)
     parser.add_argument("--anew", action="store_true", help="trials begin anew at each rung")
     parser.add_argument("--packs", default="planned")
+    parser.add_argument("--scheduler", choices=TRIALS, default="hyperband")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         here = str(Path(__file__).resolve().parent)
-        text = SEARCH.format(folder=here, most=options.most, warm=not options.anew, packs=options.packs)
+        terms = {"warm": not options.anew, "packs": options.packs, "scheduler": options.scheduler}
+        text = SEARCH.format(folder=here, most=options.most, trials=TRIALS[options.scheduler], **terms)
         (folder / "search.py").write_text(text)
         whole, _ = searched(folder, "whole", None, random.Random())
         disturbed, killed = searched(folder, "killed", options.every, random.Random(options.seed))

@@ -99,7 +99,8 @@ def _step(member: argosy.Member, model: Any, optimizer: Any, batch: Any) -> None
 @torch.no_grad()
 def _validate(member: argosy.Member, model: Any, val: Any, epoch: int) -> float:
     total, size = torch.zeros((), dtype=torch.float64), member.eval_batch_size or member.batch_size
-    for start in range(0, len(val), size):
-        x, y = _batch(val, "val", epoch, range(start, min(start + size, len(val))))
+    rows = range(len(val)) if member.val_subset is None else sorted(member.val_subset)
+    for start in range(0, len(rows), size):
+        x, y = _batch(val, "val", epoch, rows[start : start + size])
         total += functional.cross_entropy(model(x), y, reduction="none").double().sum()
-    return float(total) / len(val)
+    return float(total) / len(rows)

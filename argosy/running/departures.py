@@ -110,12 +110,12 @@ class Departures:
         brought = [new for bringer in driver.bringers for new in bringer.bring(driver.state)]
         if not brought:
             return
-        members = [new.member for new in brought]
+        members = [member for new in brought for member in new.members]
         check_batches(members, driver.lengths)
         for new in brought:
             if new.cloned is not None:
                 inherit(driver.directory, new.cloned)
-                driver.measuring.as_source(new.member.name, new.cloned.source)
+                driver.measuring.as_source(new.cloned.member, new.cloned.source)
             for event in new.events:
                 driver.record(event)
         # Before study.json names them, which the next driver compares with what it finds here.
@@ -151,6 +151,9 @@ class Departures:
             return
         self.newcomers -= set(entering)
         self.roster.enter(entering)
+        for name in entering:
+            # A clone may have come before others that it is to begin with.
+            driver.faults.decided(name)
         measured = driver.measuring.measured
         driver.identity.add(driver.study, dict.fromkeys((*here, *entering)), measured=measured)
         self.voyage.make_room()

@@ -282,7 +282,7 @@ class Faults:
         """What becomes of a member that was saved, or lost, where a fault found it."""
         if self.driver.orders.was_told_to_stop(name):
             self.driver.end(name, "stopped", "by command")
-        elif name not in self.driver.roster.waiting and not self._decided(name):
+        elif name not in self.driver.roster.waiting and not self.decided(name):
             # One that waits had not boarded yet, and goes on where it was to.
             self.driver.roster.take_back([name])
 
@@ -293,9 +293,9 @@ class Faults:
             # One that was done, and waits, may do so because a search is to compare more than it was.
             revived = status == "done" and name in self.driver.roster.waiting
             if (status in ("training", "paused") and name not in self.driver.roster.resting) or revived:
-                self._decided(name)
+                self.decided(name)
 
-    def _decided(self, name: str) -> bool:
+    def decided(self, name: str) -> bool:
         """Let a member end or rest if that is its verdict, and its newest file is that of its last section."""
         driver = self.driver
         verdict = judge(driver.judges, name, driver.state, driver.study)

@@ -206,7 +206,12 @@ class Roster:
 
     def last_section(self, name: str) -> int | None:
         """The first section of the stream that a member surely does not want, as it is assigned."""
-        return last_section(self.study, self._points[name])
+        longest = judge(self.judges, name, self.state, self.study).longest
+        last = last_section(self.study, self._points[name])
+        if longest is None:
+            return last
+        here = self.place(name) + longest
+        return here if last is None else min(here, last)
 
     def epochs_left(self, name: str) -> int | None:
         """Epochs until the member's limit, begun ones whole; None where its rule knows none."""

@@ -3,7 +3,8 @@
 Everything that is decided follows from the journal: which parameters a trial has (`Proposed`, before it trains), what it reached
 (its sections), and how it ended. A later driver tells a scheduler of its own the same, and asks it the same.
 
-A trial is a member that rests between two rungs, or, where trials begin anew at each rung, one member after another.
+A trial is a member that rests between two rungs, or, where trials begin anew at each rung, one member after another. Or it is
+several at once, as folds, and worth their mean: these go on, rest and end together.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ from argosy.running.clones import newest_file
 from argosy.running.populations import Population
 from argosy.running.rungs import InPacks
 from argosy.running.terms import check_terms, terms_of
-from argosy.running.trials import Trial
+from argosy.running.trials import Trial, members_of
 from argosy.running.verdicts import GO_ON, Fate, Newcomer, Verdict
 from argosy.stopping import MaxEpochs
 from argosy.study import Member, Study
@@ -72,7 +73,7 @@ class Tuner:
         return Population(
             scheduler=self.scheduler,
             sampling=self.sampling,
-            build=lambda parameters: self._build(0, parameters, dict(parameters), None),
+            build=lambda parameters: self._build(0, parameters, dict(parameters), None)[1][0],
             sections=self.search.validations_per_epoch,
         )
 
@@ -130,13 +131,13 @@ class Tuner:
         for event in proposed:
             self._recall(event, state)
         for trial in self.trials:
-            self._tell(trial, state.member(trial.member.name))
+            self._tell(trial, state)
         self._sweep(state)
 
     def _recall(self, event: Proposed, state: RunState) -> None:
         if event.trial < len(self.trials):
             trial = self.trials[event.trial]
-            self._tell(trial, state.member(trial.member.name))
+            self._tell(trial, state)
             assert event.sections is not None
             self._begin_anew(trial, event.sections)
         else:
@@ -160,35 +161,49 @@ class Tuner:
     def verdict(self, member: str, state: RunState, study: Study) -> Verdict:
         """See `Judge.verdict`; of members that are no trials it says nothing."""
         trial = self.trial_of.get(member)
-        if trial is None or trial.member.name != member:
+        if trial is None or not any(one.name == member for one in trial.members):
             return GO_ON
         here = state.member(member)
-        self._tell(trial, here)
+        self._tell(trial, state)
+        why = trial.ends_with_others(here, state)
+        if why is not None:
+            return Verdict(Fate.END, why)
         if trial.sections is not None:
             # The member's own rule ends it; what becomes of the trial is for another member.
-            return Verdict(Fate.GO_ON, certain=max(trial.sections - len(here.history), 1))
+            return self._on(trial, max(trial.sections - len(here.history), 1))
         if member in self._ended and here.status == "done":
             return Verdict(Fate.END, self._ended[member])
         left = self.scheduler.budget(trial.number) - len(here.history)
         if left > 0:
-            return Verdict(Fate.GO_ON, certain=left)
+            return self._on(trial, left)
         reason = self.scheduler.out(trial.number)
         if reason is None:
             return Verdict(Fate.REST, f"waits after section {len(here.history)} for others")
         return Verdict(Fate.END, reason)
 
+    def _on(self, trial: Trial, left: int) -> Verdict:
+        """A member goes on for so many sections; one of several only as long as none of the others ends."""
+        # The whole of a population rests at the end of a generation.
+        longest = None if self.population is None else left
+        return Verdict(Fate.GO_ON, certain=left if len(trial.members) == 1 else 1, longest=longest)
+
     def called(self, resting: Collection[str], state: RunState, study: Study) -> Sequence[str]:
         """See `Judge.called`."""
         self._sweep(state)
-        return [name for name in resting if name in self.trial_of and self._waits_no_more(self.trial_of[name])]
+        return [name for name in resting if name in self.trial_of and self._waits_no_more(name, state)]
 
-    def _waits_no_more(self, trial: Trial) -> bool:
-        return self.scheduler.budget(trial.number) > trial.told or self.scheduler.out(trial.number) is not None
+    def _waits_no_more(self, name: str, state: RunState) -> bool:
+        trial, here = self.trial_of[name], state.member(name)
+        if self.scheduler.budget(trial.number) > len(here.history) or self.scheduler.out(trial.number) is not None:
+            return True
+        return trial.ends_with_others(here, state) is not None
 
     def to_come(self, state: RunState) -> float:
         """Epochs that all trials together have before them, as far as that is known."""
         done = sum(len(state.member(member.name).sections) for member in self.members)
-        return max(self.scheduler.foreseen(again=not self.search.warm) - done, 0) / self.search.validations_per_epoch
+        several = len(self.trials[0].members) if self.trials else 1
+        in_all = self.scheduler.foreseen(again=not self.search.warm) * several
+        return max(in_all - done, 0) / self.search.validations_per_epoch
 
     # ---- the bringer
 
@@ -204,7 +219,8 @@ class Tuner:
     def _training(self, state: RunState) -> int:
         """Trials that train, or are about to; those that leave have not left yet."""
         return sum(
-            trial.told < self.scheduler.budget(trial.number) or state.member(trial.member.name).status == "training"
+            trial.told < self.scheduler.budget(trial.number)
+            or any(one.status == "training" for one in trial.here(state))
             for trial in self._open.values()
         )
 
@@ -212,7 +228,7 @@ class Tuner:
         """Whether a trial that begins anew at each rung has another one before it."""
         if trial.sections is None or self.scheduler.budget(trial.number) <= trial.sections:
             return False
-        return state.member(trial.member.name).status == "done"
+        return all(one.status == "done" for one in trial.here(state))
 
     def _propose(self, count: int, state: RunState) -> Iterator[Newcomer]:
         """So many more trials, or as many as need not wait for a file of another one."""
@@ -250,21 +266,23 @@ class Tuner:
     def _newcomer(self, trial: Trial) -> Newcomer:
         proposed = Proposed(
             trial=trial.number,
-            member=trial.member.name,
+            member=trial.name,
+            members=trial.names if len(trial.members) > 1 else (),
             parameters=trial.parameters,
             sections=trial.sections,
-            in_step=self.population is not None,
+            in_step=self.search.in_step,
         )
-        return Newcomer(member=trial.member, proposed=proposed)
+        return Newcomer(members=trial.members, proposed=proposed)
 
     def _take_up(self, parameters: Mapping[str, Any], built_from: dict[str, Any], *, sections: int | None) -> Trial:
         number = len(self.trials)
-        member = self._build(number, parameters, built_from, sections)
+        name, members = self._build(number, parameters, built_from, sections)
         trial = Trial(
             number=number,
             parameters=parameters,
             built_from=built_from,
-            member=member,
+            name=name,
+            members=members,
             sections=sections,
             mode=self.mode,
         )
@@ -275,37 +293,40 @@ class Tuner:
 
     def _begin_anew(self, trial: Trial, sections: int) -> None:
         """From here on a trial is another member, which trains for so many sections."""
-        built = self._build(trial.number, trial.parameters, trial.built_from, sections)
-        trial.begin_anew(replace(built, name=f"{built.name}-s{sections}"), sections)
+        suffix = f"{trial.number}-s{sections}"
+        trial.begin_anew(*self._build(suffix, trial.parameters, trial.built_from, sections), sections)
         self._enter(trial)
 
     def _enter(self, trial: Trial) -> None:
-        self.members.append(trial.member)
-        self.trial_of[trial.member.name] = trial
+        self.members += trial.members
+        self.trial_of.update(dict.fromkeys(trial.names, trial))
         self._changed.add(trial.number)
 
     def _build(
-        self, number: int, parameters: Mapping[str, Any], built_from: dict[str, Any], sections: int | None
-    ) -> Member:
+        self, suffix: object, parameters: Mapping[str, Any], built_from: dict[str, Any], sections: int | None
+    ) -> tuple[str, tuple[Member, ...]]:
         built = self.search.member(dict(built_from), sections or self.search.most)
-        if not isinstance(built, Member):
+        name, members = members_of(built, parameters, f"{suffix}")
+        if len(members) > 1 and self.search.scheduler == "pbt":
             raise StudyError(
-                f"build({dict(parameters)}) returned {type(built).__name__}; it must return an argosy.Member."
+                f"build({dict(parameters)}) returned {len(members)} members, and scheduler 'pbt' clones trials of one. Return one "
+                "member, or choose another scheduler."
             )
         epochs = self.search.max_epochs if sections is None else sections / self.search.validations_per_epoch
-        stop = MaxEpochs(epochs) if built.stop is None else built.stop | MaxEpochs(epochs)
-        return replace(built, name=f"{built.name}-{number}", stop=stop)
+        limit = MaxEpochs(epochs)
+        return name, tuple(replace(one, stop=limit if one.stop is None else one.stop | limit) for one in members)
 
     # ---- what trials reach
 
-    def _tell(self, trial: Trial, here: MemberState) -> None:
+    def _tell(self, trial: Trial, state: RunState) -> None:
         """Let the scheduler and Optuna know what a trial is worth after each section: the best that it has had.
 
         Those of a population are compared as they are: clones have the best of their sources.
         """
         if trial.number not in self._open:
             return  # What it has been told with was its last.
-        for sections, value, best in trial.hear(here.history, self.objective):
+        histories = [one.history for one in trial.here(state)]
+        for sections, value, best in trial.hear(histories, self.objective):
             worth = best if self.population is None else value
             self.scheduler.tell(trial.number, sections, worth if self.mode == "min" else -worth)
             self.sampling.report(trial.number, sections, best)
@@ -314,33 +335,34 @@ class Tuner:
     def _sweep(self, state: RunState) -> None:
         """Look who has ended since the last time."""
         for trial in list(self._open.values()):
-            here = state.member(trial.member.name)
-            if here.status not in OVER:
-                self._older.discard(here.name)
-                if here.inherited is not None and not trial.told:
-                    self._tell(trial, here)
-                continue
-            out = self.scheduler.out(trial.number) is not None
-            if trial.sections is not None or here.name not in self._older or out:
-                self._tell(trial, here)
-                if out or not self._is_between(trial, here):
-                    self._end(trial, here)
+            here = trial.here(state)
+            under_way = [one for one in here if one.status not in OVER]
+            self._older.difference_update(one.name for one in under_way)
+            wrong = next((one for one in here if one.status in OVER and one.status != "done"), None)
+            if wrong is not None or not under_way:
+                self._look_back(trial, here, wrong, state)
+            elif here[0].inherited is not None and not trial.told:
+                self._tell(trial, state)
 
-    def _is_between(self, trial: Trial, here: MemberState) -> bool:
-        """Whether a member has trained for its rung, and nobody knows yet what becomes of its trial."""
-        if trial.sections is None or here.status != "done":
-            return False
-        return trial.sections <= len(here.history) < self.search.most and self.scheduler.out(trial.number) is None
+    def _look_back(self, trial: Trial, here: Sequence[MemberState], wrong: MemberState | None, state: RunState) -> None:
+        """All its members have ended, or one has come to nothing: so has the trial, unless it may go on."""
+        out = self.scheduler.out(trial.number) is not None
+        older = wrong is None and any(one.name in self._older for one in here)
+        if trial.sections is not None or not older or out:
+            self._tell(trial, state)
+            if out or wrong is not None or not trial.is_between(here, self.search.most):
+                self._end(trial, here, wrong)
 
-    def _end(self, trial: Trial, here: MemberState) -> None:
+    def _end(self, trial: Trial, here: Sequence[MemberState], wrong: MemberState | None) -> None:
         outcome: Outcome = "failed"
-        if here.status == "done":
-            self._ended[here.name] = here.reason
-            rule = trial.member.stop
-            over = rule is not None and rule.reason(here.history) is not None
+        if wrong is None:
+            self._ended.update((one.name, one.reason) for one in here)
+            over = trial.ends_with(here) is not None
             # Of one that begins anew at each rung, the rule of the last of its members is that of its rung.
             out = trial.sections is not None and self.scheduler.out(trial.number) is not None
             outcome = "complete" if over and not out else "pruned"
+        elif len(here) > 1:
+            trial.failed = f"{wrong.name} {wrong.status}"
         if outcome == "complete":
             self.scheduler.close(trial.number)
         elif outcome == "failed":

@@ -36,6 +36,8 @@ class Verdict:
     reason: str = ""
     certain: int = 1
     """Of a member that goes on: sections for which that is sure, whatever comes of them."""
+    longest: int | None = None
+    """And those after which it surely does not, so that none are prepared for it; None where nobody knows."""
 
 
 GO_ON = Verdict(Fate.GO_ON)
@@ -57,9 +59,9 @@ class Judge(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Newcomer:
-    """A member that is to join a run, and what is journaled of it before anybody else knows it."""
+    """What is to join a run, a member or several that are one trial, and what is journaled of it before anybody else knows it."""
 
-    member: Member
+    members: tuple[Member, ...]
     proposed: Proposed
     cloned: Cloned | None = None
     """Of one that takes over what another member is."""
@@ -102,4 +104,5 @@ def judge(judges: Sequence[Judge], member: str, state: RunState, study: Study) -
     gravest = max(verdicts, key=lambda verdict: verdict.fate)
     if gravest.fate is not Fate.GO_ON:
         return gravest
-    return Verdict(Fate.GO_ON, certain=min(verdict.certain for verdict in verdicts))
+    longest = min((verdict.longest for verdict in verdicts if verdict.longest is not None), default=None)
+    return Verdict(Fate.GO_ON, certain=min(verdict.certain for verdict in verdicts), longest=longest)

@@ -165,6 +165,8 @@ class Voyage:
         verdict = judge(self.driver.judges, member, self.state, self.driver.study)
         certain = verdict.certain if verdict.fate is Fate.GO_ON else 0
         leg.free_until[member] = self._next_section(member) + certain
+        if verdict.longest is not None:
+            leg.last[member] = self._next_section(member) + verdict.longest
         return verdict
 
     def _fates(self, leg: Sailing) -> dict[str, Verdict]:

@@ -1,7 +1,8 @@
 """Asynchronous successive halving (Li et al., MLSys 2020): nobody waits for a whole rung.
 
-A trial goes on as soon as it is among the best ⌊k/η⌋ of the k that have reached its rung so far; others rest there until it is,
-or until nothing can change any more. Then the best of the highest rung goes on to the end, so that somebody does.
+A trial goes on as soon as it is among the best ⌊k/η⌋ of the first k that came to its rung; others rest there until it is, or
+until nothing can change any more. Then the best of the highest rung goes on to the end, so that somebody does. Trials are compared
+in the order in which they came to the rung, whoever reaches its end first: so the outcome depends on nothing but what they reached.
 """
 
 from argosy.tuning.hyperband import rungs
@@ -19,69 +20,70 @@ class Asha(Looking):
         super().__init__()
         self.rung = [0] * trials
         """That each trial trains for, or rests at."""
-        self.moving = set(range(trials))
-        """Trials that have not reached their rung."""
-        self._reached: list[list[int]] = [[] for _ in self.budgets]
-        """Trials by rung, best first."""
+        self._came: list[list[int]] = [list(range(trials)), *([] for _ in self.budgets[1:])]
+        """Trials by rung, in the order in which they came to it."""
+        self._compared: list[list[int]] = [[] for _ in self.budgets]
+        """The first of them, as far as all have reached its end; best first."""
 
     def wanted(self, begun: int) -> int:
         """See `Scheduler.wanted`: all that there are to be."""
         return max(self.trials - begun, 0)
-
-    def tell(self, trial: int, sections: int, cost: float) -> None:
-        """See `Scheduler.tell`; who has trained beyond a rung has been promoted from it, as an earlier driver knew."""
-        self.results.tell(trial, sections, cost)
-        while sections > self.budgets[self.rung[trial]]:
-            self._promote(trial)
-        self._look(trial)
 
     def budget(self, trial: int) -> int:
         """See `Scheduler.budget`."""
         return self.budgets[self.rung[trial]]
 
     def out(self, trial: int) -> str | None:
-        """See `Scheduler.out`: nobody is before nothing moves any more."""
-        if self.moving or self.rung[trial] == len(self.budgets) - 1:
+        """See `Scheduler.out`: nobody is before all are compared."""
+        if self.rung[trial] == len(self.budgets) - 1 or not self._all_are_compared:
             return None
-        reached = self._reached[self.rung[trial]]
-        place = reached.index(trial) + 1
-        return f"number {place} of {len(reached)} after section {self.budget(trial)}"
+        compared = self._compared[self.rung[trial]]
+        place = compared.index(trial) + 1
+        return f"number {place} of {len(compared)} after section {self.budget(trial)}"
 
     def foreseen(self, *, again: bool) -> int:
         """See `Scheduler.foreseen`: as if all were compared with all; who comes early goes on among few, so there may be more."""
         counts = ((max(self.trials // self.eta**rung, 1), budget) for rung, budget in enumerate(self.budgets))
         return sections_of(counts, again=again)
 
+    @property
+    def _all_are_compared(self) -> bool:
+        return all(len(compared) == len(came) for compared, came in zip(self._compared, self._came, strict=True))
+
     def _look(self, trial: int) -> None:
-        """Note that a trial has reached its rung, if it has, and let those go on who may."""
-        rung = self.rung[trial]
-        if trial in self.moving and self.results.at(trial, self.budgets[rung]) is not None:
-            self.moving.discard(trial)
-            self._note(trial, rung)
-            self._let_go_on(rung)
-        while not self.moving and (best := self._best_at_the_top()) is not None:
+        """Compare those whose turn it is, and let those go on who may."""
+        self._compare(self.rung[trial])
+        while self._all_are_compared and (best := self._best_at_the_top()) is not None:
             self._promote(best)
+            self._compare(self.rung[best])
 
-    def _note(self, trial: int, rung: int) -> None:
-        if trial not in self._reached[rung]:
-            reached = [*self._reached[rung], trial]
-            self._reached[rung] = ranked(self.results.all_at(reached, self.budgets[rung]))
+    def _compare(self, lowest: int) -> None:
+        """Of this rung and of those above, which may have been reached already."""
+        for rung, budget in list(enumerate(self.budgets))[lowest:]:
+            came = self._came[rung]
+            while (count := len(self._compared[rung])) < len(came) and self.results.at(came[count], budget) is not None:
+                self._compared[rung] = ranked(self.results.all_at(came[: count + 1], budget))
+                if rung + 1 < len(self.budgets):
+                    self._let_go_on(rung, budget)
 
-    def _let_go_on(self, rung: int) -> None:
-        if rung + 1 < len(self.budgets):
-            for trial in self._reached[rung][: len(self._reached[rung]) // self.eta]:
-                if self.rung[trial] == rung and trial not in self.results.failed:
-                    self._promote(trial)
+    def _let_go_on(self, rung: int, budget: int) -> None:
+        """The best of those that are compared; one that fails later on is the worst of the next rung, whenever that is heard."""
+        compared = self._compared[rung]
+        for trial in compared[: len(compared) // self.eta]:
+            if self.rung[trial] == rung and not self._failed_before(trial, budget):
+                self._promote(trial)
+
+    def _failed_before(self, trial: int, budget: int) -> bool:
+        return trial in self.results.failed and self.results.sections(trial) < budget
 
     def _promote(self, trial: int) -> None:
-        """From its rung to the next, which it may have reached already."""
-        self._note(trial, self.rung[trial])
         self.rung[trial] += 1
-        self.moving.add(trial)
-        self._look(trial)
+        self._came[self.rung[trial]].append(trial)
 
     def _best_at_the_top(self) -> int | None:
-        """The best of the highest rung that somebody reached, where that is not the last one."""
-        reached = [[t for t in rung if t not in self.results.failed] for rung in self._reached]
-        top = max((number for number, rung in enumerate(reached) if rung), default=len(reached))
-        return reached[top][0] if top + 1 < len(reached) else None
+        """The best of those that reached the highest rung, where that is not the last one."""
+        for rung, budget in reversed(list(enumerate(self.budgets))):
+            for trial in self._compared[rung]:
+                if self.rung[trial] == rung and not self._failed_before(trial, budget):
+                    return trial if rung + 1 < len(self.budgets) else None
+        return None

@@ -1,15 +1,68 @@
 """What came out of a search: its trials, the best of them, and how soon that was known."""
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from argosy.errors import RunError
 from argosy.events import Cloned, Event, MemberEnded, Packed, Proposed, RunStarted, SectionEnded
-from argosy.fold import OVER
+from argosy.fold import OVER, MemberState, RunState
 from argosy.report import MemberResult, Report
+from argosy.stopping import Mode, better
 
-__all__ = ["SearchReport"]
+__all__ = ["SearchReport", "TrialResult"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrialResult:
+    """What came out of one trial: of its member, or of the mean of several."""
+
+    name: str
+    members: tuple[str, ...]
+    status: str
+    reason: str
+    epochs: float
+    """Of each of its members."""
+    metrics: Mapping[str, float]
+    """Of the section with the best objective; means of sections that all members have ended, none where one has failed."""
+    best_section: tuple[int, int] | None = None
+    """Of a mean: the epoch and the section of it that these metrics are of."""
+
+    @classmethod
+    def of(cls, row: MemberResult) -> "TrialResult":
+        """The trial that is one member."""
+        values = {name: getattr(row, name) for name in ("name", "status", "reason", "epochs", "metrics")}
+        return cls(members=(row.name,), **values)
+
+    @classmethod
+    def mean(cls, name: str, members: Sequence[MemberState], objective: str, mode: Mode) -> "TrialResult":
+        """The trial that is several."""
+        wrong = next((one for one in members if one.status in OVER and one.status != "done"), None)
+        last = wrong or next((one for one in members if one.status != "done"), members[0])
+        ended = min(len(one.sections) for one in members)
+        values = [_mean(one.sections[number].metrics[objective] for one in members) for number in range(ended)]
+        best = None
+        for number, value in enumerate(() if wrong else values):
+            if best is None or better(value, values[best], mode):
+                best = number
+        rows = [] if best is None else [one.sections[best].metrics for one in members]
+        epochs = members[0].sections[ended - 1].epochs if ended else 0
+        return cls(
+            name=name,
+            members=tuple(one.name for one in members),
+            status=last.status,
+            reason=f"{last.name}: {last.reason}" if wrong else last.reason,
+            epochs=int(epochs) if epochs == int(epochs) else epochs,
+            metrics={metric: _mean(row[metric] for row in rows) for metric in (rows[0] if rows else ())},
+            best_section=None if best is None else (members[0].sections[best].epoch, members[0].sections[best].section),
+        )
+
+
+def _mean(values: Iterable[float]) -> float:
+    found = list(values)
+    return sum(found) / len(found)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -17,11 +70,13 @@ class SearchReport:
     """What came out of a search."""
 
     run: Report
-    """Of its members: one for each trial, named after it."""
+    """Of its members: one for each trial, named after it, or as many as it is the mean of."""
+    rows: tuple[TrialResult, ...]
+    """Trials, best first; one that begins anew at each rung has a row for each."""
     parameters: Mapping[str, Mapping[str, Any]]
-    """By member."""
+    """By the name of a row."""
     trials: Mapping[str, int]
-    """Their numbers, by member: a trial that begins anew at each rung has one for each."""
+    """Their numbers, by the same."""
     sources: Mapping[str, str]
     """Whose weights members went on from, by member; most began with none."""
     seconds: float
@@ -37,19 +92,42 @@ class SearchReport:
     study: Any = field(repr=False)
     """The search as an Optuna study, for Optuna's own tools."""
 
-    def best(self) -> MemberResult:
-        """The trial with the best objective; its ``load()`` is its network with its best weights."""
-        return self.run.best()
+    @property
+    def best_trial(self) -> TrialResult:
+        """The one with the best objective; raises RunError where none has ended a section."""
+        found = self._best
+        if found is None:
+            folder = self.run.directory
+            raise RunError(f"no trial of {folder} has finished an epoch; see `argosy status {folder}`.")
+        return found
+
+    @property
+    def _best(self) -> TrialResult | None:
+        """Members that people have brought are no trials."""
+        return next((row for row in self.rows if row.name in self.trials and row.metrics), None)
 
     @property
     def best_parameters(self) -> Mapping[str, Any]:
         """What the best trial was built from."""
-        return self.parameters[self.best().name]
+        return self.parameters[self.best_trial.name]
+
+    def best(self) -> MemberResult:
+        """The member of the best trial; its ``load()`` is its network with its best weights.
+
+        Raises RunError where no trial has ended a section, and where the best one is the mean of several members.
+        """
+        name, members = self.best_trial.name, self.best_trial.members
+        if len(members) > 1:
+            raise RunError(
+                f"the best trial, {name!r}, is the mean of {len(members)} members and has no network of its own: use "
+                f"report.run.member({members[0]!r}), or report.run.ensemble(members=report.best_trial.members)."
+            )
+        return self.run.member(members[0])
 
     @property
     def trials_per_hour(self) -> float:
         """Trials of which no member trains or waits any more, in the time that the search took."""
-        open_ = {self.trials[row.name] for row in self.run.rows if row.name in self.trials and row.status not in OVER}
+        open_ = {self.trials[row.name] for row in self.rows if row.name in self.trials and row.status not in OVER}
         over = len({*self.trials.values()} - open_)
         return over / self.seconds * 3600 if self.seconds else 0.0
 
@@ -83,7 +161,7 @@ class SearchReport:
                 **row.metrics,
                 "reason": row.reason.strip().splitlines()[-1] if row.reason else "",
             }
-            for row in self.run.rows
+            for row in self.rows
         ]
 
     def write_plots(self, path: str | Path) -> None:
@@ -97,14 +175,15 @@ class SearchReport:
 
     def to_json(self) -> dict[str, Any]:
         """A plain value with everything."""
-        known = bool(self.run.rows and self.run.rows[0].metrics)
+        best = self._best
         return {
             "directory": str(self.run.directory),
             "status": self.run.status,
             "objective": self.run.objective,
-            "best": self.best().name if known else None,
-            "best_weights": str(self.best().folder / "best.pt") if known else None,
-            "best_parameters": dict(self.best_parameters) if known else None,
+            "best": best.name if best else None,
+            "best_members": list(best.members) if best else [],
+            "best_weights": str(self.best().folder / "best.pt") if best and len(best.members) == 1 else None,
+            "best_parameters": dict(self.parameters[best.name]) if best else None,
             "seconds": round(self.seconds, 3),
             "first_comparison_seconds": self.first_comparison_seconds,
             "best_seconds": self.best_seconds,
@@ -122,36 +201,74 @@ class SearchReport:
         cloned = {
             event.member: event for _, event in told if isinstance(event, Cloned) and event.checkpoint is not None
         }
-        proposed: dict[str, Proposed] = {}
-        best = run.rows[0] if run.rows and run.rows[0].metrics else None
-        line = [] if best is None else _line(best.name, cloned)
-        until = -1 if best is None or best.best_epoch is None else best.best_epoch
-        seconds, first, found = 0.0, None, None
-        began, waiting = False, set[str]()
-        packs, saved = Packs(), 0.0
-        for seconds, event in told:
-            began = began or isinstance(event, RunStarted)
-            saved += packs.saved_by(event)
-            if isinstance(event, Proposed):
-                proposed[event.member] = event
-                waiting |= set() if began else {event.member}
-            elif isinstance(event, SectionEnded | MemberEnded) and event.member in waiting:
-                waiting.discard(event.member)
-                first = seconds if first is None and not waiting else first
-            if isinstance(event, SectionEnded) and event.best and event.member in line and event.epoch <= until:
-                found = seconds
+        proposed = {event.member: event for _, event in told if isinstance(event, Proposed)}
+        rows = _rows(run, proposed.values(), told)
+        best = next((row for row in rows if row.name in proposed and row.metrics), None)
+        packs = Packs()
         return cls(
             run=run,
+            rows=rows,
             parameters={name: event.parameters for name, event in proposed.items()},
             trials={name: event.trial for name, event in proposed.items()},
             sources={name: event.source for name, event in cloned.items()},
-            seconds=seconds,
+            seconds=told[-1][0] if told else 0.0,
             epochs=sum(row.epochs - _inherited(cloned.get(row.name)) for row in run.rows),
-            packed_seconds=saved,
-            first_comparison_seconds=first,
-            best_seconds=found,
+            packed_seconds=sum(packs.saved_by(event) for _, event in told),
+            first_comparison_seconds=_first_comparison(told),
+            best_seconds=None if best is None else _found(best, run, told, cloned),
             study=study,
         )
+
+
+Told = Sequence[tuple[float, Event]]
+
+
+def _rows(run: Report, proposed: Iterable[Proposed], told: Told) -> tuple[TrialResult, ...]:
+    """Best first."""
+    several = [event for event in proposed if event.members]
+    if not several:
+        return tuple(map(TrialResult.of, run.rows))
+    state, mode = RunState.of(event for _, event in told), run.repetitions.mode
+    parts = {name for event in several for name in event.members}
+    rows = [TrialResult.of(row) for row in run.rows if row.name not in parts]
+    for event in several:
+        rows.append(TrialResult.mean(event.member, [*map(state.member, event.members)], run.objective, mode))
+
+    def rank(row: TrialResult) -> tuple[bool, bool, float]:
+        value = row.metrics.get(run.objective, math.nan)
+        return not row.metrics, math.isnan(value), value if mode == "min" else -value
+
+    return tuple(sorted(rows, key=rank))
+
+
+def _first_comparison(told: Told) -> float | None:
+    """When the last of those that began with the search had ended its first section, or was over."""
+    began, waiting = False, set[str]()
+    for seconds, event in told:
+        began = began or isinstance(event, RunStarted)
+        if isinstance(event, Proposed) and not began:
+            waiting.update(event.members or (event.member,))
+        elif isinstance(event, SectionEnded | MemberEnded) and event.member in waiting:
+            waiting.discard(event.member)
+            if not waiting:
+                return seconds
+    return None
+
+
+def _found(best: TrialResult, run: Report, told: Told, cloned: Mapping[str, Cloned]) -> float | None:
+    """When the best trial had ended its best section."""
+    ended = [(seconds, event) for seconds, event in told if isinstance(event, SectionEnded)]
+    if best.best_section is not None:
+        first: dict[str, float] = {}
+        for seconds, event in ended:
+            if event.member in best.members and (event.epoch, event.section) == best.best_section:
+                first.setdefault(event.member, seconds)
+        return max(first.values())
+    line, until = _line(best.name, cloned), run.member(best.name).best_epoch
+    here = [
+        s for s, event in ended if event.best and event.member in line and until is not None and event.epoch <= until
+    ]
+    return here[-1] if here else None
 
 
 def _line(name: str, cloned: Mapping[str, Cloned]) -> list[str]:

@@ -34,9 +34,10 @@ class Store:
 class Search:
     """Every keyword of `argosy.tune` that decides what comes out, and every name in the file of ``argosy tune``."""
 
-    build: Callable[..., Member]
-    """A trial's parameters -> its member; the trial's number is added to the name. One that takes ``epochs`` as well is told for
-    how many the member is to train, as schedules of learning rates want to know: `max_epochs`, or without `warm` its rung's."""
+    build: Callable[..., Member | Sequence[Member]]
+    """A trial's parameters -> its member, or what `argosy.kfold` and its like make of one: the trial is their mean then. The
+    trial's number is added to the name. One that takes ``epochs`` as well is told for how many the member is to train, as
+    schedules of learning rates want to know: `max_epochs`, or without `warm` its rung's."""
     space: Mapping[str, Any] | Callable[[Any], Mapping[str, Any] | None]
     """Optuna distributions by name; or a function of an Optuna trial that suggests (and may return other parameters)."""
     data: Data
@@ -107,6 +108,15 @@ class Search:
     def most(self) -> int:
         """Sections of a trial that is never out."""
         return sections_in(self.max_epochs, self.validations_per_epoch)
+
+    @property
+    def in_step(self) -> bool:
+        """Whether trials train on the same epochs of the stream whenever they do, so that what they reach depends on nobody.
+
+        Where some are to come later than others by design, these join the stream where it is.
+        """
+        later = self.at_once is not None or (self.scheduler == "hyperband" and self.brackets == "in-turn")
+        return self.scheduler == "pbt" or not later
 
     def member(self, parameters: dict[str, Any], sections: int) -> Any:
         """What `build` makes of a trial's parameters, for so many sections."""

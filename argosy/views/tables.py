@@ -18,10 +18,10 @@ __all__ = ["report_table", "search_table"]
 def search_table(report: SearchReport) -> Group:
     """A search for people: trials, best first, and how soon the best was known."""
     metric = report.run.objective
-    names = list(dict.fromkeys(name for row in report.run.rows for name in report.parameters.get(row.name, ())))
+    names = list(dict.fromkeys(name for row in report.rows for name in report.parameters.get(row.name, ())))
     sources = ["source"] if report.sources else []
     table = Table("trial", "status", "epochs", *sources, metric, *names, "reason", box=None, pad_edge=False)
-    for row in report.run.rows:
+    for row in report.rows:
         parameters = report.parameters.get(row.name, {})
         values = [told(parameters[name]) if name in parameters else "" for name in names]
         reached = f"{row.metrics[metric]:.4g}" if row.metrics else ""
@@ -43,8 +43,11 @@ def search_table(report: SearchReport) -> Group:
         )
     if report.best_seconds is not None:
         best = ", ".join(f"{name} = {told(value)}" for name, value in report.best_parameters.items())
-        text += f"\nBest, found after {report.best_seconds:.1f} s: {report.best().name} with {best}."
-        text += f"\nIts weights: {report.best().folder / 'best.pt'}; its network: report.best().load()."
+        text += f"\nBest, found after {report.best_seconds:.1f} s: {report.best_trial.name} with {best}."
+        if len(members := report.best_trial.members) == 1:
+            text += f"\nIts weights: {report.best().folder / 'best.pt'}; its network: report.best().load()."
+        else:
+            text += f"\nIt is the mean of {', '.join(members)}; all: report.run.ensemble(members=report.best_trial.members)."
     return Group(table, Text(text))
 
 

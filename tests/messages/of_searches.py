@@ -1,6 +1,7 @@
 """What is wrong with a search, or with what it finds in its directory and its storage."""
 
 import importlib
+import math
 import sys
 import warnings
 from functools import partial
@@ -81,6 +82,11 @@ def of_networks() -> None:
         tune({"net": CategoricalDistribution([nn.ReLU()])})
 
 
+def failed() -> None:
+    """The only trial diverges."""
+    tune({"lr": CategoricalDistribution([math.inf])}).best()
+
+
 def without_optuna(patch: pytest.MonkeyPatch) -> None:
     """The extra of searches is missing."""
     for name in ("argosy.running.tuner", "argosy.tuning.sampling"):
@@ -100,6 +106,10 @@ CASES = {
     "plots without their extra": without_plotly,
     "build is no function": lambda: tune(build=3),
     "build returns no member": lambda: tune(build=lambda parameters: "mlp"),
+    "build returns members that repeat no other": lambda: tune(build=lambda parameters: [build(parameters)]),
+    "a population of means": lambda: tune(scheduler="pbt", build=lambda p: argosy.replicate(build(p), 2)),
+    "the network of a mean": lambda: tune(build=lambda p: argosy.replicate(build(p), 2)).best(),
+    "the best of a search whose trials all failed": failed,
     "a space that is none": lambda: tune([0.1, 0.01]),
     "a space of numbers": lambda: tune({"lr": (0.1, 0.01)}),
     "a space of networks": of_networks,

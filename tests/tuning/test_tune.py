@@ -26,9 +26,10 @@ import argosy
 from argosy.api import run_search
 from argosy.errors import MemberError, RunError, StudyError
 from argosy.events import Packed, SectionEnded
-from argosy.running import measuring
+from argosy.running import inbox, measuring
 from argosy.running.inline import Inline
 from argosy.running.phase import Phase
+from argosy.running.recovery import Way
 from argosy.running.studyfile import load_search
 from argosy.running.voyage import Voyage
 from argosy.settings import Settings
@@ -58,14 +59,34 @@ def test_a_rung_that_trains_in_turns_is_compared_when_all_have_had_theirs(tmp_pa
 
 @pytest.mark.parametrize("seed", range(3))
 def test_faults_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    whole, draw = tune(tmp_path / "whole", n_trials=9), random.Random(seed)
+    whole, draw = tune(tmp_path / "whole", n_trials=9, numerics="exact"), random.Random(seed)
 
     def act(voyage: Voyage) -> None:
         if voyage.driver.phase is Phase.SAILING and draw.random() < 0.1:
             voyage.driver.faults.regroup()
 
     living.at_every_round(monkeypatch, act)
-    assert outcome(tune(tmp_path / "run", n_trials=9)) == outcome(whole)
+    assert outcome(tune(tmp_path / "run", n_trials=9, numerics="exact")) == outcome(whole)
+
+
+@pytest.mark.parametrize("scheduler", ["hyperband", "asha"])
+def test_who_falls_behind_is_compared_as_ever_and_goes_on_with_the_same_epochs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheduler: str
+) -> None:
+    terms = {"scheduler": scheduler, "n_trials": 9, "numerics": "exact"}
+    whole = tune(tmp_path / "whole", **terms)
+    lost: list[str] = []
+
+    def act(voyage: Voyage) -> None:
+        if not lost and voyage.driver.phase is Phase.SAILING and len(voyage.devices) == 2 and voyage.state.fed:
+            lost.append(voyage.devices[0])
+            living.lose(voyage, lost[0])
+
+    living.way_on(monkeypatch, lambda: Way.APART)
+    living.at_every_round(monkeypatch, act)
+    assert outcome(tune(tmp_path / "run", **terms)) == outcome(whole)
+    assert evidence.event_lines(tmp_path / "run", "WorkerLost")
+    assert evidence.event_lines(tmp_path / "run", "MemberRested")
 
 
 def titles(page: str) -> set[str]:
@@ -106,7 +127,7 @@ def test_hyperband_is_the_table_and_a_killed_search_ends_like_any_other(
     with monkeypatch.context() as patched:
         living.keep_all_files(patched)
         living.at_every_round(patched, look)
-        report = tune(run)
+        report = tune(run, numerics="exact")
     assert {row.name: row.epochs for row in report.run.rows} == by_definition(run, most=9, eta=3)
     assert len(report.run.rows) == 9 + 5 + 3
     assert report.epochs == sum(row.epochs for row in report.run.rows) == 69
@@ -138,7 +159,7 @@ def test_hyperband_is_the_table_and_a_killed_search_ends_like_any_other(
         with (again / "optuna.log").open("ab") as log:
             log.write(b'{"op_code": 5, "wor')
         (again / "optuna.log.lock").symlink_to("nowhere")
-        found = tune(again, study_name="run")
+        found = tune(again, study_name="run", numerics="exact")
         assert outcome(found) == outcome(report), cut
         assert [(t.params, t.state, t.values) for t in stored(again, "run").trials] == [
             (t.params, t.state, t.values) for t in trials
@@ -182,6 +203,9 @@ def test_failures_are_failed_trials_and_the_search_goes_on(tmp_path: Path) -> No
     status = {row.name: row.status for row in report.run.rows}
     kinds = {name: parameters["kind"] for name, parameters in report.parameters.items()}
     wanted = {"good": {"done"}, "bad": {"failed"}, "wild": {"diverged"}}
+    reasons = {row["trial"]: row["reason"] for row in report.table()}
+    assert all("for the labels 0 to 1" in reasons[name] for name, kind in kinds.items() if kind == "bad")
+    assert all("is not a number" in reasons[name] for name, kind in kinds.items() if kind == "wild")
     assert all(status[name] in wanted[kind] for name, kind in kinds.items())
     assert set(kinds.values()) == {"good", "bad", "wild"}
     assert all(
@@ -205,6 +229,34 @@ def test_failures_are_failed_trials_and_the_search_goes_on(tmp_path: Path) -> No
     assert {row.name: (row.status, row.epochs) for row in found.run.rows} == {
         row.name: (row.status, row.epochs) for row in report.run.rows
     }
+
+
+def test_people_stop_trials_and_clone_them_while_the_search_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, left = tmp_path / "run", list[str]()
+    living.trusting(monkeypatch)
+    clone = {"command": "clone", "member": "net-0", "name": "mine", "set": {"optimizer.lr": 0.02}, "warm": False}
+
+    def act(voyage: Voyage) -> None:
+        if not left and voyage.state.member("net-1").sections:
+            left.extend(inbox.leave(run, command) for command in ({"command": "stop", "member": "net-1"}, clone))
+
+    living.at_every_round(monkeypatch, act)
+    report = tune(run, scheduler="random", n_trials=3, max_epochs=6)
+    rows = {row.name: row for row in report.rows}
+    assert {name: row.status for name, row in rows.items()} == {
+        "net-0": "done",
+        "net-1": "stopped",
+        "net-2": "done",
+        "mine": "done",
+    }
+    assert (rows["net-1"].reason, rows["net-1"].epochs < 6, rows["mine"].epochs) == ("by command", True, 6)
+    assert [trial.state for trial in stored(run).trials] == [TrialState.COMPLETE, TrialState.FAIL, TrialState.COMPLETE]
+    # Whatever the clone is worth, it is no trial.
+    assert report.best_trial.name == min(rows.keys() - {"mine"}, key=lambda name: rows[name].metrics["val_loss"])
+    assert report.best().name == report.best_trial.name
+    assert outcome(tune(run, scheduler="random", n_trials=3, max_epochs=6)) == outcome(report)
 
 
 def test_three_trials_that_fail_alike_stop_the_search(tmp_path: Path) -> None:

@@ -1,0 +1,135 @@
+"""Trials that are the mean of several members: these go on, rest and end together, and each is what it is alone."""
+
+import math
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import evidence
+import living
+import pytest
+from optuna.distributions import CategoricalDistribution
+from optuna.trial import TrialState
+from searches import DATA, build, outcome, stored, tune
+from torch import nn
+from torch.optim import SGD
+
+import argosy
+from argosy.errors import RunError
+from argosy.running.audit import audit
+from argosy.tuning.hyperband import brackets
+
+MOST, ETA = 4, 2
+
+
+def folded(parameters: dict[str, Any]) -> list[argosy.Member]:
+    """Two folds of one layer."""
+    return argosy.kfold(build(parameters), 2, samples=40)
+
+
+def search(directory: Path, **rest: Any) -> Any:
+    return tune(directory, **{"build": folded, "max_epochs": MOST, "eta": ETA, **rest})
+
+
+def means(run: Path, names: Sequence[str]) -> list[float]:
+    """The mean of these members after each section that all of them have ended."""
+    histories = [living.state_of(run).members[name].history for name in names]
+    return [sum(row["val_loss"] for row in rows) / len(names) for rows in zip(*histories, strict=True)]
+
+
+def by_definition(run: Path, *, anew: bool) -> dict[str, tuple[float, float]]:
+    """(epochs, value) of each row of one round of Hyperband, by the means of its folds."""
+    found, start = {}, 0
+    for size, budgets in brackets(MOST, ETA):
+        racing = list(range(start, start + size))
+        start += size
+        for number, budget in enumerate(budgets):
+            name = {t: f"net-{t}-s{budget}" if anew and number else f"net-{t}" for t in racing}
+            worth = {t: min(means(run, [f"{name[t]}-fold={fold}" for fold in range(2)])[:budget]) for t in racing}
+            found.update({name[t]: (budget, worth[t]) for t in racing})
+            racing = sorted(racing, key=lambda t: (worth[t], t))[: len(racing) // ETA]
+    return found
+
+
+@pytest.mark.parametrize("warm", [True, False])
+def test_the_best_means_go_on_and_a_killed_search_ends_like_any_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warm: bool
+) -> None:
+    run = tmp_path / "run"
+    with monkeypatch.context() as patched:
+        living.keep_all_files(patched)
+        report = search(run, warm=warm, numerics="exact")
+    rows = {row.name: (row.epochs, row.metrics["val_loss"]) for row in report.rows}
+    assert rows == by_definition(run, anew=not warm)
+    assert len({*report.trials.values()}) == 4 + 3 + 3
+    assert len(report.table()) == len(report.rows) == len(report.run.rows) / 2
+    assert report.epochs == sum(row.epochs for row in report.run.rows)
+    assert {row.status for row in report.rows} == {"done"}
+    lines = evidence.event_lines(run, "Proposed")
+    members = [
+        replace(one, name=name) for line in lines for name, one in zip(line["members"], folds(line), strict=True)
+    ]
+    assert {member.name for member in members} == {row.name for row in report.run.rows}
+    living.equal_alone(argosy.Study(data=DATA, members=members), run)
+    best = report.best_trial
+    assert best is report.rows[0]
+    assert report.best_parameters == report.parameters[best.name]
+    assert 0 < report.first_comparison_seconds < report.best_seconds <= report.seconds
+    if warm:
+        assert stored(run).best_value == best.metrics["val_loss"]
+    with pytest.raises(RunError, match=f"the best trial, '{best.name}', is the mean of 2 members"):
+        report.best()
+    report.run.ensemble(members=best.members)
+    whole = (run / "journal.jsonl").read_bytes().splitlines(keepends=True)
+    for cut in (len(whole) // 4, len(whole) // 2):
+        again = shutil.copytree(run, tmp_path / f"killed-{cut}")
+        (again / "journal.jsonl").write_bytes(b"".join(whole[:cut]) + whole[cut][:20])
+        assert outcome(search(again, warm=warm, numerics="exact", study_name="run")) == outcome(report), cut
+        assert audit(again) == []
+
+
+def folds(line: dict[str, Any]) -> list[argosy.Member]:
+    """What a trial was built from."""
+    return folded(line["parameters"])
+
+
+GRID = {"kind": CategoricalDistribution(["good", "bad", "wild", "short"])}
+
+
+def mixed(parameters: dict[str, Any]) -> list[argosy.Member]:
+    """Of some the second fold comes to nothing, or ends by its own rule."""
+    first, second = folded({})
+    changes: dict[str, dict[str, Any]] = {
+        "good": {},
+        "bad": {"model": partial(nn.Linear, 6, 2)},
+        "wild": {"optimizer": partial(SGD, lr=math.inf)},
+        "short": {"stop": argosy.MaxEpochs(2)},
+    }
+    return [first, replace(second, **changes[parameters["kind"]])]
+
+
+def test_all_end_when_one_fails_or_ends_by_its_own_rule(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    report = search(run, build=mixed, space=GRID, scheduler="grid")
+    rows = {row.name: row for row in report.rows}
+    assert [rows[f"net-{number}"].status for number in range(4)] == ["done", "failed", "diverged", "done"]
+    assert [row.name for row in report.rows[2:]] == ["net-1", "net-2"]
+    assert rows["net-1"].reason.startswith("net-1-fold=1: ")
+    assert (rows["net-0"].epochs, rows["net-3"].epochs) == (MOST, 2)
+    for number, why in (
+        (1, "net-1-fold=1 failed"),
+        (2, "net-2-fold=1 diverged"),
+        (3, "net-3-fold=1 ended with section 2"),
+    ):
+        other = report.run.member(f"net-{number}-fold=0")
+        assert (other.status, other.reason) == ("done", why)
+        assert other.epochs < MOST
+    states = [TrialState.COMPLETE, TrialState.FAIL, TrialState.FAIL, TrialState.COMPLETE]
+    assert [trial.state for trial in stored(run).trials] == states
+    assert rows["net-3"].metrics["val_loss"] == min(means(run, [f"net-3-fold={fold}" for fold in range(2)]))
+    again = search(run, build=mixed, space=GRID, scheduler="grid")
+    assert outcome(again) == outcome(report)
+    assert again.run.status == "done"

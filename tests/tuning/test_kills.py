@@ -1,0 +1,65 @@
+"""Searches of which a trainer is killed, and then the driver: they end like any other."""
+
+import json
+from pathlib import Path
+
+import forked
+import pytest
+
+import argosy
+
+SEARCH = """
+import os, signal, time
+from functools import partial
+from pathlib import Path
+import numpy as np
+from optuna.distributions import FloatDistribution
+from torch import nn
+from torch.optim import SGD
+import argosy
+
+FOLDER = Path({folder!r})
+x = np.random.RandomState(0).randn(200, 6).astype(np.float32)
+data = argosy.Data(arrays=(x, np.arange(200) % 10), val_arrays=(x, np.arange(200) % 10))
+
+def accuracy(outputs, targets):
+    with (FOLDER / "strikes").open("ab") as strikes:
+        strikes.write(b".")
+        strikes.flush()
+        count = strikes.tell()
+    if count == 10:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if count == 25:
+        while not (FOLDER / "driver").exists():
+            time.sleep(0.01)
+        os.kill(int((FOLDER / "driver").read_text()), signal.SIGKILL)
+    return argosy.accuracy(outputs, targets)
+
+def build(parameters):
+    return argosy.Member("net", model=partial(nn.Linear, 6, 10), optimizer=partial(SGD, lr=parameters["lr"]), batch_size=8,
+        eval_batch_size=200, metrics={{"accuracy": accuracy}})
+
+search = argosy.Search(build=build, space={{"lr": FloatDistribution(0.001, 1.0, log=True)}}, data=data, max_epochs=6,
+    scheduler={scheduler!r}, n_trials=6, eta=2)
+"""
+
+
+@pytest.mark.parametrize("scheduler", ["asha", "pbt"])
+def test_whatever_is_killed_the_same_command_ends_with_the_same_table(tmp_path: Path, scheduler: str) -> None:
+    (tmp_path / "search.py").write_text(SEARCH.format(folder=str(tmp_path), scheduler=scheduler))
+    words = ["tune", "search.py", "--devices", "cpu:2", "--numerics", "exact", "--json", "--dir"]
+    with (tmp_path / "said").open("w") as said:
+        driver = forked.started(tmp_path, [*words, "killed"], out=said.fileno(), err=said.fileno())
+        (tmp_path / "there").write_text(str(driver.pid))
+        (tmp_path / "there").rename(tmp_path / "driver")
+        assert driver.wait() == -9, (tmp_path / "said").read_text()
+    tables = []
+    for name, launcher in (("killed", "processes"), ("whole", "processes" if scheduler == "pbt" else "inline")):
+        found = forked.command(tmp_path, [*words, name, "--launcher", launcher])
+        assert found.returncode == 0, found.stderr
+        tables.append(json.loads(found.stdout)["trials"])
+    assert tables[0] == tables[1]
+    assert len(tables[0]) == (6 if scheduler == "asha" else 6 + 5 * 3)
+    # A population's generation waits for all its clones, and nothing is prepared beyond its end to be thrown away.
+    assert argosy.load(tmp_path / "whole").preparations == 1.0
+    assert '"WorkerLost"' in (tmp_path / "killed" / "journal.jsonl").read_text()
