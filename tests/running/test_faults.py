@@ -14,7 +14,7 @@ import pytest
 import studies
 import torch
 from disks import fill_up
-from family import Run, repeats_at_most_one_interval
+from family import Run, repeats_at_most_one_interval, unsure
 from torch import nn
 
 import argosy
@@ -34,11 +34,11 @@ def faultless(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
 def test_a_lost_process_is_replaced(
     tmp_path: Path, faultless: dict[str, object], role: str, number: signal.Signals
 ) -> None:
-    run = Run(tmp_path)
-    run.wait_for("SectionEnded", 2)
+    run = Run.halted(tmp_path, "SectionEnded", 2)
     victims = run.role(role)
     assert victims
     victims[0].send_signal(number)
+    run.go_on()
     assert run.end() == 0, run.errors
     assert run.left() == []
     assert evidence.results(tmp_path) == faultless
@@ -47,9 +47,9 @@ def test_a_lost_process_is_replaced(
 
 
 def test_a_driver_that_was_stopped_goes_on(tmp_path: Path, faultless: dict[str, object]) -> None:
-    run = Run(tmp_path)
-    run.wait_for("SectionEnded", 2)
+    run = Run.halted(tmp_path, "SectionEnded", 2)
     run.process.send_signal(signal.SIGSTOP)
+    run.go_on()
     with pytest.raises(Exception, match="timed out"):
         run.process.wait(2)
     run.process.send_signal(signal.SIGCONT)
@@ -294,6 +294,10 @@ def test_out_of_memory_with_exact_numerics_ends_the_member_with_advice(tmp_path:
     assert "Lower its batch_size or allow numerics='equivalent'" in report.member("large").reason
 
 
+ATTENTIVE = """
+from argosy.running import inbox
+inbox.LOOK_SECONDS = 0.0
+"""
 ADDED = """
 import argosy, studies
 study = studies.study(400, fleet=[studies.member("late", hidden=8)], epochs=2)
@@ -305,11 +309,11 @@ def test_members_can_be_stopped_and_added_while_a_run_goes_on(tmp_path: Path) ->
 
     directory = tmp_path / "run"
     (tmp_path / "newcomers.py").write_text(ADDED)
-    run = Run(directory, epochs=4)
-    run.wait_for("SectionEnded", 2)
+    run = Run.halted(directory, "SectionEnded", 2, ATTENTIVE + unsure(2), epochs=4)
     leave(directory, {"command": "stop", "member": "odd"})
     leave(directory, {"command": "add", "study": str(tmp_path / "newcomers.py")})
     leave(directory, {"command": "stop", "member": "nobody"})
+    run.go_on()
     assert run.end() == 0, run.errors
     # Each when it is true, whatever the order in which they were asked for.
     answers = {
