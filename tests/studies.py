@@ -5,6 +5,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -80,6 +81,11 @@ def dawdle(batch: Any) -> Any:
     """An augmentation that takes its time, so that there is a moment to interrupt."""
     time.sleep(0.02)
     return batch
+
+
+def dawdle_until(there: str, batch: Any) -> Any:
+    """The same until there is a file."""
+    return batch if Path(there).exists() else dawdle(batch)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import evidence
+import family
 import pytest
 import studies
 import torch
@@ -19,21 +20,25 @@ from torch import nn
 
 import argosy
 from argosy.errors import DiskError
+from argosy.running import processes
 from argosy.running.audit import audit
 
 
 @pytest.fixture(scope="module")
 def faultless(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
-    directory = tmp_path_factory.mktemp("faultless")
-    assert Run(directory).end() == 0
-    return evidence.results(directory)
+    return family.faultless(tmp_path_factory.mktemp("faultless"))
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 @pytest.mark.parametrize("role", ["trainer", "feeder", "loader", "server"])
 def test_a_lost_process_is_replaced(
-    tmp_path: Path, faultless: dict[str, object], role: str, number: signal.Signals
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    faultless: dict[str, object],
+    role: str,
+    number: signal.Signals,
 ) -> None:
+    monkeypatch.setattr(processes, "STOPPED_SECONDS", 1.0)
     run = Run.halted(tmp_path, "SectionEnded", 2)
     victims = run.role(role)
     assert victims
@@ -61,7 +66,8 @@ def test_workers_killed_while_they_measure_are_replaced(tmp_path: Path, faultles
     run = Run(tmp_path)
     run.wait_for("RunStarted")
     for victim in run.role("trainer"):
-        victim.kill()
+        run.signal(victim, signal.SIGKILL)
+    run.go_on()
     assert run.end() == 0, run.errors
     assert evidence.results(tmp_path) == faultless
 

@@ -5,11 +5,11 @@ import time
 from pathlib import Path
 
 import evidence
+import family
 import pytest
-import studies
 from family import HANG_SECONDS, SCRIPT, TWO_NODES, Run, repeats_at_most_one_interval, unsure
 
-import argosy
+from argosy.running import processes
 
 SHARED, LOCAL, AUTO = (TWO_NODES.format(sharing=sharing) for sharing in ("all-shared", "local", "auto"))
 COURIERS = {"node0/feeder-0/courier", "node1/feeder-0/courier"}
@@ -19,11 +19,13 @@ COURIERS = {"node0/feeder-0/courier", "node1/feeder-0/courier"}
 @pytest.fixture(scope="module")
 def faultless(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
     """Results of the same study on one node."""
-    directory = tmp_path_factory.mktemp("faultless")
-    fleet = [*studies.members(), studies.member("slow", augment=studies.dawdle)]
-    study = studies.study(400, fleet=fleet, epochs=3)
-    argosy.train(study, directory=directory, launcher="inline", numerics="exact")
-    return evidence.results(directory)
+    return family.faultless(tmp_path_factory.mktemp("faultless"))
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits long for what is stopped."""
+    monkeypatch.setattr(processes, "STOPPED_SECONDS", 1.0)
 
 
 def check(run: Run, faultless: dict[str, object]) -> list[str]:
@@ -51,7 +53,7 @@ def test_a_lost_feeder_is_replaced_and_named(
     assert f"{node}/feeder-0" in lost
     assert set(lost) <= {f"{node}/feeder-0", *COURIERS}
     (told,) = [line["at"] for line in run.lines() if line.get("worker") == f"{node}/feeder-0" and "detail" in line]
-    # Seen as it happens, or where it may be about to go on after 5 s; what only makes no progress is given `hang_seconds`.
+    # Seen as it happens, or where it may be about to go on a little later; what only makes no progress is given `hang_seconds`.
     assert told - hurt < HANG_SECONDS / 2
 
 
@@ -109,6 +111,7 @@ def test_a_courier_that_is_killed_while_it_measures_costs_nothing_but_time(
     tmp_path: Path, faultless: dict[str, object]
 ) -> None:
     run = Run(tmp_path, KILLED_COURIER + SCRIPT, settings=AUTO)
+    run.go_on()
     lost = check(run, faultless)
     assert len(lost) == 1
     assert set(lost) <= COURIERS
@@ -124,6 +127,7 @@ def test_the_same_command_after_a_kill_of_the_driver_ends_with_the_same_results(
         run.process.kill()
         run.process.wait()
         killed.append(run)
+    run.go_on()
     assert check(Run(tmp_path, settings=SHARED), faultless) == []
     assert [run.left() for run in killed] == [[], [], []]
 

@@ -9,7 +9,7 @@ import evidence
 import pytest
 import studies
 import torch
-from family import Run, repeats_at_most_one_interval, unsure
+from family import Run, faultless, repeats_at_most_one_interval, unsure
 
 import argosy
 from argosy.errors import CheckpointError
@@ -19,9 +19,7 @@ from argosy.training import checkpoint
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
-    directory = tmp_path_factory.mktemp("uninterrupted")
-    assert Run(directory).end() == 0
-    return evidence.results(directory)
+    return faultless(tmp_path_factory.mktemp("uninterrupted"))
 
 
 @pytest.mark.parametrize(("kind", "count"), [("Saved", 3), ("SectionEnded", 1), ("SectionEnded", 6), ("Saved", 12)])
@@ -32,6 +30,7 @@ def test_a_killed_driver_leaves_nothing_and_the_same_command_goes_on(
     assert len(run.look()) >= 6  # fork server, feeder, two loader workers, two trainers
     run.process.kill()
     run.process.wait()
+    run.go_on()
     # The same command, at once: it waits for the processes of the killed driver.
     assert Run(tmp_path).end() == 0
     assert run.left() == []
@@ -61,10 +60,10 @@ def catches(pid: int, number: signal.Signals) -> bool:
 
 
 def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
-    run = Run(tmp_path, length=4000)
-    run.wait_for("MemberStarted", 5)
+    run = Run.halted(tmp_path, "MemberStarted", 5, unsure(1))
     for process in run.role("trainer"):
         process.suspend()  # nobody can save, so the first signal has to wait
+    run.go_on()
     run.process.send_signal(signal.SIGINT)
     while catches(run.process.pid, signal.SIGTERM):
         time.sleep(0.01)  # the kernel makes one of two signals that come before the driver has run
