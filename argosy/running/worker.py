@@ -62,11 +62,11 @@ def work(arguments: dict[str, Any], descriptors: list[int]) -> int:
         pulse.rest()
         if arguments["role"] == "feeder":
             data = partial(from_descriptor, descriptors[3])
-            _feed(driver, *given, data, name=name, key=key, pulse=pulse, nodes_here=arguments["nodes_here"])
+            _feed(driver, given, data, name=name, key=key, pulse=pulse, nodes_here=arguments["nodes_here"])
         else:
             directory = Path(arguments["directory"])
             with refusals_told(directory):
-                _train(driver, *given, directory, name=name, key=key, pulse=pulse)
+                _train(driver, given, directory, name=name, key=key, pulse=pulse)
     except EOFError:
         return 0  # the driver is gone
     except Poisoned as error:
@@ -88,9 +88,7 @@ def work(arguments: dict[str, Any], descriptors: list[int]) -> int:
 
 def _feed(
     driver: Peer,
-    settings: Settings,
-    seed: int,
-    per_epoch: int,
+    given: tuple[Settings, int, int],
     data: Callable[[], Data],
     *,
     name: str,
@@ -99,6 +97,7 @@ def _feed(
     nodes_here: int,
 ) -> None:
     """With its share of this machine, on which there may be several nodes."""
+    settings, seed, per_epoch = given
     torch.set_num_threads(1)
     feed(
         driver,
@@ -115,8 +114,9 @@ def _feed(
 
 
 def _train(
-    driver: Peer, terms: Terms, settings: Settings, directory: Path, *, name: str, key: bytes, pulse: Pulse
+    driver: Peer, given: tuple[Terms, Settings], directory: Path, *, name: str, key: bytes, pulse: Pulse
 ) -> None:
+    terms, settings = given
     torch.set_num_threads(settings.threads)
     keep_freed_memory()
     with pulse.busy("opening its device", opaque=True):

@@ -282,8 +282,8 @@ from torch import nn
 from torch.optim import SGD
 import argosy
 
-x = np.random.RandomState(0).randn(400, 6).astype(np.float32)
-data = argosy.Data(arrays=(x, np.arange(400) % 10), val_arrays=(x, np.arange(400) % 10))
+x = np.random.RandomState(0).randn(80, 6).astype(np.float32)
+data = argosy.Data(arrays=(x, np.arange(80) % 10), val_arrays=(x, np.arange(80) % 10))
 
 def build(parameters):
     return argosy.Member("net", model=partial(nn.Linear, 6, 10), optimizer=partial(SGD, lr=parameters["lr"]), batch_size=4)
