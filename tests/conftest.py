@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from argosy.running import apart
 from argosy.running.audit import audit
 from argosy.running.forkserver import ForkServer
 
@@ -22,8 +23,22 @@ settings.load_profile("tests")
 def _tidy() -> object:
     torch.set_num_threads(1)
     yield
-    left = psutil.Process().children(recursive=True)
-    assert not [child.cmdline() for child in left if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
+    left = {child.pid: described(child) for child in psutil.Process().children(recursive=True)}
+    assert not [words for words in left.values() if words]
+
+
+def described(process: psutil.Process) -> list[str]:
+    """The words of a process that still runs; none of one that has just gone."""
+    try:
+        return [] if process.status() == psutil.STATUS_ZOMBIE else process.cmdline()
+    except psutil.NoSuchProcess:
+        return []
+
+
+@pytest.fixture(autouse=True)
+def _watched_to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A view hears all that there is to hear, however slow the machine."""
+    monkeypatch.setattr(apart, "FAREWELL_SECONDS", 60.0)
 
 
 @pytest.fixture(autouse=True)

@@ -8,13 +8,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import evidence
 import forked
 import psutil
+import studies
+
+import argosy
+from argosy.running.journal import Journal
 
 SCRIPT = """
 import signal, sys, argosy, studies
+from functools import partial
+
 signal.signal(signal.SIGINT, signal.{sigint})  # not what the shell of the tests has it, which ignores it in the background
-study = studies.study({length}, fleet=[*studies.members(), studies.member("slow", augment=studies.dawdle)], epochs={epochs})
+slow = studies.member("slow", augment=partial(studies.dawdle_until, sys.argv[1] + ".go"))
+study = studies.study({length}, fleet=[*studies.members(), slow], epochs={epochs})
 argosy.train(study, directory=sys.argv[1], {settings}, block_size=32, checkpoint_seconds=0.05,
              numerics="exact", hang_seconds={hang_seconds})
 """
@@ -31,10 +39,15 @@ argosy.train(study, directory=sys.argv[1], {settings}, block_size=32, checkpoint
              numerics="exact", hang_seconds={hang_seconds})
 """
 """Members change devices at the end of every section in which one of them ends."""
+HANG_SECONDS = 60
 ONE_NODE = 'devices="cpu:2", loader_workers=2'
 MOVES = f'{ONE_NODE}, policy="restless"'
 TWO_NODES = 'devices="cpu:1", nodes=2, loader_workers=1, sharing="{sharing}"'
 
+HALTING = """
+import family
+family.halt({kind!r}, {count}, {go!r})
+"""
 COMMAND = """
 import sys
 from argosy.cli import main
@@ -55,6 +68,30 @@ def study_file(folder: Path, epochs: int) -> str:
     return str(path)
 
 
+def unsure(sections: int) -> str:
+    """`SCRIPT`, never so many sections ahead of its driver: whatever that one misses while it is halted, the run is not over."""
+    return SCRIPT.replace('".go"))', f'".go"), stop=studies.Unsure({{epochs}}, sections={sections}))')
+
+
+def faultless(directory: Path) -> dict[str, Any]:
+    """Results of `SCRIPT` in one process, to which nothing happens."""
+    study = studies.study(400, fleet=[*studies.members(), studies.member("slow")], epochs=3)
+    argosy.train(study, directory=directory, launcher="inline", numerics="exact")
+    return evidence.results(directory)
+
+
+def halt(kind: str, count: int, go: str) -> None:
+    """Let the driver of this process wait, once its journal has so many events of a kind, until there is a file."""
+    commit, told = Journal.commit, json.dumps({"event": kind})[1:-1].encode()
+
+    def committed(journal: Journal) -> None:
+        commit(journal)
+        while journal.path.read_bytes().count(told) >= count and not Path(go).exists():
+            time.sleep(0.005)
+
+    Journal.commit = committed  # type: ignore[method-assign]
+
+
 class Run:
     """A driver and what belongs to it."""
 
@@ -66,16 +103,31 @@ class Run:
         settings: str = ONE_NODE,
         length: int = 400,
         epochs: int = 3,
-        hang_seconds: float = 60,
+        hang_seconds: float = HANG_SECONDS,
         sigint: str = "default_int_handler",
         start: Callable[..., Any] = forked.script,
     ) -> None:
         self.directory = directory
+        self.go = Path(f"{directory}.go")
+        """A file for which a halted driver waits; without it there is a moment to do something to other runs as well."""
         text = script.format(settings=settings, length=length, epochs=epochs, hang_seconds=hang_seconds, sigint=sigint)
         self.log = directory.with_name(f"{directory.name}.stderr")
         with self.log.open("a") as log:
             self.process = start(text, str(directory), err=log.fileno())
         self.seen: dict[int, psutil.Process] = {}
+
+    @classmethod
+    def halted(cls, directory: Path, kind: str, count: int, script: str = SCRIPT, **how: Any) -> "Run":
+        """A run whose driver has journaled so many events of a kind, and does nothing more until `go_on`."""
+        go = f"{directory}.go"
+        Path(go).unlink(missing_ok=True)
+        run = cls(directory, HALTING.format(kind=kind, count=count, go=go) + script, **how)
+        run.wait_for(kind, count)
+        return run
+
+    def go_on(self) -> None:
+        """Let a halted driver go on, and from now on all that trains in this directory hurry."""
+        self.go.touch()
 
     def lines(self) -> list[dict]:
         """The journal so far."""

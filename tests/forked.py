@@ -80,17 +80,22 @@ def start_server() -> ForkServer:
     return ForkServer(process, ours, words)  # type: ignore[arg-type]
 
 
-def command(folder: Path, words: Iterable[str]) -> subprocess.CompletedProcess[str]:
-    """``python -W error -m argosy`` with these words, run in a folder to its end."""
+def command(
+    folder: Path, words: Iterable[str], *, first: Callable[[], object] = lambda: None
+) -> subprocess.CompletedProcess[str]:
+    """``python -W error -m argosy`` with these words, run in a folder to its end; `first` is what is done before, there."""
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        code = started(folder, words, out=out.fileno(), err=err.fileno()).wait()
+        code = started(folder, words, out=out.fileno(), err=err.fileno(), first=first).wait()
         return subprocess.CompletedProcess(list(words), code, _text(out), _text(err))
 
 
-def started(folder: Path, words: Iterable[str], *, out: int = 1, err: int = 2) -> Forked:
+def started(
+    folder: Path, words: Iterable[str], *, out: int = 1, err: int = 2, first: Callable[[], object] = lambda: None
+) -> Forked:
     """The same, which goes on."""
 
     def live() -> None:
+        first()
         _forget_modules_of_tests(folder)
         os.chdir(folder)
         sys.argv[:] = [str(Path(cli.__file__).with_name("__main__.py")), *words]

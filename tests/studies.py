@@ -3,7 +3,9 @@
 import random
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ from torch.optim import SGD, Adam
 from torch.utils.data import Dataset
 
 import argosy
+from argosy.stopping import History, Stop
 
 
 class Vectors(Dataset[tuple[Tensor, int]]):
@@ -70,10 +73,40 @@ def study(
 ) -> argosy.Study:
     """A study over Vectors."""
     data = rest.pop("data", None) or argosy.Data(train=Vectors(length), val=Vectors(val) if val else None)
-    return argosy.Study(data=data, members=members() if fleet is None else fleet, stop=argosy.MaxEpochs(epochs), **rest)
+    rest.setdefault("stop", argosy.MaxEpochs(epochs))
+    return argosy.Study(data=data, members=members() if fleet is None else fleet, **rest)
 
 
 def dawdle(batch: Any) -> Any:
     """An augmentation that takes its time, so that there is a moment to interrupt."""
     time.sleep(0.02)
     return batch
+
+
+def dawdle_until(there: str, batch: Any) -> Any:
+    """The same until there is a file."""
+    return batch if Path(there).exists() else dawdle(batch)
+
+
+@dataclass(frozen=True, slots=True)
+class Unsure(Stop):
+    """As `MaxEpochs`, but sure of few sections at a time: no member is done before the driver has heard of its first ones.
+
+    However far behind the driver is, there is a moment to do something to a run.
+    """
+
+    epochs: float
+    sections: int = 1
+
+    def reason(self, history: History) -> str | None:
+        """See `Stop.reason`."""
+        return argosy.MaxEpochs(self.epochs).reason(history)
+
+    @property
+    def max_epochs(self) -> float | None:
+        """The number itself."""
+        return self.epochs
+
+    def certain(self, history: History, sections: int) -> int:
+        """See `Stop.certain`."""
+        return min(self.sections, argosy.MaxEpochs(self.epochs).certain(history, sections))

@@ -188,6 +188,8 @@ def test_bad_input_gets_one_message_and_exit_code_2(folder: Path, name: str) -> 
     assert "Traceback" not in found.stderr
 
 
+INLINE = ("run", "study.py", "--launcher", "inline")
+"""What is said of members does not depend on where they train."""
 ENDS = {
     "factory raises": (STUDY.replace("hidden=8", "width=8"), 1, "b failed: TypeError", ("done", "failed")),
     "diverges": (
@@ -211,21 +213,21 @@ ENDS = {
 def test_how_a_member_ends_is_said_and_the_others_go_on(folder: Path, name: str) -> None:
     text, code, message, statuses = ENDS[name]
     (folder / "study.py").write_text(text)
-    assert message in " ".join(argosy(folder, "run", "study.py", "--dir", "run", code=code).stdout.split())
+    assert message in " ".join(argosy(folder, *INLINE, "--dir", "run", code=code).stdout.split())
     rows = json.loads(argosy(folder, "report", "run", "--json").stdout)["members"]
     assert {row["member"]: row["status"] for row in rows} == dict(zip("ab", statuses, strict=True))
 
 
 def test_a_damaged_checkpoint_and_a_torn_journal_are_survived_and_said(folder: Path) -> None:
-    argosy(folder, "run", "study.py", "--numerics", "exact", "--dir", "run", "--json")
+    argosy(folder, *INLINE, "--numerics", "exact", "--dir", "run", "--json")
     last, journal = (folder / "run/members/b/last.pt").resolve(), folder / "run" / "journal.jsonl"
     last.write_bytes(last.read_bytes()[:-1])
     journal.write_bytes(journal.read_bytes() + b'{"event": "Sav')
     (folder / "study.py").write_text(STUDY.replace("MaxEpochs(2)", "MaxEpochs(4)"))
-    said = " ".join(argosy(folder, "run", "study.py", "--numerics", "exact", "--dir", "run").stdout.split())
+    said = " ".join(argosy(folder, *INLINE, "--numerics", "exact", "--dir", "run").stdout.split())
     assert f"b: checkpoint {last.name} is damaged and was passed over" in said
     argosy(folder, "audit", "run")
-    argosy(folder, "run", "study.py", "--numerics", "exact", "--dir", "whole", "--json")
+    argosy(folder, *INLINE, "--numerics", "exact", "--dir", "whole", "--json")
     reports = [json.loads(argosy(folder, "report", name, "--json").stdout)["members"] for name in ("run", "whole")]
     first, second = ({row["member"]: row["train_loss"] for row in report} for report in reports)
     assert first == second
@@ -242,13 +244,13 @@ class Trap:
 
 
 def test_a_tampered_checkpoint_is_refused_though_its_sum_was_tampered_with_as_well(folder: Path) -> None:
-    argosy(folder, "run", "study.py", "--dir", "run", "--json")
+    argosy(folder, *INLINE, "--dir", "run", "--json")
     last, journal = (folder / "run/members/b/last.pt").resolve(), folder / "run" / "journal.jsonl"
     before = checkpoint.sum_of(last)
     torch.save({"model": Trap(folder / "trap")}, last)
     journal.write_text(journal.read_text().replace(before, checkpoint.sum_of(last)))
     (folder / "study.py").write_text(STUDY.replace("MaxEpochs(2)", "MaxEpochs(4)"))
-    said = argosy(folder, "run", "study.py", "--dir", "run", code=1).stdout
+    said = argosy(folder, *INLINE, "--dir", "run", code=1).stdout
     assert "cannot be opened as plain data and is refused" in " ".join(said.split())
     assert not (folder / "trap").exists()
     rows = json.loads(argosy(folder, "report", "run", "--json").stdout)["members"]
@@ -272,12 +274,12 @@ def test_a_missing_file_and_an_empty_directory(folder: Path) -> None:
 
 
 def test_the_folder_above_a_run_names_the_run(folder: Path) -> None:
-    argosy(folder, "run", "study.py", "--dir", "runs/first", "--json")
+    argosy(folder, *INLINE, "--dir", "runs/first", "--json")
     assert "runs below it: runs/first." in " ".join(argosy(folder, "audit", "runs", code=2).stderr.split())
 
 
 def test_another_study_is_refused_and_nothing_is_lost(folder: Path) -> None:
-    argosy(folder, "run", "study.py", "--dir", "run", "--json")
+    argosy(folder, *INLINE, "--dir", "run", "--json")
     before = {
         path: path.read_bytes() for path in (folder / "run").rglob("*") if path.suffix in (".json", ".jsonl", ".pt")
     }
@@ -288,7 +290,7 @@ def test_another_study_is_refused_and_nothing_is_lost(folder: Path) -> None:
         (("manual_seed(0)", "manual_seed(1)"), 3, "Data.train: its first or its last sample is another"),
     ):
         (folder / "study.py").write_text(STUDY.replace(*change).replace("MaxEpochs(2)", f"MaxEpochs({epochs})"))
-        found = argosy(folder, "run", "study.py", "--dir", "run", "--json", code=2)
+        found = argosy(folder, *INLINE, "--dir", "run", "--json", code=2)
         said = " ".join(found.stderr.split())
         assert f"run holds the run of another study: {message}" in said, said
         assert said.endswith("Choose another directory, or undo the change.")
@@ -297,7 +299,7 @@ def test_another_study_is_refused_and_nothing_is_lost(folder: Path) -> None:
 
 def test_a_member_that_fails_gives_exit_code_1_and_its_log(folder: Path) -> None:
     (folder / "study.py").write_text(STUDY.replace("nn.Linear(6, hidden)", "nn.Linear(6 + (hidden == 8), hidden)"))
-    found = argosy(folder, "run", "study.py", "--dir", "run", code=1)
+    found = argosy(folder, *INLINE, "--dir", "run", code=1)
     assert "members/b/log.txt" in "".join(found.stdout.split())
     assert "b failed: RuntimeError" in found.stdout
 

@@ -11,16 +11,15 @@ from messages.wording import faults
 PAGE = Path(__file__).parents[1] / "docs" / "messages.md"
 
 
-def test_every_place_that_makes_an_error_is_come_by() -> None:
+def test_messages_of_all_places_say_what_to_do_and_are_on_the_page() -> None:
+    """One test: to make them all takes longer than the rest of many."""
     shown = {message.site for message in all_shown()}
     missing = sorted(all_sites().keys() - shown)
     assert not missing, "no case of tests/messages/ comes by:\n" + "\n".join(map(str, missing))
     assert None not in shown, [message.when for message in all_shown() if message.site is None]
-
-
-def test_every_message_says_what_and_what_to_do() -> None:
     found = [f"{message.text}\n  {fault}" for message in all_shown() for fault in faults(message.text)]
     assert not found, "\n".join(found)
+    assert PAGE.read_text() == table(all_shown()), "PYTHONPATH=tests python -m messages > docs/messages.md"
 
 
 @pytest.mark.parametrize(
@@ -35,7 +34,3 @@ def test_every_message_says_what_and_what_to_do() -> None:
 )
 def test_the_lint_of_messages_finds_what_is_missing(text: str) -> None:
     assert list(faults(text))
-
-
-def test_the_page_of_messages_is_up_to_date() -> None:
-    assert PAGE.read_text() == table(all_shown()), "PYTHONPATH=tests python -m messages > docs/messages.md"

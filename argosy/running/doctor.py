@@ -41,7 +41,8 @@ EXTRAS = {
     "optuna": "tune",
 }
 """Optional packages, and the extra of Argosy that brings each."""
-FORK_SECONDS = 20.0
+FORK_SECONDS = 60.0
+"""To import torch may take as long, from a disk of the network or on a busy machine."""
 """Longest wait for the first worker: a cold disk takes most of it to import torch."""
 DISK_BYTES = GIB
 SERVICE_BYTES, DEVICE_BYTES = GIB, GIB // 2

@@ -1,7 +1,7 @@
 """Who is aboard where on each stream, and how far it may go: the driver's picture of its legs, without any doing.
 
 Contract (credit and gates). A leg's feeders announce sections up to its credit. When every crew has reported all of them, the
-leg stands at a *gate*: nobody steps, and crews may change. Credit reaches as far as nothing can change (`Berth.free_until`), so
+leg stands at a *gate*: nobody steps, and crews may change. Credit reaches as far as nothing can change (`Sailing.free_until`), so
 that nobody waits at the end of a section after which everybody goes on. Who wants a change sooner has the leg held: its feeders
 then say where they stopped, and the gate is behind the last section that one of them has begun.
 """

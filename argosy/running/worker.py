@@ -7,6 +7,7 @@ import sys
 import time
 import traceback
 from collections import deque
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from argosy.stream.feed import feed
 from argosy.stream.pulse import Pulse
 from argosy.stream.ring import RingReader
 from argosy.stream.wire import Peer
-from argosy.study import Terms
+from argosy.study import Data, Terms
 from argosy.system import means_refused, refusals_told
 from argosy.traces import trace_of
 from argosy.training.devices import Backend, backend_of
@@ -60,29 +61,12 @@ def work(arguments: dict[str, Any], descriptors: list[int]) -> int:
         given = from_descriptor(blob)
         pulse.rest()
         if arguments["role"] == "feeder":
-            torch.set_num_threads(1)
-            settings, seed, per_epoch = given
             data = partial(from_descriptor, descriptors[3])
-            here = arguments["nodes_here"]
-            feed(
-                driver,
-                data,
-                settings,
-                name=name,
-                seed=seed,
-                per_epoch=per_epoch,
-                cores=max(len(os.sched_getaffinity(0)) // here, 1),
-                key=key,
-                pulse=pulse,
-                keep_bytes=memory_to_keep_in(here),
-            )
+            _feed(driver, given, data, name=name, key=key, pulse=pulse, nodes_here=arguments["nodes_here"])
         else:
             directory = Path(arguments["directory"])
-            terms, settings = given
-            torch.set_num_threads(settings.threads)
-            keep_freed_memory()
             with refusals_told(directory):
-                _train(driver, terms, settings, directory, name=name, key=key, pulse=pulse)
+                _train(driver, given, directory, name=name, key=key, pulse=pulse)
     except EOFError:
         return 0  # the driver is gone
     except Poisoned as error:
@@ -102,9 +86,39 @@ def work(arguments: dict[str, Any], descriptors: list[int]) -> int:
     return 0
 
 
-def _train(
-    driver: Peer, terms: Terms, settings: Settings, directory: Path, *, name: str, key: bytes, pulse: Pulse
+def _feed(
+    driver: Peer,
+    given: tuple[Settings, int, int],
+    data: Callable[[], Data],
+    *,
+    name: str,
+    key: bytes,
+    pulse: Pulse,
+    nodes_here: int,
 ) -> None:
+    """With its share of this machine, on which there may be several nodes."""
+    settings, seed, per_epoch = given
+    torch.set_num_threads(1)
+    feed(
+        driver,
+        data,
+        settings,
+        name=name,
+        seed=seed,
+        per_epoch=per_epoch,
+        cores=max(len(os.sched_getaffinity(0)) // nodes_here, 1),
+        key=key,
+        pulse=pulse,
+        keep_bytes=memory_to_keep_in(nodes_here),
+    )
+
+
+def _train(
+    driver: Peer, given: tuple[Terms, Settings], directory: Path, *, name: str, key: bytes, pulse: Pulse
+) -> None:
+    terms, settings = given
+    torch.set_num_threads(settings.threads)
+    keep_freed_memory()
     with pulse.busy("opening its device", opaque=True):
         backend = backend_of(name)
     commands = _Commands(driver)

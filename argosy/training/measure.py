@@ -45,9 +45,9 @@ def measuring(
     end of an epoch: what raises then raises before anything is trained. Yields between two steps, where others may have
     their turn; returns what was found.
 
-    A group of m devices is measured by the steps of one of m even shares of the batch, where the member may be split or all are measured thoroughly. Where the device counts its memory,
-    activations are what a step took beyond weights, optimizer state and gradients, kernels' work space included; elsewhere
-    what autograd kept.
+    A group of m devices is measured by the steps of one of m even shares of the batch, where the member may be split or all
+    are measured thoroughly. Where the device counts its memory, activations are what a step took beyond weights, optimizer
+    state and gradients, kernels' work space included; elsewhere what autograd kept.
     """
     trial = Solo(live.trial())
     before = trial.live.randomness.copy()
@@ -66,24 +66,17 @@ def measuring(
     with large_outside():
         tried = _Shown(block, live.member.batch_size)
         whole = why_whole(live, tried.data, tried.rows) if groups > 1 else ""
-    shard_seconds = []
-    for m in range(2, (1 if whole and not thorough else groups) + 1):
-        share = _Shown(block, -(-live.member.batch_size // m))
-        first = _timed_step(trial, share, backend)
-        shard_seconds.append((yield from _step_seconds(trial, share, first, backend, thorough=thorough)))
+    shares = 1 if whole and not thorough else groups
+    shard_seconds = yield from _shard_seconds(trial, block, backend, shares, thorough=thorough)
     check_state(live.member, trial.live.optimizer)
     trial.live.move_schedule(1.0)
-    notes = []
-    if wrote or batch.written:
-        notes.append(PRIVATE)
-    if not trial.live.randomness.others_equal(before):
-        notes.append(NUMPY_RANDOM)
+    unusual = {PRIVATE: wrote or batch.written, NUMPY_RANDOM: not trial.live.randomness.others_equal(before)}
     held = state_bytes(trial.live)
     activations = int(activations * live.member.batch_size / batch.rows)
     return Measured(
         member=live.member.name,
         samples_per_second=batch.rows / seconds,
-        shard_seconds=tuple(shard_seconds),
+        shard_seconds=shard_seconds,
         memory_bytes=held + gradients + activations,
         activation_bytes=activations,
         state_bytes=held,
@@ -91,7 +84,7 @@ def measuring(
         parameter_shapes=_shapes(live.model),
         whole=whole,
         batch_norm=has_batch_norm(live.model),
-        notes=tuple(notes),
+        notes=tuple(note for note, seen in unusual.items() if seen),
     )
 
 
@@ -146,6 +139,18 @@ def _step_seconds(
         seconds.append(_timed_step(trial, batch, backend))
         yield
     return statistics.median(seconds[-TIMED_BATCHES:]) if thorough else min(seconds)
+
+
+def _shard_seconds(
+    trial: Solo, block: Block, backend: Backend, most: int, *, thorough: bool
+) -> Generator[None, None, tuple[float, ...]]:
+    """Seconds of a step on one of m even shares of the batch, for m = 2 … `most`."""
+    found = []
+    for m in range(2, most + 1):
+        share = _Shown(block, -(-trial.live.member.batch_size // m))
+        first = _timed_step(trial, share, backend)
+        found.append((yield from _step_seconds(trial, share, first, backend, thorough=thorough)))
+    return tuple(found)
 
 
 def _too_few(warm_up: float, seconds: list[float]) -> bool:

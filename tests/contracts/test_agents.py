@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import evidence
+import family
 import forked
 import jobs
 import living
@@ -52,7 +53,8 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def train(directory: Path, launcher: jobs.TwoNodes, **rest: Any) -> argosy.Report:
     """Members are dealt to both nodes."""
     fixed: dict[str, Any] = {"policy": "dealt", "loader_workers": 1, "block_size": 32}
-    return living.run(studies.study(epochs=EPOCHS), directory, launcher=launcher, **(fixed | rest))
+    study = studies.study(stop=rest.pop("stop", argosy.MaxEpochs(EPOCHS)))
+    return living.run(study, directory, launcher=launcher, **(fixed | rest))
 
 
 @pytest.mark.parametrize("common", [True, False], ids=["common files", "no common files"])
@@ -92,7 +94,7 @@ class Ending(Silent):
 
 def test_a_lost_node_changes_no_result(tmp_path: Path, alone: dict[str, Any]) -> None:
     launcher = jobs.TwoNodes(tmp_path / "board")
-    report = train(tmp_path / "run", launcher, view=Ending(launcher))
+    report = train(tmp_path / "run", launcher, view=Ending(launcher), stop=studies.Unsure(EPOCHS, sections=2))
     assert report.status == "done"
     assert evidence.results(tmp_path / "run") == alone
     lost = {line["worker"]: line["detail"] for line in evidence.event_lines(tmp_path / "run", "WorkerLost")}
@@ -110,9 +112,9 @@ class Pausing(Silent):
 
 
 def test_what_two_nodes_began_is_saved_on_a_signal_and_goes_on_anywhere(tmp_path: Path, alone: dict[str, Any]) -> None:
-    earlier = signal.signal(signal.SIGUSR1, lambda *_: None)
+    earlier, launcher = signal.signal(signal.SIGUSR1, lambda *_: None), jobs.TwoNodes(tmp_path / "board")
     try:
-        report = train(tmp_path / "run", jobs.TwoNodes(tmp_path / "board"), view=Pausing(), devices="cpu:1")
+        report = train(tmp_path / "run", launcher, view=Pausing(), devices="cpu:1", stop=studies.Unsure(EPOCHS))
     finally:
         signal.signal(signal.SIGUSR1, earlier)
     assert (report.status, report.reason) == ("paused", "SIGUSR1; the same command goes on")
@@ -139,7 +141,13 @@ def test_an_agent_without_its_driver_ends_and_leaves_nothing(tmp_path: Path, alo
     run, launcher = tmp_path / "run", jobs.TwoNodes(tmp_path / "board")
     settings = Settings(nodes=2, devices="cpu:1")
     launcher.agent = forked.fork(lambda: sys.exit(serve(jobs.place(1), settings, launcher.folder)))
-    driver = forked.fork(lambda: train(run, launcher) and None)
+
+    def drive() -> None:
+        # By the third section that ends, one of the other node has, and the driver is at work until it is killed.
+        family.halt("SectionEnded", 3, go=str(tmp_path / "never"))
+        train(run, launcher, stop=studies.Unsure(EPOCHS))
+
+    driver = forked.fork(drive)
     until(lambda: ended_sections(run, "node1/cpu:0") > 0)
     below = psutil.Process(launcher.agent.pid).children(recursive=True)
     assert {process.name() for process in below} >= {"argosy-trainer", "argosy-feeder"}
@@ -152,8 +160,15 @@ def test_an_agent_without_its_driver_ends_and_leaves_nothing(tmp_path: Path, alo
 
 
 STUDY = """
-import argosy, studies
-fleet = [studies.member(f"m{number}", hidden=8 + number, augment=studies.dawdle) for number in range(6)]
+import time, argosy, studies
+from pathlib import Path
+
+def slowly(batch):
+    if not Path("../killed").exists():
+        time.sleep(0.1)  # so that there is a moment to kill
+    return batch
+
+fleet = [studies.member(f"m{number}", hidden=8 + number, augment=slowly) for number in range(6)]
 study = studies.study(90, fleet=fleet, epochs=4)
 """
 
@@ -184,7 +199,9 @@ def kill_tree(process: subprocess.Popen[bytes]) -> None:
 
 
 @pytest.mark.timeout(600)
-def test_torchrun_starts_two_nodes_without_common_files_and_one_is_killed(tmp_path: Path) -> None:
+def test_torchrun_starts_two_nodes_without_common_files_and_one_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -193,6 +210,7 @@ def test_torchrun_starts_two_nodes_without_common_files_and_one_is_killed(tmp_pa
     try:
         until(lambda: ended_sections(run, "node1/cpu:0") > 0, 280)
         kill_tree(nodes[1])
+        (tmp_path / "killed").touch()
         until(lambda: evidence.event_lines(run, "RunEnded"), 280)
     except AssertionError:
         pytest.fail("\n".join((tmp_path / str(rank) / "said").read_text() for rank in range(2)))
@@ -204,6 +222,7 @@ def test_torchrun_starts_two_nodes_without_common_files_and_one_is_killed(tmp_pa
     (gone,) = [line for line in evidence.event_lines(run, "WorkerLost") if line["worker"] == "node1"]
     assert "is gone" in gone["detail"]
     scope: dict[str, Any] = {}
+    monkeypatch.chdir(tmp_path / "0")
     exec(STUDY, scope)
     argosy.train(scope["study"], directory=tmp_path / "alone", launcher="inline", devices="cpu:1")
     assert evidence.results(run) == evidence.results(tmp_path / "alone")
@@ -211,8 +230,12 @@ def test_torchrun_starts_two_nodes_without_common_files_and_one_is_killed(tmp_pa
 
 def test_who_has_not_the_key_is_refused_and_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An agent with another key, and somebody who is no agent, while the job gathers; the run is as it would be."""
-    launcher = jobs.TwoNodes(tmp_path / "run")
+    launcher, knocked = jobs.TwoNodes(tmp_path / "run"), tmp_path / "knocked"
     monkeypatch.setattr(gathering, "LOOK_SECONDS", 0.01)
+
+    def serve_late() -> None:
+        until(knocked.exists)
+        sys.exit(serve(jobs.place(1), Settings(nodes=2, devices="cpu:1"), launcher.folder))
 
     def knock() -> None:
         board = gathering.FileBoard(tmp_path / "run")
@@ -222,7 +245,9 @@ def test_who_has_not_the_key_is_refused_and_told_of(tmp_path: Path, monkeypatch:
             scanner.sendall(b"GET / HTTP/1.1\r\n\r\n" * 10)
             with pytest.raises(WorkerError, match=r"has not found the job's driver within 0\.1 s"):
                 gathering.call_driver(jobs.place(1), board, bytes(32), seconds=0.1)
+        knocked.touch()
 
+    launcher.agent = forked.fork(serve_late)
     knocking = threading.Thread(target=knock)
     knocking.start()
     argosy.train(studies.study(60, fleet=[studies.member()], epochs=1), directory=tmp_path / "run", launcher=launcher)

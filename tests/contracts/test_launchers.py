@@ -22,6 +22,7 @@ from argosy.errors import MemberError, PlanError, StudyError
 from argosy.events import MemberEnded
 from argosy.running.audit import audit
 from argosy.running.view import Silent
+from argosy.running.voyage import Voyage
 from argosy.stream.order import Digest
 
 pytestmark = pytest.mark.parametrize("launcher", ["inline", "processes", "agents"])
@@ -114,26 +115,40 @@ def test_audit_finds_a_changed_digest(tmp_path: Path, launcher: str) -> None:
     assert [found.split(":")[0] for found in audit(tmp_path)] == ["odd"]
 
 
-def test_time_limit_pauses_and_the_same_call_goes_on(tmp_path: Path, launcher: str) -> None:
-    study = studies.study(epochs=4)
-    argosy.train(study, directory=tmp_path / "whole", launcher=launcher)
-    limit = 0.0
-    for _ in range(50):
-        report = argosy.train(study, directory=tmp_path / "cut", launcher=launcher, time_limit=limit, block_size=31)
-        # Ever longer, so that it gets through on a busy machine too.
-        limit = 1.2 * limit + (0.05 if launcher == "inline" else 0.6)
-        if report.status == "done":
-            break
-    assert report.status == "done"
-    assert evidence.results(tmp_path / "cut") == evidence.results(tmp_path / "whole")
-    assert audit(tmp_path / "cut") == []
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Results of four epochs in one piece, in this process."""
+    directory = tmp_path_factory.mktemp("whole")
+    argosy.train(studies.study(epochs=4), directory=directory, launcher="inline")
+    return evidence.results(directory)
 
 
-def test_totals_may_be_raised(tmp_path: Path, launcher: str) -> None:
-    argosy.train(studies.study(epochs=4), directory=tmp_path / "whole", launcher=launcher)
-    argosy.train(studies.study(epochs=1), directory=tmp_path / "raised", launcher=launcher)
-    argosy.train(studies.study(epochs=4), directory=tmp_path / "raised", launcher=launcher)
-    assert evidence.results(tmp_path / "raised") == evidence.results(tmp_path / "whole")
+def test_time_limit_pauses_and_the_same_call_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: dict[str, Any], launcher: str
+) -> None:
+    def days_pass(voyage: Voyage) -> None:
+        """As soon as somebody has ended an epoch."""
+        if any(member.sections for member in voyage.state.members.values()):
+            voyage.driver.began -= 1e6
+
+    def train(**settings: Any) -> argosy.Report:
+        study = studies.study(stop=studies.Unsure(4))
+        return argosy.train(study, directory=tmp_path, launcher=launcher, block_size=31, **settings)
+
+    never = train(time_limit=0.0)
+    with monkeypatch.context() as patched:
+        living.at_every_round(patched, days_pass)
+        later = train(time_limit=1e5)
+    assert (never.reason, later.reason) == ("time limit of 0 s", "time limit of 100000 s")
+    assert (never.status, later.status, train().status) == ("paused", "paused", "done")
+    assert 0 < sum(row.epochs for row in later.rows) < 16
+    assert evidence.results(tmp_path) == whole
+
+
+def test_totals_may_be_raised(tmp_path: Path, whole: dict[str, Any], launcher: str) -> None:
+    argosy.train(studies.study(epochs=1), directory=tmp_path, launcher=launcher)
+    argosy.train(studies.study(epochs=4), directory=tmp_path, launcher=launcher)
+    assert evidence.results(tmp_path) == whole
 
 
 def test_a_finished_run_is_not_trained_again(tmp_path: Path, launcher: str) -> None:
@@ -164,7 +179,7 @@ def test_a_raising_member_ends_alone(tmp_path: Path, launcher: str) -> None:
     assert report.member("bad").status == "failed"
     assert "ValueError: fifth forward" in report.member("bad").reason
     assert "ValueError: fifth forward" in (tmp_path / "a" / "members" / "bad" / "log.txt").read_text()
-    argosy.train(studies.study(fleet=[studies.member()]), directory=tmp_path / "b", launcher=launcher)
+    argosy.train(studies.study(fleet=[studies.member()]), directory=tmp_path / "b", launcher="inline")
     good = evidence.results_of(tmp_path / "a", "mlp")
     assert good == evidence.results_of(tmp_path / "b", "mlp")
 
@@ -228,7 +243,7 @@ class Inplace(nn.Module):
 def test_an_in_place_first_layer_gets_private_copies(tmp_path: Path, launcher: str) -> None:
     fleet = [studies.member("inplace", model=Inplace), studies.member()]
     argosy.train(studies.study(fleet=fleet), directory=tmp_path / "a", launcher=launcher, devices="cpu:1")
-    argosy.train(studies.study(fleet=fleet[1:]), directory=tmp_path / "b", launcher=launcher)
+    argosy.train(studies.study(fleet=fleet[1:]), directory=tmp_path / "b", launcher="inline")
     assert evidence.results_of(tmp_path / "a", "mlp") == evidence.results_of(tmp_path / "b", "mlp")
     (started,) = [e for e in evidence.event_lines(tmp_path / "a", "MemberStarted") if e["member"] == "inplace"]
     assert "private copies" in started["notes"][0]

@@ -13,6 +13,7 @@ import studies
 
 import argosy
 from argosy.cluster import Cluster
+from argosy.events import MemberStarted
 from argosy.fold import RunState
 from argosy.plans import Flotilla, Placement
 from argosy.running import inbox, inline, tolerance
@@ -232,23 +233,27 @@ def test_a_member_that_is_added_joins_the_stream_and_nobody_notices(
 ) -> None:
     living.trusting(monkeypatch)
     (tmp_path / "newcomers.py").write_text(LATE.format(epochs=2))
-    run, left, killed = tmp_path / "run", [], []
+    run, left, killed = tmp_path / "run", list[Voyage](), list[str]()
 
     def add(voyage: Voyage) -> None:
-        state = voyage.state.members
-        if not left and any(member.sections for member in state.values()):
-            left.append(inbox.leave(run, {"command": "add", "study": str(tmp_path / "newcomers.py")}))
-        late = state.get("late")
-        if launcher == "processes" and late and late.status == "training" and not killed:
-            assert not late.saved
-            killed.append(late.device)
-            voyage.force.workers.kill(late.device)
+        if not left and any(member.sections for member in voyage.state.members.values()):
+            inbox.leave(run, {"command": "add", "study": str(tmp_path / "newcomers.py")})
+            left.append(voyage)
+
+    class Killing(Silent):
+        """Kills the trainer of the newcomer when it has come aboard, before anything is heard of a file of it."""
+
+        def hear(self, worker: str, message: Any) -> None:
+            if isinstance(message, MemberStarted) and message.member == "late" and not killed:
+                killed.append(message.device)
+                left[0].force.workers.kill(message.device)
 
     living.at_every_round(monkeypatch, add)
     members = [replace(m, augment=studies.dawdle) for m in fleet()]
     study = studies.study(90, val=11, fleet=members, epochs=5)
     still = living.policy(monkeypatch, living.Dealt(lambda member, asked: len(member)))
-    living.run(study, run, launcher=launcher, policy=still, devices="cpu:2", block_size=16)
+    view = Killing() if launcher == "processes" else None
+    living.run(study, run, launcher=launcher, view=view, policy=still, devices="cpu:2", block_size=16)
     late = studies.member("late", hidden=8, batch_size=9)
     living.equal_alone(replace(study, members=[*members, late]), run)
     state = living.state_of(run)

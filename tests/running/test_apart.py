@@ -14,6 +14,7 @@ import argosy
 from argosy.commands import Progress
 from argosy.events import Event, SectionEnded
 from argosy.fold import RunState
+from argosy.running import apart
 from argosy.running.apart import Apart
 from argosy.running.launcher import Job
 from argosy.running.phase import Phase
@@ -53,7 +54,10 @@ def train(directory: Path, view: Any) -> argosy.Report:
     return argosy.train(study, directory=directory, launcher="inline", devices="cpu:1", view=view)
 
 
-def test_a_view_that_never_comes_back_ends_no_run(tmp_path: Path, stuck: Stuck) -> None:
+def test_a_view_that_never_comes_back_ends_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stuck: Stuck
+) -> None:
+    monkeypatch.setattr(apart, "FAREWELL_SECONDS", 0.25)
     assert train(tmp_path / "stuck", stuck).status == "done"
     assert stuck.inside.is_set()
     assert not stuck.gate.is_set(), "it hung to the end"
@@ -62,18 +66,18 @@ def test_a_view_that_never_comes_back_ends_no_run(tmp_path: Path, stuck: Stuck) 
 
 
 def test_what_workers_say_again_and_again_a_slow_view_hears_once(tmp_path: Path, stuck: Stuck) -> None:
-    apart = Apart(stuck)
-    apart.begin(Job(study=studies.study(fleet=PAIR), settings=Settings(), directory=tmp_path, lock=-1), RunState())
+    view = Apart(stuck)
+    view.begin(Job(study=studies.study(fleet=PAIR), settings=Settings(), directory=tmp_path, lock=-1), RunState())
     while not stuck.inside.wait(0.05):
-        apart.tick(Phase.OPENING)
+        view.tick(Phase.OPENING)
     events = [voyages.ended("one", "cpu:0", epoch, value=0.5) for epoch in range(5)]
     for number in range(1000):
-        apart.hear("cpu:0", Progress(blocks=number, samples={}, losses={}, gauge={}))
+        view.hear("cpu:0", Progress(blocks=number, samples={}, losses={}, gauge={}))
         if number % 200 == 0:
-            apart.hear("", events[number // 200])
-        apart.tick(Phase.SAILING)
+            view.hear("", events[number // 200])
+        view.tick(Phase.SAILING)
     stuck.gate.set()
-    apart.end()
+    view.end()
     said = [message.blocks for message in stuck.heard if isinstance(message, Progress)]
     assert len(said) <= 2
     assert said[-1] == 999

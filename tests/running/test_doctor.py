@@ -6,8 +6,10 @@ import os
 import resource
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
+import forked
 import pytest
 
 from argosy.running import doctor, limits
@@ -16,16 +18,17 @@ from argosy.running.doctor import Check, Gpus
 GIB = 2**30
 
 
-def command(folder: Path, *words: str, limit: tuple[int, int] | None = None, **environment: str):
-    """Run ``argosy doctor --json``, with RLIMIT_NOFILE of soft and hard `limit`."""
+def command(folder: Path, *words: str, limit: tuple[int, int] | None = None) -> subprocess.CompletedProcess[str]:
+    """Run ``argosy doctor``, with RLIMIT_NOFILE of soft and hard `limit`."""
+    first = partial(resource.setrlimit, resource.RLIMIT_NOFILE, limit or resource.getrlimit(resource.RLIMIT_NOFILE))
+    return forked.command(folder, ["doctor", *words], first=first)
+
+
+def fresh_command(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """The same with ``--json`` in an interpreter of its own."""
+    words = [sys.executable, "-W", "error", "-m", "argosy", "doctor", "--json"]
     return subprocess.run(
-        [sys.executable, "-W", "error", "-m", "argosy", "doctor", *words],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        env={**os.environ, **environment},
-        preexec_fn=None if limit is None else lambda: resource.setrlimit(resource.RLIMIT_NOFILE, limit),
-        check=False,
+        words, cwd=folder, capture_output=True, text=True, env={**os.environ, **environment}, check=False
     )
 
 
@@ -35,27 +38,24 @@ def checks_of(found: subprocess.CompletedProcess[str]) -> dict[str, dict]:
 
 
 def test_a_machine_that_runs_the_tests_is_well(tmp_path: Path) -> None:
-    found = command(tmp_path, "--json")
+    found = fresh_command(tmp_path)
     assert found.returncode == 0, found.stdout + found.stderr
     assert json.loads(found.stdout)["ok"] is True
     assert checks_of(found)["fork server"]["found"].startswith("works")
     assert not list(tmp_path.iterdir())
 
 
-def test_too_few_open_files(tmp_path: Path) -> None:
+def test_too_few_open_files_are_told_and_the_command_that_mends_them_does(tmp_path: Path) -> None:
     found = command(tmp_path, "--json", limit=(16, 4096))
     assert found.returncode == 1
     check = checks_of(found)["open files"]
     assert not check["ok"]
     assert check["found"] == "16 a process (up to 4096 on request)"
     assert check["mend"] == "ulimit -n 1024"
-
-
-def test_the_command_that_mends_open_files_mends_them(tmp_path: Path) -> None:
-    mend = checks_of(command(tmp_path, "--json", limit=(16, 4096)))["open files"]["mend"]
-    script = f"{mend} && {sys.executable} -m argosy doctor --json"
-    found = subprocess.run(["sh", "-c", f"ulimit -S -n 16 && {script}"], cwd=tmp_path, capture_output=True, text=True)
-    assert checks_of(found)["open files"]["ok"]
+    script = f"ulimit -S -n 16 && {check['mend']} && ulimit -S -n && ulimit -H -n"
+    told = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True).stdout
+    soft, hard = map(int, told.split())
+    assert checks_of(command(tmp_path, "--json", limit=(soft, hard)))["open files"]["ok"]
 
 
 def test_a_folder_without_room(tmp_path: Path) -> None:
@@ -79,15 +79,16 @@ def test_a_disk_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_torch_that_cannot_be_imported(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise ImportError('libtorch.so: cannot open shared object file')\n")
-    found = command(tmp_path, "--json", PYTHONPATH=f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    found = fresh_command(tmp_path, PYTHONPATH=f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     check = checks_of(found)["fork server"]
     assert found.returncode == 1
     assert "no worker called back" in check["found"]
     assert "python -c" in check["mend"]
 
 
-def test_hidden_gpus_on_this_machine(tmp_path: Path) -> None:
-    check = checks_of(command(tmp_path, "--json", CUDA_VISIBLE_DEVICES=""))["gpus"]
+def test_hidden_gpus_on_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    check = checks_of(command(tmp_path, "--json"))["gpus"]
     there = len(list(Path("/dev").glob("nvidia[0-9]*")))
     assert check["ok"] is (there == 0)
     assert check["mend"] == ("unset CUDA_VISIBLE_DEVICES" if there else "")

@@ -10,35 +10,40 @@ from pathlib import Path
 from typing import Any
 
 import evidence
+import family
 import pytest
 import studies
 import torch
 from disks import fill_up
-from family import Run, repeats_at_most_one_interval
+from family import Run, repeats_at_most_one_interval, unsure
 from torch import nn
 
 import argosy
 from argosy.errors import DiskError
+from argosy.running import processes
 from argosy.running.audit import audit
 
 
 @pytest.fixture(scope="module")
 def faultless(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
-    directory = tmp_path_factory.mktemp("faultless")
-    assert Run(directory).end() == 0
-    return evidence.results(directory)
+    return family.faultless(tmp_path_factory.mktemp("faultless"))
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 @pytest.mark.parametrize("role", ["trainer", "feeder", "loader", "server"])
 def test_a_lost_process_is_replaced(
-    tmp_path: Path, faultless: dict[str, object], role: str, number: signal.Signals
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    faultless: dict[str, object],
+    role: str,
+    number: signal.Signals,
 ) -> None:
-    run = Run(tmp_path)
-    run.wait_for("SectionEnded", 2)
+    monkeypatch.setattr(processes, "STOPPED_SECONDS", 1.0)
+    run = Run.halted(tmp_path, "SectionEnded", 2)
     victims = run.role(role)
     assert victims
     victims[0].send_signal(number)
+    run.go_on()
     assert run.end() == 0, run.errors
     assert run.left() == []
     assert evidence.results(tmp_path) == faultless
@@ -47,9 +52,9 @@ def test_a_lost_process_is_replaced(
 
 
 def test_a_driver_that_was_stopped_goes_on(tmp_path: Path, faultless: dict[str, object]) -> None:
-    run = Run(tmp_path)
-    run.wait_for("SectionEnded", 2)
+    run = Run.halted(tmp_path, "SectionEnded", 2)
     run.process.send_signal(signal.SIGSTOP)
+    run.go_on()
     with pytest.raises(Exception, match="timed out"):
         run.process.wait(2)
     run.process.send_signal(signal.SIGCONT)
@@ -61,7 +66,8 @@ def test_workers_killed_while_they_measure_are_replaced(tmp_path: Path, faultles
     run = Run(tmp_path)
     run.wait_for("RunStarted")
     for victim in run.role("trainer"):
-        victim.kill()
+        run.signal(victim, signal.SIGKILL)
+    run.go_on()
     assert run.end() == 0, run.errors
     assert evidence.results(tmp_path) == faultless
 
@@ -294,6 +300,10 @@ def test_out_of_memory_with_exact_numerics_ends_the_member_with_advice(tmp_path:
     assert "Lower its batch_size or allow numerics='equivalent'" in report.member("large").reason
 
 
+ATTENTIVE = """
+from argosy.running import inbox
+inbox.LOOK_SECONDS = 0.0
+"""
 ADDED = """
 import argosy, studies
 study = studies.study(400, fleet=[studies.member("late", hidden=8)], epochs=2)
@@ -305,11 +315,11 @@ def test_members_can_be_stopped_and_added_while_a_run_goes_on(tmp_path: Path) ->
 
     directory = tmp_path / "run"
     (tmp_path / "newcomers.py").write_text(ADDED)
-    run = Run(directory, epochs=4)
-    run.wait_for("SectionEnded", 2)
+    run = Run.halted(directory, "SectionEnded", 2, ATTENTIVE + unsure(2), epochs=4)
     leave(directory, {"command": "stop", "member": "odd"})
     leave(directory, {"command": "add", "study": str(tmp_path / "newcomers.py")})
     leave(directory, {"command": "stop", "member": "nobody"})
+    run.go_on()
     assert run.end() == 0, run.errors
     # Each when it is true, whatever the order in which they were asked for.
     answers = {

@@ -5,12 +5,12 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import studies
 import torch
 
@@ -24,7 +24,7 @@ from argosy.stream.ring import Ring
 from argosy.stream.sources import open_sources
 
 SECONDS = 1.0
-PATIENCE = 10.0
+PATIENCE = 20.0
 
 
 def deadlock() -> None:
@@ -66,19 +66,25 @@ class Lists(studies.Vectors):
         return [self[index] for index in indices]
 
 
-def watch(pulse: Pulse, pid: int, patience: float = PATIENCE) -> tuple[str, float] | None:
-    """What the driver finds of a process that it looks at: what it hangs in and how long, or None in all that time."""
-    hangs, until = Hangs(SECONDS), time.monotonic() + patience
-    while time.monotonic() < until:
-        hangs.look(time.monotonic(), "worker", pulse.look(), lambda: activity(pid))
-        for _, doing, seconds in hangs.hanging():
-            return doing, seconds
+def watch(
+    pulses: Mapping[str, tuple[Pulse, int]], wanted: Collection[str], at_least: float = 0.0
+) -> dict[str, tuple[str, float]]:
+    """What the driver finds of processes that it looks at for a while, and until the wanted ones hang.
+
+    By name: what each hangs in, and how long.
+    """
+    hangs, found, began = Hangs(SECONDS), dict[str, tuple[str, float]](), time.monotonic()
+    while (seconds := time.monotonic() - began) < PATIENCE and (seconds < at_least or not found.keys() >= {*wanted}):
+        for name, (pulse, pid) in pulses.items():
+            if name not in found:
+                hangs.look(time.monotonic(), name, pulse.look(), partial(activity, pid))
+        found |= {name: (doing, seconds) for name, doing, seconds in hangs.hanging()}
         time.sleep(0.05)
-    return None
+    return found
 
 
-def watched(life: Callable[[Pulse], None], patience: float = PATIENCE) -> tuple[str, float] | None:
-    """The same of a child with this life."""
+def alive(life: Callable[[Pulse], None]) -> tuple[Pulse, int]:
+    """A child with this life, and its pulse."""
     pulse, descriptor = Pulse.create()
     child = os.fork()
     if child == 0:
@@ -89,12 +95,8 @@ def watched(life: Callable[[Pulse], None], patience: float = PATIENCE) -> tuple[
             traceback.print_exc()
         finally:
             os._exit(1)
-    try:
-        return watch(pulse, child, patience)
-    finally:
-        os.close(descriptor)
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
+    os.close(descriptor)
+    return pulse, child
 
 
 def fill(source: Any, indices: list[int]) -> None:
@@ -130,27 +132,6 @@ class First(Data17):
         deadlock()
 
 
-@pytest.mark.parametrize(
-    ("life", "doing"),
-    [
-        (opening(deadlock), "opening the data (train)"),
-        (opening(First(deadlock)), "preparing sample 0 of train"),
-        (preparing(Data17(deadlock), [3, 17, 5]), "preparing sample 17 of train"),
-        (preparing(Data17(signal.pause), [3, 17, 5]), "preparing sample 17 of train"),
-        (preparing(Lists(120), [5, 17, 3]), "preparing 3 samples of train from 5 on"),
-        (user_code("building member 'x'", deadlock), "building member 'x'"),
-        (user_code("measuring member 'x'", lambda: time.sleep(100)), "measuring member 'x'"),
-        # No code of ours knows when an endless loop ends, but a sample is no place for one.
-        (preparing(Data17(lambda: burn(100)), [3, 17, 5]), "preparing sample 17 of train"),
-    ],
-)
-def test_what_hangs_is_named_with_what_it_does(life: Callable[[Pulse], None], doing: str) -> None:
-    found = watched(life)
-    assert found is not None
-    assert found[0] == doing
-    assert found[1] >= SECONDS
-
-
 def slow_samples(pulse: Pulse) -> None:
     """Samples of half the time that a hang takes, in the opening as well."""
     preparing(Slow(120), list(range(8)))(pulse)
@@ -177,9 +158,36 @@ def copying(pulse: Pulse) -> None:
             time.sleep(0.1)
 
 
-@pytest.mark.parametrize("life", [slow_samples, idle, copying, user_code("compiling", lambda: burn(100))])
-def test_what_only_takes_long_is_left_alone(life: Callable[[Pulse], None]) -> None:
-    assert watched(life, patience=4 * SECONDS) is None
+HANGING: dict[str, tuple[Callable[[Pulse], None], str]] = {
+    "data": (opening(deadlock), "opening the data (train)"),
+    "first sample": (opening(First(deadlock)), "preparing sample 0 of train"),
+    "sample": (preparing(Data17(deadlock), [3, 17, 5]), "preparing sample 17 of train"),
+    "paused sample": (preparing(Data17(signal.pause), [3, 17, 5]), "preparing sample 17 of train"),
+    "samples": (preparing(Lists(120), [5, 17, 3]), "preparing 3 samples of train from 5 on"),
+    "factory": (user_code("building member 'x'", deadlock), "building member 'x'"),
+    "measurement": (user_code("measuring member 'x'", lambda: time.sleep(100)), "measuring member 'x'"),
+    # No code of ours knows when an endless loop ends, but a sample is no place for one.
+    "endless sample": (preparing(Data17(lambda: burn(100)), [3, 17, 5]), "preparing sample 17 of train"),
+}
+SLOW: dict[str, Callable[[Pulse], None]] = {
+    "slow samples": slow_samples,
+    "idle": idle,
+    "copying": copying,
+    "compiling": user_code("compiling", lambda: burn(100)),
+}
+
+
+def test_what_hangs_is_named_with_what_it_does_and_what_only_takes_long_is_left_alone() -> None:
+    lives = {name: life for name, (life, _) in HANGING.items()} | SLOW
+    children = {name: alive(life) for name, life in lives.items()}
+    try:
+        found = watch(children, HANGING, at_least=4 * SECONDS)
+    finally:
+        for _, child in children.values():
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+    assert {name: doing for name, (doing, _) in found.items()} == {name: doing for name, (_, doing) in HANGING.items()}
+    assert all(seconds >= SECONDS for _, seconds in found.values())
 
 
 def test_a_loader_that_hangs_is_named_beside_its_feeder_and_one_that_died_is_not() -> None:
@@ -191,9 +199,8 @@ def test_a_loader_that_hangs_is_named_beside_its_feeder_and_one_that_died_is_not
     place = Place(leg=0, split="train", epoch=0, section=0, start=0, rows=4, last=True)
     loaders[1].give(Task(0, place, 0, np.array([3, 4, 17, 5], dtype=np.int64)))
     try:
-        found = watch(pulse, os.getpid())
-        assert found is not None
-        assert found[0] == "preparing sample 17 of train"
+        found = watch({"sample": (pulse, os.getpid())}, ["sample"])
+        assert found["sample"][0] == "preparing sample 17 of train"
         # The feeder looks no different.
         assert [sign.busy for sign in pulse.look()] == [False, False, True]
         os.kill(loaders[1].pid, signal.SIGKILL)

@@ -16,6 +16,7 @@ ENDED = MemberEnded(member="a", status="done", reason="")
 def test_notes_go_to_the_disk_with_what_somebody_acts_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     flushed: list[int] = []
     monkeypatch.setattr(os, "fdatasync", flushed.append)
+    monkeypatch.setattr(journal, "NOTE_SECONDS", 1000.0)
     with Journal(tmp_path / "journal.jsonl") as record:
         record.append(FED)
         record.commit_due()

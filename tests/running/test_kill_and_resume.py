@@ -9,7 +9,7 @@ import evidence
 import pytest
 import studies
 import torch
-from family import Run, repeats_at_most_one_interval
+from family import Run, faultless, repeats_at_most_one_interval, unsure
 
 import argosy
 from argosy.errors import CheckpointError
@@ -19,20 +19,18 @@ from argosy.training import checkpoint
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
-    directory = tmp_path_factory.mktemp("uninterrupted")
-    assert Run(directory).end() == 0
-    return evidence.results(directory)
+    return faultless(tmp_path_factory.mktemp("uninterrupted"))
 
 
 @pytest.mark.parametrize(("kind", "count"), [("Saved", 3), ("SectionEnded", 1), ("SectionEnded", 6), ("Saved", 12)])
 def test_a_killed_driver_leaves_nothing_and_the_same_command_goes_on(
     tmp_path: Path, uninterrupted: dict[str, object], kind: str, count: int
 ) -> None:
-    run = Run(tmp_path)
-    run.wait_for(kind, count)
+    run = Run.halted(tmp_path, kind, count)
     assert len(run.look()) >= 6  # fork server, feeder, two loader workers, two trainers
     run.process.kill()
     run.process.wait()
+    run.go_on()
     # The same command, at once: it waits for the processes of the killed driver.
     assert Run(tmp_path).end() == 0
     assert run.left() == []
@@ -45,10 +43,10 @@ def test_a_killed_driver_leaves_nothing_and_the_same_command_goes_on(
 def test_a_signal_saves_every_member_and_the_same_command_goes_on(
     tmp_path: Path, uninterrupted: dict[str, object], number: signal.Signals
 ) -> None:
-    run = Run(tmp_path)
-    run.wait_for("SectionEnded", 2)
+    run = Run.halted(tmp_path, "SectionEnded", 2, unsure(1))
     run.process.send_signal(number)
-    assert run.end(30) == 0
+    run.go_on()
+    assert run.end() == 0
     assert run.left() == []
     assert [line for line in run.lines() if line["event"] == "MemberEnded" and line["status"] == "paused"]
     assert Run(tmp_path).end() == 0
@@ -62,10 +60,10 @@ def catches(pid: int, number: signal.Signals) -> bool:
 
 
 def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
-    run = Run(tmp_path, length=4000)
-    run.wait_for("MemberStarted", 5)
+    run = Run.halted(tmp_path, "MemberStarted", 5, unsure(1))
     for process in run.role("trainer"):
         process.suspend()  # nobody can save, so the first signal has to wait
+    run.go_on()
     run.process.send_signal(signal.SIGINT)
     while catches(run.process.pid, signal.SIGTERM):
         time.sleep(0.01)  # the kernel makes one of two signals that come before the driver has run
@@ -77,20 +75,21 @@ def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
 
 
 def test_a_signal_that_is_ignored_stays_so(tmp_path: Path, uninterrupted: dict[str, object]) -> None:
-    run = Run(tmp_path, sigint="SIG_IGN")
-    run.wait_for("SectionEnded", 2)
+    run = Run.halted(tmp_path, "SectionEnded", 2, sigint="SIG_IGN")
     run.process.send_signal(signal.SIGINT)
+    run.go_on()
     assert run.end() == 0
     assert evidence.results(tmp_path) == uninterrupted
     assert not [line for line in run.lines() if line["event"] == "MemberEnded" and line["status"] == "paused"]
 
 
 def test_a_second_driver_is_refused_with_the_pid_of_the_first(tmp_path: Path) -> None:
-    run = Run(tmp_path)
-    run.wait_for("MemberStarted")
+    run = Run.halted(tmp_path, "MemberStarted", 1)
     with pytest.raises(argosy.ArgosyError, match=f"in use by process {run.process.pid} on "):
         argosy.train(studies.study(), directory=tmp_path, launcher="inline")
-    assert run.end() == 0
+    run.process.kill()
+    run.process.wait()
+    assert run.left() == []
 
 
 def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(tmp_path: Path) -> None:

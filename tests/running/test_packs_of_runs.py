@@ -211,9 +211,8 @@ def dawdle(batch: Any) -> Any:
 
 @pytest.mark.usefixtures("fused")
 def test_killed_while_they_are_one_program_and_resumed(tmp_path: Path) -> None:
-    run = Run(tmp_path / "killed", SCRIPT, epochs=3)
+    run = Run.halted(tmp_path / "killed", "SectionEnded", 6, SCRIPT, epochs=3)
     run.wait_for("Packed", 2)
-    run.wait_for("SectionEnded", 6)
     run.process.kill()
     run.process.wait()
     assert Run(tmp_path / "killed", SCRIPT, epochs=3).end() == 0, run.errors

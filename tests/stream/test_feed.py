@@ -55,35 +55,35 @@ def live(driver: Peer, number: int) -> None:
     )
 
 
-def read(reader: RingReader) -> None:
-    """Life of a trainer that does nothing with its blocks."""
+def read(reader: RingReader, arrived: list[int]) -> None:
+    """Life of a trainer that does nothing with its blocks but note whose leg they are of."""
     with contextlib.suppress(EOFError):
         while True:
             # A value that has arrived is a block; the views die at once.
-            reader.blocks()
+            arrived += [block.place.leg for block, _ in reader.blocks()]
             select.select([reader.peer], [], [])
 
 
 @contextmanager
-def feeders() -> Iterator[list[tuple[Any, Peer]]]:
-    """Two of them, with their data open and a trainer each."""
+def feeders() -> Iterator[list[tuple[Any, Peer, list[int]]]]:
+    """Two of them, with their data open and a trainer each, and the legs of the blocks that it was handed."""
     context, found = get_context("fork"), []
     for number in range(NODES):
         ours, theirs = Peer.pair()
         process = context.Process(target=live, args=(theirs, number))
         process.start()
         theirs.close()
-        found.append((process, ours))
+        found.append((process, ours, list[int]()))
     try:
-        for _, driver in found:
+        for _, driver, arrived in found:
             driver.send(Open())
             (opened,) = driver.wait(30)
             assert isinstance(opened, Opened)
             reader = RingReader(dial(opened.address, KEY, "trainer"))
-            threading.Thread(target=read, args=(reader,)).start()
+            threading.Thread(target=read, args=(reader, arrived)).start()
         yield found
     finally:
-        for process, driver in found:
+        for process, driver, _ in found:
             driver.close()
             process.kill()
             process.join()
@@ -100,11 +100,11 @@ def last_word(driver: Peer) -> Used:
 
 
 def test_a_feeder_forgets_its_courier_in_the_middle_of_what_it_says(tmp_path: Path) -> None:
-    endless = Leg(number=1, section=0, position=0)
-    credit = Credit(leg=1, until=10**6, horizon=None, crews={"trainer": 1})
     with feeders() as found:
         for number in range(8):
-            for rank, (_, driver) in enumerate(found):
+            endless = Leg(number=number, section=0, position=0)
+            credit = Credit(leg=number, until=10**6, horizon=None, crews={"trainer": 1})
+            for rank, (_, driver, _) in enumerate(found):
                 team = Team(
                     sharing="all-shared",
                     preparing=NODES,
@@ -115,14 +115,17 @@ def test_a_feeder_forgets_its_courier_in_the_middle_of_what_it_says(tmp_path: Pa
                 )
                 driver.send(Feed(leg=endless, team=team))
                 driver.send(credit)
-            time.sleep(0.5)
+            deadline = time.monotonic() + 60
+            while any(number not in arrived for _, _, arrived in found):
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
             # The second node waits for a block. It is stopped, so that it finds the driver's word and that of its courier,
             # which came after it, in one look.
-            (_, slow), (process, fast) = found
+            (_, slow, _), (process, fast, _) = found
             os.kill(process.pid, signal.SIGSTOP)
             fast.send(Feed(leg=Leg.empty()))
             time.sleep(0.1)
             os.kill(process.pid, signal.SIGCONT)
             slow.send(Feed(leg=Leg.empty()))
-        for _, driver in found:
+        for _, driver, _ in found:
             assert last_word(driver).gauge["exchanged_bytes"] > 0

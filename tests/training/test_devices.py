@@ -6,8 +6,10 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
+import forked
 import late
 import numpy as np
 import pytest
@@ -309,36 +311,38 @@ def test_errors_that_say_memory_has_run_out(error: Exception, is_one: bool) -> N
     assert out_of_memory(error) is is_one
 
 
-HOLDER = """
-import time, torch
-from argosy.training.devices import backend_of
-backend_of("late:0").activate()
-held = torch.zeros(200_000)
-print("holds", flush=True)
-time.sleep(60)
-"""
+def hold(go: int, holds: int) -> None:
+    """Life of a process that takes memory of the device when it is told to, and keeps it."""
+    os.read(go, 1)
+    backend_of("late:0").activate()
+    _held = torch.zeros(200_000)
+    os.write(holds, b".")
+    signal.pause()
 
 
 def test_memory_of_a_killed_process_comes_back_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LATE_BYTES", "1000000")
     monkeypatch.setenv("LATE_LEDGER", str(tmp_path))
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    (told, tells), (heard, holds) = os.pipe(), os.pipe()
+    other = forked.fork(partial(hold, told, holds), keep=[told, holds])
+    os.close(holds)
     backend = backend_of("late:0")
     backend.activate()
     assert not memory_returned(backend, patience=1), "nobody holds any, so there is nothing to wait for"
-    with subprocess.Popen([sys.executable, "-c", HOLDER], env=environment, stdout=subprocess.PIPE, text=True) as other:
-        assert other.stdout is not None
-        other.stdout.readline()
-        assert backend.foreign_memory() == 800_000
-        assert not memory_returned(backend, patience=0.1)
-        os.kill(other.pid, signal.SIGKILL)
-        other.wait()
-        with pytest.raises(torch.OutOfMemoryError, match="800000 elsewhere"):
-            torch.zeros(100_000)
-        started = time.monotonic()
-        assert memory_returned(backend, patience=20)
-        assert time.monotonic() - started > 0.2
+    os.write(tells, b".")
+    assert os.read(heard, 1)
+    assert backend.foreign_memory() == 800_000
+    assert not memory_returned(backend, patience=0.1)
+    other.kill()
+    other.wait()
+    started = time.monotonic()
+    with pytest.raises(torch.OutOfMemoryError, match="800000 elsewhere"):
+        torch.zeros(100_000)
+    assert memory_returned(backend, patience=20)
+    assert time.monotonic() - started > 0.2
     torch.zeros(100_000)
+    for number in (told, tells, heard):
+        os.close(number)
 
 
 # ---- what ends a process
