@@ -30,8 +30,9 @@ class Asking:
         waiting_here = voyage.stragglers.others(voyage.roster.waiting)
         peers = [name for name in waiting_here if self.can_join(name, leg)]
         profiles = voyage.driver.measuring.profiles([*live, *waiting_here], voyage.driver.study)
-        aboard = [profile for profile in profiles if profile.member in set(live)]
-        waiting = [profile for profile in profiles if profile.member not in set(live)]
+        here = set(live)
+        aboard = [profile for profile in profiles if profile.member in here]
+        waiting = [profile for profile in profiles if profile.member not in here]
         places = dict.fromkeys(live, place // per_epoch)
         started = voyage.flotillas[leg.number].priced({profile.member: profile for profile in profiles})
         voyage.logbook.profiled(profiles)

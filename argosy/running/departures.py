@@ -64,7 +64,7 @@ class Departures:
         force.allow(names, Credit(leg=leg.number, until=leg.section + 1, horizon=horizon, crews=crews))
         self.measuring_leg = (team, leg, self.voyage.crew_count)
         self.driver.measuring.again()
-        self.measure_rest()
+        self._measure(force.devices, self.voyage.crew_count)
 
     def _with_training_samples(self, leg: Leg) -> Leg:
         """The leg itself, or the whole of its first section where members want nothing of that but its validation."""
@@ -75,9 +75,8 @@ class Departures:
 
     def measure_rest(self) -> None:
         """Hand out the members that are still unknown; where one failed, another one like it takes its place."""
-        if self.measuring_leg is None:
-            return
-        self._measure(self.force.devices, self.measuring_leg[2])
+        if self.measuring_leg is not None and self.driver.measuring.representatives:
+            self._measure(self.force.devices, self.measuring_leg[2])
 
     def _measure(self, devices: Iterable[str], crew: int | None) -> None:
         measuring, study = self.driver.measuring, self.driver.study

@@ -98,6 +98,8 @@ class Sailing:
     """Where its first section does."""
     crews: dict[str, Crew] = field(default_factory=dict)
     """By device; one without members takes no part."""
+    carriers: dict[str, set[str]] = field(default_factory=dict)
+    """By member aboard: the devices whose crews it is in."""
     free_until: dict[str, int] = field(default_factory=dict)
     """By member: the first section before which it is certain that it goes on."""
     last: dict[str, int | None] = field(default_factory=dict)
@@ -130,7 +132,8 @@ class Sailing:
 
     def devices_of(self, member: str) -> list[str]:
         """Where a member is aboard: several devices may carry it together."""
-        return [device for device, crew in self.crews.items() if member in crew.members]
+        carriers = self.carriers.get(member, ())
+        return list(carriers) if len(carriers) < 2 else [device for device in self.crews if device in carriers]
 
     @property
     def together(self) -> list[tuple[str, ...]]:
@@ -160,6 +163,7 @@ class Sailing:
         devices = self.devices_of(member)
         for device in devices:
             self.crews[device].members.remove(member)
+        self.carriers.pop(member, None)
         self.free_until.pop(member, None)
         self.last.pop(member, None)
         return bool(devices)
@@ -168,8 +172,19 @@ class Sailing:
         """A device has another crew from this gate on."""
         crew = self.crews.setdefault(device, Crew(number=number, members=[], section=self.until))
         crew.number, crew.section = number, self.until
+        for name in change.leave:
+            if name in crew.members:
+                self._goes(device, name)
+        for name in change.start:
+            self.carriers.setdefault(name, set()).add(device)
         leave = set(change.leave)
         crew.members = [*(name for name in crew.members if name not in leave), *change.start]
+
+    def _goes(self, device: str, member: str) -> None:
+        """A member leaves one of its devices."""
+        self.carriers[member].discard(device)
+        if not self.carriers[member]:
+            del self.carriers[member]
 
     def hold(self) -> list[str]:
         """Let a change happen soon; returns the feeders that are to be asked where they stop."""

@@ -135,6 +135,7 @@ class ProcessWorkers:
         self.blobs = blobs
         """Descriptors of what workers of each role unpack."""
         self.said: list[tuple[str, Any]] = []
+        self._spoken_to: dict[_Worker, None] = {}
         self.stopped_since: dict[int, float] = {}
         self._looked = 0.0
 
@@ -173,6 +174,7 @@ class ProcessWorkers:
         found = self.workers.get(worker)
         if found is not None:
             found.unsent.append(command)
+            self._spoken_to[found] = None
 
     def kill(self, worker: str) -> None:
         """See `Workers.kill`; one that was never forked hangs with the fork server, which takes all others along."""
@@ -218,9 +220,10 @@ class ProcessWorkers:
         return said
 
     def let_go(self) -> None:
-        """Write what was said since the last `receive`, as far as it is taken."""
-        for worker in self.workers.values():
+        """Write what was said since the last `receive`, as far as it is taken: to those alone who were spoken to."""
+        for worker in self._spoken_to:
             self._say(worker)
+        self._spoken_to.clear()
         self._watch(self.server.channel)
 
     def start(self, name: str, role: str) -> None:
@@ -274,6 +277,7 @@ class ProcessWorkers:
     def _hear(self, worker: _Worker, peer: Peer, events: int) -> None:
         if events & selectors.EVENT_WRITE:
             peer.flush()
+            self._watch(peer)
         try:
             self.said += [(worker.name, message) for message in peer.receive()]
         except EOFError:

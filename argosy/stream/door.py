@@ -122,20 +122,20 @@ class Door:
 
     def _read(self, caller: socket.socket) -> tuple[str, Peer] | None:
         nonce, received, _ = self._callers[caller]
-        # Never past the name: what follows it is the peer's to read. The caller waits for the proof before it goes on.
-        wanted = HELLO + 1 + received[HELLO] if len(received) > HELLO else HELLO + 1
-        try:
-            piece = caller.recv(wanted - len(received))
-        except BlockingIOError:
-            return None
-        except OSError:
-            piece = b""
-        received += piece
-        if not piece:
-            self._hang_up(caller, "hung up before it had proved the run's key")
-            return None
-        if len(received) <= HELLO or len(received) < HELLO + 1 + received[HELLO]:
-            return None
+        # All that is there: who said it while nobody looked has not been silent.
+        while not _is_whole(received):
+            # Never past the name: what follows it is the peer's to read. The caller waits for the proof before it goes on.
+            wanted = HELLO + 1 + received[HELLO] if len(received) > HELLO else HELLO + 1
+            try:
+                piece = caller.recv(wanted - len(received))
+            except BlockingIOError:
+                return None
+            except OSError:
+                piece = b""
+            received += piece
+            if not piece:
+                self._hang_up(caller, "hung up before it had proved the run's key")
+                return None
         proof, challenge, name = bytes(received[:PROOF]), bytes(received[PROOF:HELLO]), bytes(received[HELLO + 1 :])
         if not hmac.compare_digest(proof, _prove(self.key, b"caller", nonce)):
             self._hang_up(caller, "does not know the run's key")
@@ -220,6 +220,11 @@ def _user_of(caller: socket.socket) -> int:
 
 def _words(address: Address) -> str:
     return address[1:] if isinstance(address, str) else f"{address[0]} port {address[1]}"
+
+
+def _is_whole(received: bytearray) -> bool:
+    """Whether a caller has said all that it has to prove itself by."""
+    return len(received) > HELLO and len(received) == HELLO + 1 + received[HELLO]
 
 
 def _receive(connection: socket.socket, size: int) -> bytes:

@@ -42,6 +42,11 @@ def test_a_difference_leads_to_what_is_wanted_and_names_nobody_else(
         device: set(members) for device, members in wanted.items() if members
     }
     assert {device for device, crew in leg.crews.items() if crew.number == 1} == set(changes)
+    for name in "abcdefgh":
+        carriers = [device for device, crew in leg.crews.items() if name in crew.members]
+        assert leg.devices_of(name) == carriers
+        assert leg.remove(name) == bool(carriers)
+        assert leg.devices_of(name) == []
 
 
 def test_who_is_carried_together_by_others_or_in_other_shares_starts_anew() -> None:

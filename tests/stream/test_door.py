@@ -3,10 +3,12 @@
 import os
 import pickle
 import random
+import select
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +81,20 @@ def test_silent_callers_hold_up_nobody_and_are_hung_up_on(monkeypatch: pytest.Mo
     door.close()
     for caller in silent:
         caller.close()
+
+
+def test_who_proved_itself_while_nobody_looked_is_let_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    door = Door(bytes(32))
+    with ThreadPoolExecutor() as pool:
+        call = pool.submit(dial, door.address, bytes(32), "name")
+        while not door._callers:
+            select.select([door], [], [])
+            door.enter()
+        select.select([door], [], [])
+        monkeypatch.setattr(entrance, "PATIENCE_SECONDS", 0.0)
+        assert [found for found, _ in door.enter()] == ["name"]
+        call.result()
+    door.close()
 
 
 def test_a_caller_of_another_user_is_turned_away(monkeypatch: pytest.MonkeyPatch) -> None:

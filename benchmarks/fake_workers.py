@@ -1,0 +1,413 @@
+"""Workers that only talk: they answer a driver as feeders and trainers do, and neither prepare nor train anything.
+
+A block is a whole epoch, and takes no time. Members cost what FLEET's hundred networks cost, ten variants of each; the files that
+they leave are empty. `Alone` has all of them in the driver's process; `fake_host.py` has them in processes that dial its door.
+"""
+
+import functools
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from planner_speed import HERE, multiplied
+from torch import nn
+from torch.optim import SGD
+
+import argosy
+from argosy.cluster import Cluster
+from argosy.commands import (
+    Board,
+    Credit,
+    Exit,
+    Feed,
+    Hold,
+    Leave,
+    Leg,
+    Lost,
+    Measure,
+    Measured,
+    Open,
+    Opened,
+    Pause,
+    Paused,
+    Progress,
+    Report,
+    StartMember,
+    SumsTimed,
+    TimeSums,
+)
+from argosy.events import Checkpoint, Event, MemberRested, MemberStarted, Saved, SectionEnded, Used
+from argosy.planning.replay import workload_of
+from argosy.planning_cli import read_networks, read_scaling
+from argosy.profiles import Profile
+from argosy.stopping import Stop
+from argosy.stream.blocks import Place
+from argosy.stream.course import Course
+from argosy.stream.gauges import TrainerGauge
+from argosy.study import Member
+
+__all__ = ["BATCH", "LENGTH", "Alone", "FakeFeeder", "FakeTrainer", "names_of", "study_of"]
+
+LENGTH, BATCH = 4096, 128
+"""Samples of an epoch and of a step."""
+MEMORY_BYTES = 16 * 10**9
+VARIANTS = 10
+STILL_FROM = 3
+"""The epoch from which on every tenth member improves no more."""
+IDLE_SECONDS = 0.01
+
+
+@functools.cache
+def costs() -> list[Profile]:
+    """A thousand members' costs, by number."""
+    networks, scaling = (
+        read_networks(HERE / "data/fleet_100dnns.csv"),
+        read_scaling(HERE / "data/fleet_fig9_scaling.csv"),
+    )
+    sizes = {"device_memory_bytes": MEMORY_BYTES, "activation_bytes": 4 * 10**9}
+    return multiplied(workload_of(networks, scaling=scaling, samples_per_epoch=LENGTH, **sizes).profiles, VARIANTS)
+
+
+def names_of(count: int) -> list[str]:
+    """Of so many members."""
+    return [f"m{number:05}" for number in range(count)]
+
+
+def cost_of(name: str) -> Profile:
+    """Of a member by its name."""
+    return costs()[int(name[1:]) % len(costs())]
+
+
+def study_of(count: int, stop: Stop) -> argosy.Study:
+    """So many members, of which no two do the same work."""
+    nothing = argosy.Data(arrays=[torch.zeros(LENGTH, 1), torch.zeros(LENGTH)])
+    members = [
+        argosy.Member(name, model=partial(nn.Linear, 1, 1 + number), optimizer=partial(SGD, lr=0.1), batch_size=BATCH)
+        for number, name in enumerate(names_of(count))
+    ]
+    return argosy.Study(data=nothing, members=members, stop=stop, objective="train_loss")
+
+
+# ---- a feeder
+
+
+class FakeFeeder:
+    """Announces an epoch as soon as there is credit for it and all readers have taken the one before."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.course = Course({}, per_epoch=1, block_size=LENGTH)
+
+    def obey(self, command: Any) -> list[Any]:
+        """The answers to what the driver says."""
+        match command:
+            case Open():
+                self.course = Course({"train": LENGTH}, per_epoch=1, block_size=LENGTH)
+                return [self._opened()]
+            case Feed():
+                return list(self.course.begin(command.leg))
+            case Credit():
+                self.course.allow(command)
+            case Hold():
+                return [self.course.hold(command)]
+            case Exit():
+                return [*self.course.begin(Leg.empty()), Used(worker=self.name, cpu_seconds=0.0, gauge={})]
+        return []
+
+    @property
+    def place(self) -> Place | None:
+        """The block that may be announced, if its readers are ready."""
+        place = self.course.peek()
+        return place if place is not None and self.course.crews and self.course.may_announce(place) else None
+
+    def announce(self, place: Place) -> list[Any]:
+        """It is announced; what there is to report."""
+        self.course.next()
+        fed = self.course.announced(place, place.rows)
+        return [] if fed is None else [fed]
+
+    def _opened(self) -> Opened:
+        sizes = {"lengths": {"train": LENGTH}, "fingerprints": {"train": "none"}, "block_size": LENGTH}
+        return Opened(address=self.name, seconds_per_sample=0.0, opening_seconds=0.0, **sizes)
+
+
+# ---- a trainer
+
+
+@dataclass(slots=True)
+class _Aboard:
+    leads: bool
+    """Whether it speaks for the member."""
+    epoch: int
+    """The member's own."""
+    next: int
+    """The first epoch of the stream that it still wants."""
+
+
+@dataclass(kw_only=True, slots=True)
+class FakeTrainer:
+    """One device. Every epoch ends with a file of each member."""
+
+    name: str
+    directory: Path
+    aboard: dict[str, _Aboard] = field(default_factory=dict)
+    crew: int = -1
+    kept: list[tuple[Place, int]] = field(default_factory=list)
+    """Blocks that were measured on, or whose crew is not known yet."""
+    measuring: bool = False
+
+    @property
+    def ready(self) -> bool:
+        """Whether the next block may come."""
+        return not self.kept
+
+    def obey(self, command: Any) -> list[Any]:
+        """The answers to what the driver says."""
+        match command:
+            case Measure():
+                self.measuring |= command.crew is not None
+                self.crew = self.crew if command.crew is None else command.crew
+                return [measured(name, command.groups) for name in command.members]
+            case Board():
+                self.measuring = False
+                left = self._leave(command.leave)
+                started = [begun for start in command.start if (begun := self._start(start)) is not None]
+                events = (*left, *started)
+                return [*([Report(events=events)] if events else []), *self._follow(command.crew)]
+            case Leave():
+                events = self._leave(command.members)
+                return [Report(events=events)] if events else []
+            case Pause():
+                events = self._leave(tuple(self.aboard))
+                self.kept.clear()
+                return [*([Report(events=events)] if events else []), Paused()]
+            case TimeSums():
+                return [SumsTimed(short_seconds=1e-6, long_seconds=1e-4)]
+            case Exit():
+                return [Used(worker=self.name, cpu_seconds=0.0, gauge=asdict(TrainerGauge()))]
+        return []
+
+    def take(self, place: Place, crew: int) -> list[Any]:
+        """What comes of a block."""
+        if crew > self.crew or self.measuring:
+            self.kept.append((place, crew))
+            return []
+        return [self._trained(place)] if crew == self.crew and self.aboard else []
+
+    def progress(self) -> Progress:
+        """As a trainer says it a few times a second."""
+        samples = {name: aboard.epoch * LENGTH for name, aboard in self.aboard.items()}
+        losses = dict.fromkeys(self.aboard, 0.5)
+        return Progress(blocks=1, samples=samples, losses=losses, gauge=asdict(TrainerGauge()))
+
+    def _follow(self, crew: int) -> list[Any]:
+        self.crew = crew
+        kept, self.kept = self.kept, []
+        return [said for place, number in kept for said in self.take(place, number)]
+
+    def _start(self, start: StartMember) -> MemberStarted | None:
+        (self.directory / "members" / start.member).mkdir(parents=True, exist_ok=True)
+        leads = start.seat is None or start.seat.rank == 0
+        self.aboard[start.member] = _Aboard(leads=leads, epoch=start.epoch, next=start.stream_epoch)
+        place = {"epoch": start.epoch, "section": 0, "position": 0, "stream_epoch": start.stream_epoch}
+        return MemberStarted(member=start.member, device=self.name, threads=1, mkldnn=True, **place) if leads else None
+
+    def _leave(self, names: Sequence[str]) -> tuple[Event, ...]:
+        gone = {name: aboard for name in names if (aboard := self.aboard.pop(name, None)) is not None}
+        leading = {name: aboard for name, aboard in gone.items() if aboard.leads}
+        saved = [self._saved(name, aboard) for name, aboard in leading.items() if aboard.epoch]
+        return (*saved, *(MemberRested(member=name, reason="") for name in leading))
+
+    def _trained(self, place: Place) -> Report:
+        events: list[Event] = []
+        for name, aboard in self.aboard.items():
+            if place.section >= aboard.next:
+                aboard.next = place.section + 1
+                aboard.epoch += 1
+                if aboard.leads:
+                    events += [self._ended(name, aboard, place), self._saved(name, aboard)]
+        return Report(events=tuple(events), section=place.section)
+
+    def _ended(self, name: str, aboard: _Aboard, place: Place) -> SectionEnded:
+        epoch, still = aboard.epoch - 1, int(name[1:]) % VARIANTS == VARIANTS - 1
+        loss = 1 / (1 + (min(epoch, STILL_FROM) if still else epoch))
+        return SectionEnded(
+            member=name,
+            device=self.name,
+            epoch=epoch,
+            section=0,
+            stream_epoch=place.epoch,
+            position=LENGTH,
+            metrics={"train_loss": loss},
+            epochs=aboard.epoch,
+            seconds=LENGTH / cost_of(name).rate(1),
+            samples=LENGTH,
+            digest=(0, 0, 0),
+            val_digest=None,
+            best=True,
+            steps=aboard.epoch * LENGTH // BATCH,
+        )
+
+    def _saved(self, name: str, aboard: _Aboard) -> Saved:
+        file = f"e{aboard.epoch:04}.pt"
+        (self.directory / "members" / name / file).touch()
+        saved = Checkpoint(file=file, sha256="0" * 64, epoch=aboard.epoch, section=0, position=0, best=file)
+        return Saved(member=name, checkpoint=saved)
+
+
+def measured(name: str, groups: int) -> Measured:
+    """What a member costs."""
+    cost = cost_of(name)
+    return Measured(
+        member=name,
+        samples_per_second=cost.rate(1),
+        shard_seconds=tuple(BATCH / cost.rate(devices) for devices in range(2, groups + 1)),
+        memory_bytes=cost.memory_bytes,
+        activation_bytes=cost.activation_bytes,
+        state_bytes=cost.state_bytes,
+        gradient_bytes=0,
+        parameter_shapes=name,
+        batch_norm=False,
+        whole="",
+        notes=(),
+    )
+
+
+# ---- all of them in one process
+
+
+@dataclass(kw_only=True, slots=True)
+class Question:
+    """What the driver is to answer with credit for the next section, and how long it takes over that."""
+
+    section: int
+    """Of the stream: that has ended, or before which a node was lost."""
+    lost: bool
+    seconds: float
+    """Of the driver's CPU time: until this was said, and when it is answered, from there on."""
+    boards: int = 0
+    """Trainers that were told of other members before there was credit."""
+    ends: bool = False
+    """Whether members improve no more by then."""
+
+
+class Alone:
+    """`Workers` of which all but the driver take no time: its own CPU time is what lies between two calls of `receive`."""
+
+    side_by_side: ClassVar[bool] = True
+
+    def __init__(self, cluster: Cluster, directory: Path, *, loses: int) -> None:
+        self.directory = directory
+        self.node_of = {device.name: device.node for device in cluster.devices}
+        self.loses = loses
+        """The section of the stream before which the last node is lost."""
+        self.feeders: dict[str, FakeFeeder] = {}
+        self.trainers: dict[str, FakeTrainer] = {}
+        self.unsent: list[tuple[str, Any]] = []
+        self.said: list[tuple[str, Any]] = []
+        self.answered: list[Question] = []
+        self.driver_seconds = 0.0
+        self._left = time.process_time()
+        self._question: Question | None = None
+        self._meetings = 0
+
+    def start_feeder(self, name: str, node: str) -> None:
+        """See `Workers.start_feeder`."""
+        self.node_of[name] = node
+        self.feeders[name] = FakeFeeder(name)
+
+    def start_trainer(self, name: str, node: str) -> None:
+        """See `Workers.start_trainer`."""
+        self.trainers[name] = FakeTrainer(name=name, directory=self.directory)
+
+    def send(self, worker: str, command: Any) -> None:
+        """See `Workers.send`."""
+        self.unsent.append((worker, command))
+
+    def kill(self, worker: str) -> None:
+        """See `Workers.kill`."""
+        self.feeders.pop(worker, None)
+        self.trainers.pop(worker, None)
+
+    def enlist(self, worker: str, members: tuple[Member, ...]) -> None:
+        """See `Workers.enlist`."""
+
+    def meeting(self) -> str:
+        """See `Workers.meeting`."""
+        self._meetings += 1
+        return f"meetings/{self._meetings}"
+
+    def pulse(self, worker: str) -> None:
+        """See `Workers.pulse`."""
+
+    def cpu_seconds(self, worker: str) -> float:
+        """See `Workers.cpu_seconds`."""
+        return 0.0
+
+    def receive(self, timeout: float) -> list[tuple[str, Any]]:
+        """See `Workers.receive`: everybody obeys at once; when all have, the next epoch goes through all of them."""
+        self.driver_seconds += time.process_time() - self._left
+        unsent, self.unsent = self.unsent, []
+        for worker, command in unsent:
+            self._obey(worker, command)
+        if not self.said:
+            self._feed()
+        if not self.said:
+            time.sleep(min(timeout, IDLE_SECONDS))
+        for _, message in self.said:
+            if isinstance(message, Report) and message.section is not None:
+                self._ask(message.section)
+        said, self.said = self.said, []
+        self._left = time.process_time()
+        return said
+
+    def _obey(self, worker: str, command: Any) -> None:
+        found = self.feeders.get(worker) or self.trainers.get(worker)
+        if found is not None:
+            self.said += [(worker, answer) for answer in found.obey(command)]
+        question = self._question
+        if question is None:
+            return
+        question.boards += isinstance(command, Board) and bool(command.start)
+        if isinstance(command, Credit) and command.until > question.section:
+            question.seconds = self.driver_seconds - question.seconds
+            self.answered.append(question)
+            self._question = None
+
+    def _feed(self) -> None:
+        """The next epoch, from all feeders that may announce it."""
+        for feeder in list(self.feeders.values()):
+            place = feeder.place
+            if place is None or not all(self.trainers[reader].ready for reader in feeder.course.crews):
+                continue
+            if place.section == self.loses:
+                self._lose(next(reversed(self.node_of.values())))
+                return
+            for reader, crew in feeder.course.crews.items():
+                self.said += [(reader, message) for message in self.trainers[reader].take(place, crew)]
+            self.said += [(feeder.name, message) for message in feeder.announce(place)]
+
+    def _lose(self, node: str) -> None:
+        gone = [worker for worker in (*self.feeders, *self.trainers) if self.node_of[worker] == node]
+        for worker in gone:
+            self.kill(worker)
+        self.said += [(worker, Lost(detail="its node is gone", node_gone=True)) for worker in gone]
+        self._ask(self.loses, lost=True)
+        self.loses = -1
+
+    def _ask(self, section: int, *, lost: bool = False) -> None:
+        """The driver is about to hear of this."""
+        if self._question is None:
+            ends = section == STILL_FROM + 1
+            self._question = Question(section=section, lost=lost, seconds=self.driver_seconds, ends=ends)
+
+    def __enter__(self) -> "Alone":
+        self._left = time.process_time()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        pass
