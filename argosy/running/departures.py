@@ -145,7 +145,8 @@ class Departures:
         """Those whose costs are known wait from here on."""
         driver = self.driver
         here = driver.additions.settle()
-        entering = [n for n in self.newcomers if n in driver.measuring.measured and n not in driver.additions.names]
+        ready = (n for n in self.newcomers if n in driver.measuring.measured and n not in driver.additions.names)
+        entering = sorted(ready, key=self.roster.number)
         if not here and not entering:
             return
         self.newcomers -= set(entering)

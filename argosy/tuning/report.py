@@ -1,7 +1,7 @@
 """What came out of a search: its trials, the best of them, and how soon that was known."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -223,20 +223,23 @@ class SearchReport:
 Told = Sequence[tuple[float, Event]]
 
 
-def _rows(run: Report, proposed: Iterable[Proposed], told: Told) -> tuple[TrialResult, ...]:
-    """Best first."""
+def _rows(run: Report, proposed: Collection[Proposed], told: Told) -> tuple[TrialResult, ...]:
+    """Best first, equals by number."""
     several = [event for event in proposed if event.members]
-    if not several:
-        return tuple(map(TrialResult.of, run.rows))
-    state, mode = RunState.of(event for _, event in told), run.repetitions.mode
     parts = {name for event in several for name in event.members}
     rows = [TrialResult.of(row) for row in run.rows if row.name not in parts]
-    for event in several:
-        rows.append(TrialResult.mean(event.member, [*map(state.member, event.members)], run.objective, mode))
+    mode = run.repetitions.mode
+    if several:
+        state = RunState.of(event for _, event in told)
+        for event in several:
+            rows.append(TrialResult.mean(event.member, [*map(state.member, event.members)], run.objective, mode))
+    numbers = {event.member: event.trial for event in proposed}
 
-    def rank(row: TrialResult) -> tuple[bool, bool, float]:
+    def rank(row: TrialResult) -> tuple[bool, bool, float, float]:
         value = row.metrics.get(run.objective, math.nan)
-        return not row.metrics, math.isnan(value), value if mode == "min" else -value
+        unknown = math.isnan(value)
+        cost = 0.0 if unknown else value if mode == "min" else -value
+        return not row.metrics, unknown, cost, numbers.get(row.name, math.inf)
 
     return tuple(sorted(rows, key=rank))
 

@@ -3,10 +3,16 @@
 import json
 from pathlib import Path
 
+import evidence
 import forked
+import living
 import pytest
+from searches import outcome, tune
 
 import argosy
+from argosy.running.phase import Phase
+from argosy.running.recovery import Way
+from argosy.running.voyage import Voyage
 
 SEARCH = """
 import os, signal, time
@@ -63,3 +69,23 @@ def test_whatever_is_killed_the_same_command_ends_with_the_same_table(tmp_path: 
     # A population's generation waits for all its clones, and nothing is prepared beyond its end to be thrown away.
     assert argosy.load(tmp_path / "whole").preparations == 1.0
     assert '"WorkerLost"' in (tmp_path / "killed" / "journal.jsonl").read_text()
+
+
+@pytest.mark.parametrize("scheduler", ["hyperband", "asha"])
+def test_who_falls_behind_is_compared_as_ever_and_goes_on_with_the_same_epochs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheduler: str
+) -> None:
+    terms = {"scheduler": scheduler, "n_trials": 9, "numerics": "exact"}
+    whole = tune(tmp_path / "whole", **terms)
+    lost: list[str] = []
+
+    def act(voyage: Voyage) -> None:
+        if not lost and voyage.driver.phase is Phase.SAILING and len(voyage.devices) == 2 and voyage.state.fed:
+            lost.append(voyage.devices[0])
+            living.lose(voyage, lost[0])
+
+    living.way_on(monkeypatch, lambda: Way.APART)
+    living.at_every_round(monkeypatch, act)
+    assert outcome(tune(tmp_path / "run", **terms)) == outcome(whole)
+    assert evidence.event_lines(tmp_path / "run", "WorkerLost")
+    assert evidence.event_lines(tmp_path / "run", "MemberRested")

@@ -198,6 +198,9 @@ def test_a_clone_is_what_a_plain_loop_makes_of_its_line_and_a_killed_search_ends
     for row in report.run.rows:
         _, out, rest = row.reason.partition(" after section ")
         assert row.epochs == (float(rest.partition(":")[0]) if out else 6.0)
+    assert [row["trial"] for row in report.table()] == sorted(
+        report.trials, key=lambda name: (report.run.member(name).metrics["val_loss"], report.trials[name])
+    )
     # What is behind a source was not trained again.
     assert report.epochs == 6 * 6
     assert report.sources.keys() == {f"net-{number}" for number in range(6, 10)}

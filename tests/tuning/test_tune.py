@@ -27,7 +27,6 @@ from argosy.events import Packed, SectionEnded
 from argosy.running import inbox, measuring
 from argosy.running.inline import Inline
 from argosy.running.phase import Phase
-from argosy.running.recovery import Way
 from argosy.running.studyfile import load_search
 from argosy.running.voyage import Voyage
 from argosy.settings import Settings
@@ -65,26 +64,6 @@ def test_faults_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
 
     living.at_every_round(monkeypatch, act)
     assert outcome(tune(tmp_path / "run", n_trials=9, numerics="exact")) == outcome(whole)
-
-
-@pytest.mark.parametrize("scheduler", ["hyperband", "asha"])
-def test_who_falls_behind_is_compared_as_ever_and_goes_on_with_the_same_epochs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheduler: str
-) -> None:
-    terms = {"scheduler": scheduler, "n_trials": 9, "numerics": "exact"}
-    whole = tune(tmp_path / "whole", **terms)
-    lost: list[str] = []
-
-    def act(voyage: Voyage) -> None:
-        if not lost and voyage.driver.phase is Phase.SAILING and len(voyage.devices) == 2 and voyage.state.fed:
-            lost.append(voyage.devices[0])
-            living.lose(voyage, lost[0])
-
-    living.way_on(monkeypatch, lambda: Way.APART)
-    living.at_every_round(monkeypatch, act)
-    assert outcome(tune(tmp_path / "run", **terms)) == outcome(whole)
-    assert evidence.event_lines(tmp_path / "run", "WorkerLost")
-    assert evidence.event_lines(tmp_path / "run", "MemberRested")
 
 
 def titles(page: str) -> set[str]:
@@ -173,6 +152,9 @@ def test_totals_grow_and_trials_that_are_over_go_on(tmp_path: Path) -> None:
     assert report.parameters == once.parameters
     assert all(row.epochs >= before.get(row.name, 0) for row in report.run.rows)
     assert report.best().name == once.best().name
+    # Who came with the new total has seen what the others saw before.
+    for member in living.state_of(tmp_path / "run").members.values():
+        assert [row.stream_epoch for row in member.sections] == list(range(len(member.sections))), member.name
     # The storage was written anew: what Optuna holds for over may go on.
     values = {trial.number: trial.value for trial in stored(tmp_path / "run").trials}
     worth = {
