@@ -9,10 +9,12 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import certificates
 import evidence
 import forked
 import jobs
@@ -23,7 +25,7 @@ import studies
 from test_pipelines import Dealt
 
 import argosy
-from argosy.errors import WorkerError
+from argosy.errors import PlanError, WorkerError
 from argosy.events import SectionEnded
 from argosy.fold import RunState
 from argosy.planning import POLICIES
@@ -32,6 +34,7 @@ from argosy.running.agent import serve
 from argosy.running.journal import read_journal
 from argosy.running.view import Silent
 from argosy.settings import Settings
+from argosy.stream.tls import Certificate
 
 EPOCHS = 3
 
@@ -55,10 +58,14 @@ def train(directory: Path, launcher: jobs.TwoNodes, **rest: Any) -> argosy.Repor
     return living.run(studies.study(epochs=EPOCHS), directory, launcher=launcher, **(fixed | rest))
 
 
-@pytest.mark.parametrize("common", [True, False], ids=["common files", "no common files"])
+@pytest.mark.parametrize("common", [True, False], ids=["common files", "a certificate, no common files"])
 @pytest.mark.parametrize("sharing", ["local", "all-shared"])
-def test_results_are_those_of_one_process(tmp_path: Path, alone: dict[str, Any], common: bool, sharing: str) -> None:
+def test_results_are_those_of_one_process(
+    tmp_path: Path, alone: dict[str, Any], common: bool, sharing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = tmp_path / "run"
+    if not common:
+        monkeypatch.setenv("ARGOSY_CERTIFICATE", str(certificates.make(tmp_path / "job.pem")))
     report = train(run, jobs.TwoNodes(run if common else tmp_path / "board"), sharing=sharing)
     assert report.status == "done"
     assert evidence.results(run) == alone
@@ -230,6 +237,30 @@ def test_who_has_not_the_key_is_refused_and_told_of(tmp_path: Path, monkeypatch:
     told = (tmp_path / "run" / "workers" / "door.log").read_text().splitlines()
     assert any(line.endswith("does not know the run's key") for line in told)
     assert len(told) >= 2
+
+
+@pytest.mark.parametrize("has", ["another", "none"])
+def test_an_agent_without_the_jobs_certificate_says_so_at_once(
+    tmp_path: Path, has: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gathering, "CALL_SECONDS", 0.5)
+    ours, other = (Certificate.load(certificates.make(tmp_path / f"{name}.pem")) for name in ("ours", "other"))
+    board, refused = gathering.FileBoard(tmp_path), []
+    door = gathering.open_door(jobs.place(0), board, None, ours, refused.append)
+
+    def join() -> None:
+        with pytest.raises(
+            PlanError, match=f"has {'another' if has == 'another' else 'no'} certificate, and the job's"
+        ):
+            gathering.call_driver(jobs.place(1), board, None, certificate=other if has == "another" else None)
+
+    with ThreadPoolExecutor(1) as threads:
+        joining = threads.submit(join)
+        while not joining.done() or not refused:
+            assert door.enter() == []
+        joining.result()
+    door.close()
+    assert "does not show the job's certificate" in refused[0]
 
 
 def test_twenty_jobs_that_start_at_once_do_not_meet(tmp_path: Path) -> None:
