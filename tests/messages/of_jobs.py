@@ -6,11 +6,13 @@ from pathlib import Path
 import pytest
 
 from argosy.cluster import Device, Node
+from argosy.doctor_cli import doctor
 from argosy.events import Checkpoint
 from argosy.fold import MemberState
 from argosy.running import agents, gathering
 from argosy.running.agent import Joined
 from argosy.running.agents import Agents
+from argosy.running.cluster_doctor import place_in
 from argosy.running.freight import pieces
 from argosy.running.gathering import FileBoard, Notice, call_driver, certificate_in, key_in
 from argosy.running.place import Place, place_asked, place_of
@@ -80,6 +82,8 @@ CASES = {
     "a key that can be guessed": lambda: key_in({"ARGOSY_KEY": "secret"}),
     "a certificate that is none": no_certificate,
     "a node without the job's certificate": uncertified,
+    "a cluster's doctor where nobody has started a job": lambda: place_in({}),
+    "a doctor of one machine who is given a study": lambda: doctor(Path("study.py")),
     "a job whose driver is not found": no_driver,
     "a job whose agents do not come": lonely,
     "nodes of unlike environments": unlike,
