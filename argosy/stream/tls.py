@@ -35,9 +35,10 @@ class Certificate:
         try:
             digest = hashlib.sha256(path.read_bytes()).hexdigest()
             sides = [_context(path, side) for side in (ssl.PROTOCOL_TLS_CLIENT, ssl.PROTOCOL_TLS_SERVER)]
-        except OSError as error:  # those of ssl among them
+        except OSError as error:
+            problem = "it is none, or has a password" if isinstance(error, ssl.SSLError) else error.strerror
             raise PlanError(
-                f"{path} cannot be read as a private key with its certificate: {error}. Make one with openssl req -x509 -nodes "
+                f"{path} cannot be read as a private key with its certificate: {problem}. Make one with openssl req -x509 -nodes "
                 f"-newkey rsa:3072 -days 365 -subj /CN=argosy -keyout {path} -out {path}, and copy it to all nodes."
             ) from error
         return cls(digest=digest, _calling=sides[0], _called=sides[1])
