@@ -16,6 +16,7 @@ from argosy.running import cluster_checks, cluster_doctor
 from argosy.running.cluster_checks import Here, Link, Looked, Samples, judge
 from argosy.running.cluster_doctor import answer, examine_cluster
 from argosy.running.place import Place
+from argosy.stream import door
 
 STUDY = "import studies\nstudy = studies.study({samples}, fleet=[studies.member()])\n"
 Faults = Callable[[pytest.MonkeyPatch], None]
@@ -26,6 +27,7 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """However slow this machine is, a node is not found ill for that."""
     for limit in ("JOIN_SECONDS", "CALL_SECONDS", "ANSWER_SECONDS", "END_SECONDS"):
         monkeypatch.setattr(cluster_doctor, limit, 200.0)
+    monkeypatch.setattr(door, "PATIENCE_SECONDS", 200.0)
     monkeypatch.setattr(cluster_checks, "LEAST_BYTES_PER_SECOND", 0.0)
 
 

@@ -129,8 +129,9 @@ def sealed(request: pytest.FixtureRequest) -> Certificate | None:
 
 
 @pytest.fixture
-def network_door(refused: list[str], sealed: Certificate | None) -> Iterator[Door]:
-    """A door for other nodes."""
+def network_door(refused: list[str], sealed: Certificate | None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Door]:
+    """A door for other nodes, however slow they are."""
+    monkeypatch.setattr(entrance, "PATIENCE_SECONDS", 200.0)
     door = Door.to_network(bytes(32), refused.append, seal=sealed and sealed.called)
     yield door
     door.close()
