@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from rich.console import Console
 
-from argosy import planning_cli, reporting_cli, steering_cli
+from argosy import doctor_cli, planning_cli, reporting_cli, steering_cli
 from argosy.errors import ArgosyError
 from argosy.output import Json, open_what_is_closed, show, write
 from argosy.profiles import load_profiles, save_profiles
@@ -41,7 +41,7 @@ app = typer.Typer(
 app.command("simulate")(planning_cli.simulate)
 for command in (
     *(steering_cli.stop, steering_cli.add, steering_cli.clone),
-    *(reporting_cli.status, reporting_cli.report),
+    *(reporting_cli.status, reporting_cli.report, doctor_cli.doctor),
 ):
     app.command()(command)
 
@@ -286,21 +286,6 @@ def audit(directory: RunDirectory, as_json: Json = False) -> None:
     else:
         write("\n".join(found) or f"{directory}: every member saw every sample of its epochs exactly once, in order.")
     raise typer.Exit(1 if found else 0)
-
-
-@app.command()
-def doctor(directory: Directory = Path("runs/argosy"), as_json: Json = False) -> None:
-    """Check this machine: what would fail, and what mends it; exit code 1 if something would."""
-    from argosy.running import doctor as examining
-
-    checks = examining.examine(directory)
-    if as_json:
-        write({"ok": all(check.ok for check in checks), "checks": [asdict(check) for check in checks]})
-    else:
-        from argosy.views.checks import checks_table
-
-        show(checks_table(checks))
-    raise typer.Exit(0 if all(check.ok for check in checks) else 1)
 
 
 def main() -> None:

@@ -22,7 +22,7 @@ TIERS = [
     {"training"},
     {"running", "ensembling"},
     {"views", "output", "loading"},
-    {"planning_cli", "steering_cli"},
+    {"planning_cli", "steering_cli", "doctor_cli"},
     {"api"},
     {"demo", "adapters"},
     {"reporting_cli"},
@@ -30,7 +30,7 @@ TIERS = [
     {"__main__"},
 ]
 NOUNS = set().union(*TIERS[:6]) | {"planning", "tuning"}
-TORCH_FREE = NOUNS | {"cli", "loading", "reporting_cli", "steering_cli", ""}
+TORCH_FREE = NOUNS | {"cli", "loading", "reporting_cli", "steering_cli", "doctor_cli", ""}
 OPTIONAL = {
     "pandas",
     "plotly",

@@ -26,7 +26,7 @@ from argosy.commands import Board, Lost, Report
 from argosy.events import Saved
 from argosy.running.forkserver import IGNORED
 from argosy.running.freight import Arrivals, Outbox, Piece
-from argosy.running.gathering import board_of, call_driver, key_in
+from argosy.running.gathering import board_of, call_driver, certificate_in, key_in
 from argosy.running.place import Place
 from argosy.running.processes import Processes, ProcessWorkers
 from argosy.running.records import versions
@@ -126,7 +126,12 @@ def serve(place: Place, settings: Settings, directory: Path) -> int:
         tempfile.TemporaryDirectory(prefix="argosy-node-") as scratch,
     ):
         (node,) = processes.discover(replace(settings, nodes=1, preparing_nodes=None)).nodes
-        peer, _ = call_driver(place, board_of(place, directory, os.environ), key_in(os.environ))
+        board, key, certificate = (
+            board_of(place, directory, os.environ),
+            key_in(os.environ),
+            certificate_in(os.environ),
+        )
+        peer, _ = call_driver(place, board, key, certificate=certificate)
         for number in IGNORED:
             signal.signal(number, signal.SIG_IGN)  # the driver acts on them
         peer.send(Joined(place.rank, socket.gethostname(), node, versions()))

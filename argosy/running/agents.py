@@ -20,7 +20,7 @@ from argosy.errors import PlanError, WorkerError
 from argosy.running.agent import Joined
 from argosy.running.blobs import blobs_of
 from argosy.running.distant import Distant
-from argosy.running.gathering import Notice, addresses, board_of, key_in
+from argosy.running.gathering import board_of, certificate_in, key_in, open_door
 from argosy.running.launcher import Job, node_of
 from argosy.running.place import Place
 from argosy.running.processes import Processes, ProcessWorkers, enlisting
@@ -50,6 +50,7 @@ class Agents:
         """Where the job's processes look for its driver."""
         self.here = Processes()
         self._key = key_in(os.environ)
+        self._certificate = certificate_in(os.environ)
         self._door: Door | None = None
         self._board = board_of(place, directory, os.environ)
         self._joined: dict[int, tuple[Joined, Peer]] = {}
@@ -103,10 +104,7 @@ class Agents:
 
     def _open_door(self) -> None:
         (self.directory / "workers").mkdir(parents=True, exist_ok=True)
-        key = self._key or os.urandom(32)
-        self._door = Door.to_network(key, self._note_refusal)
-        told = "" if self._key else key.hex()
-        self._board.leave(Notice(job=self.place.job, hosts=addresses(), port=self._door.port, key=told))
+        self._door = open_door(self.place, self._board, self._key, self._certificate, self._note_refusal)
 
     def _gather(self, deadline: float) -> None:
         """Let in who calls, for a moment."""

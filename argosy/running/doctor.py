@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,7 +27,7 @@ from argosy.running.limits import memory_limit, quota_cores, usable_cores
 from argosy.stream.door import Door
 from argosy.stream.pulse import Pulse
 
-__all__ = ["Check", "Gpus", "examine"]
+__all__ = ["Check", "Gpus", "examine", "versions_of"]
 
 GIB = 2**30
 # Before 2.10 of torch, a file could do more than bring data, though it was opened with weights_only=True (CVE-2026-24747).
@@ -87,8 +87,8 @@ def examine(directory: Path) -> list[Check]:
     server, problem = _start_server()
     cores = usable_cores()
     looks: dict[str, Callable[[], Check]] = {
-        "versions": lambda: judge_versions(_versions(WANTED_VERSIONS)),
-        "extras": lambda: judge_extras(_versions(EXTRAS)),
+        "versions": lambda: judge_versions(versions_of(WANTED_VERSIONS)),
+        "extras": lambda: judge_extras(versions_of(EXTRAS)),
         "cores": lambda: judge_cores(os.cpu_count() or 1, len(os.sched_getaffinity(0)), quota_cores()),
         "memory": lambda: judge_memory(psutil.virtual_memory().available, memory_limit(), devices=cores),
         "memfd": _look_at_memfd,
@@ -242,7 +242,8 @@ def _guarded(name: str, look: Callable[[], Check]) -> Check:
         return Check(name=name, found=f"{type(error).__name__}: {error}", wanted="no error", ok=False, mend=mend)
 
 
-def _versions(packages: Mapping[str, str]) -> dict[str, str | None]:
+def versions_of(packages: Iterable[str]) -> dict[str, str | None]:
+    """By package, and of ``python``; None for one that is not installed."""
     return {name: _version(name) for name in packages}
 
 

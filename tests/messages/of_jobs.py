@@ -6,13 +6,15 @@ from pathlib import Path
 import pytest
 
 from argosy.cluster import Device, Node
+from argosy.doctor_cli import doctor
 from argosy.events import Checkpoint
 from argosy.fold import MemberState
 from argosy.running import agents, gathering
 from argosy.running.agent import Joined
 from argosy.running.agents import Agents
+from argosy.running.cluster_doctor import place_in
 from argosy.running.freight import pieces
-from argosy.running.gathering import FileBoard, call_driver, key_in
+from argosy.running.gathering import FileBoard, Notice, call_driver, certificate_in, key_in
 from argosy.running.place import Place, place_asked, place_of
 from argosy.running.resume import resume_point
 from argosy.settings import Settings
@@ -32,6 +34,19 @@ def no_driver(patch: pytest.MonkeyPatch) -> None:
     """Rank 0 sees another directory, or has ended."""
     patch.setattr(gathering.socket, "gethostname", lambda: "host-1")
     call_driver(PLACE, FileBoard(RUN), None, seconds=0.0)
+
+
+def uncertified(patch: pytest.MonkeyPatch) -> None:
+    """The driver has a certificate, and this node has none."""
+    patch.setattr(gathering.socket, "gethostname", lambda: "host-1")
+    notice = Notice(job=PLACE.job, hosts=("10.0.0.1",), port=40000, certificate="b5bb9d80")
+    gathering._check_certificate(PLACE, notice, None)
+
+
+def no_certificate() -> None:
+    """A file that holds something else."""
+    Path("job.pem").write_text("-----BEGIN NOTHING-----\n")
+    certificate_in({"ARGOSY_CERTIFICATE": "job.pem"})
 
 
 def lonely() -> None:
@@ -65,6 +80,10 @@ CASES = {
     "a launcher's variables that contradict each other": lambda: place_of(SLURM | {"SLURM_PROCID": "2"}),
     "unlike numbers of processes on the nodes": lambda: place_of(OPEN_MPI),
     "a key that can be guessed": lambda: key_in({"ARGOSY_KEY": "secret"}),
+    "a certificate that is none": no_certificate,
+    "a node without the job's certificate": uncertified,
+    "a cluster's doctor where nobody has started a job": lambda: place_in({}),
+    "a doctor of one machine who is given a study": lambda: doctor(Path("study.py")),
     "a job whose driver is not found": no_driver,
     "a job whose agents do not come": lonely,
     "nodes of unlike environments": unlike,

@@ -4,6 +4,7 @@ The driver runs on the one. The data of its second node, which a feeder opens it
 that the two feeders have left in common is the link.
 """
 
+import contextlib
 import ctypes
 import os
 import re
@@ -18,6 +19,7 @@ import evidence
 import pytest
 import studies
 import torch
+from hosts import NotPermittedError, connected, root
 from torch import nn
 from torch.utils.data import Dataset
 
@@ -94,42 +96,18 @@ def study(kind: str, host: str | None = None) -> argosy.Study:
     return studies.study(data=argosy.Data(train=Moving(kind, host)), fleet=fleet)
 
 
-def root(*words: str) -> str:
-    """Run an administrator's command."""
-    environment = {**os.environ, "PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin"}
-    return subprocess.run(words, capture_output=True, text=True, check=True, env=environment).stdout
-
-
 @pytest.fixture
 def hosts() -> Iterator[tuple[str, str]]:
-    """Two network namespaces with a loopback each, joined by a pair of devices of one name."""
-    pair = (f"argosy-{os.getpid()}-a", f"argosy-{os.getpid()}-b")
-    made: list[str] = []
-    try:
-        connect(pair, made)
-        yield pair
-    finally:
-        for host in made:
-            root("ip", "netns", "delete", host)
-
-
-def connect(pair: tuple[str, str], made: list[str]) -> None:
-    """Make the hosts, and note which are there; skips the test where that is not permitted."""
+    """Two of them, joined by a slow link."""
     limit = ("rate", "200mbit", "burst", "64kb", "latency", "50ms")
-    try:
-        for host in pair:
-            root("ip", "netns", "add", host)
-            made.append(host)
-        root("ip", "link", "add", "veth0", "netns", pair[0], "type", "veth", "peer", "name", "veth0", "netns", pair[1])
-        for number, host in enumerate(pair, start=1):
-            root("ip", "-n", host, "link", "set", "lo", "up")
-            root("ip", "-n", host, "address", "add", f"10.77.0.{number}/24", "dev", "veth0")
-            root("ip", "-n", host, "link", "set", "veth0", "up")
-            root("ip", "netns", "exec", host, "tc", "qdisc", "add", "dev", "veth0", "root", "tbf", *limit)
-    except FileNotFoundError as error:
-        pytest.skip(f"iproute2 is not installed here: {error}")
-    except subprocess.CalledProcessError as error:
-        pytest.skip(f"{' '.join(error.cmd)} is not permitted here: {error.stderr.strip()}")
+    with contextlib.ExitStack() as until_then:
+        try:
+            pair = until_then.enter_context(connected())
+            for host in pair:
+                root("ip", "netns", "exec", host, "tc", "qdisc", "add", "dev", "veth0", "root", "tbf", *limit)
+        except (NotPermittedError, subprocess.CalledProcessError) as error:
+            pytest.skip(str(error))
+        yield pair
 
 
 def run(directory: Path, hosts: tuple[str, str], kind: str) -> tuple[dict[str, Any], int]:

@@ -1,5 +1,6 @@
 """The door lets in whoever knows the key, under any name, from this node or another; nobody else is heard."""
 
+import contextlib
 import os
 import pickle
 import random
@@ -12,12 +13,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import certificates
 import pytest
 from test_wire import no_more_files
 
 from argosy.errors import WorkerError
 from argosy.stream import door as entrance
 from argosy.stream.door import Door, dial
+from argosy.stream.tls import Certificate
 from argosy.stream.wire import Peer
 
 
@@ -127,32 +130,118 @@ def refused() -> list[str]:
     return []
 
 
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
+    """The job's."""
+    return Certificate.load(certificates.make(tmp_path_factory.mktemp("certificate") / "job.pem"))
+
+
+@pytest.fixture(params=["plain", "sealed"])
+def sealed(request: pytest.FixtureRequest) -> Certificate | None:
+    """What both ends have, if they have one."""
+    found: Certificate | None = request.getfixturevalue("certificate") if request.param == "sealed" else None
+    return found
+
+
 @pytest.fixture
-def network_door(refused: list[str]) -> Iterator[Door]:
-    """A door for other nodes."""
-    door = Door.to_network(bytes(32), refused.append)
+def network_door(refused: list[str], sealed: Certificate | None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Door]:
+    """A door for other nodes, however slow they are."""
+    monkeypatch.setattr(entrance, "PATIENCE_SECONDS", 200.0)
+    door = Door.to_network(bytes(32), refused.append, seal=sealed and sealed.called)
     yield door
     door.close()
 
 
-def test_callers_from_the_network_are_let_in_and_say_more_than_a_socket_holds(network_door: Door) -> None:
-    address = ("127.0.0.1", network_door.port)
-    entered, (caller,) = enter(network_door, lambda: dial(address, bytes(32), "rank 1"))
+def call(port: int, *, key: bytes = bytes(32), certificate: Certificate | None = None) -> Peer:
+    """From another node."""
+    return dial(("127.0.0.1", port), key, "rank 1", seconds=60, seal=certificate and certificate.calling)
+
+
+def test_callers_from_the_network_are_let_in_and_say_more_than_a_socket_holds(
+    network_door: Door, sealed: Certificate | None
+) -> None:
+    entered, (caller,) = enter(network_door, lambda: call(network_door.port, certificate=sealed))
     ((name, peer),) = entered
     assert (name, peer.host, caller.host) == ("rank 1", "127.0.0.1", "127.0.0.1")
-    caller.send(bytes(5_000_000))
-    while not (heard := peer.receive()):
-        caller.flush()
-    assert heard == [bytes(5_000_000)]
+    for here, there in ((caller, peer), (peer, caller)):
+        here.send(bytes(5_000_000))
+        while not (heard := there.receive()):
+            here.flush()
+        assert heard == [bytes(5_000_000)]
+        here.send("a last word")
+    assert peer.wait(60) == ["a last word"]
+    caller.close()
+    with pytest.raises(EOFError):
+        peer.wait(60)
 
 
-def test_a_wrong_key_from_the_network_is_refused_and_told(network_door: Door, refused: list[str]) -> None:
-    address = ("127.0.0.1", network_door.port)
-    entered, (error,) = enter(network_door, lambda: dial(address, b"x" * 32, "rank 1"))
+def test_a_wrong_key_from_the_network_is_refused_and_told(
+    network_door: Door, refused: list[str], sealed: Certificate | None
+) -> None:
+    entered, (error,) = enter(network_door, lambda: call(network_door.port, key=b"x" * 32, certificate=sealed))
     assert entered == []
     assert isinstance(error, WorkerError)
     assert [words.partition(" port ")[0] for words in refused] == ["127.0.0.1"]
     assert refused[0].endswith("does not know the run's key")
+
+
+def test_nothing_can_be_read_between_two_nodes_with_a_certificate(
+    network_door: Door, sealed: Certificate | None
+) -> None:
+    passed = bytearray()
+    with socket.create_server(("127.0.0.1", 0)) as between:
+        thread = threading.Thread(target=lambda: carry(between, network_door.port, passed))
+        thread.start()
+        ((_, peer),), (caller,) = enter(network_door, lambda: call(between.getsockname()[1], certificate=sealed))
+        caller.send("the weights of a network")
+        assert peer.wait(60) == ["the weights of a network"]
+        caller.close()
+        peer.close()
+        thread.join()
+    assert (b"the weights of a network" in passed) is (sealed is None)
+
+
+def carry(between: socket.socket, port: int, passed: bytearray) -> None:
+    """Be between two ends, and keep what passes, until one of them hangs up."""
+    ends = [between.accept()[0], socket.create_connection(("127.0.0.1", port))]
+    others = dict(zip(ends, reversed(ends), strict=True))
+    with ends[0], ends[1], contextlib.suppress(ConnectionError):
+        while True:
+            for end in select.select(ends, [], [])[0]:
+                piece = end.recv(2**16)
+                passed += piece
+                if not piece:
+                    return
+                others[end].sendall(piece)
+
+
+@pytest.mark.parametrize("other", ["another", "none"])
+def test_who_has_not_the_jobs_certificate_is_refused_and_told(
+    certificate: Certificate, refused: list[str], other: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(entrance, "PATIENCE_SECONDS", 0.2 if other == "none" else 60)
+    its = Certificate.load(certificates.make(tmp_path / "another.pem")) if other == "another" else None
+    door = Door.to_network(bytes(32), refused.append, seal=certificate.called)
+    entered, (error,) = enter(door, lambda: call(door.port, certificate=its))
+    while not refused:
+        assert door.enter() == []
+    door.close()
+    assert entered == []
+    assert isinstance(error, WorkerError)
+    assert "does not show the job's certificate" in refused[0]
+
+
+def test_who_calls_with_a_certificate_where_there_is_none_is_refused_and_told(
+    certificate: Certificate, refused: list[str]
+) -> None:
+    door = Door.to_network(bytes(32), refused.append)
+    entered, (error,) = enter(door, lambda: call(door.port, certificate=certificate))
+    while not refused:
+        assert door.enter() == []
+    door.close()
+    assert entered == []
+    assert isinstance(error, WorkerError)
+    assert refused[0].endswith("calls with a certificate, and this end has none")
 
 
 class Trap:
@@ -165,7 +254,9 @@ class Trap:
         return os.mkdir, (str(self.path),)
 
 
-def test_what_a_scanner_of_ports_says_is_ignored(network_door: Door, refused: list[str], tmp_path: Path) -> None:
+def test_what_a_scanner_of_ports_says_is_ignored(
+    network_door: Door, refused: list[str], sealed: Certificate | None, tmp_path: Path
+) -> None:
     """Other protocols, noise, words of a run without its key, and nothing at all; others come in meanwhile."""
     trap = pickle.dumps(Trap(tmp_path / "sprung"), protocol=5)
     word = len(trap).to_bytes(8, "little") + trap
@@ -176,7 +267,7 @@ def test_what_a_scanner_of_ports_says_is_ignored(network_door: Door, refused: li
         callers.append(socket.create_connection(address))
         callers[-1].sendall(words)
         assert network_door.enter() == []
-    entered, _ = enter(network_door, lambda: dial(address, bytes(32), "rank 1"))
+    entered, _ = enter(network_door, lambda: call(network_door.port, certificate=sealed))
     assert [name for name, _ in entered] == ["rank 1"]
     for caller in callers:
         caller.close()

@@ -1,0 +1,100 @@
+"""TLS for the calls between nodes: one private key and its certificate, which every node of a job has and nobody else.
+
+Both ends show the certificate and take no other, so whoever stands between two nodes has nothing to show to either. What a
+door asks of its callers (`argosy.stream.door`) comes after that, inside.
+"""
+
+import hashlib
+import socket
+import ssl
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from argosy.errors import PlanError
+
+__all__ = ["Certificate"]
+
+RECORD_BYTES = 2**14
+"""The largest that one record of TLS brings."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Certificate:
+    """Of a job's nodes."""
+
+    digest: str
+    """Of the file, which tells it from another one."""
+    _calling: ssl.SSLContext
+    _called: ssl.SSLContext
+
+    @classmethod
+    def load(cls, path: Path) -> "Certificate":
+        """From a file in PEM form of the private key and the certificate; raises PlanError for another one."""
+        try:
+            digest = hashlib.sha256(path.read_bytes()).hexdigest()
+            sides = [_context(path, side) for side in (ssl.PROTOCOL_TLS_CLIENT, ssl.PROTOCOL_TLS_SERVER)]
+        except OSError as error:
+            problem = "it is none, or has a password" if isinstance(error, ssl.SSLError) else error.strerror
+            raise PlanError(
+                f"{path} cannot be read as a private key with its certificate: {problem}. Make one with openssl req -x509 -nodes "
+                f"-newkey rsa:3072 -days 365 -subj /CN=argosy -keyout {path} -out {path}, and copy it to all nodes."
+            ) from error
+        return cls(digest=digest, _calling=sides[0], _called=sides[1])
+
+    def calling(self, connection: socket.socket) -> socket.socket:
+        """The caller's end of a connection, inside TLS; the two shake hands when first something is sent or received."""
+        return self._calling.wrap_socket(connection, do_handshake_on_connect=False)
+
+    def called(self, connection: socket.socket) -> socket.socket:
+        """The other end."""
+        return self._called.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
+
+
+def _context(path: Path, side: int) -> ssl.SSLContext:
+    context = ssl.SSLContext(side)
+    context.sslsocket_class = _Sealed
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False  # a node has many names; what counts is that it has the certificate
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.verify_flags |= ssl.VerifyFlags.VERIFY_X509_PARTIAL_CHAIN  # it vouches for itself, whoever signed it
+    context.load_cert_chain(path, password="")
+    context.load_verify_locations(path)
+    if side == ssl.PROTOCOL_TLS_SERVER:
+        context.num_tickets = 0  # nobody calls again
+    return context
+
+
+class _Sealed(ssl.SSLSocket):
+    """One that says what sockets say where it would have to wait, and leaves nothing behind of which a poll knows nothing."""
+
+    def send(self, data: Any, flags: int = 0) -> int:
+        """See `socket.socket.send`."""
+        try:
+            return super().send(data, flags)
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError) as error:
+            raise BlockingIOError from error
+
+    def recv(self, buflen: int = 1024, flags: int = 0) -> bytes:
+        """See `socket.socket.recv`."""
+        try:
+            return super().recv(buflen, flags)
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError) as error:
+            raise BlockingIOError from error
+
+    def recvmsg_into(self, buffers: Iterable[Any], *_: int) -> tuple[int, list[Any], int, Any]:  # type: ignore[override]
+        """See `socket.socket.recvmsg_into`: whole records, as many as are there, and no descriptors."""
+        (buffer,), size = buffers, 0
+        with memoryview(buffer) as room:
+            while len(room) - size >= RECORD_BYTES:
+                try:
+                    read = self.recv_into(room[size:])
+                except (ssl.SSLWantReadError, ssl.SSLWantWriteError) as error:
+                    if not size:
+                        raise BlockingIOError from error
+                    break
+                if not read:
+                    break
+                size += read
+        return size, [], 0, None
