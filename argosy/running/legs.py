@@ -132,7 +132,7 @@ class Sailing:
 
     def devices_of(self, member: str) -> list[str]:
         """Where a member is aboard: several devices may carry it together."""
-        carriers = self.carriers.get(member, ())
+        carriers = self.carriers.get(member, set())
         return list(carriers) if len(carriers) < 2 else [device for device in self.crews if device in carriers]
 
     @property
