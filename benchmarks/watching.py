@@ -1,13 +1,29 @@
-"""What a view costs a run that fails, takes a second a call, or never comes back: nothing, beside a run that nobody watches.
+"""What it costs a run to be watched: the wall time with each view and tracker, by that of a run which nobody watches.
 
-One study, watched by each of them in interleaved rounds; wall time from the first member's start to the end of the call. Samples
-take a moment each, so that what other programs of the machine do weighs little.
+    python benchmarks/watching.py --json
+
+A screen on a terminal, a page that is written while the run goes on, all trackers of `argosy.tracking` at once (those that are
+installed); and views and trackers that fail, that take a second a call, and that never come back. Rounds are interleaved, and each
+ratio is one of the same round. A run takes 10 s from the first member's start to the end of the call; samples take a moment each,
+so that what other programs of the machine do weighs little. Figures and weights of all runs are the same to the bit.
 """
 
+import contextlib
+import fcntl
+import importlib.util
 import json
+import os
+import pty
+import struct
+import subprocess
+import sys
 import tempfile
+import termios
 import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,13 +38,17 @@ from torch.utils.data import Dataset
 import argosy
 from argosy.running.phase import Phase
 from argosy.running.view import Silent
+from argosy.tracking import TRACKERS
 from argosy.views.terminal import Terminal
 
 INPUTS, CLASSES, SAMPLE_SECONDS = 32, 10, 0.01
 MOST = 1.03
+NOBODY = "nobody"
+Settings = dict[str, Any]
+"""Those of `argosy.train`."""
 
 
-class Failing(Silent):
+class FailingView(Silent):
     """Raises whatever it hears."""
 
     def hear(self, worker: str, message: Any) -> None:
@@ -36,7 +56,7 @@ class Failing(Silent):
         raise RuntimeError("no colours")
 
 
-class Slow(Silent):
+class SlowView(Silent):
     """Takes a second a call."""
 
     def hear(self, worker: str, message: Any) -> None:
@@ -44,7 +64,7 @@ class Slow(Silent):
         time.sleep(1.0)
 
 
-class Stuck(Silent):
+class BlockingView(Silent):
     """Never comes back."""
 
     def tick(self, phase: Phase) -> None:
@@ -52,12 +72,107 @@ class Stuck(Silent):
         threading.Event().wait()
 
 
-def terminal() -> Terminal:
-    """A screen of 200 columns, drawn for nobody."""
-    return Terminal(Console(file=Path("/dev/null").open("w"), force_terminal=True, width=200, height=50))
+class Sound:
+    """A tracker that does nothing."""
+
+    def open(self, *_: Any) -> None:
+        """See `argosy.tracking.Tracker`."""
+
+    begin = log = end = open
 
 
-VIEWS = {"nobody": lambda: None, "terminal": terminal, "failing": Failing, "slow": Slow, "stuck": Stuck}
+class FailingTracker(Sound):
+    """Raises at its first figures."""
+
+    def log(self, *_: Any) -> None:
+        raise OSError("no server")
+
+
+class SlowTracker(Sound):
+    """Takes a second a call."""
+
+    def log(self, *_: Any) -> None:
+        time.sleep(1.0)
+
+    begin = end = log
+
+
+class BlockingTracker(Sound):
+    """Never comes back."""
+
+    def log(self, *_: Any) -> None:
+        threading.Event().wait()
+
+
+@contextlib.contextmanager
+def terminal(_: Path) -> Iterator[Settings]:
+    """A screen of 200 columns on a terminal, from which somebody reads."""
+    reads, shows = pty.openpty()
+    fcntl.ioctl(shows, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 200, 0, 0))
+    drawn = []
+
+    def read() -> None:
+        # Where the other end is closed, Linux says EIO.
+        with contextlib.suppress(OSError):
+            while part := os.read(reads, 65536):
+                drawn.append(len(part))
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    with os.fdopen(shows, "w") as screen:
+        yield {"view": Terminal(Console(file=screen))}
+    reader.join()
+    os.close(reads)
+    assert sum(drawn) > 10_000, "nothing was drawn"
+
+
+@contextlib.contextmanager
+def page(directory: Path) -> Iterator[Settings]:
+    """``argosy report --live`` beside the run, as soon as there is something to report."""
+    over, begun = threading.Event(), []
+
+    def watch() -> None:
+        while not (directory / "journal.jsonl").exists():
+            if over.wait(0.05):
+                return
+        command = [sys.executable, "-m", "argosy", "report", str(directory), "--live"]
+        begun.append(subprocess.Popen(command, stdout=subprocess.DEVNULL))
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        yield {}
+    finally:
+        over.set()
+        watcher.join()
+        for process in begun:
+            assert process.wait(120) == 0
+    assert "refresh" not in (directory / "report.html").read_text()[:400], "the last page is of the run's end"
+
+
+def trackers(*kinds: Callable[[], Any] | str) -> Callable[[Path], AbstractContextManager[Settings]]:
+    """A run with these."""
+    return lambda _: nullcontext({"trackers": [kind if isinstance(kind, str) else kind() for kind in kinds]})
+
+
+def view(kind: Callable[[], Any]) -> Callable[[Path], AbstractContextManager[Settings]]:
+    """A run with that one."""
+    return lambda _: nullcontext({"view": kind()})
+
+
+INSTALLED = [name for name in TRACKERS if importlib.util.find_spec(name)]
+WATCHERS: dict[str, Callable[[Path], AbstractContextManager[Settings]]] = {
+    NOBODY: lambda _: nullcontext({}),
+    "terminal": terminal,
+    "page that is written while the run goes on": page,
+    "failing view": view(FailingView),
+    "slow view": view(SlowView),
+    "blocking view": view(BlockingView),
+    f"trackers {', '.join(INSTALLED)}": trackers(*INSTALLED),
+    "failing tracker": trackers(FailingTracker),
+    "slow tracker": trackers(SlowTracker),
+    "blocking tracker": trackers(BlockingTracker),
+}
 
 
 class Slowly(Dataset[tuple[torch.Tensor, int]]):
@@ -74,39 +189,69 @@ class Slowly(Dataset[tuple[torch.Tensor, int]]):
         return torch.randn(INPUTS), index % CLASSES
 
 
-def train(view: Any, *, members: int, samples: int, epochs: int) -> float:
-    """Seconds of a run, without its start."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """What came of one."""
+
+    seconds: float
+    """From the first member's start to the end of the call."""
+    figures: list[dict[str, float]]
+    weights: list[torch.Tensor]
+
+    def equals(self, other: "Run") -> bool:
+        """Whether both have trained the same networks, to the bit."""
+        return self.figures == other.figures and all(map(torch.equal, self.weights, other.weights))
+
+
+def study(members: int, samples: int, epochs: int) -> argosy.Study:
+    """Small networks, every epoch of which is told."""
     fleet = [
-        argosy.Member(f"m{n}", model=partial(nn.Linear, INPUTS, CLASSES), optimizer=partial(SGD, lr=0.1), batch_size=32)
+        argosy.Member(f"m{n}", model=partial(nn.Linear, INPUTS, CLASSES), optimizer=partial(SGD, lr=0.1), batch_size=20)
         for n in range(members)
     ]
-    study = argosy.Study(data=argosy.Data(train=Slowly(samples)), members=fleet, stop=argosy.MaxEpochs(epochs))
-    settings = {"devices": "cpu:1", "loader_workers": 1, "block_size": 64}
-    with tempfile.TemporaryDirectory() as folder:
-        report = argosy.train(study, directory=Path(folder) / "run", view=view, **settings)
-        ended = time.time()
-        assert all(row.status == "done" for row in report.rows)
-        lines = map(json.loads, (report.directory / "journal.jsonl").read_text().splitlines())
-        return ended - next(line["at"] for line in lines if line["event"] == "MemberStarted")
+    return argosy.Study(data=argosy.Data(train=Slowly(samples)), members=fleet, stop=argosy.MaxEpochs(epochs))
+
+
+def train(watcher: Callable[[Path], AbstractContextManager[Settings]], asked: argosy.Study) -> Run:
+    """A run, watched."""
+    settings = {"devices": "cpu:1", "loader_workers": 1, "block_size": 20, "numerics": "exact"}
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        directory = Path(folder) / "run"
+        with watcher(directory) as watched:
+            report = argosy.train(asked, directory=directory, **settings, **watched)
+            ended = time.time()
+        rows = [report.member(name) for name in asked.names]
+        assert all(row.status == "done" for row in rows), [row.reason for row in rows]
+        lines = map(json.loads, (directory / "journal.jsonl").read_text().splitlines())
+        states = [torch.load(row.folder / "last.pt", weights_only=True)["model"] for row in rows]
+        return Run(
+            seconds=ended - next(line["at"] for line in lines if line["event"] == "MemberStarted"),
+            figures=[row.metrics for row in rows],
+            weights=[tensor for state in states for tensor in state.values()],
+        )
 
 
 def main() -> None:
     parser = arguments(__doc__ or "")
+    parser.set_defaults(rounds=3)
     parser.add_argument("--members", type=int, default=10)
-    parser.add_argument("--samples", type=int, default=500)
-    parser.add_argument("--epochs", type=int, default=5)
-    asked = parser.parse_args()
-    seconds: dict[str, list[float]] = {name: [] for name in VIEWS}
-    for number in range(asked.rounds):
-        names = list(VIEWS) if number % 2 else list(VIEWS)[::-1]
-        for name in names:
-            view = VIEWS[name]()
-            seconds[name].append(train(view, members=asked.members, samples=asked.samples, epochs=asked.epochs))
+    parser.add_argument("--samples", type=int, default=100)
+    parser.add_argument("--epochs", type=int, default=10)
+    given = parser.parse_args()
+    asked = study(given.members, given.samples, given.epochs)
+    runs: dict[str, list[Run]] = {name: [] for name in WATCHERS}
+    for number in range(given.rounds):
+        for name in list(WATCHERS)[:: 1 if number % 2 else -1]:
+            runs[name].append(train(WATCHERS[name], asked))
+            print(f"round {number + 1}, {name}: {runs[name][-1].seconds:.2f} s", file=sys.stderr)
     held = []
-    for name in list(VIEWS)[1:]:
-        ratios = [one / alone for one, alone in zip(seconds[name], seconds["nobody"], strict=True)]
-        held.append(target(f"wall of a run with a view: {name}, without = 1", ratios, at_most=MOST))
-    finish("watching", {"seconds": seconds}, held, as_json=asked.json)
+    for name in list(WATCHERS)[1:]:
+        ratios = [one.seconds / alone.seconds for one, alone in zip(runs[name], runs[NOBODY], strict=True)]
+        held.append(target(f"wall of a run with {name}, without = 1", ratios, at_most=MOST))
+    unlike = sum(not one.equals(runs[NOBODY][0]) for found in runs.values() for one in found)
+    held.append(target("runs with other figures or weights", [float(unlike)], at_most=0))
+    seconds = {name: [one.seconds for one in found] for name, found in runs.items()}
+    finish("watching", {"seconds": seconds}, held, as_json=given.json)
 
 
 if __name__ == "__main__":

@@ -1,18 +1,23 @@
 """The stories of the recipes, each run as it is; and how long they are, as the recipes say."""
 
 import ast
+import importlib.util
 import io
 import re
 import runpy
+import subprocess
 import sys
 import tokenize
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import browser
 import pytest
 
-from argosy import api
+from argosy import api, cli
+from argosy.views import trackers
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES, RECIPES = ROOT / "examples", ROOT / "docs" / "recipes.md"
@@ -23,8 +28,9 @@ NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tok
 def play(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., list[str]]:
-    """Runs an example in an empty folder and this process; returns the lines that it prints."""
+    """Runs an example, and the commands that it types, in an empty folder and this process; returns the lines that they print."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(subprocess, "run", partial(typed, subprocess.run))
     for stage in ("train", "tune"):
         monkeypatch.setattr(api, stage, partial(getattr(api, stage), launcher="inline", devices="cpu:1"))
 
@@ -36,6 +42,15 @@ def play(
     return run
 
 
+def typed(run: Callable[..., Any], words: list[str], **settings: Any) -> Any:
+    """In the place of ``subprocess.run``."""
+    if words[1:3] != ["-m", "argosy"]:
+        return run(words, **settings)
+    code = cli.app(words[3:], standalone_mode=False) or 0
+    assert code == 0
+    return subprocess.CompletedProcess(words, code)
+
+
 def numbers(line: str) -> list[float]:
     return [float(found) for found in re.findall(r"[-\d]+\.\d+", line)]
 
@@ -45,6 +60,16 @@ def test_an_ensemble_of_five_seeds_beats_the_best_and_the_best_is_taken_along(pl
     assert numbers(ensemble)[0] > numbers(best)[0] > 0.9
     (said,) = play("deploy.py", "runs/ensemble")
     assert re.fullmatch(r"cnn-seed=\d, loss 0\.\d+: this is a \d", said)
+    if importlib.util.find_spec("plotly") is not None:
+        pictured(play("picture.py", "runs/ensemble"), Path("runs/ensemble"))
+
+
+def pictured(lines: list[str], run: Path) -> None:
+    """A page, and where there is a browser a picture of it."""
+    assert "Learning curves" in (run / "report.html").read_text()
+    if browser.CHROMIUM is not None:
+        assert lines[-1] == f"Written: {run.resolve() / 'report.png'}"
+        assert (run / "report.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_folds_of_three_networks_have_scores_of_samples_that_they_have_not_seen(play: Callable[..., list[str]]) -> None:
@@ -75,6 +100,25 @@ def test_wider_codes_say_more_of_digits(play: Callable[..., list[str]]) -> None:
     *rows, codes = play("autoencoder.py")
     assert [row.split(":")[0] for row in rows] == ["code-32", "code-8", "code-2"]
     assert codes.endswith("(5, 32)")
+
+
+def test_a_run_is_interrupted_and_goes_on_with_one_network_more_and_one_less(play: Callable[..., list[str]]) -> None:
+    first, *_, second = play("interrupted.py")
+    assert sorted(re.findall(r"(mlp-\d+) (\w+)", first)) == [("mlp-16", "paused"), ("mlp-64", "paused")]
+    found = dict(re.findall(r"(mlp-\d+) (\w+)", second))
+    assert found == {"mlp-16": "paused", "mlp-64": "stopped", "mlp-128": "paused"}
+
+
+def test_trackers_have_a_run_for_each_network(play: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("tensorboard")
+    pytest.importorskip("mlflow")
+    # As long as their libraries take to be imported beside other tests.
+    for seconds in ("LEAST_PATIENCE", "LEAST_CALL_PATIENCE"):
+        monkeypatch.setattr(trackers, seconds, 100.0)
+    said = play("trackers.py")
+    assert [line.split()[0] for line in said] == ["tensorboard", "mlflow"]
+    assert len(list(Path("runs/trackers/tensorboard").glob("mlp-*/events*"))) == 4
+    assert len(list(Path("runs/trackers/mlruns").glob("*/*/metrics/val_loss"))) == 4
 
 
 def test_the_cells_of_a_notebook_run_one_after_another(play: Callable[..., list[str]]) -> None:
@@ -116,8 +160,10 @@ def length(path: Path) -> tuple[int, int]:
     """Lines of code, and those from the first statement on that makes a member or asks for something."""
     text = path.read_text()
     lines, body = lines_of(text), ast.parse(text).body
+    # A script that types commands alone begins with its last statement.
     first = next(
-        node.lineno for node in body if "argosy." in (ast.get_source_segment(text, node) or "") and not said(node)
+        (node.lineno for node in body if "argosy." in (ast.get_source_segment(text, node) or "") and not said(node)),
+        body[-1].lineno,
     )
     return len(lines), sum(line >= first for line in lines)
 
@@ -133,5 +179,5 @@ def test_stories_are_as_long_as_the_recipes_say() -> None:
     assert {name: (int(whole), int(own)) for name, whole, own in rows} == {
         name: length(EXAMPLES / name) for name, _, _ in rows
     }
-    assert len(rows) == 8
+    assert len(rows) == 14
     assert length(EXAMPLES / "ensemble.py")[1] <= 12

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from argosy.ensembling.answering import answer
 from argosy.ensembling.combining import Combine, combined, quantiles, variance
 from argosy.ensembling.opening import opened
 from argosy.errors import RunError
@@ -49,7 +50,7 @@ class Ensemble(nn.Module):
 
     def outputs(self, inputs: Any) -> Tensor:
         """What each of them says, ``[members, B, …]``."""
-        return torch.stack([network(inputs) for network in self.networks])
+        return torch.stack([answer(network, inputs) for network in self.networks])
 
     def variance(self, inputs: Any) -> Tensor:
         """How far they are apart, ``[B, …]``."""

@@ -2,7 +2,7 @@
 
 import contextlib
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from argosy.errors import RunError
+from argosy.ensembling.answering import answer
 from argosy.stream.blocks import ALIGNMENT, Block, Place
 from argosy.stream.pulse import Pulse
 from argosy.stream.sources import Source, open_split, probed
@@ -29,7 +29,7 @@ class Predicted(NamedTuple):
     outputs: list[Tensor]
     """Of each network, ``[N, …]``, on the host."""
     targets: Any
-    """The second part of the samples, ``[N, …]``; None where that is not one tensor."""
+    """The second part of the samples, or their labels, ``[N, …]``; None where that is not one tensor."""
     indices: Tensor
     """Of the samples, int64 ``[N]``."""
     length: int
@@ -62,7 +62,7 @@ def predict(networks: Sequence[nn.Module], data: Data, *, seed: int, indices: Se
             block = _prepared(source, chosen[start : start + ROWS])
             inputs, target = _batch(block, data, device)
             for number, network in enumerate(networks):
-                outputs[number].append(_tensor(network(inputs)).cpu())
+                outputs[number].append(answer(network, inputs).cpu())
             targets.append(target)
             kept.append(torch.from_numpy(block.indices[block.sound]))
     whole = None if targets[0] is None else torch.cat(targets)
@@ -76,16 +76,19 @@ def _opened(data: Data, seed: int) -> Source:
 
 
 def _batch(block: Block, data: Data, device: torch.device) -> tuple[Any, Any]:
-    """Inputs and target; the latter is None of samples without a second part."""
+    """Inputs and target: the second part of samples, or the labels of those that are dicts; None where they have neither."""
     sound = torch.from_numpy(block.sound)
     leaves = [(leaf if block.whole else leaf[sound]).to(device) for leaf in block.leaves]
     batch = unflatten(leaves, block.tree)
     if data.on_device is not None:
         batch = data.on_device(batch)
-    if not isinstance(batch, tuple | list):
-        return batch, None
-    target = batch[1] if len(batch) > 1 else None
-    return batch[0], target.cpu() if isinstance(target, Tensor) else None
+    if isinstance(batch, Mapping):
+        inputs, target = batch, batch.get("labels")
+    elif isinstance(batch, tuple | list):
+        inputs, target = batch[0], batch[1] if len(batch) > 1 else None
+    else:
+        inputs, target = batch, None
+    return inputs, target.cpu() if isinstance(target, Tensor) else None
 
 
 def _prepared(source: Source, indices: np.ndarray[Any, Any]) -> Block:
@@ -96,15 +99,6 @@ def _prepared(source: Source, indices: np.ndarray[Any, Any]) -> Block:
     block = source.layout.block(place, memory[-memory.ctypes.data % ALIGNMENT :])
     source.fill(block, 0, indices)
     return block
-
-
-def _tensor(output: Any) -> Tensor:
-    if isinstance(output, Tensor):
-        return output
-    raise RunError(
-        f"a network returned {type(output).__name__} where predictions are tensors. Let it return one in eval(), or call "
-        "report.member(name).load() and take the tensor that you mean from what it returns."
-    )
 
 
 @contextlib.contextmanager

@@ -57,14 +57,17 @@ class Meter:
 
 
 def _rapl(powercap: Path) -> dict[str, Counter]:
+    """Of packages, which have their parts (``intel-rapl:0:1``) in them; the platform (psys) has the packages in it, and is none."""
     found = {}
-    for zone in sorted(powercap.glob("intel-rapl:?")):
+    for zone in sorted(powercap.glob("intel-rapl:*")):
         try:
+            name = (zone / "name").read_text().strip()
             counter = Counter(read=partial(_micro, zone / "energy_uj"), wraps_at=_micro(zone / "max_energy_range_uj"))
             counter.read()
-            found[(zone / "name").read_text().strip()] = counter
         except (OSError, ValueError):
             continue  # mostly only root may read it
+        if name.startswith("package-"):
+            found[name] = counter
     return found
 
 

@@ -2,8 +2,9 @@
 
 The driver puts calls into queues and waits for nobody. A tracker that has raised, or that has as many calls before it as there is
 room for, is told nothing more. At the end of a run all trackers together have a moment to take what is left, a small share of the
-run; a thread that is still at work then is left behind, and does not keep the process. How far a tracker was told of each member
-is in a file, and whoever goes on with the run, or runs its command again, begins with what is missing.
+run, and less where one does not come back from a call; a thread that is still at work then is left behind, and does not keep the
+process. How far a tracker was told of each member is in a file, and whoever goes on with the run, or runs its command again, begins
+with what is missing.
 """
 
 import contextlib
@@ -30,8 +31,10 @@ __all__ = ["Feed", "Tracked"]
 
 ROOM = 10_000
 """Calls that wait for a tracker at most, beside those that an earlier driver has left."""
-PATIENCE, LEAST_PATIENCE = 0.02, 1.0
-"""How long trackers have at the end of a run: a share of it, and seconds that they have in any case."""
+PATIENCE = 0.02
+"""How long trackers have at the end of a run, and each of them for one call: a share of the run."""
+LEAST_PATIENCE, LEAST_CALL_PATIENCE = 1.0, 0.25
+"""Seconds that they have in any case, and those for one call."""
 Call = tuple[str, tuple[Any, ...]]
 """A method of `Tracker`, and its arguments."""
 
@@ -50,6 +53,8 @@ class Feed:
         self._thread = threading.Thread(target=self._work, name=f"tracker {name}", daemon=True)
         self._full = False
         self._error = ""
+        self._came_back = 0.0
+        """When its last call was over; written by its thread alone."""
 
     def start(self, job: Job, state: RunState) -> None:
         """Begin to tell, with what it has missed of a run so far."""
@@ -67,10 +72,14 @@ class Feed:
         if not self._full:
             self._calls.put((method, arguments))
 
-    def end(self, seconds: float) -> str:
-        """Wait so long for it at most; says why it has missed something, where it has."""
+    def end(self, deadline: float, call_seconds: float) -> str:
+        """Wait for it until then, and so long for one call at most; says why it has missed something, where it has."""
         self._calls.put(None)
-        self._thread.join(seconds)
+        asked = time.monotonic()
+        while (left := min(deadline, max(asked, self._came_back) + call_seconds) - time.monotonic()) > 0:
+            self._thread.join(left)
+            if not self._thread.is_alive():
+                break
         if self._error:
             return f"tracker {self.name} failed: {self._error} (see {self._log})"
         return f"tracker {self.name} is too slow" if self._full or self._thread.is_alive() else ""
@@ -82,6 +91,7 @@ class Feed:
             method, arguments = call
             try:
                 getattr(self._tracker, method)(*arguments)
+                self._came_back = time.monotonic()
                 if method == "log":
                     self._note(arguments[0], arguments[2]["epochs"])
             except (Exception, SystemExit) as error:  # boundary: libraries, and people's code
@@ -154,10 +164,10 @@ class Tracked:
             return  # the run has not begun
         for member in sorted(self._begun):
             self._tell("end", member, "paused")
-        took = time.monotonic() - self._since
-        deadline = time.monotonic() + max(PATIENCE * took, LEAST_PATIENCE)
+        share = PATIENCE * (time.monotonic() - self._since)
+        deadline = time.monotonic() + max(share, LEAST_PATIENCE)
         for feed in self._feeds:
-            if missed := feed.end(max(deadline - time.monotonic(), 0.0)):
+            if missed := feed.end(deadline, max(share, LEAST_CALL_PATIENCE)):
                 print(f"{missed}; the same command again tells it what it has missed.", file=sys.stderr)
 
     def _tell(self, method: str, *arguments: Any) -> None:

@@ -92,3 +92,8 @@ def test_a_tiny_bert_is_what_a_plain_loop_makes_of_it(tmp_path: Path) -> None:
     with torch.no_grad():
         logits = report.best().load()(held_out.words).logits
     assert report.best().metrics["val_accuracy"] == pytest.approx(float(right(logits, held_out.labels).mean()))
+    torch.testing.assert_close(report.predict(held_out), logits)
+    ensemble = report.ensemble(combine="probabilities")
+    own, *alone = ensemble.scores
+    assert alone[0]["accuracy"] == pytest.approx(report.best().metrics["val_accuracy"])
+    assert float(right(report.predict(held_out, ensemble), held_out.labels).mean()) == pytest.approx(own["accuracy"])

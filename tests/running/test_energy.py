@@ -22,15 +22,35 @@ def test_counters_wrap_and_may_fall_silent() -> None:
     assert told == [0.0, 5.0, 20.0, 20.0, 40.0]
 
 
-def test_packages_are_found_where_they_may_be_read(tmp_path: Path) -> None:
-    for number, energy in enumerate(("5000000\n", "")):
-        zone = tmp_path / f"intel-rapl:{number}"
-        zone.mkdir()
-        (zone / "name").write_text(f"package-{number}\n")
-        (zone / "max_energy_range_uj").write_text("262143328850\n")
-        (zone / "energy_uj").write_text(energy)
-    (tmp_path / "intel-rapl:0:0").mkdir()
+def zone(powercap: Path, number: str, name: str, energy: str = "0\n") -> Path:
+    """One of the folders that the kernel has for what counts energy (Documentation/ABI/testing/sysfs-class-powercap)."""
+    made = powercap / f"intel-rapl:{number}"
+    made.mkdir()
+    (made / "name").write_text(f"{name}\n")
+    (made / "max_energy_range_uj").write_text("10000000\n")
+    (made / "energy_uj").write_text(energy)
+    return made / "energy_uj"
+
+
+def test_every_package_is_found_that_may_be_read(tmp_path: Path) -> None:
+    first = zone(tmp_path, "0", "package-0", "5000000\n")
+    eleventh = zone(tmp_path, "10", "package-1-die-4", "9000000\n")
+    zone(tmp_path, "1", "package-1", "")
+    # What only root may read is a folder here, which nobody can read as a file.
+    forbidden = zone(tmp_path, "2", "package-2")
+    forbidden.unlink()
+    forbidden.mkdir()
+    # Parts of a package, the platform that has all of them in it, and the same package by another way.
+    others = [zone(tmp_path, "0:0", "core"), zone(tmp_path, "11", "psys")]
+    (tmp_path / "intel-rapl-mmio:0").mkdir()
     meter = Meter.here(gpus=False, powercap=tmp_path)
-    (tmp_path / "intel-rapl:0" / "energy_uj").write_text("7500000\n")
+    first.write_text("7500000\n")
+    eleventh.write_text("1000000\n")
+    for other in others:
+        other.write_text("3000000\n")
     meter.look()
-    assert meter.told == {"package-0": 2.5}
+    assert meter.told == {"package-0": 2.5, "package-1-die-4": 2.0}
+
+
+def test_a_machine_that_tells_nothing_has_no_joules(tmp_path: Path) -> None:
+    assert Meter.here(gpus=False, powercap=tmp_path / "none").told == {}
