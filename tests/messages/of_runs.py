@@ -94,9 +94,11 @@ def added(rehearsed: Rehearsed) -> None:
     additions._take_up("1-add.json", rehearsed)
 
 
-def another_module() -> None:
+def another_module(patch: pytest.MonkeyPatch) -> None:
     """A module beside an added file has the name of one that the run has."""
     Path("beside.py").touch()
+    patch.setitem(sys.modules, "beside", sys)  # whatever another test has left
+    patch.delitem(sys.modules, "beside")
     sys.path.insert(0, str(Path.cwd()))
     added(Rehearsed(modules={"beside": "/home/me/beside.py"}))
 

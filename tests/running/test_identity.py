@@ -101,7 +101,8 @@ def load(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., argos
             (folder / file).write_text(text.replace(old, new) if old else text)
         monkeypatch.setattr(sys, "path", [*sys.path])
         for module in (name, "beside"):
-            monkeypatch.delitem(sys.modules, module, raising=False)
+            monkeypatch.setitem(sys.modules, module, sys)  # so that it is none of them again after the test
+            monkeypatch.delitem(sys.modules, module)
         return load_study(folder / f"{name}.py")
 
     return load
