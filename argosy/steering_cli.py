@@ -17,10 +17,10 @@ StudyFile = Annotated[Path, typer.Argument(help="Python file with a variable `st
 
 
 def stop(
-    directory: RunDirectory, member: Annotated[str, typer.Argument(help="Its name.")], as_json: Json = False
+    directory: RunDirectory, members: Annotated[list[str], typer.Argument(help="Their names.")], as_json: Json = False
 ) -> None:
-    """Tell a run to save a member and stop it; exit code 2 if it refuses."""
-    _tell(directory, {"command": "stop", "member": member}, as_json=as_json)
+    """Tell a run to save members and stop them; exit code 2 if it refuses one."""
+    _tell(directory, *({"command": "stop", "member": member} for member in members), as_json=as_json)
 
 
 def add(directory: RunDirectory, study_file: StudyFile, as_json: Json = False) -> None:
@@ -44,12 +44,12 @@ def clone(
     _tell(directory, command, as_json=as_json)
 
 
-def _tell(directory: Path, command: dict[str, Any], *, as_json: bool) -> None:
+def _tell(directory: Path, *commands: dict[str, Any], as_json: bool) -> None:
     from argosy.running.inbox import tell
 
-    answer = tell(directory, command)
-    refused = answer.startswith(REFUSED)
-    write({"answer": answer, "refused": refused} if as_json else answer)
+    answers = tell(directory, *commands)
+    refused = any(answer.startswith(REFUSED) for answer in answers)
+    write({"answer": "\n".join(answers), "refused": refused} if as_json else "\n".join(answers))
     raise typer.Exit(2 if refused else 0)
 
 

@@ -98,9 +98,9 @@ def play(directory: Path) -> dict[str, dict[str, Any]]:
             names = list(rates)
         while any(trains(members.get(name), until=LOOK) for name in names):
             members = run.members("--wait")
-        for name in sorted(names, key=lambda name: members[name].get("val_loss", 9.9))[VARIANTS // 2 :]:
-            if members[name]["status"] == "training":
-                run.command("stop", name)
+        worse = sorted(names, key=lambda name: members[name].get("val_loss", 9.9))[VARIANTS // 2 :]
+        if worse := [name for name in worse if members[name]["status"] == "training"]:
+            run.command("stop", *worse)
     while any(trains(row, until=EPOCHS) for name, row in members.items() if name != "base"):
         members = run.members("--wait")
     if trains(members["base"], until=100_000):

@@ -26,7 +26,7 @@ from argosy.running.journal import Journal, Lock, read_journal
 from argosy.running.launcher import Job, Launcher
 from argosy.running.recovery import Loss, Way
 from argosy.running.rehearsal import Rehearsed
-from argosy.running.studyfile import StudyCopy
+from argosy.running.study_copy import StudyCopy
 from argosy.running.verdicts import GO_ON, Fate, Judge, Verdict
 from argosy.running.view import Silent, View
 from argosy.running.voyage import Voyage

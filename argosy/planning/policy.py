@@ -42,6 +42,8 @@ class Situation:
     epochs_done: Mapping[str, int] = field(default_factory=dict)
     epochs_left: Mapping[str, int] = field(default_factory=dict)
     """Until its limit, of every member whose limit is known, wherever it is; it may end sooner."""
+    epochs_certain: Mapping[str, int] = field(default_factory=dict)
+    """That a member trains whatever comes of them: until its limit where it has no other rule, until a trial's next rung."""
     samples_per_epoch: int = 1
     homes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Devices that hold a member's weights and optimizer state."""

@@ -44,9 +44,10 @@ def keeps_unless_it_pays(
 def _seconds_saved(
     candidate: Sequence[Flotilla], running: Flotilla, live: Sequence[Profile], situation: Situation
 ) -> float:
-    """What all gain until the next one is expected to leave: one epoch, or its part of the epochs until the nearest limit."""
+    """What all gain until the next one leaves: what is certain, or expected: its part of the epochs until the nearest limit."""
     least = min(situation.epochs_left.get(profile.member, 1) for profile in live)
-    epochs = max(1.0, least / (len(live) + 1))
+    certain = min(situation.epochs_certain.get(profile.member, 0) for profile in live)
+    epochs = max(1.0, least / (len(live) + 1), certain)
     work = math.fsum(profile.seconds_per_sample for profile in live)
     return (
         epochs * situation.samples_per_epoch * work * (1 / work_rate((running,), live) - 1 / work_rate(candidate, live))

@@ -134,6 +134,7 @@ class _Run:
             running=tuple(leg.running for leg in self.legs.values() if leg is not asked),
             epochs_done=self.done,
             epochs_left=self.left,
+            epochs_certain=self.left if self.workload.epochs_known else {},
             samples_per_epoch=self.workload.samples_per_epoch,
             homes=self.homes,
             preparation_samples_per_second=self.preparation if self.charges.preparation_known else None,

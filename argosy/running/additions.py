@@ -15,7 +15,8 @@ from argosy.errors import ArgosyError, PlanError, StudyError
 from argosy.events import REFUSED
 from argosy.running.refusals import check_batch_norm, check_batches
 from argosy.running.rehearsal import Rehearsal, Rehearsed
-from argosy.running.studyfile import StudyCopy
+from argosy.running.study_copy import StudyCopy
+from argosy.running.studyfile import load_copy
 from argosy.study import Member
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ class Additions:
             if rehearsed.problem:
                 raise StudyError(rehearsed.problem)
             _check_modules(copy.folder, rehearsed.modules)
-            members = driver.roster.newcomers(copy.load())
+            members = driver.roster.newcomers(load_copy(copy))
             if not members:
                 raise StudyError(
                     "all members of the study are here already, or being added; give `study` members of other names."

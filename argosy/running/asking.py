@@ -86,12 +86,16 @@ class Asking:
         done = {name: places.get(name, voyage.roster.place(name) // per_epoch) for name in names}
         aboard = [name for leg in voyage.legs for name in leg.members]
         left = {name: left for name in (*names, *aboard) if (left := voyage.roster.epochs_left(name)) is not None}
+        # Who is sure to go on is known already of those that are aboard, and only they are weighed by it.
+        free = {} if asked is None else {name: until - asked.until for name, until in asked.free_until.items()}
+        certain = {name: sections // per_epoch for name, sections in free.items()}
         beside = [leg for leg in voyage.legs if leg.members and leg is not asked and leg is not without]
         return voyage.launching.situation(
             waiting,
             voyage.legs,
             epochs_done=done,
             epochs_left=left,
+            epochs_certain=certain,
             running=[voyage.flotillas[leg.number].keeping(leg.members) for leg in beside],
             without=without,
         )

@@ -10,11 +10,12 @@ from typing import Any
 from argosy.errors import RunError
 from argosy.fold import RunState
 from argosy.running.journal import at_work, read_journal
+from argosy.running.study_copy import StudyCopy
 
 __all__ = ["Inbox", "leave", "tell"]
 
-LOOK_SECONDS = 0.5
-ANSWER_SECONDS = 0.1
+LOOK_SECONDS = 0.1
+ANSWER_SECONDS = 0.05
 """Between two looks for an answer."""
 
 
@@ -48,10 +49,10 @@ def _command_in(path: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {"command": found}
 
 
-def tell(directory: Path, command: dict[str, Any]) -> str:
-    """Leave a command for the driver that has a run at hand, and wait for its answer.
+def tell(directory: Path, *commands: dict[str, Any]) -> list[str]:
+    """Leave commands for the driver that has a run at hand, and wait for its answers.
 
-    Raises RunError where there is no driver, or none any more before it has answered: then nothing is left.
+    Raises RunError where there is no driver, or none any more before it has answered all: then nothing is left.
     """
     ended = RunState.of(read_journal(directory)).ended
     if not at_work(directory):
@@ -59,29 +60,32 @@ def tell(directory: Path, command: dict[str, Any]) -> str:
         raise RunError(f"the run in {directory} {how}; start it again before you tell it something.")
     journal = directory / "journal.jsonl"
     start = journal.stat().st_size
-    name = leave(directory, command)
+    names = [leave(directory, command) for command in commands]
     while True:
         # Who is gone at the first of these two looks has said before the second all that it ever will.
         working = at_work(directory)
-        answer = _answer_to(name, journal, start)
-        if answer is not None:
-            return answer
+        answers = _answers_in(journal, start)
+        if all(name in answers for name in names):
+            return [answers[name] for name in names]
         if not working:
-            for file in (directory / "commands").glob(f"{name.partition('-')[0]}-*"):
-                file.unlink(missing_ok=True)
+            unheard = [name for name in names if name not in answers]
+            for name in unheard:
+                for file in (directory / "commands").glob(f"{name.partition('-')[0]}-*"):
+                    file.unlink(missing_ok=True)
+            heard = "".join(f"\nBefore that: {answers[name]}." for name in names if name in answers)
             raise RunError(
-                f"the run in {directory} ended before it had heard this, and nothing was changed; start it again."
+                f"the run in {directory} ended before it had heard this, and nothing was changed; start it again.{heard}"
             )
         time.sleep(ANSWER_SECONDS)
 
 
-def _answer_to(name: str, journal: Path, start: int) -> str | None:
-    """What is answered in the part of a journal that begins there."""
+def _answers_in(journal: Path, start: int) -> dict[str, str]:
+    """By command, what is answered in the part of a journal that begins there."""
     with journal.open("rb") as file:
         file.seek(start)
         lines = file.read().split(b"\n")[:-1]
-    values = (json.loads(line) for line in lines if name.encode() in line)
-    return next((value["answer"] for value in values if value["event"] == "Answered" and value["file"] == name), None)
+    values = (json.loads(line) for line in lines if b'"Answered"' in line)
+    return {value["file"]: value["answer"] for value in values if value["event"] == "Answered"}
 
 
 def leave(directory: Path, command: dict[str, Any]) -> str:
@@ -92,8 +96,6 @@ def leave(directory: Path, command: dict[str, Any]) -> str:
     folder, at = directory / "commands", time.time_ns()
     folder.mkdir(exist_ok=True)
     if command["command"] == "add":
-        from argosy.running.studyfile import StudyCopy  # imports torch, for which no other command waits
-
         file = Path(command["study"])
         command = StudyCopy.take(file, folder / f"{at}-{file.name}").to_command(file)
     name = f"{at}-{command['command']}.json"

@@ -40,6 +40,7 @@ class Launching:
         *,
         epochs_done: Mapping[str, int],
         epochs_left: Mapping[str, int],
+        epochs_certain: Mapping[str, int],
         running: Sequence[Flotilla] = (),
         without: Sailing | None = None,
     ) -> Situation:
@@ -53,6 +54,7 @@ class Launching:
             running=tuple(running),
             epochs_done=epochs_done,
             epochs_left=epochs_left,
+            epochs_certain=epochs_certain,
             samples_per_epoch=self.samples_per_epoch,
             homes=homes,
             preparation_samples_per_second=self.preparation_rate,

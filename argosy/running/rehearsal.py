@@ -20,7 +20,8 @@ import cloudpickle
 
 from argosy.errors import ArgosyError
 from argosy.running.blobs import dump
-from argosy.running.studyfile import StudyCopy
+from argosy.running.study_copy import StudyCopy
+from argosy.running.studyfile import load_copy
 from argosy.stream.death import die_with_parent, name_process
 
 __all__ = ["Rehearsal", "Rehearsed", "main"]
@@ -78,6 +79,7 @@ class Rehearsal:
         # The process has the same place in the file, where it writes.
         lines = os.pread(self._said.fileno(), os.fstat(self._said.fileno()).st_size, 0).splitlines(keepends=True)
         lines = [line for line in lines if line.endswith(b"\n")]
+        over = over or len(lines) == len(self._files)  # What it does once all is said concerns nobody.
         if len(lines) > self._told:
             self._told, self._since = len(lines), time.monotonic()
         late = time.monotonic() - self._since > LIMIT_SECONDS
@@ -114,7 +116,7 @@ def main(given: Mapping[str, Any]) -> None:
 def _read(copy: StudyCopy) -> Rehearsed:
     sys.path.insert(0, str(copy.folder))
     try:
-        study = copy.load()
+        study = load_copy(copy)
         cloudpickle.loads(dump(replace(member, stop=study.stop_of(member)) for member in study.members))
     except ArgosyError as error:
         return Rehearsed(problem=str(error))

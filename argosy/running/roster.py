@@ -11,7 +11,8 @@ from argosy.fold import WRONG, RunState
 from argosy.running.clones import Clone
 from argosy.running.launcher import Job
 from argosy.running.resume import Resume, last_section, leg_for, resume_point, resume_points
-from argosy.running.studyfile import StudyCopy
+from argosy.running.study_copy import StudyCopy
+from argosy.running.studyfile import load_copy
 from argosy.running.verdicts import Fate, Judge, Rules, judge
 from argosy.stopping import sections_in
 from argosy.stream.schedule import section_start
@@ -75,7 +76,7 @@ class Roster:
         """Members that a command has brought."""
         match command:
             case {"command": "add"}:
-                return self.newcomers(StudyCopy.of(command, self.job.directory / "commands").load())
+                return self.newcomers(load_copy(StudyCopy.of(command, self.job.directory / "commands")))
             case {"command": "clone"}:
                 clone = Clone.of(command)
                 return [clone.member(self.study.member(clone.source))]

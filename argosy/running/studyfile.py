@@ -1,24 +1,22 @@
 """Study files: Python files with a variable `study`, or `search`."""
 
 import contextlib
-import hashlib
 import importlib.util
-import shutil
 import sys
 import traceback
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import cloudpickle
 
-from argosy.errors import ArgosyError, RunError, StudyError
+from argosy.errors import ArgosyError, StudyError
 from argosy.running.code_digest import is_installed
+from argosy.running.study_copy import StudyCopy
 from argosy.study import Study
 from argosy.tuning.search import Search
 
-__all__ = ["StudyCopy", "load_search", "load_study"]
+__all__ = ["load_copy", "load_search", "load_study"]
 
 
 def load_study(path: Path, *, folder: Path | None = None) -> Study:
@@ -29,6 +27,12 @@ def load_study(path: Path, *, folder: Path | None = None) -> Study:
     """
     found: Study = _variable(path, "study", Study, folder)
     return found
+
+
+def load_copy(copy: StudyCopy) -> Study:
+    """The study that was handed in; raises RunError for a copy that is not that any more, and what `load_study` raises."""
+    copy.check()
+    return load_study(copy.path, folder=copy.folder)
 
 
 def load_search(path: Path) -> Search:
@@ -99,48 +103,3 @@ def _own_traceback(error: Exception, path: Path) -> str:
     while trace is not None and trace.tb_frame.f_code.co_filename != str(path.absolute()):
         trace = trace.tb_next
     return "".join(traceback.format_exception(type(error), error, trace)).rstrip()
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StudyCopy:
-    """A study file as a person handed it in: the file itself, which may change and go, is never read again."""
-
-    path: Path
-    """Of the copy."""
-    folder: Path
-    """Where the file was: what is beside it is imported from there."""
-    sha256: str
-
-    @classmethod
-    def take(cls, file: Path, path: Path) -> "StudyCopy":
-        """Copy a file; raises StudyError where there is none."""
-        if not file.is_file():
-            raise StudyError(f"{file} is not a file; give a Python file with a variable `study`.")
-        shutil.copyfile(file, path)
-        return cls(path=path, folder=file.resolve().parent, sha256=_sum_of(path))
-
-    @classmethod
-    def of(cls, command: Mapping[str, Any], folder: Path) -> "StudyCopy":
-        """What a command to add names, in the folder of commands; raises RunError for one that names nothing."""
-        match command:
-            case {"study": str(file), "copy": str(copy), "sha256": str(sha256)} if Path(copy).name == copy:
-                return cls(path=folder / copy, folder=Path(file).parent, sha256=sha256)
-        raise RunError(
-            f"the command to add {command.get('study', 'members')} names no copy of a study file: use argosy add."
-        )
-
-    def to_command(self, file: Path) -> dict[str, Any]:
-        """The command to add the members of a file."""
-        return {"command": "add", "study": str(file.resolve()), "copy": self.path.name, "sha256": self.sha256}
-
-    def load(self) -> Study:
-        """The study; raises RunError for a copy that is not what was handed in, and StudyError as `load_study`."""
-        if not self.path.is_file():
-            raise RunError(f"{self.path}, from which members were added, is missing; put it back.")
-        if _sum_of(self.path) != self.sha256:
-            raise RunError(f"{self.path}, from which members were added, was changed since; put it back as it was.")
-        return load_study(self.path, folder=self.folder)
-
-
-def _sum_of(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -22,7 +22,7 @@ from argosy.running.driver import Driver
 from argosy.running.inbox import tell
 from argosy.running.journal import Journal, Lock, own_directory, read_journal
 from argosy.running.rehearsal import Rehearsed
-from argosy.running.studyfile import StudyCopy
+from argosy.running.study_copy import StudyCopy
 from argosy.running.tolerance import LOSSES, Tolerance
 from argosy.stream.memory import memory_file
 from argosy.stream.pulse import Pulse

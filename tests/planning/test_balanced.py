@@ -34,6 +34,22 @@ def test_nothing_is_split_without_permission() -> None:
     assert not any(placement.is_split for flotilla in plan.flotillas for placement in flotilla.placements)
 
 
+def test_planning_takes_no_longer_for_members_of_very_many_epochs() -> None:
+    members = [profile("short", 20.0), profile("long", 10.0), profile("longest", 10.0)]
+    plan = make_plan(
+        members,
+        devices(2),
+        epochs_left={"short": 3, "long": 10**8, "longest": 10**9},
+        samples_per_epoch=1000,
+        preparation_samples_per_second=100.0,
+    )
+    assert set(plan.waiting) | {name for flotilla in plan.flotillas for name in flotilla.members} == {
+        "short",
+        "long",
+        "longest",
+    }
+
+
 def test_what_does_not_fit_is_split_in_uneven_shares() -> None:
     # Three equal members on two devices: a whole one each, and the third over what is left of both.
     members = [profile(f"m{number}", *RATES, splittable=True) for number in range(3)]
@@ -128,8 +144,12 @@ def test_one_link_adds_all_receivers_up() -> None:
     assert moving_seconds([group], homes, [member], Moving(bytes_per_second=1e9, one_link=True)) == pytest.approx(4.0)
 
 
-@pytest.mark.parametrize(("samples", "keeps"), [(10, True), (100_000, False)])
-def test_a_flotilla_is_re_balanced_when_the_gain_pays_for_the_move(samples: int, keeps: bool) -> None:
+@pytest.mark.parametrize(
+    ("samples", "certain", "keeps"), [(10, {}, True), (100_000, {}, False), (10, {"a": 9, "b": 30}, False)]
+)
+def test_a_flotilla_is_re_balanced_when_the_gain_pays_for_the_move(
+    samples: int, certain: dict[str, int], keeps: bool
+) -> None:
     cluster = devices(2)
     one, two = (device.name for device in cluster)
     left = (profile("a", 10.0), profile("b", 10.0))
@@ -141,6 +161,7 @@ def test_a_flotilla_is_re_balanced_when_the_gain_pays_for_the_move(samples: int,
         free=cluster[1:],
         devices=cluster,
         samples_per_epoch=samples,
+        epochs_certain=certain,
         homes={"a": (one,), "b": (one,)},
         moving=Moving(rebalance_seconds=2.0, bytes_per_second=1e9),
     )

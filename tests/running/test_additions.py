@@ -18,8 +18,8 @@ from argosy.running import inbox, rehearsal
 from argosy.running.audit import audit
 from argosy.running.phase import Phase
 from argosy.running.rehearsal import Rehearsal, Rehearsed
+from argosy.running.study_copy import StudyCopy
 from argosy.running.study_json import found_study
-from argosy.running.studyfile import StudyCopy
 from argosy.running.view import Silent
 from argosy.running.voyage import Voyage
 
@@ -241,8 +241,12 @@ def test_commands_print_their_answers(tmp_path: Path) -> None:
     code, out, _ = argosy_command("stop", where, "nobody")
     assert code == 2
     assert out.startswith("refused: no member 'nobody' is training; those are ")
-    code, out, _ = argosy_command("stop", where, "slow", "--json")
-    assert (code, json.loads(out)) == (0, {"answer": "slow is saved and stops", "refused": False})
+    code, out, _ = argosy_command("stop", where, "slow", "nobody", "--json")
+    said = json.loads(out)
+    assert (code, said["refused"]) == (2, True), "one of them was refused"
+    assert said["answer"].startswith("slow is saved and stops\nrefused: no member 'nobody' is training"), (
+        "not the other"
+    )
     run.process.terminate()
     assert run.end() in (0, 130, -15), run.errors
     code, _, errors = argosy_command("stop", where, "plain")

@@ -25,9 +25,14 @@ def test_streams_are_parted_where_preparation_leaves_a_gain(preparation_seconds:
         samples_per_epoch=1000,
     )
     members = [profile("slow", 50.0), profile("fast", 100.0)]
-    launching.foresee(launching.situation(members, (), epochs_done={}, epochs_left={"slow": 4, "fast": 8}))
+    launching.foresee(
+        launching.situation(members, (), epochs_done={}, epochs_left={"slow": 4, "fast": 8}, epochs_certain={})
+    )
     assert launching.policy_name == policy and launching.policy is POLICIES[policy]
-    assert launching.launch(launching.situation(members, (), epochs_done={}, epochs_left={})).policy == policy
+    assert (
+        launching.launch(launching.situation(members, (), epochs_done={}, epochs_left={}, epochs_certain={})).policy
+        == policy
+    )
 
 
 @pytest.mark.parametrize(("patience", "foreseen"), [(None, [{"a": 2, "b": 2}]), (1, [])])
