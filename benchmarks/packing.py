@@ -208,6 +208,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3.0, help="of a rung, where its rounds take less")
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
     parser.add_argument("--only", nargs="+", choices=tuple(WORKLOADS), default=tuple(WORKLOADS))
+    parser.set_defaults(rounds=9)
     options = parser.parse_args()
     print(hardware())
     torch.set_num_threads(1)
