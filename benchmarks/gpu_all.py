@@ -3,8 +3,8 @@
     python benchmarks/gpu_all.py [--json]
 
 Sections: together == alone, resumed == uninterrupted, a killed trainer is replaced, memory as measured against what torch
-counts, blocks copied from the pinned ring while the device works, members on several ranks, the demo's networks against a CPU. It
-needs nothing beyond torch, numpy and Argosy's own requirements; without scikit-learn the demo's networks get digits that are made up. Without a
+counts, blocks copied from the pinned ring while the device works, members on several ranks, sums by NCCL, packs and captured
+steps (`gpu_packs.py`), the demo's networks against a CPU. It needs nothing beyond torch, numpy and Argosy's own requirements; without scikit-learn the demo's networks get digits that are made up. Without a
 GPU, or with ``--devices cpu:2``, everything runs in small. Appends to ``results/<date>_<hardware>.md``.
 """
 
@@ -18,7 +18,6 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,12 +26,14 @@ from typing import Any
 import psutil
 import torch
 from measuring import hardware
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import SGD, Adam, AdamW
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
+import gpu_packs
 import packs
+from gpu_site import MIB, Outcome, Site, differences, digits, equal, events
 from groups import Seated, distance, sail
 
 import argosy
@@ -46,55 +47,9 @@ from argosy.training.devices import Backend, backend_of
 from argosy.training.ends import HOST
 
 RESULTS = Path(__file__).parent / "results"
-MIB = 2**20
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Site:
-    """Where and how much."""
-
-    devices: str
-    folder: Path
-
-    @property
-    def real(self) -> bool:
-        """Whether it is an accelerator, and so everything in full size."""
-        return self.devices.partition(":")[0] in ("cuda", "xpu")
-
-    @property
-    def device(self) -> str:
-        """The first device's name."""
-        kind, _, which = self.devices.partition(":")
-        return f"{kind}:0" if kind == "cpu" else f"{kind}:{which.split(',')[0] or 0}"
-
-    def train(self, study: argosy.Study, run: str, *, devices: str | None = None) -> Path:
-        """Train, or go on; returns the run's folder."""
-        argosy.train(study, directory=self.folder / run, devices=devices or self.devices)
-        return self.folder / run
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Outcome:
-    """What a section found."""
-
-    holds: bool
-    figures: Mapping[str, Any] = field(default_factory=dict)
 
 
 # ---- studies
-
-
-def digits(count: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Made up: ten patterns, shifted and noisy, as bytes ``[N, 1, 28, 28]``, and their numbers."""
-    patterns = torch.nn.functional.interpolate(
-        torch.rand(10, 1, 7, 7, generator=torch.Generator().manual_seed(0)), size=demo.CROP, mode="bilinear"
-    )
-    draw = torch.Generator().manual_seed(seed)
-    target_B = torch.randint(10, (count,), generator=draw)
-    shift_B = torch.randint(-2, 3, (count,), generator=draw)
-    clean = torch.stack([patterns[t].roll(int(s), -1) for t, s in zip(target_B, shift_B, strict=True)])
-    noisy = clean + 0.15 * torch.randn(clean.shape, generator=draw)
-    return (noisy.clamp(0, 1) * 255).to(torch.uint8), target_B
 
 
 def data(site: Site) -> argosy.Data:
@@ -140,38 +95,6 @@ def members(**rest: Any) -> list[argosy.Member]:
 def study(site: Site, fleet: Sequence[argosy.Member], epochs: int = 3) -> argosy.Study:
     """Some members on made-up digits."""
     return argosy.Study(data=data(site), members=fleet, stop=argosy.MaxEpochs(epochs))
-
-
-# ---- what runs leave
-
-
-def events(run: Path, kind: str) -> list[dict[str, Any]]:
-    """The journal's lines of a kind."""
-    path = run / "journal.jsonl"
-    lines = path.read_text().splitlines() if path.exists() else []
-    # The last line may be half written.
-    return [json.loads(line) for line in lines if f'"event": "{kind}"' in line and line.endswith("}")]
-
-
-def differences(one: Path, other: Path, names: Sequence[str]) -> dict[str, float]:
-    """The largest difference of any weight of each member; 0 means bit for bit, metrics of all epochs included."""
-    found = {}
-    for name in names:
-        ours, theirs = (
-            torch.load(run / "members" / name / "last.pt", weights_only=True)["model"] for run in (one, other)
-        )
-        found[name] = max(float((ours[key].double() - theirs[key].double()).abs().max()) for key in ours)
-        rows = [
-            [line["metrics"] for line in events(run, "SectionEnded") if line["member"] == name] for run in (one, other)
-        ]
-        if not found[name] and rows[0] != rows[1]:
-            found[name] = float("nan")
-    return found
-
-
-def equal(found: Mapping[str, float]) -> Outcome:
-    """Holds where nothing differs."""
-    return Outcome(holds=not any(found.values()), figures={"largest difference of a weight": dict(found)})
 
 
 # ---- sections
@@ -390,6 +313,7 @@ SECTIONS: tuple[Callable[[Site], Outcome], ...] = (
     memory_is_what_torch_counts,
     copies_pass_beside_steps,
     split_is_alone,
+    *gpu_packs.SECTIONS,
     the_demo_is_as_good_as_on_a_cpu,
 )
 

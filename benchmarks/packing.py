@@ -2,7 +2,7 @@
 
 The ladder: in one process and on one CPU thread, all sides take the same steps in interleaved rounds, from the same weights
 and on the same batches. Sequential sides are the hand-written loop with torch's Adam as it comes ("loop"), with torch's own
-Adam kernel ("loop, fused Adam"), on CUDA with each member's whole step as a graph, and with ``--full`` and 8 members with
+Adam kernel ("loop, fused Adam"), on CUDA with each member's whole step as a graph (the fused program is there a second time with its own captured), and with ``--full`` and 8 members with
 torch.compile; and Argosy's own programs, one after another. The fused side does everything that a trainer asks of it: it cuts
 the batches, keeps losses and digests and moves positions; the loops keep nothing.
 
@@ -25,13 +25,13 @@ from typing import Any
 import torch
 from measuring import arguments, finish, hardware, quartiles, target
 from packing_networks import WORKLOADS, Workload
-from packing_sides import Chosen, Compiled, Graphed, Loop, Side, Task, fused, one_after_another
+from packing_sides import Chosen, Compiled, Graphed, Loop, Side, Task, captured, fused, one_after_another
 
 from argosy.training.heap import give_back_memory, keep_freed_memory
 
 SIZES = (1, 2, 4, 8, 16, 32, 64)
-PROGRAMS = "one after another", "fused"
-"""Sides that are chosen among."""
+PROGRAMS = "one after another", "fused", "fused, captured"
+"""Sides that are chosen among, where they are there."""
 WARM = 2
 """Rounds that do not count."""
 Sides = Mapping[str, Callable[[Task], Side]]
@@ -47,7 +47,7 @@ def sides(options: Namespace, size: int) -> Sides:
     """Those of a rung of the ladder."""
     made = {**EAGER, "chosen": Chosen}
     if options.device == "cuda":
-        made["loop, graphed"] = Graphed
+        made |= {"loop, graphed": Graphed, "fused, captured": captured}
     if options.full and size == 8:
         made["loop, compiled"] = Compiled
     return made
@@ -109,7 +109,7 @@ def regrets(name: str, rungs: Mapping[int, Mapping[str, Sequence[float]]]) -> li
 
     best, solo = {}, {}
     for size, rounds in rungs.items():
-        cheapest = min(PROGRAMS, key=lambda side: statistics.median(rounds[side]))
+        cheapest = min((side for side in PROGRAMS if side in rounds), key=lambda side: statistics.median(rounds[side]))
         best[size] = ratios(rounds, "chosen", to=cheapest)
         solo[size] = ratios(rounds, "chosen", to="one after another")
     return [worst("the best program", best, 1.05), worst("one after another", solo, 1.02)]
@@ -183,7 +183,7 @@ def ladder(name: str, workload: Workload, options: Namespace) -> tuple[dict[str,
     rungs = {}
     for size in options.sizes:
         rounds = rungs[size] = rung(workload, size, options)
-        sequential = [side for side in rounds if side not in ("fused", "chosen")]
+        sequential = [side for side in rounds if not side.startswith(("fused", "chosen"))]
         strongest = min(sequential, key=lambda side: statistics.median(rounds[side]))
         times = {side: [one / workload.steps for one in found] for side, found in rounds.items()}
         figures[str(size)] = {"seconds": times, "strongest": strongest}

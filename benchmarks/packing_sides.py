@@ -20,6 +20,7 @@ from argosy.events import Packed
 from argosy.stream.blocks import Block, Layout, Place
 from argosy.stream.pulse import Pulse
 from argosy.stream.schedule import Orders
+from argosy.training import graphed
 from argosy.training.aboard import Aboard
 from argosy.training.devices import backend_of
 from argosy.training.files import Files
@@ -31,7 +32,20 @@ from argosy.training.program import Program
 from argosy.training.solo import Solo
 from argosy.training.units import Unit
 
-__all__ = ["Chosen", "Compiled", "Graphed", "Loop", "Programs", "Side", "Task", "fused", "one_after_another"]
+__all__ = [
+    "Apart",
+    "Chosen",
+    "Compiled",
+    "Graphed",
+    "Loop",
+    "Programs",
+    "Side",
+    "Task",
+    "captured",
+    "captured_one_after_another",
+    "fused",
+    "one_after_another",
+]
 
 
 class Task:
@@ -41,6 +55,7 @@ class Task:
         rows = workload.steps * workload.batch
         generator = torch.Generator().manual_seed(0)
         self._arrays = torch.randn(rows, workload.inputs, generator=generator, dtype=dtype), torch.arange(rows) % 10
+        self.device = device
         self._backend = backend_of(device)
         self.batch = workload.batch
         self.orders = Orders(0, {"train": rows})
@@ -116,17 +131,47 @@ class Programs:
                     program.finish()
 
 
+class Apart(Programs):
+    """Each member's steps captured, and replayed beside the others' on a stream of its own."""
+
+    def __init__(self, task: Task) -> None:
+        super().__init__(task, _captured_alone(task))
+
+    def run(self, block: Block) -> None:
+        """See `Side.run`."""
+        with graphed.together(self._programs):
+            super().run(block)
+
+
 def one_after_another(task: Task) -> Programs:
     """Each member by itself."""
     return Programs(task, [Solo(one) for one in task.lives()])
 
 
+def captured_one_after_another(task: Task) -> Programs:
+    """Each member by itself, its steps captured."""
+    return Programs(task, _captured_alone(task))
+
+
 def fused(task: Task) -> Programs:
     """One program for each architecture."""
+    return Programs(task, _alike(task))
+
+
+def captured(task: Task) -> Programs:
+    """One program for each architecture, its steps captured."""
+    return Programs(task, [graphed.Graphed.of(program) for program in _alike(task)])
+
+
+def _alike(task: Task) -> Sequence[Fused]:
     kinds: dict[str, list[LiveMember]] = {}
     for one in task.lives():
         kinds.setdefault(str(one.model), []).append(one)
-    return Programs(task, [Fused.of(alike) for alike in kinds.values()])
+    return [Fused.of(alike) for alike in kinds.values()]
+
+
+def _captured_alone(task: Task) -> Sequence[Program[Any]]:
+    return [graphed.Graphed.of(Solo(one)) for one in task.lives()]
 
 
 class Chosen:

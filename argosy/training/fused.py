@@ -98,6 +98,16 @@ class Fused:
         """By row."""
         return self._lives
 
+    @property
+    def arena(self) -> Arena:
+        """Their weights and buffers."""
+        return self._arena
+
+    @property
+    def kernels(self) -> Sequence[Kernel]:
+        """That step them wherever all are stepped at once; none while some weights of theirs have made fewer steps than others."""
+        return self._kernels if self._even else ()
+
     @contextlib.contextmanager
     def active(self, *, keep: bool = False) -> Iterator[None]:
         """See `Program.active`. Each member has an even share of the time."""
@@ -128,7 +138,11 @@ class Fused:
         buffers = {name: buffer.clone() for name, buffer in self._arena.buffers.items()}
         self._before = [live.randomness.mark() for live in self._lives], buffers
         with contextlib.nullcontext() if self._lives[0].steps else large_outside():
-            self._parts = [self._differentiated(rows) for rows in equally_long(batch)]
+            self._parts = [self.differentiated(rows, self.inputs(rows, batch)) for rows in equally_long(batch)]
+
+    def remember(self) -> None:
+        """Note for `undo` where the members' random states stand."""
+        self._before = [live.randomness.mark() for live in self._lives], {}
 
     def undo(self) -> None:
         """Let the turn whose beginning has raised not have been: it can be made again."""
@@ -152,7 +166,7 @@ class Fused:
         with contextlib.nullcontext() if self._lives[0].steps else large_outside():
             for part in self._parts:
                 totals.update(zip(part.rows, part.totals.unbind(), strict=True))
-                self._clip(part)
+                self.clip(part)
             for part in self._parts:
                 self._step(part)
         samples = 0
@@ -229,10 +243,13 @@ class Fused:
 
     # ---- a turn
 
-    def _differentiated(self, rows: Rows) -> Part:
+    def inputs(self, rows: Rows, turn: Turn) -> Data:
+        """What members with equally long batches are stepped on: augmented, where they are."""
+        return self._data(rows, turn, augment=True)
+
+    def differentiated(self, rows: Rows, data: Data) -> Part:
         """Losses and gradients of members with equally long batches; a batch is one whatever its micro-batches."""
         weights, buffers = self._tensors(rows)
-        data = self._data(rows, self._turn, augment=True)
         leaves = [weights[piece.name] for piece in self._arena.pieces]
         gradients = self._arena.weights.new_empty(len(rows), self._arena.weights.shape[1])
         idle = {piece.name for piece in self._arena.pieces}
@@ -310,8 +327,7 @@ class Fused:
         limits = [live.member.clip_grad_norm for live in self._lives]
         if all(limit is None for limit in limits):
             return None
-        weights = self._arena.weights
-        return weights.new_tensor([math.inf if limit is None else limit for limit in limits])
+        return self._arena.weights.new_tensor([math.inf if limit is None else limit for limit in limits])
 
     @torch.no_grad()
     def _step(self, part: Part) -> None:
@@ -335,7 +351,7 @@ class Fused:
             live.steps += 1
 
     @torch.no_grad()
-    def _clip(self, part: Part) -> None:
+    def clip(self, part: Part) -> None:
         """As `clip_grad_norm_` does it for each."""
         if self._limits is None:
             return

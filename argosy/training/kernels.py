@@ -3,11 +3,14 @@
 Hyper-parameters are read from the members' own optimizers at every step, so torch's schedules work as ever. The state is
 theirs as well: `optimizer.state` holds views of the matrices here, of the form that torch gives them, so that any step may
 as well be made by the optimizer itself. The arithmetic is that of `torch/optim/{sgd,adam}.py`.
+
+What the host reads of the optimizers for a step are its numbers, apart from what the device does with them: a step that is
+captured (`argosy.training.graphed`) takes them from memory that stays where it is.
 """
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,18 +18,20 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from argosy.training.arena import Arena, Piece
 
-__all__ = ["Kernel", "kind_of"]
+__all__ = ["Kernel", "Numbers", "kind_of"]
 
 UNUSUAL = ("maximize", "amsgrad", "capturable", "differentiable", "fused", "dampening")
 """Options of which an optimizer makes its steps itself."""
 Move = Callable[[], None]
 """What moves weights and state, and takes no memory for that."""
+Numbers = Sequence[tuple[float, ...]]
+"""Of each row, what a step takes of its optimizer; equally many, and one less where nothing decays."""
 
 
 def kind_of(optimizer: Optimizer) -> Hashable:
     """Optimizers of one kind take one kernel; None for those that make their steps themselves."""
     groups = optimizer.param_groups
-    if type(optimizer) not in STEPS or any(group.get(option) for group in groups for option in UNUSUAL):
+    if type(optimizer) not in RULES or any(group.get(option) for group in groups for option in UNUSUAL):
         return None
     if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
         return None
@@ -54,10 +59,14 @@ class Tile:
     state: dict[str, Tensor]
     """By torch's names: of the weights' shape, and ``step`` ``[rows, weights]``."""
 
-    def numbers(self, rows: Sequence[tuple[float, ...]]) -> tuple[Tensor, ...]:
-        """Some numbers of each row -> each of them ``[rows, 1]``."""
-        made = torch.tensor(rows, dtype=self.weights.dtype, device=self.weights.device)
-        return made.unsqueeze(2).unbind(1)
+    @property
+    def steps(self) -> Sequence[float]:
+        """That each row will have made after the coming one."""
+        return [step + 1 for step in self.state["step"][:, 0].tolist()]
+
+    def placed(self, numbers: Numbers) -> Tensor:
+        """``[rows, numbers]`` where the weights are."""
+        return torch.tensor(numbers, dtype=self.weights.dtype, device=self.weights.device)
 
 
 class Kernel:
@@ -67,7 +76,7 @@ class Kernel:
         self._optimizers = optimizers
         self.rows = rows
         self._tiles = tuple(tiles)
-        self._step = STEPS[type(optimizers[0])]
+        self._rule = RULES[type(optimizers[0])]
         self._of_momentum = type(optimizers[0]) is SGD
         self._stepped = False
 
@@ -106,16 +115,47 @@ class Kernel:
         It has all the memory that it needs: what runs out of it here has moved nothing. None where a schedule has changed what
         the kernel is for.
         """
-        if self._of_momentum and any(_has_momentum(g) != tile.momentum for tile in self._tiles for g in tile.groups):
+        if self._changed:
             return None
-        moves = [self._step(tile, gradients[:, tile.columns]) for tile in self._tiles]
+        moves = [self._rule.ready(tile, gradients[:, tile.columns]) for tile in self._tiles]
 
         def move() -> None:
+            self.note_step()
             for of_tile in moves:
                 of_tile()
-            self._note_step()
 
         return move
+
+    @property
+    def _changed(self) -> bool:
+        return self._of_momentum and any(_has_momentum(g) != tile.momentum for tile in self._tiles for g in tile.groups)
+
+    def numbers(self) -> Sequence[Numbers] | None:
+        """Of the coming step, by group of the optimizers; None where a schedule has changed what the kernel is for."""
+        return None if self._changed else [self._rule.numbers(tile) for tile in self._tiles]
+
+    def move(self, gradients: Tensor, numbers: Sequence[Tensor]) -> None:
+        """What the device does in a step, and that alone: along gradients ``[rows, columns]``, which it may write into.
+
+        Numbers are by group, each ``[rows, numbers]``.
+        """
+        for tile, own in zip(self._tiles, numbers, strict=True):
+            self._rule.move(tile, gradients[:, tile.columns], own)()
+
+    def note_step(self) -> None:
+        """What the host does in a step. Without torch's own note, schedules warn that they were called too early."""
+        for tile in self._tiles:
+            if "step" in tile.state:
+                tile.state["step"].add_(1)
+        if not self._stepped:
+            self._stepped = True
+            for optimizer in self._optimizers:
+                optimizer._opt_called = True  # type: ignore[attr-defined]
+
+    @property
+    def moved(self) -> Sequence[Tensor]:
+        """What a step moves on the device beside the weights."""
+        return [matrix for tile in self._tiles for name, matrix in tile.state.items() if name != "step"]
 
     def dissolve(self) -> None:
         """Give the optimizers' state memory of its own, one matrix after another: each is gone before the next is copied."""
@@ -126,24 +166,31 @@ class Kernel:
                 if isinstance(state.get(name), Tensor):
                     state[name] = state[name].clone()
 
-    def _note_step(self) -> None:
-        """What torch notes in `step`: without it, schedules warn that they were called too early."""
-        if not self._stepped:
-            self._stepped = True
-            for optimizer in self._optimizers:
-                optimizer._opt_called = True  # type: ignore[attr-defined]
+
+class Rule(NamedTuple):
+    """How optimizers of one type step."""
+
+    numbers: Callable[[Tile], Numbers]
+    """Of the coming step."""
+    move: Callable[[Tile, Tensor, Tensor], Move]
+    """Along gradients, with numbers that are read when it moves."""
+    ready: Callable[[Tile, Tensor], Move]
+    """Along gradients, with the numbers of the coming step."""
 
 
-def _sgd(tile: Tile, gradients: Tensor) -> Move:
+def _sgd_numbers(tile: Tile) -> Numbers:
+    decays = _decays(tile, lambda group: group["weight_decay"])
+    return [(-group["lr"], group["momentum"], *decay) for group, decay in zip(tile.groups, decays, strict=True)]
+
+
+def _sgd(tile: Tile, gradients: Tensor, numbers: Tensor) -> Move:
     nesterov = tile.groups[0]["nesterov"]
-    numbers = [(-group["lr"], group["momentum"], group["weight_decay"]) for group in tile.groups]
-    rate, momentum, decay = tile.numbers(numbers)
-    decays = any(own for _, _, own in numbers)
+    rate, momentum, *decay = numbers.unsqueeze(2).unbind(1)
 
     def move() -> None:
         way = gradients
-        if decays:
-            way.addcmul_(tile.weights, decay)
+        for by in decay:
+            way.addcmul_(tile.weights, by)
         if tile.momentum:
             buffer = tile.state["momentum_buffer"].mul_(momentum).add_(way)
             way = way.addcmul_(buffer, momentum) if nesterov else buffer
@@ -152,58 +199,28 @@ def _sgd(tile: Tile, gradients: Tensor) -> Move:
     return move
 
 
-def _adam(tile: Tile, gradients: Tensor) -> Move:
-    groups, weights = tile.groups, tile.weights
-    decay = None
-    if any(group["weight_decay"] for group in groups):
-        decays = [(1 - g["lr"] * g["weight_decay"] if tile.decoupled else g["weight_decay"],) for g in groups]
-        (decay,) = tile.numbers(decays)
-    steps = [step + 1 for step in tile.state["step"][:, 0].tolist()]
-    alike = len({(*group["betas"], group["eps"], step) for group, step in zip(groups, steps, strict=True)}) == 1
-    if alike and gradients.is_contiguous() and gradients.device.type == "cpu":
-        move_on = _adam_in_one_pass(tile, gradients)
-    else:
-        move_on = _adam_by_rows(tile, gradients, steps)
-
-    def move() -> None:
-        tile.state["step"].add_(1)
-        if decay is not None and tile.decoupled:
-            weights.mul_(decay)
-        elif decay is not None:
-            gradients.addcmul_(weights, decay)
-        move_on()
-
-    return move
+def _adam_decays(tile: Tile) -> Numbers:
+    if tile.decoupled:
+        return _decays(tile, lambda group: 1 - group["lr"] * group["weight_decay"])
+    return _decays(tile, lambda group: group["weight_decay"])
 
 
-def _adam_in_one_pass(tile: Tile, gradients: Tensor) -> Move:
-    """Torch's own kernel for a CPU, which has one rate for all: it moves zeros at a rate of one, and they are the way to go."""
-    group, way = tile.groups[0], torch.zeros_like(gradients)
-    first, second, step = tile.state["exp_avg"], tile.state["exp_avg_sq"], tile.state["step"][0, 0]
-    beta1, beta2 = group["betas"]
-    (rate,) = tile.numbers([(group["lr"],) for group in tile.groups])
-
-    def move() -> None:
-        torch._fused_adam_(
-            [way], [gradients], [first], [second], [], [step], lr=1.0, beta1=beta1, beta2=beta2, weight_decay=0.0,
-            eps=group["eps"], amsgrad=False, maximize=False,
-        )  # fmt: skip
-        tile.weights.addcmul_(way, rate)
-
-    return move
-
-
-def _adam_by_rows(tile: Tile, gradients: Tensor, steps: Sequence[float]) -> Move:
-    """Every row with numbers of its own."""
+def _adam_numbers(tile: Tile) -> Numbers:
+    """Every row has its own."""
     own = []
-    for group, step in zip(tile.groups, steps, strict=True):
+    for group, step, decay in zip(tile.groups, tile.steps, _adam_decays(tile), strict=True):
         lr, (beta1, beta2) = group["lr"], group["betas"]
         root = (1 - beta2**step) ** 0.5
-        own.append((1 - beta1, 1 - beta2, group["eps"] * root, -lr / (1 - beta1**step) * root))
-    fresh, fresh_square, eps, rate = tile.numbers(own)
+        own.append((1 - beta1, 1 - beta2, group["eps"] * root, -lr / (1 - beta1**step) * root, *decay))
+    return own
+
+
+def _adam(tile: Tile, gradients: Tensor, numbers: Tensor) -> Move:
+    fresh, fresh_square, eps, rate, *decay = numbers.unsqueeze(2).unbind(1)
     first, second = tile.state["exp_avg"], tile.state["exp_avg_sq"]
 
     def move() -> None:
+        _adam_decay(tile, gradients, decay)
         first.lerp_(gradients, fresh)
         second.lerp_(gradients.mul_(gradients), fresh_square)
         # The gradients' memory serves for what is left: more of that size would cost more than all the arithmetic. Both
@@ -214,7 +231,56 @@ def _adam_by_rows(tile: Tile, gradients: Tensor, steps: Sequence[float]) -> Move
     return move
 
 
-STEPS: dict[type[Optimizer], Callable[[Tile, Tensor], Move]] = {SGD: _sgd, Adam: _adam, AdamW: _adam}
+def _adam_ready(tile: Tile, gradients: Tensor) -> Move:
+    alike = len({(*group["betas"], group["eps"], step) for group, step in zip(tile.groups, tile.steps, strict=True)}) == 1
+    if alike and gradients.is_contiguous() and gradients.device.type == "cpu":
+        return _adam_in_one_pass(tile, gradients)
+    return _adam(tile, gradients, tile.placed(_adam_numbers(tile)))
+
+
+def _adam_in_one_pass(tile: Tile, gradients: Tensor) -> Move:
+    """Torch's own kernel for a CPU, which has one rate for all: it moves zeros at a rate of one, and they are the way to go."""
+    group, way = tile.groups[0], torch.zeros_like(gradients)
+    first, second, step = tile.state["exp_avg"], tile.state["exp_avg_sq"], tile.state["step"][0, 0]
+    beta1, beta2 = group["betas"]
+    numbers = [(group["lr"], *decay) for group, decay in zip(tile.groups, _adam_decays(tile), strict=True)]
+    rate, *decay = tile.placed(numbers).unsqueeze(2).unbind(1)
+
+    def move() -> None:
+        _adam_decay(tile, gradients, decay)
+        torch._fused_adam_(
+            [way], [gradients], [first], [second], [], [step], lr=1.0, beta1=beta1, beta2=beta2, weight_decay=0.0,
+            eps=group["eps"], amsgrad=False, maximize=False,
+        )  # fmt: skip
+        tile.weights.addcmul_(way, rate)
+
+    return move
+
+
+def _adam_decay(tile: Tile, gradients: Tensor, decay: Sequence[Tensor]) -> None:
+    for by in decay:
+        if tile.decoupled:
+            tile.weights.mul_(by)
+        else:
+            gradients.addcmul_(tile.weights, by)
+
+
+def _decays(tile: Tile, of_group: Callable[[dict[str, Any]], float]) -> Numbers:
+    """Of each row by what it decays; nothing where none does."""
+    if not any(group["weight_decay"] for group in tile.groups):
+        return [()] * len(tile.groups)
+    return [(of_group(group),) for group in tile.groups]
+
+
+def _sgd_ready(tile: Tile, gradients: Tensor) -> Move:
+    return _sgd(tile, gradients, tile.placed(_sgd_numbers(tile)))
+
+
+RULES: dict[type[Optimizer], Rule] = {
+    SGD: Rule(_sgd_numbers, _sgd, _sgd_ready),
+    Adam: Rule(_adam_numbers, _adam, _adam_ready),
+    AdamW: Rule(_adam_numbers, _adam, _adam_ready),
+}
 
 
 def _has_momentum(group: dict[str, Any]) -> bool:

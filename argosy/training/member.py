@@ -21,7 +21,7 @@ from argosy.stream.schedule import Orders
 from argosy.study import Member
 from argosy.training.admission import check_network, check_optimizer, check_own, check_schedule, registering
 from argosy.training.checkpoint import plain
-from argosy.training.devices import Backend
+from argosy.training.devices import Backend, Event
 from argosy.training.own import own_optimizers
 from argosy.training.randomness import Randomness
 from argosy.training.tally import Tally, total_of
@@ -139,6 +139,13 @@ class LiveMember:
             self.samples += batch.rows
         assert self.cutter is not None
         self.cutter.commit(batch)
+
+    def commit_several(self, count: int, rows: int, digest: Digest, totals: torch.Tensor, event: Event) -> None:
+        """So many batches were stepped on, which the cutter knows; the sums of their losses are on their way to the host."""
+        self.train.add(rows, digest, {})
+        self.train.bring("loss", totals, event)
+        self.samples += rows
+        self.steps += count
 
     @property
     def position(self) -> int:

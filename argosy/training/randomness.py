@@ -73,21 +73,30 @@ class Randomness:
     @contextlib.contextmanager
     def active(self, *, keep: bool = False) -> Iterator[None]:
         """Draw from this state inside; with `keep`, the state afterwards is the one before."""
-        torch.default_generator.set_state(self.torch_state)
-        if self.device_state is not None:
-            self.backend.set_random_state(self.device_state)
-        if self.uses_others:
-            np.random.set_state(self.others[0])
-            random.setstate(self.others[1])
+        self.stand_at(self.mark())
         try:
             yield
         finally:
             if not keep:
-                self.torch_state = torch.default_generator.get_state()
-                if self.device_state is not None:
-                    self.device_state = self.backend.random_state()
-                if self.uses_others:
-                    self.others = (np.random.get_state(), random.getstate())
+                self.go_back(self.here())
+
+    def here(self) -> Mark:
+        """Inside `active`: where the generators stand."""
+        return (
+            torch.default_generator.get_state(),
+            None if self.device_state is None else self.backend.random_state(),
+            (np.random.get_state(), random.getstate()) if self.uses_others else self.others,
+        )
+
+    def stand_at(self, mark: Mark) -> None:
+        """Let the generators stand there."""
+        torch_state, device_state, others = mark
+        torch.default_generator.set_state(torch_state)
+        if self.device_state is not None:
+            self.backend.set_random_state(device_state)
+        if self.uses_others:
+            np.random.set_state(others[0])
+            random.setstate(others[1])
 
     def others_equal(self, other: "Randomness") -> bool:
         """Whether NumPy's and Python's states are the same as another's."""

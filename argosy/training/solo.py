@@ -36,6 +36,8 @@ class Solo:
         self._weights: dict[tuple[torch.Size, torch.dtype, float], torch.Tensor] = {}
         self._labels: list[Indices] = []
         """To come, and not seen to have outputs yet."""
+        self._outputs: torch.Tensor | None = None
+        """Of the form of the network's, without memory."""
         self._own_zero_grad = type(live.optimizer).zero_grad is not torch.optim.Optimizer.zero_grad
 
     @property
@@ -127,6 +129,11 @@ class Solo:
                 live.val.end()
             yield
 
+    def check_ahead(self) -> None:
+        """What a step checks on the host, before one that the host only asks for as a whole."""
+        if self._labels and self._outputs is not None:
+            self._check_foreseen(self._outputs)
+
     def try_labels(self, data: Any, whole: Any) -> None:
         """Show the network two samples; raises StudyError where it has no output for a target of the whole.
 
@@ -168,10 +175,16 @@ class Solo:
     # ---- a step
 
     def _gradients(self, data: Any, rows: int, of: int) -> torch.Tensor:
-        member = self.live.member
-        if member.augment:
-            data = member.augment(data)
-        if member.accumulate == 1:
+        return self.differentiated(self.augmented(data), rows, of=of)
+
+    def augmented(self, data: Any) -> Any:
+        """The samples as the member wants them for a step."""
+        augment = self.live.member.augment
+        return augment(data) if augment else data
+
+    def differentiated(self, data: Any, rows: int, *, of: int) -> torch.Tensor:
+        """See `gradients`; of samples that are augmented."""
+        if self.live.member.accumulate == 1:
             return self._backward(data, rows, of)
         return torch.cat([self._backward(part, count, of) for part, count in self._parts(data, rows)])
 
@@ -258,6 +271,8 @@ class Solo:
 
     def _check_foreseen(self, output: Any) -> None:
         """Raise StudyError for a label that the network has no output for, before the device meets it."""
+        if isinstance(output, torch.Tensor):
+            self._outputs = torch.empty(output.shape, device="meta")
         labels, self._labels = self._labels, []
         for foreseen in labels:
             check_labels(self.live.member, output, torch.from_numpy(foreseen))

@@ -15,6 +15,7 @@ from argosy.traces import first_line
 from argosy.training.aboard import Aboard
 from argosy.training.devices import out_of_memory
 from argosy.training.fusion import Fusion
+from argosy.training.graphed import together
 from argosy.training.guard import Guard
 from argosy.training.program import OwnFaults
 from argosy.training.ranks import Ranks
@@ -60,11 +61,12 @@ class Stepping:
         if trains and any(unit.shard for unit in self._units):
             return self._merged(block)
         through = True
-        for unit in list(self._units):
-            if not self._advance(unit, block, self._called):
-                through = False
-                if self._wanted():
-                    return False
+        with together([unit.program for unit in self._units]):
+            for unit in list(self._units):
+                if not self._advance(unit, block, self._called):
+                    through = False
+                    if self._wanted():
+                        return False
         self._fusion.settle()
         return through
 

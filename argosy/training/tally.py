@@ -35,6 +35,11 @@ class Tally:
         self.rows += rows
         self.digest = self.digest.plus(digest)
 
+    def bring(self, name: str, totals: torch.Tensor, event: Event) -> None:
+        """Values of batches that were added without: one `total_of` each, on their way to the host."""
+        self._fetch()
+        self._coming.append((name, totals, event))
+
     @property
     def sums(self) -> Mapping[str, float]:
         """Sum of each value so far. Waits for a device that computes on its own."""

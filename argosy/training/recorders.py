@@ -1,0 +1,64 @@
+"""Work of a device that is recorded once and done again as a whole, without the host's words for each part: CUDA graphs.
+
+Contract. What is recorded reads and writes the memory that it found, whatever lies there by then, and takes no more; what the
+host did meanwhile is not done again. A recorder has a stream of its own, on which it records, and on which what is to be
+recorded is done some times before: libraries take their work space by stream. Recordings share no memory, so those of
+several recorders may be under way at once.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, Protocol, TypeVar
+
+import torch
+
+from argosy.training.cuda import CudaRecorder
+from argosy.training.devices import Backend
+
+__all__ = ["RECORDERS", "Recorder", "Recording", "Uncaptured", "recorder_of"]
+
+Made = TypeVar("Made")
+
+
+class Uncaptured(Exception):  # noqa: N818
+    """Why a step cannot be recorded; it is not made."""
+
+
+class Recording(Protocol):
+    """Of one recorder."""
+
+    def replay(self) -> None:
+        """Do it again, behind all that was asked for on the stream at hand."""
+
+    def close(self) -> None:
+        """Let go of its memory; nothing of it is under way."""
+
+
+class Recorder(Protocol):
+    """Of one program."""
+
+    def own(self) -> AbstractContextManager[None]:
+        """Inside, work is asked for on its own stream."""
+
+    def fork(self) -> None:
+        """Let its own stream's work begin after all that was asked for on the stream at hand."""
+
+    def join(self) -> None:
+        """Let the work of the stream at hand begin after all that was asked for on its own."""
+
+    def record(self, work: Callable[[], Made]) -> tuple[Recording, Made]:
+        """What the work asks of the device, which is not done, and what it returns, whose tensors a replay fills.
+
+        Raises what the work raises, or what the device has against it.
+        """
+
+
+RECORDERS: dict[str, Callable[[torch.device], Any]] = {"cuda": CudaRecorder}
+"""By the kind of a device."""
+
+
+def recorder_of(backend: Backend) -> Recorder | None:
+    """A recorder for a device; None where it has none."""
+    kind = RECORDERS.get(backend.name.partition(":")[0])
+    made: Recorder | None = None if kind is None else kind(backend.device)
+    return made

@@ -1,0 +1,298 @@
+"""The sections of `gpu_all.py` on packs and captured steps: that they train the same, what they cost, and where memory ends."""
+
+import itertools
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from gpu_site import Outcome, Site, differences, digits, events
+from packing_networks import PIXELS, WORKLOADS, Workload, cnn, mlp, resnet
+from packing_sides import (
+    Apart,
+    Chosen,
+    Graphed,
+    Loop,
+    Side,
+    Task,
+    captured,
+    captured_one_after_another,
+    fused,
+    one_after_another,
+)
+from torch import Tensor, nn
+from torch.optim import SGD, Adam, AdamW
+
+import argosy
+from argosy import demo
+from argosy.training.devices import backend_of
+from argosy.training.ends import sums_on
+from argosy.training.parallel import Group
+from argosy.training.recorders import recorder_of
+
+__all__ = ["SECTIONS"]
+
+NEAR = 1e-9
+"""How far float64 weights may be from those of members alone, as a share of the largest."""
+NEAR_AFTER_A_RUN = 1e-6
+"""How far such weights may be apart after hundreds of steps, which multiply what rounding makes different."""
+GIB = 2**30
+ROUNDS = 9
+
+
+# ---- runs with packs
+
+
+def double(batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Normalised digits in float64, where one program and several differ by next to nothing."""
+    inputs, target = demo.normalize(batch)
+    return inputs.double(), target
+
+
+def network(kind: str, hidden: int = 64) -> nn.Module:
+    """In float64."""
+    flat = [nn.Flatten(), nn.Linear(demo.CROP**2, hidden), nn.ReLU()]
+    rest = {"plain": nn.ReLU(), "norms": nn.BatchNorm1d(hidden), "drops": nn.Dropout(0.2)}[kind]
+    return nn.Sequential(*flat, nn.Linear(hidden, hidden), rest, nn.Linear(hidden, 10)).double()
+
+
+def limited(gib: float, hidden: int) -> nn.Module:
+    """A network in a process whose tensors may take so much of a CUDA device."""
+    if torch.cuda.is_available():
+        share = gib * GIB / torch.cuda.get_device_properties(0).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(share, 1.0))
+    return network("plain", hidden)
+
+
+def packs() -> list[argosy.Member]:
+    """Three architectures, four members each: other optimizers, rates and schedules, draws of their own."""
+    made = []
+    for kind, number in itertools.product(("plain", "norms", "drops"), range(4)):
+        optimizer = (partial(SGD, lr=0.02 * (number + 1), momentum=0.9), partial(AdamW, lr=1e-3 * (number + 1)))
+        made.append(
+            argosy.Member(
+                f"{kind}{number}", model=partial(network, kind), optimizer=optimizer[number % 2], batch_size=32
+            )
+        )
+    return made
+
+
+def study(site: Site, members: Sequence[argosy.Member], epochs: int = 3) -> argosy.Study:
+    """On digits that are made up."""
+    count = 6400 if site.real else 640
+    data = argosy.Data(arrays=digits(count, 1), val_arrays=digits(count // 5, 2), on_device=double)
+    return argosy.Study(data=data, members=members, stop=argosy.MaxEpochs(epochs))
+
+
+def packed_together(site: Site) -> Path:
+    """The run that others are compared with, made once."""
+    run = site.folder / "packs"
+    return run if run.exists() else site.train(study(site, packs()), "packs", devices=site.one)
+
+
+def near(found: Mapping[str, float], run: Path, **more: Any) -> Outcome:
+    """Holds where weights of doubles differ by next to nothing; tells what programs the run had."""
+    programs = [event for event in events(run, "Packed") if event["settled"]]
+    chosen = [f"{max(map(len, event['programs']))} {event.get('kind', 'plain')}" for event in programs]
+    figures = {"largest difference of a weight": max(found.values()), "members of programs": chosen, **more}
+    return Outcome(holds=max(found.values()) <= NEAR_AFTER_A_RUN, figures=figures)
+
+
+def packs_are_their_members_alone(site: Site) -> Outcome:
+    """A run that may make one program of those alike, against each member in a run of its own."""
+    run, found = packed_together(site), dict[str, float]()
+    for member in packs()[:: 1 if site.real else 4]:
+        alone = site.train(study(site, [member]), f"alone-{member.name}", devices=site.one)
+        found |= differences(run, alone, [member.name], metrics=False)
+    return near(found, run)
+
+
+def resumed_packs_are_uninterrupted(site: Site) -> Outcome:
+    """One epoch, and the same command with more."""
+    for epochs in (1, 3):
+        resumed = site.train(study(site, packs(), epochs), "resumed-packs", devices=site.one)
+    names = [member.name for member in packs()]
+    return near(differences(packed_together(site), resumed, names, metrics=False), resumed)
+
+
+def a_pack_beyond_memory_trains_all(site: Site) -> Outcome:
+    """Eight members that fit one by one, not as one program; against the same with all the memory of the device."""
+    hidden, batch, rest = (2048, 2048, 80.0) if site.real else (32, 64, 0.0)
+    runs = []
+    for words, gib in (("ample", rest), ("scarce", 0.9)):
+        members = [
+            argosy.Member(
+                f"m{n}", model=partial(limited, gib, hidden), optimizer=partial(Adam, lr=1e-4 * n), batch_size=batch
+            )
+            for n in range(1, 9)
+        ]
+        runs.append(site.train(study(site, members), f"memory-{words}", devices=site.one))
+    names = [f"m{n}" for n in range(1, 9)]
+    reasons = sorted({event["reason"] for event in events(runs[1], "Packed")} - {""})
+    ended = [event["status"] for event in events(runs[1], "MemberEnded") if event["status"] not in ("finished", "stopped")]
+    outcome = near(differences(*runs, names, metrics=False), runs[1], reasons=reasons, failed=ended)
+    return Outcome(holds=outcome.holds and not ended, figures=outcome.figures)
+
+
+# ---- programs by hand
+
+
+def steps_of(side: Side, task: Task, epochs: Sequence[int]) -> float:
+    """Seconds of all steps on these epochs, by the clock, with the device at rest before and after."""
+    backend, seconds = backend_of(task.device), 0.0
+    for epoch in epochs:
+        block = task.block(epoch)
+        assert block.sums  # made once for all members of a device
+        side.prepare(epoch)
+        backend.synchronize()
+        began = time.perf_counter()
+        side.run(block)
+        backend.synchronize()
+        seconds += time.perf_counter() - began
+    return seconds
+
+
+def gap(workload: Workload, size: int, device: str, make: Callable[[Task], Side]) -> float:
+    """How far float64 weights of a side are from those of the members one after another, as a share of the largest."""
+    task = Task(workload, size, device, torch.float64)
+    sides = one_after_another(task), make(task)
+    for side in sides:
+        steps_of(side, task, range(-(-24 // workload.steps)))
+    pairs = [
+        (one.detach(), other.detach())
+        for models in zip(*(side.models for side in sides), strict=True)
+        for one, other in zip(*(model.parameters() for model in models), strict=True)
+    ]
+    return max(float((one - other).abs().max() / one.abs().max()) for one, other in pairs)
+
+
+def captured_steps_are_plain_ones(site: Site) -> Outcome:
+    """Fused programs, and captured ones of a pack and of each member, against plain steps of each."""
+    ways: dict[str, Callable[[Task], Side]] = {"fused": fused}
+    if recorder_of(backend_of(site.device)) is not None:
+        ways |= {"fused, captured": captured, "captured": captured_one_after_another, "beside each other": Apart}
+    names = ("MLP h64", "small CNN", "BN-ResNet", "transformer") if site.real else ("MLP h64", "BN-ResNet")
+    gaps = {
+        f"{name}, {words}": gap(WORKLOADS[name], 4, site.device, make)
+        for name, (words, make) in itertools.product(names, ways.items())
+    }
+    return Outcome(holds=max(gaps.values()) <= NEAR, figures={"distance from plain steps": gaps})
+
+
+def rung(site: Site, workload: Workload, size: int) -> dict[str, list[float]]:
+    """Member-steps a second of each side in each of the interleaved rounds."""
+    task = Task(workload, size, site.device, torch.float32)
+    sides: dict[str, Side] = {
+        "S0 loop": Loop(task),
+        "S1 loop, fused Adam": Loop(task, fused=True),
+        "one after another": one_after_another(task),
+        "P1 fused": fused(task),
+        "A chosen": Chosen(task),
+    }
+    if recorder_of(backend_of(site.device)) is not None:
+        sides |= {
+            "S2 loop, graphed": Graphed(task),
+            "captured one after another": captured_one_after_another(task),
+            "P2 fused, captured": captured(task),
+        }
+    epoch = 0
+    while epoch < 3 or (not sides["A chosen"].settled and epoch < 60):  # type: ignore[attr-defined]
+        for side in sides.values():
+            steps_of(side, task, [epoch])
+        epoch += 1
+    blocks = 3 if site.real else 1
+    found: dict[str, list[float]] = {words: [] for words in sides}
+    for number in range(ROUNDS if site.real else 2):
+        epochs = range(epoch + number * blocks, epoch + (number + 1) * blocks)
+        for words, side in sides.items():
+            found[words].append(size * workload.steps * blocks / steps_of(side, task, epochs))
+    return found
+
+
+def the_ladder(site: Site) -> Outcome:
+    """Ways of stepping the same members, and what they come to against plain loops and against captured ones."""
+    rungs = [("MLP h64", 1), ("MLP h64", 8), ("MLP h64", 32), ("small CNN", 8), ("small CNN", 32), ("compute-bound", 4)]
+    figures, missed = dict[str, Any](), list[str]()
+    for name, size in rungs if site.real else [("MLP h64", 4)]:
+        rates = {words: statistics.median(found) for words, found in rung(site, WORKLOADS[name], size).items()}
+        best, chosen = max(rates.values()), rates["A chosen"]
+        told = {f"{words}, member-steps/s": round(rate) for words, rate in rates.items()}
+        pack = rates.get("P2 fused, captured", rates["P1 fused"])
+        told |= {"pack / S0": round(pack / rates["S0 loop"], 2), "best / chosen": round(best / chosen, 3)}
+        if "S2 loop, graphed" in rates:
+            told["pack / S2"] = round(pack / rates["S2 loop, graphed"], 2)
+        figures[f"{name}, {size} members"] = told
+        wanted = {("MLP h64", 32): {"pack / S0": 30, "pack / S2": 8}, ("small CNN", 32): {"pack / S0": 10}}
+        for ratio, least in wanted.get((name, size), {}).items() if site.real else ():
+            if told.get(ratio, 0) < least:
+                missed.append(f"{name}, {size} members: {ratio} is {told.get(ratio)}, wanted {least}")
+    figures |= {"host, us a small operator": host_microseconds(site), "missed": missed}
+    return Outcome(holds=not missed, figures=figures)
+
+
+def host_microseconds(site: Site) -> float:
+    """What an operator on next to nothing takes the host, by which ratios scale."""
+    one = torch.ones(1, device=backend_of(site.device).device)
+    seconds = list[float]()
+    for _ in range(5):
+        began = time.perf_counter()
+        for _ in range(1000):
+            one.add_(1.0)
+        seconds.append(time.perf_counter() - began)
+        backend_of(site.device).synchronize()
+    return round(min(seconds) * 1e3, 2)
+
+
+def unlike_members_step_side_by_side(site: Site) -> Outcome:
+    """Captured steps of four unlike networks, one after another and each on a stream of its own. To gain nothing is no fault."""
+    models = [cnn, partial(mlp, PIXELS, 64), resnet, partial(cnn, 16)]
+    unlike = Workload(models=models, inputs=PIXELS, batch=32, steps=8, wanted={})
+    if recorder_of(backend_of(site.device)) is None:
+        return Outcome(holds=True, figures={"streams": f"none on {site.device}"})
+    distance = gap(unlike, 4, site.device, Apart)
+    task = Task(unlike, 4, site.device, torch.float32)
+    sides = {"plain": one_after_another(task), "captured": captured_one_after_another(task), "beside": Apart(task)}
+    seconds: dict[str, list[float]] = {words: [] for words in sides}
+    for number in range(3 + ROUNDS):
+        for words, side in sides.items():
+            seconds[words].append(steps_of(side, task, range(4 * number, 4 * number + 4)))
+    middle = {words: statistics.median(found[3:]) for words, found in seconds.items()}
+    figures = {"distance from plain steps": distance, "ms": {w: round(1e3 * s, 3) for w, s in middle.items()}}
+    figures["captured / beside"] = round(middle["captured"] / middle["beside"], 3)
+    return Outcome(holds=distance <= NEAR, figures=figures)
+
+
+def sums_are_made_on_the_device(site: Site) -> Outcome:
+    """A group of one rank adds up, by NCCL where it is to be had, while steps go on beside it."""
+    device = backend_of(site.device).device
+    on = sums_on(device)
+    group = Group.form(str(site.folder / "meeting"), 0, 1, on=on)
+    deadline = time.monotonic() + 60.0
+    while not group.formed and time.monotonic() < deadline:
+        time.sleep(0.01)
+    values = torch.arange(1 << 20, dtype=torch.float64, device=on)
+    expected, busy = values.clone(), torch.randn(512, 512, device=device)
+    began = time.perf_counter()
+    made = group.add_up(values)
+    for _ in range(20):
+        busy = torch.tanh(busy @ busy)
+    while not made.done and time.monotonic() < deadline:
+        time.sleep(1e-4)
+    seconds = time.perf_counter() - began
+    holds = made.done and torch.equal(values, expected)
+    group.leave()
+    return Outcome(holds=holds, figures={"on": str(on), "seconds": round(seconds, 4), "broken": str(group.broken or "")})
+
+
+SECTIONS: tuple[Callable[[Site], Outcome], ...] = (
+    packs_are_their_members_alone,
+    resumed_packs_are_uninterrupted,
+    a_pack_beyond_memory_trains_all,
+    captured_steps_are_plain_ones,
+    the_ladder,
+    unlike_members_step_side_by_side,
+    sums_are_made_on_the_device,
+)

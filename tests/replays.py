@@ -1,0 +1,131 @@
+"""A recorder of a device that has none, as strict as a CUDA graph: operators of torch are noted with the memory that they meet.
+
+* Recording does nothing: what the work moves meanwhile is put back, of the random generator too.
+* A replay makes the operators again on the same memory, and nothing of what Python did between them.
+* To read a value on the host raises.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from argosy.training import recorders
+
+__all__ = ["TapeRecorder", "recorded", "replayable"]
+
+Made = TypeVar("Made")
+READS = {torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default}
+
+
+@dataclass(eq=False)
+class Tape(TorchDispatchMode):
+    """See `argosy.training.recorders.Recording`."""
+
+    calls: list[tuple[Any, Any, Any, list[Tensor]]] = field(default_factory=list)
+    moved: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    """Storages that were written into, with what was there, by address."""
+    born: set[int] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if function in READS:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        for tensor in given:
+            self._keep(tensor)
+        made = function(*args, **kwargs)
+        found = [leaf for leaf in tree_leaves(made) if isinstance(leaf, Tensor)]
+        self.born.update({storage(t) for t in found} - {storage(t) for t in given})
+        self.calls.append((function, args, kwargs, found))
+        return made
+
+    def _keep(self, tensor: Tensor) -> None:
+        address = storage(tensor)
+        if address not in self.born and address not in self.moved and tensor.numel():
+            whole = torch.empty(0, dtype=tensor.dtype).set_(tensor.untyped_storage())
+            self.moved[address] = whole, whole.clone()
+
+    def put_back(self) -> None:
+        """Let nothing have been done."""
+        for whole, before in self.moved.values():
+            whole.copy_(before)
+        self.moved.clear()
+
+    def replay(self) -> None:
+        """See `Recording.replay`."""
+        assert self.calls, "closed"
+        with torch.no_grad():
+            for function, args, kwargs, found in self.calls:
+                again = [leaf for leaf in tree_leaves(function(*args, **kwargs)) if isinstance(leaf, Tensor)]
+                for tensor, value in zip(found, again, strict=True):
+                    if storage(tensor) != storage(value):
+                        tensor.copy_(value)
+
+    def close(self) -> None:
+        """See `Recording.close`."""
+        self.calls.clear()
+
+
+def storage(tensor: Tensor) -> int:
+    """What tells one storage from another while both live."""
+    return tensor.untyped_storage().data_ptr()
+
+
+@dataclass
+class TapeRecorder:
+    """See `argosy.training.recorders.Recorder`."""
+
+    device: torch.device
+    asked: list[str] = field(default_factory=list)
+    """Of its stream, in order."""
+
+    def __post_init__(self) -> None:
+        recorded.append(self)
+
+    @contextlib.contextmanager
+    def own(self) -> Iterator[None]:
+        """See `Recorder.own`."""
+        self.asked.append("own")
+        yield
+        self.asked.append("over")
+
+    def fork(self) -> None:
+        """See `Recorder.fork`."""
+        self.asked.append("fork")
+
+    def join(self) -> None:
+        """See `Recorder.join`."""
+        self.asked.append("join")
+
+    def record(self, work: Callable[[], Made]) -> tuple[Tape, Made]:
+        """See `Recorder.record`."""
+        self.asked.append("record")
+        tape, generator = Tape(), torch.default_generator.get_state()
+        try:
+            with tape:
+                made = work()
+        finally:
+            tape.put_back()
+            torch.default_generator.set_state(generator)
+        return tape, made
+
+
+recorded: list[TapeRecorder] = []
+"""All that a test has made."""
+
+
+@pytest.fixture
+def replayable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let CPUs have recorders."""
+    recorded.clear()
+    monkeypatch.setitem(recorders.RECORDERS, "cpu", TapeRecorder)

@@ -1,0 +1,344 @@
+"""Captured steps: on a device whose recordings are as strict as CUDA graphs, and on a CUDA device, members get what they get alone."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import pytest
+import replays
+import torch
+from blocks import blocks
+from packs import ResNet, Transformer, alone, convnet, difference, live, member, mlp, samples, state, train
+from replays import recorded
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.optim import SGD, Adam, AdamW, RMSprop
+from torch.optim.lr_scheduler import ExponentialLR, LambdaLR, StepLR
+
+from argosy.stream.schedule import Orders
+from argosy.study import Member
+from argosy.training.fused import Fused
+from argosy.training.graphed import Graphed, refusal, together
+from argosy.training.member import LiveMember
+from argosy.training.solo import Solo
+
+replayable = replays.replayable
+DEVICES = [
+    pytest.param("cpu:0", id="recorded"),
+    pytest.param(
+        "cuda:0",
+        marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")],
+        id="cuda",
+    ),
+]
+pytestmark = pytest.mark.usefixtures("replayable")
+
+
+def per_step(make: Any, *args: Any) -> dict[str, Any]:
+    return {"schedule": lambda optimizer: make(optimizer, *args), "schedule_per": "step"}
+
+
+PACKS: Mapping[str, Sequence[Member]] = {
+    "sgd": [member(f"m{n}", optimizer=partial(SGD, lr=0.1 / n)) for n in (1, 2, 3)],
+    "momenta, schedules, clipping": [
+        member("a", optimizer=partial(SGD, lr=0.1, momentum=0.9, nesterov=True), clip_grad_norm=0.1),
+        member("b", optimizer=partial(SGD, lr=0.1, momentum=0.5, nesterov=True), **per_step(ExponentialLR, 0.9)),
+        member("c", optimizer=partial(SGD, lr=0.1, momentum=0.5), **per_step(LambdaLR, lambda step: 1 / (step + 1))),
+    ],
+    "adams": [
+        member("a", optimizer=partial(Adam, lr=0.01, betas=(0.8, 0.9))),
+        member("b", optimizer=partial(Adam, lr=0.02, weight_decay=0.1), schedule=lambda o: StepLR(o, 1, 0.5)),
+        member("c", optimizer=partial(AdamW, lr=0.01, weight_decay=0.5), **per_step(ExponentialLR, 0.9)),
+    ],
+    "batch norm": [member(f"m{n}", model=ResNet, optimizer=partial(SGD, lr=0.1 / n)) for n in (1, 2)],
+    "shorter last batches": [member(f"m{n}", batch_size=20, optimizer=partial(Adam, lr=0.01 * n)) for n in (1, 2)],
+    "micro-batches": [member(f"m{n}", accumulate=2, optimizer=partial(Adam, lr=0.01 * n)) for n in (1, 2)],
+    "own samples": [member(f"m{n}", subset=[*range(n, 64 + n)], optimizer=partial(SGD, lr=0.1)) for n in (1, 2)],
+    "attention": [member(f"m{n}", model=Transformer, optimizer=partial(SGD, lr=0.1 / n)) for n in (1, 2)],
+}
+
+
+def on(device: str, members: Sequence[Member]) -> list[LiveMember]:
+    return [live(one, device) for one in members]
+
+
+def data_on(device: str) -> Any:
+    return tuple(tuple(leaf.to(device.removesuffix(":0")) for leaf in split) for split in samples())
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("pack", PACKS)
+def test_a_captured_pack_is_each_of_its_members_alone(pack: str, device: str) -> None:
+    members, data = PACKS[pack], data_on(device)
+    single = on(device, members)
+    history: dict[str, Any] = {}
+    for one in single:
+        history |= train(Solo(one), 3, data=data)
+    lives = on(device, members)
+    program = Graphed.of(Fused.of(lives))
+    found = train(program, 3, data=data)
+    assert program.replays
+    for one, other in zip(single, lives, strict=True):
+        assert difference(state(one), state(other)) <= 1e-10, one.member.name
+    assert difference(history, found) <= 1e-10
+    program.release()
+    assert difference(state(single[0]), state(lives[0])) <= 1e-10
+
+
+SINGLES: Mapping[str, Member] = {
+    "sgd": member("m"),
+    "adam, clipped": member("m", optimizer=partial(Adam, lr=0.01, weight_decay=0.1), clip_grad_norm=0.1),
+    "a schedule": member("m", optimizer=partial(AdamW, lr=0.01), **per_step(ExponentialLR, 0.9)),
+    "dropout": member("m", model=partial(convnet, dropout=0.3)),
+    "batch norm": member("m", model=ResNet, optimizer=partial(Adam, lr=0.01), batch_size=20),
+    "augmented": member("m", augment=lambda batch: (batch[0] + 0.1 * torch.randn_like(batch[0]), batch[1])),
+    "micro-batches": member("m", accumulate=3, loss=nn.CrossEntropyLoss()),
+    "groups": member(
+        "m",
+        optimizer=lambda p: SGD([{"params": ps, "lr": 0.1 * n} for n, ps in enumerate(zip(p, strict=False), 1)], lr=0.1),
+    ),
+}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("kind", SINGLES)
+def test_a_captured_member_is_that_member(kind: str, device: str) -> None:
+    data = data_on(device)
+    (single,), (one,) = on(device, [SINGLES[kind]]), on(device, [SINGLES[kind]])
+    assert refusal(Solo(one)) is None
+    program = Graphed.of(Solo(one))
+    history, found = train(Solo(single), 3, data=data), train(program, 3, data=data)
+    assert program.replays
+    assert difference(state(single), state(one)) <= 1e-10
+    assert difference(history, found) <= 1e-10
+    program.release()
+    train(Solo(one), 1, data=data)
+    train(Solo(single), 1, data=data)
+    assert difference(state(single), state(one)) <= 1e-10
+
+
+def test_losses_are_added_up_as_they_come() -> None:
+    members = PACKS["sgd"]
+    plain, lives = on("cpu:0", members), on("cpu:0", members)
+    history, found = train(Fused.of(plain), 3), train(Graphed.of(Fused.of(lives)), 3)
+    assert difference(history, found) == 0.0
+    assert [difference(state(one), state(other)) for one, other in zip(plain, lives, strict=True)] == [0.0] * 3
+
+
+def test_between_blocks_members_stand_where_they_would() -> None:
+    arrays, val = samples()
+    orders = Orders(0, {"train": len(arrays[0]), "val": len(val[0])})
+    lives = on("cpu:0", [SINGLES["adam, clipped"]] * 2)
+    programs = [Solo(lives[0]), Graphed.of(Solo(lives[1]))]
+    for epoch in range(2):
+        for one in lives:
+            one.begin_epoch(orders, epoch)
+        for block in blocks(orders.epoch("train", epoch), 40, arrays=arrays, epoch=epoch):
+            for program in programs:
+                with program.active():
+                    for batch in program.cut(block):
+                        program.begin(batch)
+                        program.finish()
+            one, other = (live.state_dict(carried=True) | {"seconds": 0.0} for live in lives)
+            assert difference(one, other) <= 1e-10
+        for one in lives:
+            one.end_section(1)
+
+
+# ---- what cannot be captured
+
+
+def beyond(program: Any, plain: Callable[[], Any], epochs: int = 2) -> list[str]:
+    """Train as a trainer does: where a step raises it is undone, and made plainly from there on. What was raised."""
+    (arrays, val), raised, lives = samples(), list[str](), program.members
+    orders = Orders(0, {"train": len(arrays[0]), "val": len(val[0])})
+    for epoch in range(epochs):
+        for one in lives:
+            one.begin_epoch(orders, epoch)
+        for block in blocks(orders.epoch("train", epoch), 40, arrays=arrays, epoch=epoch):
+            while True:
+                error = ""
+                try:
+                    with program.active():
+                        for batch in program.cut(block):
+                            program.begin(batch)
+                            program.finish()
+                except Exception as found:
+                    error = str(found)
+                if not error:
+                    break
+                raised.append(error)
+                program.undo()
+                program.release()
+                program = plain()
+        for block in blocks(orders.epoch("val", epoch), 40, arrays=val, split="val"):
+            with program.active(keep=True):
+                for _ in program.evaluate(block):
+                    pass
+        for one in lives:
+            one.end_section(1)
+    return raised
+
+
+class Noting(nn.Module):
+    """Counts its calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.calls = mlp(), 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return self.inner(x)
+
+
+class Half(nn.Module):
+    """Has a weight that it does not use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.idle = mlp(), nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x)
+
+
+class Assigning(nn.Module):
+    """Makes a buffer anew."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = mlp()
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        made = self.inner(x)
+        if self.training:
+            self.mean = 0.9 * self.mean + 0.1 * made.detach().mean(0)
+        return made - self.mean
+
+
+def reading(output: Tensor, target: Tensor) -> Tensor:
+    losses = functional.cross_entropy(output, target, reduction="none")
+    return losses * (2.0 if losses.mean().item() > 0 else 1.0)
+
+
+class Hungry(nn.CrossEntropyLoss):
+    """Has too little memory while it is recorded."""
+
+    fed = False
+
+    def forward(self, output: Tensor, target: Tensor) -> Tensor:
+        if recorded[-1].asked[-1:] == ["record"] and not self.fed:
+            self.fed = True
+            raise torch.OutOfMemoryError("no memory")
+        return super().forward(output, target)
+
+
+UNCAPTURED: Mapping[str, tuple[Member, str]] = {
+    "reads a value": (member("m", loss=reading), "operation not permitted when stream is capturing"),
+    "runs out of memory": (member("m", loss=Hungry(reduction="none")), "no memory"),
+    "notes for itself": (member("m", model=Noting), "a step changes 'calls' of the network, on the host"),
+    "assigns a buffer": (member("m", model=Assigning), "a step changes the buffer 'mean', on the host"),
+    "leaves a weight alone": (
+        member("m", model=Half, optimizer=partial(SGD, lr=0.1, weight_decay=0.1)),
+        "the weight 'idle.bias' gets no gradient, and its optimizer leaves it alone",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", UNCAPTURED)
+def test_what_cannot_be_captured_is_made_plainly_from_that_step_on(kind: str) -> None:
+    one, reason = UNCAPTURED[kind]
+    (found,) = on("cpu:0", [one])
+    raised = beyond(Graphed.of(Solo(found)), lambda: Solo(found))
+    (single,), _ = alone([one], 2)
+    assert raised == [reason]
+    assert difference(state(single), state(found)) <= 1e-10
+
+
+def test_a_pack_that_draws_is_made_plainly() -> None:
+    members = [member(f"m{n}", model=partial(convnet, dropout=0.2)) for n in range(2)]
+    lives = on("cpu:0", members)
+    raised = beyond(Graphed.of(Fused.of(lives)), lambda: Fused.of(lives))
+    assert raised == ["its members draw random numbers, each of them from a state of its own"]
+    single, _ = alone(members, 2)
+    for one, other in zip(single, lives, strict=True):
+        assert difference(state(one), state(other)) <= 1e-10
+
+
+def test_a_schedule_that_changes_what_steps_are_made_of_ends_it() -> None:
+    def wake(optimizer: Any) -> Any:
+        def rate(step: int) -> float:
+            optimizer.param_groups[0]["weight_decay"] = 0.1 * (step > 7)
+            return 1.0
+
+        return LambdaLR(optimizer, rate)
+
+    one = member("m", schedule=wake, schedule_per="step")
+    (found,) = on("cpu:0", [one])
+    raised = beyond(Graphed.of(Solo(found)), lambda: Solo(found))
+    (single,), _ = alone([one], 2)
+    assert raised == ["a schedule has changed what its steps are made of"]
+    assert difference(state(single), state(found)) <= 1e-10
+
+
+def test_a_replay_that_leads_elsewhere_is_found_before_it_counts() -> None:
+    calls = []
+
+    def growing(output: Tensor, target: Tensor) -> Tensor:
+        calls.append(1)
+        return functional.cross_entropy(output, target, reduction="none") * 2.0 ** len(calls)
+
+    (found,) = on("cpu:0", [member("m", loss=growing)])
+    raised = beyond(Graphed.of(Solo(found)), lambda: Solo(found), epochs=1)
+    assert raised == ["replayed, its step leads elsewhere"]
+
+
+def test_what_makes_its_steps_itself_is_refused() -> None:
+    slow = partial(SGD, lr=0.01, momentum=0.5, dampening=0.1)
+    for optimizer in (partial(RMSprop, lr=0.01), slow):
+        (found,) = on("cpu:0", [member("m", optimizer=optimizer)])
+        assert refusal(Solo(found)) == "its optimizer makes its steps itself"
+        beside = Fused.of([found, *on("cpu:0", [member("other")])])
+        assert refusal(beside) == "an optimizer makes its steps itself"
+
+
+def test_refusal_of_a_device_without_recorders(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(replays.recorders.RECORDERS, "cpu")
+    (found,) = on("cpu:0", [member("m")])
+    assert refusal(Solo(found)) == "its device captures no steps"
+
+
+# ---- side by side
+
+
+def test_unlike_members_step_side_by_side_once_all_are_replayed() -> None:
+    members = [member("a", model=ResNet), member("b", optimizer=partial(Adam, lr=0.01)), member("c", model=Transformer)]
+    arrays, val = samples()
+    orders = Orders(0, {"train": len(arrays[0]), "val": len(val[0])})
+    lives = on("cpu:0", members)
+    programs = [Graphed.of(Solo(one)) for one in lives]
+    for epoch in range(2):
+        for one in lives:
+            one.begin_epoch(orders, epoch)
+        for block in blocks(orders.epoch("train", epoch), 96, arrays=arrays, epoch=epoch):
+            for recorder in recorded:
+                recorder.asked.clear()
+            with together(programs):
+                for program in programs:
+                    with program.active():
+                        for batch in program.cut(block):
+                            program.begin(batch)
+                            program.finish()
+        for block in blocks(orders.epoch("val", epoch), 96, arrays=val, split="val"):
+            for program in programs:
+                with program.active(keep=True):
+                    for _ in program.evaluate(block):
+                        pass
+        for one in lives:
+            one.end_section(1)
+    assert [recorder.asked for recorder in recorded[-3:]] == [["fork", "own", "over", "join"]] * 3
+    single, _ = alone(members, 2, size=96)
+    for one, other in zip(single, lives, strict=True):
+        assert difference(state(one), state(other)) <= 1e-10
