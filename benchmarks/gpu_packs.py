@@ -132,7 +132,9 @@ def a_pack_beyond_memory_trains_all(site: Site) -> Outcome:
         runs.append(site.train(study(site, members), f"memory-{words}", devices=site.one))
     names = [f"m{n}" for n in range(1, 9)]
     reasons = sorted({event["reason"] for event in events(runs[1], "Packed")} - {""})
-    ended = [event["status"] for event in events(runs[1], "MemberEnded") if event["status"] not in ("finished", "stopped")]
+    ended = [
+        event["status"] for event in events(runs[1], "MemberEnded") if event["status"] not in ("finished", "stopped")
+    ]
     outcome = near(differences(*runs, names, metrics=False), runs[1], reasons=reasons, failed=ended)
     return Outcome(holds=outcome.holds and not ended, figures=outcome.figures)
 
@@ -284,7 +286,9 @@ def sums_are_made_on_the_device(site: Site) -> Outcome:
     seconds = time.perf_counter() - began
     holds = made.done and torch.equal(values, expected)
     group.leave()
-    return Outcome(holds=holds, figures={"on": str(on), "seconds": round(seconds, 4), "broken": str(group.broken or "")})
+    return Outcome(
+        holds=holds, figures={"on": str(on), "seconds": round(seconds, 4), "broken": str(group.broken or "")}
+    )
 
 
 SECTIONS: tuple[Callable[[Site], Outcome], ...] = (

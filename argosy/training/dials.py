@@ -19,7 +19,7 @@ class Dials:
         self._shapes = [[_shape(own) for own in numbers] for numbers in _numbers(kernels)]
         sizes = [rows * columns for shapes in self._shapes for rows, columns in shapes]
         self._all = like.new_zeros(sum(sizes))
-        parts = iter(self._all.split(sizes))
+        parts = iter(torch.split(self._all, sizes))
         self.of_kernels: Sequence[Sequence[Tensor]] = [
             [next(parts).view(shape) for shape in shapes] for shapes in self._shapes
         ]

@@ -111,7 +111,7 @@ class OwnDraws(TorchFunctionMode):
         self, function: Any, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
     ) -> Tensor:
         """Dropout: ones under the same rule are its mask, to the bit."""
-        if not training:
+        if not training or p == 0.0:  # the largest of the members' rates, where they differ
             return input
         stacked, members = self._level.stacked(input)
         with self._level.outside(), torch.no_grad():

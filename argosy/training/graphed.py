@@ -52,7 +52,9 @@ class Graphed:
         self._whole = whole
         self._recorder = recorder
         self._lives = program.members
-        self._scheduled = [live for live in self._lives if live.schedule is not None and live.member.schedule_per == "step"]
+        self._scheduled = [
+            live for live in self._lives if live.schedule is not None and live.member.schedule_per == "step"
+        ]
         self._dials = Dials(whole.kernels, whole.arena.weights)
         self._warm = 0
         self._replayed: Replayed | None = None
@@ -279,7 +281,11 @@ class Replayed:
     def takes(self, data: Data) -> bool:
         """Whether it was recorded on samples like these."""
         leaves = flatten(data.tree)[0]
-        return (data.samples, data.apart, len(leaves)) == (self._data.samples, self._data.apart, len(self._lying)) and all(
+        return (data.samples, data.apart, len(leaves)) == (
+            self._data.samples,
+            self._data.apart,
+            len(self._lying),
+        ) and all(
             (leaf.shape, leaf.dtype) == (own.shape, own.dtype) for leaf, own in zip(leaves, self._lying, strict=True)
         )
 
@@ -321,4 +327,4 @@ def _check(there: Sequence[Tensor], plainly: Sequence[Tensor], before: Sequence[
 
 def _apart(one: Tensor, other: Tensor) -> Tensor:
     """How far each member's parts are from each other."""
-    return (one.double() - other.double()).reshape(len(one), one[0].numel()).norm(dim=1)
+    return torch.linalg.vector_norm((one.double() - other.double()).reshape(len(one), one[0].numel()), dim=1)

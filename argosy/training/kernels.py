@@ -232,7 +232,9 @@ def _adam(tile: Tile, gradients: Tensor, numbers: Tensor) -> Move:
 
 
 def _adam_ready(tile: Tile, gradients: Tensor) -> Move:
-    alike = len({(*group["betas"], group["eps"], step) for group, step in zip(tile.groups, tile.steps, strict=True)}) == 1
+    alike = (
+        len({(*group["betas"], group["eps"], step) for group, step in zip(tile.groups, tile.steps, strict=True)}) == 1
+    )
     if alike and gradients.is_contiguous() and gradients.device.type == "cpu":
         return _adam_in_one_pass(tile, gradients)
     return _adam(tile, gradients, tile.placed(_adam_numbers(tile)))

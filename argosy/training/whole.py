@@ -163,6 +163,7 @@ class Single:
         self._solo = solo
         self._arena = arena
         self._kernel = kernel
+        self._held = [(m._buffers, name, b) for m in solo.live.model.modules() for name, b in m._buffers.items()]
         self._before: Mark | None = None
 
     @classmethod
@@ -173,7 +174,9 @@ class Single:
         kernel = Kernel.of([live.optimizer], arena, 0)
         if kernel is None:
             arena.dissolve()
-            raise Uncaptured("some of its weights have made fewer steps than others, or are of a type that no kernel steps")
+            raise Uncaptured(
+                "some of its weights have made fewer steps than others, or are of a type that no kernel steps"
+            )
         return cls(solo, arena, kernel)
 
     @property
@@ -201,6 +204,8 @@ class Single:
     def undo(self) -> None:
         """See `Whole.undo`."""
         self._solo.drop_gradients()
+        for table, name, buffer in self._held:
+            table[name] = buffer  # a step may have assigned another
         if self._before is not None:
             self._live.randomness.go_back(self._before)
             self._before = None

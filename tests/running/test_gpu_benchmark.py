@@ -13,7 +13,11 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu_all.py"
 
 @pytest.mark.parametrize(
     ("devices", "sections"),
-    [("cpu:2", ["memory", "copies", "split", "demo"]), ("late:0", ["memory", "copies", "killed"])],
+    [
+        ("cpu:2", ["memory_is", "copies", "split", "demo"]),
+        ("cpu:2", ["packs_are", "captured", "ladder", "unlike", "sums_are"]),
+        ("late:0", ["memory_is", "copies", "killed"]),
+    ],
 )
 def test_sections_hold(devices: str, sections: list[str], tmp_path: Path) -> None:
     environment = {**os.environ, "ARGOSY_DEVICES": "late", "PYTHONPATH": os.pathsep.join(sys.path)}

@@ -95,7 +95,9 @@ SINGLES: Mapping[str, Member] = {
     "micro-batches": member("m", accumulate=3, loss=nn.CrossEntropyLoss()),
     "groups": member(
         "m",
-        optimizer=lambda p: SGD([{"params": ps, "lr": 0.1 * n} for n, ps in enumerate(zip(p, strict=False), 1)], lr=0.1),
+        optimizer=lambda p: SGD(
+            [{"params": ps, "lr": 0.1 * n} for n, ps in enumerate(zip(p, strict=False), 1)], lr=0.1
+        ),
     ),
 }
 
