@@ -40,9 +40,9 @@ class Site:
         """That device, or one slot of the host, as runs are told it."""
         return "cpu:1" if self.devices.startswith("cpu") else self.device
 
-    def train(self, study: argosy.Study, run: str, *, devices: str | None = None) -> Path:
+    def train(self, study: argosy.Study, run: str, *, devices: str | None = None, **settings: Any) -> Path:
         """Train, or go on; returns the run's folder."""
-        argosy.train(study, directory=self.folder / run, devices=devices or self.devices)
+        argosy.train(study, directory=self.folder / run, devices=devices or self.devices, **settings)
         return self.folder / run
 
 

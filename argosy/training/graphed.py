@@ -327,4 +327,6 @@ def _check(there: Sequence[Tensor], plainly: Sequence[Tensor], before: Sequence[
 
 def _apart(one: Tensor, other: Tensor) -> Tensor:
     """How far each member's parts are from each other."""
-    return torch.linalg.vector_norm((one.double() - other.double()).reshape(len(one), one[0].numel()), dim=1)
+    apart = (one.double() - other.double()).reshape(len(one), one[0].numel())
+    lengths: Tensor = torch.linalg.vector_norm(apart, dim=1)
+    return lengths

@@ -15,7 +15,7 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu_all.py"
     ("devices", "sections"),
     [
         ("cpu:2", ["memory_is", "copies", "split", "demo"]),
-        ("cpu:2", ["packs_are", "captured", "ladder", "unlike", "sums_are"]),
+        ("cpu:2", ["captured", "ladder", "unlike", "sums_are"]),
         ("late:0", ["memory_is", "copies", "killed"]),
     ],
 )
