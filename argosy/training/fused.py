@@ -138,11 +138,7 @@ class Fused:
         buffers = {name: buffer.clone() for name, buffer in self._arena.buffers.items()}
         self._before = [live.randomness.mark() for live in self._lives], buffers
         with contextlib.nullcontext() if self._lives[0].steps else large_outside():
-            self._parts = [self.differentiated(rows, self.inputs(rows, batch)) for rows in equally_long(batch)]
-
-    def remember(self) -> None:
-        """Note for `undo` where the members' random states stand."""
-        self._before = [live.randomness.mark() for live in self._lives], {}
+            self._parts = [self._differentiated(rows, self.inputs(rows, batch)) for rows in equally_long(batch)]
 
     def undo(self) -> None:
         """Let the turn whose beginning has raised not have been: it can be made again."""
@@ -166,7 +162,7 @@ class Fused:
         with contextlib.nullcontext() if self._lives[0].steps else large_outside():
             for part in self._parts:
                 totals.update(zip(part.rows, part.totals.unbind(), strict=True))
-                self.clip(part)
+                self._clip(part)
             for part in self._parts:
                 self._step(part)
         samples = 0
@@ -247,7 +243,13 @@ class Fused:
         """What members with equally long batches are stepped on: augmented, where they are."""
         return self._data(rows, turn, augment=True)
 
-    def differentiated(self, rows: Rows, data: Data) -> Part:
+    def whole(self, data: Data) -> Part:
+        """Losses and clipped gradients of all members, outside of a turn."""
+        part = self._differentiated(range(len(self._lives)), data)
+        self._clip(part)
+        return part
+
+    def _differentiated(self, rows: Rows, data: Data) -> Part:
         """Losses and gradients of members with equally long batches; a batch is one whatever its micro-batches."""
         weights, buffers = self._tensors(rows)
         leaves = [weights[piece.name] for piece in self._arena.pieces]
@@ -351,7 +353,7 @@ class Fused:
             live.steps += 1
 
     @torch.no_grad()
-    def clip(self, part: Part) -> None:
+    def _clip(self, part: Part) -> None:
         """As `clip_grad_norm_` does it for each."""
         if self._limits is None:
             return

@@ -102,6 +102,7 @@ class Several:
     def __init__(self, fused: Fused) -> None:
         self._fused = fused
         self._rows = range(len(fused.members))
+        self._before: Sequence[Mark] = ()
 
     @property
     def arena(self) -> Arena:
@@ -120,11 +121,13 @@ class Several:
 
     def remember(self) -> None:
         """See `Whole.remember`."""
-        self._fused.remember()
+        self._before = self._marks()
 
     def undo(self) -> None:
         """See `Whole.undo`."""
-        self._fused.undo()
+        for live, mark in zip(self._fused.members, self._before, strict=False):
+            live.randomness.go_back(mark)
+        self._fused.undo()  # of a turn that was no whole one it knows better
 
     def inputs(self, turn: Turn) -> Data:
         """See `Whole.inputs`."""
@@ -132,9 +135,8 @@ class Several:
 
     def gradients(self, data: Data) -> tuple[Tensor, Tensor]:
         """See `Whole.gradients`."""
-        part = self._fused.differentiated(self._rows, data)
+        part = self._fused.whole(data)
         _all_have_gradients(part.idle)
-        self._fused.clip(part)
         return part.totals, part.gradients
 
     def look(self) -> Look:
