@@ -138,9 +138,7 @@ class Fused:
         buffers = {name: buffer.clone() for name, buffer in self._arena.buffers.items()}
         self._before = [live.randomness.mark() for live in self._lives], buffers
         with contextlib.nullcontext() if self._lives[0].steps else large_outside():
-            self._parts = [
-                self._differentiated(rows, self.inputs(rows, batch, augment=True)) for rows in equally_long(batch)
-            ]
+            self._parts = [self._differentiated(rows, self.inputs(rows, batch)) for rows in equally_long(batch)]
 
     def undo(self) -> None:
         """Let the turn whose beginning has raised not have been: it can be made again."""
@@ -190,7 +188,8 @@ class Fused:
             live.val_cutter = cutter
         for turn in turns(cutters, block):
             made = [
-                (rows, self._values(rows, self.inputs(rows, turn), *self._tensors(rows))) for rows in equally_long(turn)
+                (rows, self._values(rows, self.inputs(rows, turn, augment=False), *self._tensors(rows)))
+                for rows in equally_long(turn)
             ]
             for rows, (losses, output) in made:
                 for place, row in enumerate(rows):
@@ -295,7 +294,7 @@ class Fused:
     def _index(self, rows: Rows) -> Tensor:
         return torch.tensor(rows, device=self._device)
 
-    def inputs(self, rows: Rows, turn: Turn, *, augment: bool = False) -> Data:
+    def inputs(self, rows: Rows, turn: Turn, *, augment: bool = True) -> Data:
         """The samples of members with equally long batches."""
         first = _there(turn[rows[0]])
         if augment and self._augment:

@@ -131,7 +131,7 @@ class Several:
 
     def inputs(self, turn: Turn) -> Data:
         """See `Whole.inputs`."""
-        return self._fused.inputs(self._rows, turn, augment=True)
+        return self._fused.inputs(self._rows, turn)
 
     def gradients(self, data: Data) -> tuple[Tensor, Tensor]:
         """See `Whole.gradients`."""
