@@ -31,7 +31,7 @@ from argosy import demo
 from argosy.training.devices import backend_of
 from argosy.training.ends import sums_on
 from argosy.training.parallel import Group
-from argosy.training.recorders import recorder_of
+from argosy.training.recorders import records
 
 __all__ = ["SECTIONS"]
 
@@ -171,7 +171,7 @@ def gap(workload: Workload, size: int, device: str, make: Callable[[Task], Side]
 def captured_steps_are_plain_ones(site: Site) -> Outcome:
     """Fused programs, and captured ones of a pack and of each member, against plain steps of each."""
     ways: dict[str, Callable[[Task], Side]] = {"fused": fused}
-    if recorder_of(backend_of(site.device)) is not None:
+    if records(backend_of(site.device)):
         ways |= {"fused, captured": captured, "captured": captured_one_after_another, "beside each other": Apart}
     names = ("MLP h64", "small CNN", "BN-ResNet", "transformer") if site.real else ("MLP h64", "BN-ResNet")
     gaps = {
@@ -191,7 +191,7 @@ def rung(site: Site, workload: Workload, size: int) -> dict[str, list[float]]:
         "P1 fused": fused(task),
         "A chosen": Chosen(task),
     }
-    if recorder_of(backend_of(site.device)) is not None:
+    if records(backend_of(site.device)):
         sides |= {
             "S2 loop, graphed": Graphed(task),
             "captured one after another": captured_one_after_another(task),
@@ -249,7 +249,7 @@ def unlike_members_step_side_by_side(site: Site) -> Outcome:
     """Captured steps of four unlike networks, one after another and each on a stream of its own. To gain nothing is no fault."""
     models = [cnn, partial(mlp, PIXELS, 64), resnet, partial(cnn, 16)]
     unlike = Workload(models=models, inputs=PIXELS, batch=32, steps=8, wanted={})
-    if recorder_of(backend_of(site.device)) is None:
+    if not records(backend_of(site.device)):
         return Outcome(holds=True, figures={"streams": f"none on {site.device}"})
     distance = gap(unlike, 4, site.device, Apart)
     task = Task(unlike, 4, site.device, torch.float32)

@@ -24,7 +24,7 @@ from argosy.training.dials import Dials
 from argosy.training.forward import Data
 from argosy.training.member import LiveMember
 from argosy.training.program import OwnFaults, Program
-from argosy.training.recorders import Recorder, Recording, Uncaptured, recorder_of
+from argosy.training.recorders import Recorder, Recording, Uncaptured, recorder_of, records
 from argosy.training.turns import Turn
 from argosy.training.whole import Whole, obstacle_to, whole_of
 
@@ -39,7 +39,7 @@ optimizer that divides by what is almost nothing, move a weight at random; a rep
 
 def refusal(program: Program[Any]) -> str | None:
     """Why the steps of a program cannot be captured; None where it may be tried."""
-    if recorder_of(program.members[0].backend) is None:
+    if not records(program.members[0].backend):
         return "its device captures no steps"
     return obstacle_to(program)
 
@@ -70,9 +70,7 @@ class Graphed:
     @classmethod
     def of(cls, program: Program[Any]) -> "Graphed":
         """Around a program that has no `refusal`."""
-        recorder = recorder_of(program.members[0].backend)
-        assert recorder is not None
-        return cls(program, whole_of(program), recorder)
+        return cls(program, whole_of(program), recorder_of(program.members[0].backend))
 
     @property
     def members(self) -> tuple[LiveMember, ...]:
@@ -202,12 +200,13 @@ class Graphed:
 
     def _recorded(self, data: Data) -> Tensor:
         """A step by which it is seen that replays lead where plain steps do."""
+        random = self._lives[0].randomness
+        mark = random.here()
         replayed = self._record(data)
         moving = self._moving()
         before = [tensor.clone() for tensor in moving]
-        random = self._lives[0].randomness
-        mark = random.here()
         try:
+            random.stand_at(mark)
             replayed_totals = replayed.step(data).clone()
             there = [replayed_totals, *(tensor.clone() for tensor in moving)]
             _put(before, moving)

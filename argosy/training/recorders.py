@@ -15,7 +15,7 @@ import torch
 from argosy.training.cuda import CudaRecorder
 from argosy.training.devices import Backend
 
-__all__ = ["RECORDERS", "Recorder", "Recording", "Uncaptured", "recorder_of"]
+__all__ = ["RECORDERS", "Recorder", "Recording", "Uncaptured", "recorder_of", "records"]
 
 Made = TypeVar("Made")
 
@@ -57,8 +57,16 @@ RECORDERS: dict[str, Callable[[torch.device], Any]] = {"cuda": CudaRecorder}
 """By the kind of a device."""
 
 
-def recorder_of(backend: Backend) -> Recorder | None:
-    """A recorder for a device; None where it has none."""
-    kind = RECORDERS.get(backend.name.partition(":")[0])
-    made: Recorder | None = None if kind is None else kind(backend.device)
+def records(backend: Backend) -> bool:
+    """Whether there are recorders for a device."""
+    return _kind(backend) in RECORDERS
+
+
+def recorder_of(backend: Backend) -> Recorder:
+    """A recorder for a device that has them."""
+    made: Recorder = RECORDERS[_kind(backend)](backend.device)
     return made
+
+
+def _kind(backend: Backend) -> str:
+    return backend.name.partition(":")[0]

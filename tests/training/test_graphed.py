@@ -150,9 +150,9 @@ def test_between_blocks_members_stand_where_they_would() -> None:
 # ---- what cannot be captured
 
 
-def beyond(program: Any, plain: Callable[[], Any], epochs: int = 2) -> list[str]:
+def beyond(program: Any, plain: Callable[[], Any], epochs: int = 2, data: Any = None) -> list[str]:
     """Train as a trainer does: where a step raises it is undone, and made plainly from there on. What was raised."""
-    (arrays, val), raised, lives = samples(), list[str](), program.members
+    (arrays, val), raised, lives = data or samples(), list[str](), program.members
     orders = Orders(0, {"train": len(arrays[0]), "val": len(val[0])})
     for epoch in range(epochs):
         for one in lives:
@@ -315,13 +315,14 @@ def test_refusal_of_a_device_without_recorders(monkeypatch: pytest.MonkeyPatch) 
 # ---- side by side
 
 
-def test_unlike_members_step_side_by_side_once_all_are_replayed() -> None:
-    members = [member("a", model=ResNet), member("b", optimizer=partial(Adam, lr=0.01)), member("c", model=Transformer)]
-    arrays, val = samples()
+@pytest.mark.parametrize("device", DEVICES)
+def test_unlike_members_step_side_by_side_once_all_are_replayed(device: str) -> None:
+    members = [member("a", model=ResNet), member("b", optimizer=partial(Adam, lr=0.01)), member("c", model=convnet)]
+    arrays, val = data_on(device)
     orders = Orders(0, {"train": len(arrays[0]), "val": len(val[0])})
-    lives = on("cpu:0", members)
+    single, lives = on(device, members), on(device, members)
     programs = [Graphed.of(Solo(one)) for one in lives]
-    for epoch in range(2):
+    for epoch in range(3):
         for one in lives:
             one.begin_epoch(orders, epoch)
         for block in blocks(orders.epoch("train", epoch), 96, arrays=arrays, epoch=epoch):
@@ -340,7 +341,25 @@ def test_unlike_members_step_side_by_side_once_all_are_replayed() -> None:
                         pass
         for one in lives:
             one.end_section(1)
-    assert [recorder.asked for recorder in recorded[-3:]] == [["fork", "own", "over", "join"]] * 3
-    single, _ = alone(members, 2, size=96)
+    if device == "cpu:0":
+        assert [recorder.asked for recorder in recorded] == [["fork", "own", "over", "join"]] * 3
     for one, other in zip(single, lives, strict=True):
+        train(Solo(one), 3, size=96, data=(arrays, val))
         assert difference(state(one), state(other)) <= 1e-10
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("kind", ["reads a value", "notes for itself", "assigns a buffer"])
+def test_after_a_capture_that_fails_a_cuda_device_goes_on(kind: str) -> None:
+    one, data = UNCAPTURED[kind][0], data_on("cuda:0")
+    single, found = on("cuda:0", [one, one])
+    raised = beyond(Graphed.of(Solo(found)), lambda: Solo(found), data=data)
+    train(Solo(single), 2, data=data)
+    assert len(raised) == 1
+    assert difference(state(single), state(found)) <= 1e-10
+    dropping = on("cuda:0", [SINGLES["dropout"]] * 2)
+    program = Graphed.of(Solo(dropping[1]))
+    train(Solo(dropping[0]), 2, data=data), train(program, 2, data=data)
+    assert program.replays
+    assert difference(state(dropping[0]), state(dropping[1])) <= 1e-10
