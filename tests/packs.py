@@ -11,12 +11,15 @@ from blocks import blocks
 from torch import Tensor, nn
 from torch.optim import SGD
 
+from argosy.stream.blocks import Block
 from argosy.stream.schedule import Orders
 from argosy.study import Member, accuracy
+from argosy.training.copies import Copies
 from argosy.training.devices import backend_of
 from argosy.training.fused import Fused
 from argosy.training.fused_admission import Admission, admit
 from argosy.training.member import LiveMember, build
+from argosy.training.program import Program
 from argosy.training.solo import Solo
 
 TRAIN, VAL = 96, 20
@@ -103,8 +106,13 @@ def samples(
     return splits[0], splits[1]
 
 
+def there(block: Block, program: Program[Any]) -> Block:
+    """A block where the program's members are."""
+    return Copies(program.members[0].backend).start(block)
+
+
 def train(
-    program: Solo | Fused,
+    program: Program[Any],
     epochs: int,
     *,
     size: int = 40,
@@ -122,12 +130,12 @@ def train(
             one.begin_epoch(orders, epoch, one.position)
         for block in blocks(orders.epoch("train", epoch), size, arrays=arrays, epoch=epoch, holes=holes):
             with program.active():
-                for batch in program.cut(block):
+                for batch in program.cut(there(block, program)):
                     program.begin(batch)
                     program.finish()
         for block in blocks(orders.epoch("val", epoch), size, arrays=val, split="val"):
             with program.active(keep=True):
-                for _ in program.evaluate(block):
+                for _ in program.evaluate(there(block, program)):
                     pass
         for one in program.members:
             history[one.member.name].append(one.end_section(1))

@@ -1,5 +1,6 @@
 """Captured steps: on a device whose recordings are as strict as CUDA graphs, and on a CUDA device, members get what they get alone."""
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -8,13 +9,14 @@ import pytest
 import replays
 import torch
 from blocks import blocks
-from packs import ResNet, Transformer, alone, convnet, difference, live, member, mlp, samples, state, train
+from packs import ResNet, Transformer, alone, convnet, difference, live, member, mlp, samples, state, there, train
 from replays import recorded
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import SGD, Adam, AdamW, RMSprop
 from torch.optim.lr_scheduler import ExponentialLR, LambdaLR, StepLR
 
+from argosy.errors import StudyError
 from argosy.stream.schedule import Orders
 from argosy.study import Member
 from argosy.training.fused import Fused
@@ -62,21 +64,17 @@ def on(device: str, members: Sequence[Member]) -> list[LiveMember]:
     return [live(one, device) for one in members]
 
 
-def data_on(device: str) -> Any:
-    return tuple(tuple(leaf.to(device.removesuffix(":0")) for leaf in split) for split in samples())
-
-
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("pack", PACKS)
 def test_a_captured_pack_is_each_of_its_members_alone(pack: str, device: str) -> None:
-    members, data = PACKS[pack], data_on(device)
+    members = PACKS[pack]
     single = on(device, members)
     history: dict[str, Any] = {}
     for one in single:
-        history |= train(Solo(one), 3, data=data)
+        history |= train(Solo(one), 3)
     lives = on(device, members)
     program = Graphed.of(Fused.of(lives))
-    found = train(program, 3, data=data)
+    found = train(program, 3)
     assert program.replays
     for one, other in zip(single, lives, strict=True):
         assert difference(state(one), state(other)) <= 1e-10, one.member.name
@@ -105,17 +103,16 @@ SINGLES: Mapping[str, Member] = {
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("kind", SINGLES)
 def test_a_captured_member_is_that_member(kind: str, device: str) -> None:
-    data = data_on(device)
     (single,), (one,) = on(device, [SINGLES[kind]]), on(device, [SINGLES[kind]])
     assert refusal(Solo(one)) is None
     program = Graphed.of(Solo(one))
-    history, found = train(Solo(single), 3, data=data), train(program, 3, data=data)
+    history, found = train(Solo(single), 3), train(program, 3)
     assert program.replays
     assert difference(state(single), state(one)) <= 1e-10
     assert difference(history, found) <= 1e-10
     program.release()
-    train(Solo(one), 1, data=data)
-    train(Solo(single), 1, data=data)
+    train(Solo(one), 1)
+    train(Solo(single), 1)
     assert difference(state(single), state(one)) <= 1e-10
 
 
@@ -138,7 +135,7 @@ def test_between_blocks_members_stand_where_they_would() -> None:
         for block in blocks(orders.epoch("train", epoch), 40, arrays=arrays, epoch=epoch):
             for program in programs:
                 with program.active():
-                    for batch in program.cut(block):
+                    for batch in program.cut(there(block, program)):
                         program.begin(batch)
                         program.finish()
             one, other = (live.state_dict(carried=True) | {"seconds": 0.0} for live in lives)
@@ -150,9 +147,9 @@ def test_between_blocks_members_stand_where_they_would() -> None:
 # ---- what cannot be captured
 
 
-def beyond(program: Any, plain: Callable[[], Any], epochs: int = 2, data: Any = None) -> list[str]:
+def beyond(program: Any, plain: Callable[[], Any], epochs: int = 2) -> list[str]:
     """Train as a trainer does: where a step raises it is undone, and made plainly from there on. What was raised."""
-    (arrays, val), raised, lives = data or samples(), list[str](), program.members
+    (arrays, val), raised, lives = samples(), list[str](), program.members
     orders = Orders(0, {"train": len(arrays[0]), "val": len(val[0])})
     for epoch in range(epochs):
         for one in lives:
@@ -162,7 +159,7 @@ def beyond(program: Any, plain: Callable[[], Any], epochs: int = 2, data: Any = 
                 error = ""
                 try:
                     with program.active():
-                        for batch in program.cut(block):
+                        for batch in program.cut(there(block, program)):
                             program.begin(batch)
                             program.finish()
                 except Exception as found:
@@ -175,7 +172,7 @@ def beyond(program: Any, plain: Callable[[], Any], epochs: int = 2, data: Any = 
                 program = plain()
         for block in blocks(orders.epoch("val", epoch), 40, arrays=val, split="val"):
             with program.active(keep=True):
-                for _ in program.evaluate(block):
+                for _ in program.evaluate(there(block, program)):
                     pass
         for one in lives:
             one.end_section(1)
@@ -312,13 +309,31 @@ def test_refusal_of_a_device_without_recorders(monkeypatch: pytest.MonkeyPatch) 
     assert refusal(Solo(found)) == "its device captures no steps"
 
 
+def test_a_label_without_an_output_is_found_before_it_is_replayed() -> None:
+    (found,) = on("cpu:0", [member("m", batch_size=8)])
+    program = Graphed.of(Solo(found))
+    inputs, targets = samples()[0]
+    orders = Orders(0, {"train": len(targets)})
+    for epoch, labels in enumerate((targets, torch.where(targets == 3, 9, targets))):
+        found.begin_epoch(orders, epoch)
+        for block in blocks(orders.epoch("train", epoch), 96, arrays=(inputs, labels), epoch=epoch):
+            apart = block.apart(block.leaves)  # as a device that is apart has it, with its labels on the host
+            raises = pytest.raises(StudyError, match="a target is label 9") if epoch else contextlib.nullcontext()
+            with raises, program.active():
+                for batch in program.cut(apart):
+                    program.begin(batch)
+                    program.finish()
+        assert program.replays
+        assert found.steps == 12
+
+
 # ---- side by side
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_unlike_members_step_side_by_side_once_all_are_replayed(device: str) -> None:
     members = [member("a", model=ResNet), member("b", optimizer=partial(Adam, lr=0.01)), member("c", model=convnet)]
-    arrays, val = data_on(device)
+    arrays, val = samples()
     orders = Orders(0, {"train": len(arrays[0]), "val": len(val[0])})
     single, lives = on(device, members), on(device, members)
     programs = [Graphed.of(Solo(one)) for one in lives]
@@ -331,20 +346,20 @@ def test_unlike_members_step_side_by_side_once_all_are_replayed(device: str) -> 
             with together(programs):
                 for program in programs:
                     with program.active():
-                        for batch in program.cut(block):
+                        for batch in program.cut(there(block, program)):
                             program.begin(batch)
                             program.finish()
         for block in blocks(orders.epoch("val", epoch), 96, arrays=val, split="val"):
             for program in programs:
                 with program.active(keep=True):
-                    for _ in program.evaluate(block):
+                    for _ in program.evaluate(there(block, program)):
                         pass
         for one in lives:
             one.end_section(1)
     if device == "cpu:0":
         assert [recorder.asked for recorder in recorded] == [["fork", "own", "over", "join"]] * 3
     for one, other in zip(single, lives, strict=True):
-        train(Solo(one), 3, size=96, data=(arrays, val))
+        train(Solo(one), 3, size=96)
         assert difference(state(one), state(other)) <= 1e-10
 
 
@@ -352,14 +367,14 @@ def test_unlike_members_step_side_by_side_once_all_are_replayed(device: str) -> 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("kind", ["reads a value", "notes for itself", "assigns a buffer"])
 def test_after_a_capture_that_fails_a_cuda_device_goes_on(kind: str) -> None:
-    one, data = UNCAPTURED[kind][0], data_on("cuda:0")
+    one = UNCAPTURED[kind][0]
     single, found = on("cuda:0", [one, one])
-    raised = beyond(Graphed.of(Solo(found)), lambda: Solo(found), data=data)
-    train(Solo(single), 2, data=data)
+    raised = beyond(Graphed.of(Solo(found)), lambda: Solo(found))
+    train(Solo(single), 2)
     assert len(raised) == 1
     assert difference(state(single), state(found)) <= 1e-10
     dropping = on("cuda:0", [SINGLES["dropout"]] * 2)
     program = Graphed.of(Solo(dropping[1]))
-    train(Solo(dropping[0]), 2, data=data), train(program, 2, data=data)
+    train(Solo(dropping[0]), 2), train(program, 2)
     assert program.replays
     assert difference(state(dropping[0]), state(dropping[1])) <= 1e-10
