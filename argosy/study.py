@@ -133,7 +133,9 @@ class Member:
     eval_batch_size: int | None = None
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     """Reported as ``val_<name>``; ``loss`` is there already."""
-    precision: Literal["float32", "bfloat16"] = "float32"
+    precision: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Of forward and backward, where `torch.autocast` finds that a layer bears it; weights stay as they are. With float16 the
+    member has a loss scale, as `torch.amp.GradScaler` keeps one."""
     clip_grad_norm: float | None = None
     accumulate: int = 1
     """Micro-batches per step; the batch that the optimizer sees stays `batch_size`."""
@@ -310,7 +312,7 @@ def _check_numbers(member: Member) -> None:
         check_number(f"member {member.name!r}: clip_grad_norm", member.clip_grad_norm, above=0)
     if not isinstance(member.drop_last, bool):
         raise StudyError(f"member {member.name!r}: drop_last is {shown(member.drop_last)}; it can be True or False.")
-    check_choice(f"member {member.name!r}: precision", member.precision, ("float32", "bfloat16"))
+    check_choice(f"member {member.name!r}: precision", member.precision, ("float32", "bfloat16", "float16"))
     check_choice(f"member {member.name!r}: schedule_per", member.schedule_per, ("epoch", "step"))
 
 

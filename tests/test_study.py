@@ -93,7 +93,10 @@ MEMBERS = {
     "seed": (given(seed=1.5), "seed is 1.5; it must be a whole number"),
     "large seed": (given(seed=2**64), "it must be below 2**63."),
     "drop_last": (given(drop_last="no"), "drop_last is 'no'; it can be True or False."),
-    "precision": (given(precision="float16"), "precision is 'float16'; it can be 'float32' or 'bfloat16'."),
+    "precision": (
+        given(precision="float8"),
+        "precision is 'float8'; it can be 'float32' or 'bfloat16' or 'float16'.",
+    ),
     "per": (given(schedule_per="batch"), "schedule_per is 'batch'; it can be 'epoch' or 'step'."),
     "metrics": (given(metrics=[argosy.accuracy]), "metrics is an instance of list; it must be a dict"),
     "metric": (

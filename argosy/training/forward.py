@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from argosy.stream.trees import flatten, map_leaves, unflatten
 from argosy.study import Member
 from argosy.training.draws import OwnDraws, own_rates
+from argosy.training.precision import autocast
 from argosy.training.randomness import Randomness
 from argosy.training.solo import cross_entropy, pair_of
 from argosy.training.vectorised import vectorised
@@ -149,9 +150,7 @@ class Forward:
         return tensor
 
     def _autocast(self) -> contextlib.AbstractContextManager[Any]:
-        if self._member.precision == "float32":
-            return contextlib.nullcontext()
-        return torch.autocast(self._device.type, torch.bfloat16)
+        return autocast(self._member, self._device)
 
 
 def _cross_entropies(output: Tensor, data: Data) -> Tensor:

@@ -29,6 +29,7 @@ from argosy.training.forward import Data, Forward, Rows
 from argosy.training.heap import large_outside
 from argosy.training.kernels import Kernel, kind_of
 from argosy.training.member import LiveMember
+from argosy.training.precision import LossScales, widened
 from argosy.training.program import OwnFaults
 from argosy.training.randomness import Mark, Randomness
 from argosy.training.turns import Turn, equally_long, own, shared, turns
@@ -49,6 +50,8 @@ class Part:
     """``[rows, columns]``."""
     idle: frozenset[str]
     """Weights that had no part in the losses: their optimizers leave them alone."""
+    overflowed: frozenset[int] = frozenset()
+    """Rows whose gradients have: they make no step."""
 
 
 class Fused:
@@ -63,6 +66,7 @@ class Fused:
         """Whether all weights of a member have made equally many steps, which is what kernels are for."""
         self._device = lives[0].backend.device
         self._shares: dict[tuple[torch.Size, torch.dtype, float], Tensor] = {}
+        self._scales = LossScales.of([live.loss_scale for live in lives], self._device)
         self._limits = self._clip_limits()
         self._augment = any(live.member.augment for live in lives)
         self._states: Sequence[Randomness] = [live.randomness for live in lives]
@@ -162,6 +166,8 @@ class Fused:
         with contextlib.nullcontext() if self._lives[0].steps else large_outside():
             for part in self._parts:
                 totals.update(zip(part.rows, part.totals.unbind(), strict=True))
+                if self._scales is not None:
+                    part.overflowed = self._scales.divide(part.gradients, part.rows)
                 self._clip(part)
             for part in self._parts:
                 self._step(part)
@@ -255,7 +261,11 @@ class Fused:
         totals = []
         for part in data.pieces(self._lives[0].member.accumulate):
             losses = self._values(rows, part, weights, buffers)[0]
+            if self._scales is not None:
+                losses = widened(losses)
             share = self._share_of(losses, part.samples / data.samples)
+            if self._scales is not None:
+                share = self._scales.times(share, rows)
             found = torch.autograd.grad(losses, leaves, share, allow_unused=True)
             self._gather(found, gradients, idle)
             totals.append(_totals(losses.detach(), part.samples))
@@ -333,7 +343,7 @@ class Fused:
     def _step(self, part: Part) -> None:
         self._even = self._even and not part.idle
         stepped: set[int] = set()
-        if self._even and len(part.rows) == len(self._lives):
+        if self._even and len(part.rows) == len(self._lives) and not part.overflowed:
             # All of them have the memory for it before the first one moves: a turn is undone whole, or made.
             for kernel, move in [(kernel, kernel.ready(part.gradients[kernel.rows])) for kernel in self._kernels]:
                 if move is not None:
@@ -342,8 +352,12 @@ class Fused:
         for number, row in enumerate(part.rows):
             live = self._lives[row]
             try:
-                if row not in stepped:
+                if row in part.overflowed:
+                    live.optimizer._opt_called = True  # for its schedule, as in `Solo`
+                elif row not in stepped:
                     self._step_itself(row, part.gradients[number], part.idle)
+                if live.loss_scale is not None:
+                    live.loss_scale.follow(overflowed=row in part.overflowed)
                 if live.schedule is not None and live.member.schedule_per == "step":
                     live.schedule.step()
             except Exception as error:  # boundary between a member's code and ours

@@ -23,6 +23,7 @@ from argosy.training.admission import check_network, check_optimizer, check_own,
 from argosy.training.checkpoint import plain
 from argosy.training.devices import Backend, Event
 from argosy.training.own import own_optimizers
+from argosy.training.precision import LossScale, scale_of
 from argosy.training.randomness import Randomness
 from argosy.training.tally import Tally, total_of
 from argosy.training.validation import Validation
@@ -72,6 +73,8 @@ class LiveMember:
     private: bool = False
     """It writes into its input, so it gets copies."""
     best: Best | None = None
+    loss_scale: LossScale | None = field(init=False)
+    """In float16."""
     train: Tally = field(init=False)
     """Over the epoch at hand."""
     val: Validation = field(init=False)
@@ -91,6 +94,7 @@ class LiveMember:
 
     def __post_init__(self) -> None:
         self.train, self.val = Tally(self.backend), Validation(self.member, self.backend)
+        self.loss_scale = scale_of(self.member)
 
     # ---- the stream
 
@@ -233,9 +237,11 @@ class LiveMember:
     def trial(self) -> "LiveMember":
         """A twin whose steps leave this member as it is."""
         model, optimizer, schedule = copy.deepcopy((self.model, self.optimizer, self.schedule))
-        return LiveMember(
+        twin = LiveMember(
             self.member, self.backend, model, optimizer, schedule, self.randomness.copy(), self.objective, self.mode
         )
+        twin.loss_scale = copy.copy(self.loss_scale)
+        return twin
 
     def state_dict(self, *, carried: bool = False) -> dict[str, Any]:
         """Everything that decides what the member does next, between two steps.
@@ -248,6 +254,7 @@ class LiveMember:
             "optimizer": self.optimizer.state_dict(),
             "schedule": None if self.schedule is None else self.schedule.state_dict(),
             "random": self.randomness.state_dict(),
+            "loss_scale": None if self.loss_scale is None else (self.loss_scale.value, self.loss_scale.steps),
             "epoch": self.epoch,
             "section": self.section,
             "position": self.position,
@@ -266,6 +273,8 @@ class LiveMember:
         if self.schedule is not None:
             self.schedule.load_state_dict(state["schedule"])
         self.randomness.load_state_dict(state["random"])
+        if self.loss_scale is not None and state.get("loss_scale") is not None:
+            self.loss_scale.value, self.loss_scale.steps = state["loss_scale"]
         self.train.load_state_dict(state["train"])
         self.epoch, self.section, self.steps = state["epoch"], state["section"], state["steps"]
         self.seconds, self.samples = state["seconds"], state["samples"]

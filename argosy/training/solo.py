@@ -19,6 +19,7 @@ from argosy.study import Member
 from argosy.training.admission import check_gradients, check_labels, wants_classes
 from argosy.training.heap import large_outside
 from argosy.training.member import LiveMember
+from argosy.training.precision import LossScale, autocast, widened
 from argosy.training.tally import per_sample
 
 __all__ = ["Solo", "cross_entropy", "pair_of"]
@@ -89,15 +90,12 @@ class Solo:
             return self._gradients(data, rows, of)
 
     def step(self) -> None:
-        """Move the weights along the gradients, which are gone then."""
+        """Move the weights along the gradients, which are gone then; not where they have overflowed."""
         live = self.live
-        if live.member.clip_grad_norm is not None:
-            nn.utils.clip_grad_norm_(live.model.parameters(), live.member.clip_grad_norm)
-        if live.steps:
-            live.optimizer.step()
+        if live.loss_scale is None:
+            self._move()
         else:
-            with large_outside():
-                live.optimizer.step()
+            self._move_unless_overflowed(live.loss_scale)
         self.drop_gradients()
         if live.schedule is not None and live.member.schedule_per == "step":
             live.schedule.step()
@@ -174,6 +172,24 @@ class Solo:
 
     # ---- a step
 
+    def _move(self) -> None:
+        live = self.live
+        if live.member.clip_grad_norm is not None:
+            nn.utils.clip_grad_norm_(live.model.parameters(), live.member.clip_grad_norm)
+        if live.steps:
+            live.optimizer.step()
+        else:
+            with large_outside():
+                live.optimizer.step()
+
+    def _move_unless_overflowed(self, scale: LossScale) -> None:
+        sound = scale.divide(weight.grad for weight in self.live.model.parameters() if weight.grad is not None)
+        if sound:
+            self._move()
+        else:
+            self.live.optimizer._opt_called = True  # a schedule goes on, and would warn of a step that was never made
+        scale.follow(overflowed=not sound)
+
     def _gradients(self, data: Any, rows: int, of: int) -> torch.Tensor:
         return self.differentiated(self.augmented(data), rows, of=of)
 
@@ -200,7 +216,10 @@ class Solo:
         if self.live.member.optimizers is None:
             with self._autocast():
                 losses = self._losses_of(data)[0]
-            torch.autograd.backward(losses, self._weights_of(losses, rows / batch_rows))
+            share, scale = rows / batch_rows, self.live.loss_scale
+            if scale is not None:
+                losses, share = widened(losses), share * scale.value
+            torch.autograd.backward(losses, self._weights_of(losses, share))
         else:
             losses = self._moved(data)
         losses = losses.detach()
@@ -287,9 +306,7 @@ class Solo:
         )
 
     def _autocast(self) -> contextlib.AbstractContextManager[Any]:
-        if self.live.member.precision == "float32":
-            return contextlib.nullcontext()  # entered for every batch, and a tenth of what a disabled autocast costs
-        return torch.autocast(self.live.backend.device.type, torch.bfloat16)
+        return autocast(self.live.member, self.live.backend.device)
 
 
 def pair_of(member: Member, data: Any) -> tuple[Any, Any]:

@@ -106,7 +106,7 @@ CASES = {
     "a subset of fractions": lambda: studies.member("mlp", subset=[0.5, 1.5]),
     "an index below 0": lambda: studies.member("mlp", subset=[-1]),
     "a number as a stopping rule": lambda: studies.member("mlp", stop=10),
-    "an unknown precision": lambda: studies.member("mlp", precision="float16"),
+    "an unknown precision": lambda: studies.member("mlp", precision="float8"),
     "an unknown schedule_per": lambda: studies.member("mlp", schedule_per="batch"),
     "replicates of several members at once": lambda: argosy.replicate([studies.member("mlp")]),
     "replicates of a member that has a seed": lambda: argosy.replicate(studies.member("mlp", seed=3)),

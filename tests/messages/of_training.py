@@ -16,6 +16,7 @@ import argosy
 from argosy.training import checkpoint, forks
 from argosy.training.copies import Copies
 from argosy.training.devices import backend_of
+from argosy.training.precision import LEAST, LossScale
 from messages.of_studies import trained
 
 __all__ = ["CASES"]
@@ -87,5 +88,6 @@ CASES = {
     "a member writes into its input later": lambda: trained(
         studies.member("mlp", model=lambda: Changing(12, 10), batch_size=20), stop=argosy.MaxEpochs(5), block_size=40
     ),
+    "gradients that overflow in float16 with any scale": lambda: LossScale("mlp", value=LEAST).follow(overflowed=True),
     "a GPU that was used before the processes were forked": forked,
 }

@@ -134,6 +134,15 @@ def test_it_can_be_forbidden(tmp_path: Path, settings: dict[str, Any]) -> None:
 
 
 @pytest.mark.usefixtures("fused")
+def test_members_of_float16_are_one_program_and_keep_their_scales(tmp_path: Path) -> None:
+    own = {f"m{n}": {"precision": "float16"} for n in range(4)}
+    equals_alone(tmp_path, study(alike(**own)))
+    assert packed(tmp_path / "fused")[-1] == ([4], True)
+    scales = [state(tmp_path / "fused", name)["loss_scale"] for name in own]
+    assert scales == [(2.0**16, 3 * LENGTH // 16)] * 4
+
+
+@pytest.mark.usefixtures("fused")
 def test_one_that_stops_early_leaves_the_others_a_smaller_program(tmp_path: Path) -> None:
     equals_alone(tmp_path, study(alike(6, m2={"stop": argosy.MaxEpochs(2)}), 4))
     saved = [event for event in evidence.event_lines(tmp_path / "fused", "Saved") if event["member"] == "m2"]

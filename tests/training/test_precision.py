@@ -1,0 +1,180 @@
+"""Loss scales of float16: those of torch's own scaler, and each member's own in a program of several."""
+
+import math
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import packs
+import pytest
+import torch
+from packs import alone, difference, member, state, together
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.optim import SGD, Adam, AdamW, RMSprop
+from torch.optim.lr_scheduler import StepLR
+
+from argosy.errors import StudyError
+from argosy.study import Member
+from argosy.training import checkpoint, precision
+from argosy.training.fused import Fused
+from argosy.training.precision import LEAST, LossScale
+from argosy.training.program import OwnFaults
+from argosy.training.solo import Solo
+
+EXACT = 1e-10
+POISON = 2.0
+
+
+class Poisoned(nn.Module):
+    """Where a sample's first number is exactly this member's, its gradient is no number; its loss is one."""
+
+    at: Tensor
+
+    def __init__(self, at: float) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(16, 12), nn.Linear(12, 4)
+        self.register_buffer("at", torch.tensor(at))
+
+    def forward(self, x: Tensor) -> Tensor:
+        distance = ((x[:, 0] - self.at) * self.first.weight.sum()).square().sqrt()
+        return self.second(self.first(x).tanh()) * (1 + distance.tanh().unsqueeze(1))
+
+
+def loud(gain: float) -> nn.Module:
+    """A network through which gradients become larger, the more the louder it is."""
+    model = packs.mlp()
+    with torch.no_grad():
+        model[-1].weight.mul_(gain)  # type: ignore[index, operator]
+    return model
+
+
+def poisoned(**rest: Any) -> list[Member]:
+    """Some of which lose steps; every kernel, and what has none."""
+    optimizers: list[Any] = [
+        partial(SGD, lr=0.05, momentum=0.9),
+        partial(SGD, lr=0.02),
+        partial(Adam, lr=0.003),
+        partial(AdamW, lr=0.004, weight_decay=0.1),
+        partial(RMSprop, lr=0.001),
+    ]
+    clipped = {0: 0.5, 3: 1.0}
+    return [
+        member(f"m{n}", model=partial(Poisoned, POISON if n in (0, 2, 4) else 9.0), optimizer=optimizer,
+               precision="float16", clip_grad_norm=clipped.get(n), schedule=partial(StepLR, step_size=5),
+               schedule_per="step", **rest)
+        for n, optimizer in enumerate(optimizers)
+    ]  # fmt: skip
+
+
+def poison() -> Any:
+    """Two samples that take a member's step."""
+    (inputs, targets), val = packs.samples()
+    inputs[[5, 50], 0] = POISON
+    return (inputs, targets), val
+
+
+@pytest.fixture
+def eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scales grow after four steps."""
+    monkeypatch.setattr(precision, "INTERVAL", 4)
+
+
+@pytest.mark.parametrize("gain", [1.0, 300.0])
+@pytest.mark.parametrize("optimizer", [partial(SGD, lr=0.01, momentum=0.9), partial(Adam, lr=0.001)])
+def test_alone_it_is_what_torchs_scaler_makes_of_it(gain: float, optimizer: Any) -> None:
+    live = packs.live(member("m", model=partial(loud, gain), dtype=torch.float32, optimizer=optimizer,
+                             precision="float16", clip_grad_norm=0.7))  # fmt: skip
+    twin = live.trial()
+    scaler = torch.amp.GradScaler("cpu")
+    (arrays, _), orders = packs.samples(torch.float32), packs.Orders(0, {"train": packs.TRAIN})
+    program = Solo(live)
+    live.begin_epoch(orders, 0)
+    for block in packs.blocks(orders.epoch("train", 0), 40, arrays=arrays):
+        with program.active():
+            for batch in program.cut(block):
+                inputs, targets = (leaf.clone() for leaf in batch.data)
+                program.begin(batch)
+                program.finish()
+                with torch.autocast("cpu", torch.float16):
+                    losses = functional.cross_entropy(twin.model(inputs), targets, reduction="none")
+                scaler.scale(losses.float().mean()).backward()  # type: ignore[no-untyped-call]
+                scaler.unscale_(twin.optimizer)
+                nn.utils.clip_grad_norm_(twin.model.parameters(), 0.7)
+                scaler.step(twin.optimizer)
+                scaler.update()
+                twin.optimizer.zero_grad()
+    assert difference(live.model.state_dict(), twin.model.state_dict()) == 0.0
+    assert live.loss_scale is not None
+    assert live.loss_scale.value == scaler.get_scale() and (live.loss_scale.value < 2.0**16) == (gain > 1)
+    assert live.loss_scale.steps == scaler.state_dict()["_growth_tracker"]
+
+
+@pytest.mark.usefixtures("eager")
+@pytest.mark.parametrize(
+    "fields", [{}, {"accumulate": 2, "subset": range(3, 90)}], ids=["one batch for all", "parts of its own"]
+)
+def test_in_a_program_one_loses_its_step_and_the_others_make_theirs(fields: dict[str, Any]) -> None:
+    members = poisoned(**fields)
+    (lives, history), (fused, found) = (run(members, 3, data=poison()) for run in (alone, together))
+    for one, other in zip(lives, fused, strict=True):
+        assert difference(state(one), state(other)) <= EXACT, one.member.name
+    assert difference(history, found) <= EXACT
+    scales = [one.loss_scale.value for one in fused]
+    assert scales[0] == scales[2] == scales[4] < scales[1] == scales[3]
+    assert all(math.isfinite(float(weight.sum())) for one in fused for weight in one.model.parameters())
+    # Six steps an epoch, of which two, or one that both samples share, are lost.
+    made = [int(next(iter(one.optimizer.state.values()))["step"]) for one in (fused[2], fused[3])]
+    assert 12 <= made[0] <= 15 and made[1] == 18
+
+
+def test_what_overflows_in_float16_does_in_a_program_too() -> None:
+    """From the first step on, which a schedule bears without a warning."""
+    members = [
+        member(f"m{n}", model=partial(loud, gain), dtype=torch.float32, optimizer=partial(SGD, lr=0.01),
+               precision="float16", schedule=partial(StepLR, step_size=3), schedule_per="step")
+        for n, gain in enumerate((1.0, 300.0, 1.0))
+    ]  # fmt: skip
+    (lives, _), (fused, _) = (run(members, 2, dtype=torch.float32) for run in (alone, together))
+    assert [one.loss_scale for one in lives] == [one.loss_scale for one in fused]
+    assert fused[1].loss_scale.value < fused[0].loss_scale.value == 2.0**16
+    for one, other in zip(lives, fused, strict=True):
+        assert difference(one.model.state_dict(), other.model.state_dict()) <= 0.02
+        assert one.schedule.last_epoch == other.schedule.last_epoch == 12
+
+
+@pytest.mark.usefixtures("eager")
+def test_saved_from_a_pack_and_resumed_alone(tmp_path: Path) -> None:
+    lives = [packs.live(one) for one in poisoned()]
+    program = Fused.of(lives)
+    packs.train(program, 2, data=poison())
+    program.release()
+    for one in lives:
+        path = tmp_path / f"{one.member.name}.pt"
+        checkpoint.save(checkpoint.plain(one.state_dict()), path)
+        resumed = packs.live(one.member)
+        resumed.load_state_dict(checkpoint.load(path))
+        assert resumed.loss_scale == one.loss_scale != packs.live(one.member).loss_scale
+        for each in (one, resumed):
+            packs.train(Solo(each), 1, data=poison())
+        assert difference(state(resumed), state(one)) == 0.0
+
+
+def test_who_overflows_whatever_the_scale_ends_and_the_others_have_made_their_step() -> None:
+    lives = [packs.live(one) for one in poisoned()]
+    for one in (lives[0], lives[1]):
+        assert one.loss_scale is not None
+        one.loss_scale.value = LEAST
+    with pytest.raises(OwnFaults) as raised:
+        packs.train(Fused.of(lives), 1, data=poison())
+    assert list(raised.value.errors) == ["m0"]
+    assert isinstance(raised.value.errors["m0"], StudyError)
+    assert len({one.steps for one in lives}) == 1
+
+
+def test_a_scale_grows_up_to_the_largest_number() -> None:
+    scale = LossScale("m", value=2.0**126, steps=precision.INTERVAL - 1)
+    for _ in range(3):
+        scale.follow(overflowed=False)
+        scale.steps = precision.INTERVAL - 1
+    assert scale.value == 2.0**127
