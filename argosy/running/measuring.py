@@ -110,13 +110,13 @@ class Measuring:
 
     def stepped(self, packed: Packed) -> None:
         """What a trainer found of programs of several members: for the loads of plans, a member costs its part of it."""
-        seconds, needs = dict(packed.seconds_per_sample), dict(packed.step_bytes)
+        seconds, needs = packed.seconds.get((packed.kind, packed.size)), dict(packed.step_bytes)
         for names in packed.programs:
             for name in names:
                 self._shares.pop(name, None)
                 self._needs.pop(name, None)
-                if packed.settled and len(names) > 1 and packed.size in seconds:
-                    self._shares[name] = seconds[packed.size]
+                if packed.settled and (len(names) > 1 or packed.kind != "plain") and seconds is not None:
+                    self._shares[name] = seconds
                     self._needs[name] = needs.get(packed.size, 0)
         self._changed()
 
@@ -283,4 +283,5 @@ def _alike(factory: Any) -> object:
 
 def _by_itself(state: MemberState) -> bool:
     """Whether its time is that of all its steps, and theirs alone: that of a split member is that of one of its shares."""
-    return state.split is None and (state.packed is None or state.packed.size == 1)
+    packed = state.packed
+    return state.split is None and (packed is None or (packed.size == 1 and packed.kind == "plain"))

@@ -1,4 +1,5 @@
-"""Which members of a device are stepped by one program: admitted on a real block, chosen by the steps of training itself.
+"""Which members of a device are stepped by one program, and by which kind of it: admitted on a real block, chosen by the steps of
+training itself.
 
 Contract. Units change only here, and only between two turns, where all whose program changes are saved first; what follows
 is emitted before its first step, after those files. So the journal knows of each file what stepped the member from there on,
@@ -17,7 +18,8 @@ from argosy.training.aboard import Aboard
 from argosy.training.devices import Backend, out_of_memory
 from argosy.training.fingerprint import Fingerprint
 from argosy.training.fused_admission import admit
-from argosy.training.kin import Kin, divided
+from argosy.training.graphed import refusal
+from argosy.training.kin import ALONE, Candidate, Kin, Kind, divided
 from argosy.training.member import LiveMember
 from argosy.training.units import Unit
 
@@ -36,9 +38,12 @@ class Fusion:
         pulse: Pulse,
         *,
         allowed: bool,
+        kinds: Sequence[Kind] = ("plain",),
     ) -> None:
         self._device = device
         self._allowed = allowed
+        self._kinds = kinds
+        """That programs may be of here, simplest first."""
         self._units = units
         self._emit = emit
         self._save = save
@@ -85,11 +90,21 @@ class Fusion:
             members = [unit for unit in units if unit.names[0] in names]
             known = next((unit.kin for unit in members if unit.kin is not None), None)
             kin = known or Kin(weight_bytes=_weight_bytes(members[0].crew[0].live))
+            kin.kinds = self._kinds_of(members[0])
             for unit in members:
                 unit.kin = kin
             if known is None:
                 self._as_before(kin, members)
+        for unit in [unit for unit in units if unit.kin is None]:
+            kinds = self._kinds_of(unit)
+            if len(kinds) > 1:
+                unit.kin = Kin(kinds=kinds)
+                self._as_before(unit.kin, [unit])
         return admission.alone
+
+    def _kinds_of(self, unit: Unit) -> Sequence[Kind]:
+        """Of programs that may step its members."""
+        return [kind for kind in self._kinds if kind != "graphed" or refusal(unit.program) is None]
 
     def _as_before(self, kin: Kin, units: Sequence[Unit]) -> None:
         """Let programs step these as the journal has it, where it has that of all of them together."""
@@ -99,10 +114,12 @@ class Fusion:
             return
         by_name = {aboard.name: aboard for aboard in crew}
         parts = [part for names in told.programs if (part := [by_name[name] for name in names if name in by_name])]
-        kin.size = max(map(len, parts))
-        kin.settled_for = sum(map(len, told.programs)) if told.settled else 0
+        kin.refused = {kind: told.refused[kind] for kind in kin.kinds if kind in told.refused}
+        same = next((kind for kind in kin.kinds if kind == told.kind), None)
+        kin.now = Candidate(max(map(len, parts)), same or "plain")
+        kin.settled_for = sum(map(len, told.programs)) if told.settled and same else 0
         if told.reason:
-            kin.fits, kin.reason = kin.size, told.reason
+            kin.fits, kin.reason = kin.now.size, told.reason
         self._regroup(kin, units, parts)
 
     # ---- how they are stepped
@@ -130,8 +147,11 @@ class Fusion:
         self._refuse(unit.kin, len(unit.crew), error, memory=memory)
 
     def _refuse(self, kin: Kin, size: int, error: str, *, memory: bool) -> None:
-        """No programs of so many members of a kin: fewer, or none where it was not for want of memory."""
-        kin.restrict(max(size // 2, 1) if memory else 1, f"{size} in a program: {error}")
+        """No such programs of a kin: plain ones, then of fewer members, or none where it was not for want of memory."""
+        if kin.now.kind == "plain":
+            kin.restrict(max(size // 2, 1) if memory else 1, f"{size} in a program: {error}")
+        else:
+            kin.refuse(kin.now.kind, error)
         for unit in self._of(kin):
             unit.begin_round(measures=False)
 
@@ -145,38 +165,47 @@ class Fusion:
         return [unit for unit in self._units if unit.kin is kin]
 
     def _go_on(self, kin: Kin, count: int) -> None:
-        """With the size that is next, for a round or for good."""
+        """With what is next, for a round or for good."""
         kin.foresee(count, _room(self._of(kin)[0].crew[0].live.backend))
-        size, events = kin.next(count), list[Event]()
-        now, wanted = [len(unit.crew) for unit in self._of(kin)], [len(part) for part in divided(range(count), size)]
-        if now != wanted:
-            events = self._change(kin, size)
-        units, measures = self._of(kin), kin.size != size or kin.measures(count)
+        wanted, events = kin.next(count), list[Event]()
+        sizes = [len(unit.crew) for unit in self._of(kin)]
+        changes = kin.now.kind != wanted.kind or sizes != [len(part) for part in divided(range(count), wanted.size)]
+        if changes:
+            events = self._change(kin, wanted)
+        else:
+            kin.go_on_with(wanted)
+        units, measures = self._of(kin), kin.now != wanted or kin.measures(count)
         for unit in units:
-            unit.begin_round(measures=measures and kin.size == size)
+            unit.begin_round(measures=measures and kin.now == wanted)
         if not measures:
             kin.settled_for = count
-        if now != wanted or (kin.costs and not measures):
-            packed = Packed(
-                device=self._device,
-                programs=tuple(unit.names for unit in units),
-                settled=not measures,
-                seconds_per_sample=tuple(sorted(kin.costs.items())),
-                step_bytes=tuple(sorted(kin.needs.items())),
-                reason=kin.reason,
-            )
-            self._emit(Report(events=(*events, packed)))
+        if changes or (kin.costs and not measures):
+            self._emit(Report(events=(*events, self._packed(kin, units, settled=not measures))))
 
-    def _change(self, kin: Kin, size: int) -> list[Event]:
-        """Save the members, and let programs of so many step them."""
+    def _packed(self, kin: Kin, units: Sequence[Unit], *, settled: bool) -> Packed:
+        known = sorted(kin.costs.items())
+        return Packed(
+            device=self._device,
+            programs=tuple(unit.names for unit in units),
+            settled=settled,
+            seconds_per_sample=tuple((size, seconds) for (size, kind), seconds in known if kind == "plain"),
+            step_bytes=tuple((size, need) for (size, kind), need in sorted(kin.needs.items()) if kind == kin.now.kind),
+            reason=kin.reason,
+            kind=kin.now.kind,
+            seconds_by_kind=tuple((kind, size, seconds) for (size, kind), seconds in known if kind != "plain"),
+            refused=dict(kin.refused),
+        )
+
+    def _change(self, kin: Kin, wanted: Candidate) -> list[Event]:
+        """Save the members, and let other programs step them."""
         events = self._save([aboard.name for unit in self._of(kin) for aboard in unit.crew if aboard.samples])
         units = self._of(kin)  # without those that have failed at that
         # What rounding does depends on a member's row: not on who came aboard first.
         crew = sorted((aboard for unit in units for aboard in unit.crew), key=lambda aboard: aboard.name)
-        kin.size = size
+        kin.go_on_with(wanted)
         kin.forget_rounds()
         if crew:
-            self._regroup(kin, units, divided(crew, size))
+            self._regroup(kin, units, divided(crew, wanted.size))
         return events
 
     def let_go(self, names: Collection[str]) -> None:
@@ -201,7 +230,8 @@ class Fusion:
             for unit in made:
                 unit.program.release()
             self._refuse(kin, max(map(len, parts)), error, memory=memory)
-            kin.size, made = 1, [Unit.of([aboard], kin) for part in parts for aboard in part]
+            kin.go_on_with(ALONE)
+            made = [Unit.of([aboard], kin) for part in parts for aboard in part]
         self._units[at:at] = made
 
 

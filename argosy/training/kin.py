@@ -1,8 +1,8 @@
-"""Kin: members of one device that may be one program, and how many of them a program steps. Pure.
+"""Kin: members of one device that may be one program, how many of them a program steps, and of which kind it is. Pure.
 
-However many do, they train the same, so every size is tried on steps that count: some rounds of a few turns each, of which
-the median is its cost. What is not known is measured, one after another first; then a program stays that is cheaper. Where the
-two are not far apart, both are tried once more and the lower cost of each counts: a neighbour who is busy for half a second makes
+Whatever steps them, they train the same, so every candidate is tried on steps that count: some rounds of a few turns each, of
+which the median is its cost. What is not known is measured, one after another first; then what is cheapest stays. Those that are
+not far from it are tried once more, and the lower cost of each counts: a neighbour who is busy for half a second makes
 steps dearer, never cheaper. It is asked again when somebody joins or half of them have left: by then a size that is near enough
 is known from what was tried before.
 
@@ -16,49 +16,67 @@ import statistics
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
-__all__ = ["TURNS", "Kin", "divided"]
+__all__ = ["ALONE", "TURNS", "Candidate", "Kin", "Kind", "divided"]
 
 GAIN = 0.03
-"""Part of the cost that a program must spare: it is never to be slower than one member after another."""
+"""Part of the cost that a candidate must spare against simpler ones: it is never to be slower than one member after another."""
 HEADROOM = 0.1
 """Part of the memory at hand that no program is expected to need."""
 TURNS = 8
 """Of a round."""
 MOST_ROUNDS = 5
 TRIES = 2
-"""Of each size, at different moments, where ..."""
+"""Of each candidate, at different moments, where ..."""
 APART = 2.0
-"""... the dearer one costs less than so many times the other: as much as somebody busy on the same core can do."""
+"""... it costs less than so many times the cheapest: as much as somebody busy on the same core can do."""
 SECONDS = 0.25
 """In rounds after the first one, from which on a cost is known."""
 MIB = 2**20
 
 Item = TypeVar("Item")
+Kind = Literal["plain", "graphed", "compiled"]
+"""How a program makes its steps: operator by operator, as a captured whole, or by code that was made for its architecture."""
+
+
+class Candidate(NamedTuple):
+    """What can step members alike."""
+
+    size: int
+    """Members of each program, at most."""
+    kind: Kind = "plain"
+
+
+ALONE = Candidate(1)
+"""One after another."""
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class Kin:
     """What is known of members that were admitted together."""
 
-    size: int = 1
-    """Members that a program steps at present, at most."""
+    now: Candidate = ALONE
+    """What steps them at present."""
+    kinds: Sequence[Kind] = ("plain",)
+    """That their programs may be of, simplest first."""
+    refused: dict[Kind, str] = field(default_factory=dict)
+    """Kinds that were found not to be for them, and why."""
     fits: int = sys.maxsize
     """Members of a program at most: more were too many for the memory; 1 where a program of several has raised."""
     foreseen: int | None = None
     """Members of a program that memory is expected to hold at most, if nothing else does; None where nobody knows."""
     reason: str = ""
     """Why there are no more in one."""
-    costs: dict[int, float] = field(default_factory=dict)
-    """Seconds of a member's sample by size: the least that a try came to."""
-    tries: dict[int, int] = field(default_factory=dict)
-    needs: dict[int, int] = field(default_factory=dict)
-    """Bytes that a step takes for each member, by size."""
+    costs: dict[Candidate, float] = field(default_factory=dict)
+    """Seconds of a member's sample: the least that a try came to."""
+    tries: dict[Candidate, int] = field(default_factory=dict)
+    needs: dict[Candidate, int] = field(default_factory=dict)
+    """Bytes that a step takes for each member."""
     weight_bytes: int = 0
     """Of a member; a program of several has each gradient twice for a moment."""
     settled_for: int = 0
-    """Members there were when a size was chosen."""
+    """Members there were when a candidate was chosen."""
     _rounds: list[float] = field(default_factory=list)
     _seconds: float = 0.0
 
@@ -67,22 +85,22 @@ class Kin:
         return not self.settled_for < 2 * count <= 2 * self.settled_for
 
     def note(self, seconds: float, samples: int, need: int | None = None) -> None:
-        """A round of the present size is over, whose steps took so many bytes for each member; the first one warms up."""
+        """A round of the present candidate is over, whose steps took so many bytes for each member; the first one warms up."""
         if not samples:
             return
         if self._rounds:
             self._seconds += seconds
             if need is not None:
-                self.needs[self.size] = max(need, self.needs.get(self.size, 0))
+                self.needs[self.now] = max(need, self.needs.get(self.now, 0))
         self._rounds.append(seconds / samples)
         timed = self._rounds[1:]
         if timed and (self._seconds > SECONDS or len(timed) == MOST_ROUNDS):
-            self.costs[self.size] = min(statistics.median(timed), self.costs.get(self.size, math.inf))
-            self.tries[self.size] = self.tries.get(self.size, 0) + 1
+            self.costs[self.now] = min(statistics.median(timed), self.costs.get(self.now, math.inf))
+            self.tries[self.now] = self.tries.get(self.now, 0) + 1
             self.forget_rounds()
 
     def foresee(self, count: int, room: int | None) -> None:
-        """Before a size is chosen, with so many bytes at hand between steps: how many members of a program they will hold.
+        """Before a candidate is chosen, with so many bytes at hand between steps: how many members of a program they will hold.
 
         It stands until what was chosen is asked again: rounds of a smaller size are not to make a larger one of it.
         """
@@ -91,8 +109,8 @@ class Kin:
             self.reason = self.reason if self.fits < sys.maxsize else ""
         if self.foreseen is not None or room is None or not self.needs:
             return
-        nearest = min(self.needs, key=lambda size: abs(size - count))
-        need = max(self.needs[nearest] + self.weight_bytes * (nearest == 1), 1)
+        nearest = min(self.needs, key=lambda known: (known.kind != "plain", abs(known.size - count)))
+        need = max(self.needs[nearest] + self.weight_bytes * (nearest.size == 1), 1)
         self.foreseen = max(int((1 - HEADROOM) * room) // need, 1)
         if self.foreseen < min(count, self.fits):
             self.reason = f"{count} in a program would take {count * need / MIB:,.1f} MiB for a step, of {room / MIB:,.1f} that are left"
@@ -102,46 +120,77 @@ class Kin:
         self.fits, self.reason, self.settled_for = fits, reason, 0
         self.forget_rounds()
 
+    def refuse(self, kind: Kind, reason: str) -> None:
+        """No programs of this kind from here on; what is best is asked again."""
+        self.refused[kind], self.settled_for = reason, 0
+        self.forget_rounds()
+
+    def go_on_with(self, candidate: Candidate) -> None:
+        """That is what steps them from here on."""
+        if self.now != candidate:
+            self.now = candidate
+            self.forget_rounds()
+
     def forget_rounds(self) -> None:
-        """Those of the present size count no longer."""
+        """Those of the present candidate count no longer."""
         self._rounds.clear()
         self._seconds = 0.0
 
     def measures(self, count: int) -> bool:
-        """Whether the cost of the present size is still to be found out."""
+        """Whether the cost of what steps so many members at present is still to be found out."""
         largest = self._largest(count)
-        return largest > 1 and (1 if self.size == 1 else largest) in self._to_try(largest)
+        return self._present(largest) in self._to_try(largest)
 
-    def next(self, count: int) -> int:
-        """The size with which so many members go on: one that is to be tried, or else the cheaper one."""
+    def next(self, count: int) -> Candidate:
+        """What so many members go on with: what is to be tried, or else the cheapest."""
         largest = self._largest(count)
         if to_try := self._to_try(largest):
             return to_try[0]
-        return 1 if largest == 1 or self.cost(largest) >= (1 - GAIN) * self.cost(1) else largest
+        simplest_first = self._candidates(largest)
+        if len(simplest_first) == 1:
+            return simplest_first[0]
+        least = min(map(self.cost, simplest_first))
+        return next(candidate for candidate in simplest_first if (1 - GAIN) * self.cost(candidate) <= least)
 
-    def cost(self, size: int) -> float:
-        """Seconds of a member's sample in programs of about so many; infinite where nobody knows."""
-        near = self._near(size)
+    def cost(self, candidate: Candidate) -> float:
+        """Seconds of a member's sample in programs of about that size; infinite where nobody knows."""
+        near = self._near(candidate)
         return math.inf if near is None else self.costs[near]
 
-    def _near(self, size: int) -> int | None:
-        """The nearest size that says what this one costs."""
-        near = [known for known in self.costs if known == size or (1 < known < 2 * size and 1 < size < 2 * known)]
-        return min(near, key=lambda known: abs(known - size), default=None)
+    def _near(self, wanted: Candidate) -> Candidate | None:
+        """The candidate of the nearest size that says what this one costs."""
 
-    def _to_try(self, largest: int) -> Sequence[int]:
-        """What to measure, first things first: a size of which nothing is known, the try under way, then at another moment."""
-        if largest == 1:
+        def says(known: Candidate) -> bool:
+            both_several = 1 < known.size < 2 * wanted.size and 1 < wanted.size < 2 * known.size
+            return known.kind == wanted.kind and (known.size == wanted.size or both_several)
+
+        return min(filter(says, self.costs), key=lambda known: abs(known.size - wanted.size), default=None)
+
+    def _candidates(self, largest: int) -> Sequence[Candidate]:
+        """Simplest first. Code is made for one size of programs only: that takes long."""
+        kinds = [kind for kind in self.kinds if kind not in self.refused]
+        sizes = dict.fromkeys((1, largest))
+        return [Candidate(size, kind) for kind in kinds for size in sizes if size == largest or kind != "compiled"]
+
+    def _present(self, largest: int) -> Candidate:
+        """What steps them at present, among the candidates."""
+        return Candidate(1 if self.now.size == 1 else largest, self.now.kind)
+
+    def _to_try(self, largest: int) -> Sequence[Candidate]:
+        """What to measure, first things first: one of which nothing is known, the try under way, then at another moment."""
+        candidates, present = self._candidates(largest), self._present(largest)
+        if len(candidates) == 1:
             return ()
-        present, other = (1, largest) if self.size == 1 else (largest, 1)
-        known = {size: near for size in (1, largest) if (near := self._near(size)) is not None}
-        if len(known) < 2:
-            return [size for size in (present, other) if size not in known]
-        cheap, dear = sorted(self.costs[near] for near in known.values())
-        if dear >= APART * cheap:
+        known = {candidate: near for candidate in candidates if (near := self._near(candidate)) is not None}
+        present_first = sorted(candidates, key=lambda candidate: candidate != present)
+        if len(known) < len(candidates):
+            return [candidate for candidate in present_first if candidate not in known]
+        within = APART * min(self.costs[near] for near in known.values())
+        rivals = [candidate for candidate in candidates if self.costs[known[candidate]] < within]
+        if len(rivals) == 1:
             return ()
-        in_order = (present, other) if self._rounds else (other, present)
-        return [size for size in in_order if self.tries[known[size]] < TRIES]
+        in_order = present_first if self._rounds else [*filter(present.__ne__, candidates), present]
+        return [one for one in in_order if one in rivals and self.tries[known[one]] < TRIES]
 
     def _largest(self, count: int) -> int:
         """Members of a program at most, where they are divided evenly."""

@@ -15,13 +15,13 @@ between two turns, outside of `active`, each of them can be saved exactly where 
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 from argosy.stream.batches import Batch
 from argosy.stream.blocks import Block
 from argosy.training.member import LiveMember
 
-__all__ = ["OwnFaults", "Program", "Split"]
+__all__ = ["OwnFaults", "Program", "Split", "Together"]
 
 
 class OwnFaults(Exception):  # noqa: N818
@@ -73,6 +73,15 @@ class Program(Protocol[Cut]):
 
     def release(self) -> None:
         """Let go of everything but the members' states."""
+        ...
+
+
+@runtime_checkable
+class Together(Protocol):
+    """A program of common code: what that raises is nobody's yet, so others make the step again."""
+
+    def undo(self) -> None:
+        """Let the step whose beginning or end has raised not have been."""
         ...
 
 

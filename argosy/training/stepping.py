@@ -100,7 +100,7 @@ class Stepping:
         with self._pulse.busy(f"training {unit.words}"):
             trains = block.place.split == "train"
             steps = partial(self._step, unit, block, called) if trains else partial(unit.evaluate, block, called)
-            if len(unit.crew) > 1:
+            if unit.together:
                 return self._together(unit, steps)
             return self._guard(unit.names[0], steps) is not False
 

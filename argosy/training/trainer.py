@@ -50,6 +50,7 @@ from argosy.training.files import Files, Saving
 from argosy.training.fusion import Fusion
 from argosy.training.guard import Guard
 from argosy.training.heap import large_outside
+from argosy.training.kin import Kind
 from argosy.training.member import LiveMember, build
 from argosy.training.parallel import time_sums
 from argosy.training.stepping import Stepping
@@ -107,7 +108,8 @@ class Trainer:
         self._told = 0.0
         self.saving = Saving(settings.checkpoint_seconds)
         allowed = settings.packing == "auto" and settings.numerics == "equivalent"
-        self.fusion = Fusion(name, self.units, emit, self._save, self.pulse, allowed=allowed)
+        kinds: list[Kind] = ["plain", "graphed"]
+        self.fusion = Fusion(name, self.units, emit, self._save, self.pulse, allowed=allowed, kinds=kinds)
         self.stepping = Stepping(
             *(self.units, self.aboard, self.fusion, self.guard, self.pulse, self.gauge, emit),
             wanted=self._wanted,

@@ -7,7 +7,7 @@ it is their own. Where members come or go, or are stepped by another program, ot
 import itertools
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from argosy.commands import Seat
@@ -15,9 +15,10 @@ from argosy.stream.blocks import Block, Place
 from argosy.training.aboard import Aboard
 from argosy.training.ends import sums_on
 from argosy.training.fused import Fused
+from argosy.training.graphed import Graphed
 from argosy.training.kin import TURNS, Kin
 from argosy.training.parallel import Group
-from argosy.training.program import Program
+from argosy.training.program import Program, Together
 from argosy.training.shard import Shard
 from argosy.training.solo import Solo
 
@@ -45,11 +46,19 @@ class Unit:
     """What a step of it took at most beyond what was there before, in the round; None where the device does not count that."""
     broke: bool = False
     """Whether its step has raised, and is left to others."""
+    together: bool = field(init=False)
+    """Whether common code steps its members: what that raises is nobody's yet."""
+
+    def __post_init__(self) -> None:
+        self.together = isinstance(self.program, Together)
 
     @classmethod
     def of(cls, crew: Sequence[Aboard], kin: Kin | None = None) -> "Unit":
-        """Members that are stepped as one, or a single one by itself."""
-        program = Solo(crew[0].live) if len(crew) == 1 else Fused.of([aboard.live for aboard in crew])
+        """Members that are stepped as one, or a single one by itself, by the kind of program that their kin has."""
+        kind = "plain" if kin is None else kin.now.kind
+        program: Program[Any] = Solo(crew[0].live) if len(crew) == 1 else Fused.of([aboard.live for aboard in crew])
+        if kind == "graphed":
+            program = Graphed.of(program)
         return cls(program=program, crew=tuple(crew), kin=kin)
 
     @classmethod
@@ -133,6 +142,6 @@ class Unit:
         return True
 
     def undo(self) -> None:
-        """Let the step of several members that has raised not have been."""
-        assert isinstance(self.program, Fused)
+        """Let the step of common code that has raised not have been."""
+        assert isinstance(self.program, Together)
         self.program.undo()

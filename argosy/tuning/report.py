@@ -297,9 +297,12 @@ class Packs:
     def saved_by(self, event: Event) -> float:
         """In a member's section, by what was measured of a sample alone and together when its program was chosen."""
         if isinstance(event, Packed):
-            seconds = dict(event.seconds_per_sample)
+            alone = event.seconds.get(("plain", 1))
+            sizes = [size for kind, size in event.seconds if kind == event.kind and size > 1]
             for program in event.programs:
-                near = min((size for size in seconds if size > 1), key=lambda size: abs(size - len(program)), default=1)
-                known = event.settled and len(program) > 1 and near > 1 and 1 in seconds
-                self._gains.update(dict.fromkeys(program, seconds[1] - seconds[near] if known else 0.0))
+                gain = 0.0
+                if event.settled and alone is not None and len(program) > 1 and sizes:
+                    near = min(sizes, key=lambda size: abs(size - len(program)))
+                    gain = alone - event.seconds[event.kind, near]
+                self._gains.update(dict.fromkeys(program, gain))
         return self._gains.get(event.member, 0.0) * event.samples if isinstance(event, SectionEnded) else 0.0

@@ -56,11 +56,15 @@ def _pack_words(pack: Packed) -> str:
     count, gain = sum(map(len, pack.programs)), pack.improvement
     programs = len(pack.programs)
     how = "one after another" if pack.size == 1 else f"in {programs} program{'s' * (programs > 1)}"
+    if pack.kind != "plain":
+        how += f", {pack.kind},"
     measured = "" if gain is None else f"; together they take {1 - gain:.0%} of the time"
     need = dict(pack.step_bytes).get(pack.size)
     memory = "" if need is None else f"; a step takes {need * pack.size / 2**20:,.1f} MiB"
     reason = f"; {pack.reason}" if pack.reason else ""
-    return f"{count} members alike were stepped {how} on {pack.device}{measured}{memory}{reason}."
+    reason += "".join(f"; not {kind}: {why}" for kind, why in pack.refused.items())
+    who = "1 member was" if count == 1 else f"{count} members alike were"
+    return f"{who} stepped {how} on {pack.device}{measured}{memory}{reason}."
 
 
 def report_table(report: Report) -> Group:

@@ -79,7 +79,7 @@ def test_a_program_of_several_members_goes_on_beside_shares(tmp_path: Path, monk
     def note(kin: Kin, seconds: float, samples: int, need: int | None = None) -> None:
         """The more members in a program, the better."""
         if samples:
-            kin.costs[kin.size] = 1.0 / kin.size
+            kin.costs[kin.now] = 1.0 / kin.now.size
 
     def seats(name: str, asked: int) -> Mapping[int, float]:
         del asked

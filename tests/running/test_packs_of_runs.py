@@ -34,8 +34,8 @@ def costs(monkeypatch: pytest.MonkeyPatch, of: Callable[[int], float]) -> None:
     def note(kin: Kin, seconds: float, samples: int, need: int | None = None) -> None:
         assert seconds > 0
         if samples:
-            kin.costs[kin.size] = of(kin.size)
-            kin.needs |= {} if need is None else {kin.size: need}
+            kin.costs[kin.now] = of(kin.now.size)
+            kin.needs |= {} if need is None else {kin.now: need}
 
     monkeypatch.setattr(Kin, "note", note)
 

@@ -1,27 +1,36 @@
-"""How many members a program steps, by what was measured; pure."""
+"""How many members a program steps, and by which kind of it, by what was measured; pure."""
+
+from collections.abc import Mapping
 
 import pytest
 
-from argosy.training.kin import SECONDS, Kin, divided
+from argosy.training.kin import ALONE, SECONDS, Candidate, Kin, divided
 
 
 def measured(kin: Kin, count: int, cost: float, *, samples: int = 100) -> None:
-    """The rounds of the present size, of which the first one says nothing."""
+    """The rounds of the present candidate, of which the first one says nothing."""
     kin.note(1000.0, samples)
-    assert kin.next(count) == kin.size  # between two rounds of a try
+    assert kin.next(count) == kin.now  # between two rounds of a try
     kin.note(cost * samples, samples)
 
 
-def choose(count: int, costs: dict[int, float], kin: Kin | None = None) -> tuple[Kin, list[int]]:
-    """Go on until a size is settled; the sizes on the way."""
-    kin, sizes = kin or Kin(), []
+def settle(kin: Kin, count: int, costs: Mapping[Candidate, float]) -> list[Candidate]:
+    """Go on until one is settled; the candidates on the way."""
+    tried = []
     while True:
-        kin.size = kin.next(count)
-        sizes.append(kin.size)
+        kin.go_on_with(kin.next(count))
+        tried.append(kin.now)
         if not kin.measures(count):
             kin.settled_for = count
-            return kin, sizes
-        measured(kin, count, costs[kin.size])
+            return tried
+        measured(kin, count, costs[kin.now])
+
+
+def choose(count: int, costs: dict[int, float], kin: Kin | None = None) -> tuple[Kin, list[int]]:
+    """The same of plain programs: their sizes."""
+    kin = kin or Kin()
+    tried = settle(kin, count, {Candidate(size): cost for size, cost in costs.items()})
+    return kin, [candidate.size for candidate in tried]
 
 
 @pytest.mark.parametrize(
@@ -39,13 +48,13 @@ def test_one_program_steps_them_where_it_is_faster_and_not_by_a_hair(together: f
 def test_who_was_busy_beside_one_try_does_not_decide(busy: int) -> None:
     kin, tried = Kin(), 0
     while not kin.settled_for:
-        kin.size = kin.next(4)
+        kin.go_on_with(kin.next(4))
         if kin.measures(4):
-            measured(kin, 4, (0.7 if kin.size == 4 else 1.0) * (1.8 if tried == busy else 1.0))
+            measured(kin, 4, (0.7 if kin.now.size == 4 else 1.0) * (1.8 if tried == busy else 1.0))
             tried += 1
         else:
             kin.settled_for = 4
-    assert kin.size == 4
+    assert kin.now.size == 4
 
 
 def test_one_by_itself_is_not_tried() -> None:
@@ -74,27 +83,27 @@ def test_what_memory_is_not_expected_to_hold_is_not_tried() -> None:
     """A tenth of what is left stays free; and a program has gradients twice."""
     kin = Kin(weight_bytes=20)
     kin.foresee(12, 1000)
-    assert kin.next(12) == 1
-    kin.needs[1] = 80
+    assert kin.next(12) == ALONE
+    kin.needs[ALONE] = 80
     kin.foresee(12, 1000)
     assert choose(12, {1: 1.0, 6: 0.3}, kin)[1] == [1, 6, 6]
     assert kin.reason == "12 in a program would take 0.0 MiB for a step, of 0.0 that are left"
     # A smaller program took less for each, and nothing changes for that until it is asked again.
-    kin.needs[6] = 50
+    kin.needs[Candidate(6)] = 50
     kin.settled_for = 0
     kin.foresee(12, 1000)
-    assert kin.next(12) == 6
+    assert kin.next(12).size == 6
     kin.settled_for = 12
     kin.foresee(13, 1000)
-    assert kin.next(13) == 13
+    assert kin.next(13).size == 13
     assert not kin.reason
     kin.settled_for = 13
     kin.foresee(14, 100)
-    assert kin.next(14) == 1
+    assert kin.next(14) == ALONE
 
 
 def test_where_nobody_counts_memory_nothing_is_foreseen() -> None:
-    kin = Kin(needs={1: 80})
+    kin = Kin(needs={ALONE: 80})
     kin.foresee(12, None)
     assert choose(12, {1: 1.0, 12: 0.3}, kin)[1] == [1, 12, 12]
 
@@ -103,7 +112,47 @@ def test_a_round_is_short_where_steps_are_long() -> None:
     kin = Kin()
     kin.note(10.0, 8)
     kin.note(2 * SECONDS, 8)
-    assert kin.cost(1) == 2 * SECONDS / 8
+    assert kin.cost(ALONE) == 2 * SECONDS / 8
+
+
+GRAPHED, ALL_GRAPHED, ALL, COMPILED = (
+    Candidate(1, "graphed"),
+    Candidate(8, "graphed"),
+    Candidate(8),
+    Candidate(8, "compiled"),
+)
+
+
+def test_every_kind_is_tried_in_its_sizes_and_the_cheapest_stays() -> None:
+    kin = Kin(kinds=("plain", "graphed", "compiled"))
+    costs = {ALONE: 1.0, ALL: 0.4, GRAPHED: 0.3, ALL_GRAPHED: 0.1, COMPILED: 0.12}
+    tried = settle(kin, 8, costs)
+    # Each once; at another moment those alone that are less than twice as dear as the cheapest.
+    assert tried == [ALONE, ALL, GRAPHED, ALL_GRAPHED, COMPILED, ALL_GRAPHED, COMPILED, ALL_GRAPHED]
+    assert kin.costs == costs
+    # Half of them are left: what a compiled one of four costs is known no more than what others of four do.
+    assert kin.asks(4)
+    half = Candidate(4, "compiled")
+    assert settle(kin, 4, {Candidate(4): 0.5, Candidate(4, "graphed"): 0.2, half: 0.05})[-1] == half
+
+
+def test_between_kinds_that_cost_the_same_the_simpler_one_stays() -> None:
+    kin = Kin(kinds=("plain", "graphed"))
+    assert settle(kin, 8, {ALONE: 1.0, ALL: 0.5, GRAPHED: 0.9, ALL_GRAPHED: 0.49})[-1] == ALL
+
+
+def test_who_is_alone_has_a_choice_between_kinds_only() -> None:
+    kin = Kin(kinds=("plain", "graphed"))
+    assert settle(kin, 1, {ALONE: 1.0, GRAPHED: 0.3}) == [ALONE, GRAPHED, GRAPHED]
+    assert not kin.asks(1)
+
+
+def test_a_kind_that_is_refused_is_tried_no_more() -> None:
+    kin = Kin(kinds=("plain", "graphed"))
+    settle(kin, 8, {ALONE: 1.0, ALL: 0.5, GRAPHED: 0.3, ALL_GRAPHED: 0.1})
+    kin.refuse("graphed", "it reads a value")
+    assert kin.asks(8)
+    assert settle(kin, 8, {}) == [ALL]
 
 
 def test_parts_are_as_equal_as_can_be() -> None:

@@ -19,7 +19,10 @@ def savings(report: Report) -> Section:
     rows = [row for pack in packs for row in _pack(pack)]
     if rows:
         text.append("Members alike that were stepped as one program, by what was measured while they trained:")
-    columns = ("device", "members", "in a program", "µs a sample and member", "alone", "times as fast", "chosen", "why")
+    columns = (
+        *("device", "members", "in a program", "made as", "µs a sample and member", "alone", "times as fast", "chosen"),
+        "why",
+    )
     return Section(title="What was saved", text=text, figures=figures, table=html_table(columns, rows) if rows else "")
 
 
@@ -44,13 +47,13 @@ def _sharing(report: Report) -> tuple[Sequence[Mapping[str, Any]], list[str]]:
 
 
 def _pack(pack: Packed) -> list[list[Any]]:
-    seconds = dict(pack.seconds_per_sample)
-    alone, count = seconds.get(1), sum(map(len, pack.programs))
-    return [
+    alone, count, chosen = pack.seconds.get(("plain", 1)), sum(map(len, pack.programs)), (pack.kind, pack.size)
+    measured = [
         [
-            *(pack.device, count, size, each * 1e6),
+            *(pack.device, count, size, kind, each * 1e6),
             *("" if alone is None else alone * 1e6, "" if alone is None else alone / each),
-            *("yes" if size == pack.size else "", pack.reason if size == pack.size else ""),
+            *("yes" if (kind, size) == chosen else "", pack.reason if (kind, size) == chosen else ""),
         ]
-        for size, each in sorted(seconds.items())
+        for (kind, size), each in sorted(pack.seconds.items(), key=lambda found: (found[0][1], found[0][0]))
     ]
+    return measured + [[pack.device, count, "", kind, *[""] * 4, why] for kind, why in pack.refused.items()]
