@@ -63,6 +63,9 @@ PreparingNodes = Annotated[int | None, typer.Option(help="Nodes that prepare, in
 Cores = Annotated[int | None, typer.Option(help="Cores that the whole run may use; by default all.")]
 Packing = Annotated[Literal["auto", "interleaved"], typer.Option(help="How members share a device.")]
 Numerics = Annotated[Literal["equivalent", "exact"], typer.Option(help="exact: only programs bit-equal to solo.")]
+Compile = Annotated[
+    bool, typer.Option("--compile", help="Let torch compile each architecture, and use that where it is faster.")
+]
 TimeLimit = Annotated[float | None, typer.Option(help="Seconds after which all is saved and the run ends.")]
 LoaderWorkers = Annotated[int | None, typer.Option(help="Processes that prepare samples; by default as many as cores.")]
 BlockSize = Annotated[int | None, typer.Option(help="Samples per block of the stream.")]
@@ -87,6 +90,7 @@ def run(
     preparing_nodes: PreparingNodes = None,
     packing: Packing = "auto",
     numerics: Numerics = "equivalent",
+    compile: Compile = False,
     time_limit: TimeLimit = None,
     loader_workers: LoaderWorkers = None,
     cores: Cores = None,
@@ -108,6 +112,7 @@ def run(
         preparing_nodes=preparing_nodes,
         packing=packing,
         numerics=numerics,
+        compile=compile,
         time_limit=seconds_left(os.environ, time.time()) if time_limit is None else time_limit,
         loader_workers=loader_workers,
         cores=cores,
@@ -141,6 +146,7 @@ def tune(
     nodes: Nodes = 1,
     sharing: SharingName = "auto",
     numerics: Numerics = "equivalent",
+    compile: Compile = False,
     time_limit: TimeLimit = None,
     loader_workers: LoaderWorkers = None,
     cores: Cores = None,
@@ -158,6 +164,7 @@ def tune(
         nodes=_nodes(nodes, place),
         sharing=sharing,
         numerics=numerics,
+        compile=compile,
         time_limit=seconds_left(os.environ, time.time()) if time_limit is None else time_limit,
         loader_workers=loader_workers,
         cores=cores,

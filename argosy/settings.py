@@ -29,6 +29,9 @@ class Settings:
     """Nodes that prepare in ``single-broadcast`` and ``multi-broadcast``; by default one and all."""
     packing: Literal["auto", "interleaved"] = "auto"
     numerics: Literal["equivalent", "exact"] = "equivalent"
+    compile: bool = False
+    """Whether torch may compile the forward and backward pass of members of one architecture: half a minute on a CPU at the first
+    time, for each architecture. What comes of it is used where it is measured to be faster."""
     time_limit: float | None = None
     """Seconds after which every member is saved and the run ends; the same command goes on."""
     loader_workers: int | None = None
@@ -54,6 +57,12 @@ class Settings:
             raise StudyError(
                 "sharing 'none' gives every member a pipeline of its own; that is policy 'solo', and policy is "
                 f"{self.policy!r}. Choose 'solo', or another way of sharing."
+            )
+        if self.compile and (self.numerics == "exact" or self.packing != "auto"):
+            found = "numerics 'exact'" if self.numerics == "exact" else f"packing {self.packing!r}"
+            raise StudyError(
+                f"compile is for programs that differ from a plain loop by rounding and are chosen by their time; found {found}. "
+                "Leave out one of them."
             )
         if self.preparing_nodes is not None and not self.sharing.endswith("broadcast"):
             raise StudyError(

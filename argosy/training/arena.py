@@ -51,6 +51,8 @@ class Arena:
         """In the order of the columns."""
         self.groups = groups
         """The pieces of each group of the optimizer, side by side."""
+        self.fixed = fixed
+        """Those that nobody trains."""
         self.named = {piece.name: piece.over(weights).requires_grad_() for piece in pieces} | fixed
         """What autograd sees of the weights, of those too that nobody trains: each ``[members, *shape]``."""
         self.buffers = buffers
@@ -87,7 +89,7 @@ class Arena:
 
     def dissolve(self) -> None:
         """Give the members' tensors memory of their own; what they shared is gone as soon as nobody has a view of it."""
-        self.weights, self.named, self.buffers = self.weights.new_empty(0), {}, {}
+        self.weights, self.fixed, self.named, self.buffers = self.weights.new_empty(0), {}, {}, {}
         for tensor in self._tensors:
             tensor.data = tensor.data.clone()
 

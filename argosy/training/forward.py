@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from argosy.stream.trees import flatten, map_leaves, unflatten
 from argosy.study import Member
 from argosy.training.draws import OwnDraws, own_rates
-from argosy.training.precision import autocast
+from argosy.training.precision import autocast, widened
 from argosy.training.randomness import Randomness
 from argosy.training.solo import cross_entropy, pair_of
 from argosy.training.vectorised import vectorised
@@ -113,7 +113,7 @@ class Forward:
             return (*losses, *parts, *(found[name] for name in moved))
 
         own_data = leaves if data.apart else ()
-        with self._autocast():
+        with self.autocast():
             made = vectorised(of_one, (*weights.values(), *buffers.values(), *own_data))
             with torch.no_grad():
                 for name in reversed(moved):
@@ -122,6 +122,19 @@ class Forward:
             output = unflatten(made, made_as[0])
             losses = own[0] if own else _cross_entropies(output, data)
         return losses, None if self._training or self._member.step is not None else output
+
+    def losses_of_one(
+        self, tensors: Mapping[str, Tensor], buffers: Sequence[str], leaves: Sequence[Tensor], data: Data
+    ) -> tuple[Tensor, list[Tensor]]:
+        """For compiled code, one member's losses of its samples with these tensors, and what the buffers are afterwards."""
+        samples = unflatten(leaves, flatten(data.tree)[1])
+        try:
+            self._hold(tensors)
+            own, output = self._of_one(samples)
+            losses = own[0] if own else cross_entropy(output, pair_of(self._member, samples)[1])
+            return widened(losses), [self._held(name) for name in buffers]
+        finally:
+            self._hold(self._own)
 
     @property
     def _default_loss(self) -> bool:
@@ -149,8 +162,9 @@ class Forward:
         tensor: Tensor = table[key]
         return tensor
 
-    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
-        return autocast(self._member, self._device)
+    def autocast(self, *, cached: bool = True) -> contextlib.AbstractContextManager[Any]:
+        """Inside, torch computes in the members' precision."""
+        return autocast(self._member, self._device, cached=cached)
 
 
 def _cross_entropies(output: Tensor, data: Data) -> Tensor:

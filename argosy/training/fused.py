@@ -14,6 +14,7 @@ import time
 import warnings
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from operator import itemgetter
 from typing import Any, TypeVar
 
@@ -25,11 +26,13 @@ from argosy.stream.batches import Batch
 from argosy.stream.blocks import Block
 from argosy.stream.trees import map_leaves
 from argosy.training.arena import Arena
+from argosy.training.compiled import Compilation
+from argosy.training.derivation import Derivation
 from argosy.training.forward import Data, Forward, Rows
 from argosy.training.heap import large_outside
 from argosy.training.kernels import Kernel, kind_of
 from argosy.training.member import LiveMember
-from argosy.training.precision import LossScales, widened
+from argosy.training.precision import LossScales
 from argosy.training.program import OwnFaults
 from argosy.training.randomness import Mark, Randomness
 from argosy.training.turns import Turn, equally_long, own, shared, turns
@@ -57,7 +60,14 @@ class Part:
 class Fused:
     """See `argosy.training.program.Program`. Its members are in the order of their rows."""
 
-    def __init__(self, lives: Sequence[LiveMember], forward: Forward, arena: Arena, kernels: Sequence[Kernel]) -> None:
+    def __init__(
+        self,
+        lives: Sequence[LiveMember],
+        forward: Forward,
+        arena: Arena,
+        kernels: Sequence[Kernel],
+        compilation: Compilation | None,
+    ) -> None:
         self._lives = tuple(lives)
         self._forward = forward
         self._arena = arena
@@ -65,8 +75,9 @@ class Fused:
         self._even = True
         """Whether all weights of a member have made equally many steps, which is what kernels are for."""
         self._device = lives[0].backend.device
-        self._shares: dict[tuple[torch.Size, torch.dtype, float], Tensor] = {}
         self._scales = LossScales.of([live.loss_scale for live in lives], self._device)
+        self._compilation = compilation
+        self._derivation = Derivation(lives, forward, arena, self._scales, compilation)
         self._limits = self._clip_limits()
         self._augment = any(live.member.augment for live in lives)
         self._states: Sequence[Randomness] = [live.randomness for live in lives]
@@ -80,8 +91,8 @@ class Fused:
         """What the code of single members has raised in the turn at hand."""
 
     @classmethod
-    def of(cls, lives: Sequence[LiveMember]) -> "Fused":
-        """Take up members that were admitted together."""
+    def of(cls, lives: Sequence[LiveMember], compilation: Compilation | None = None) -> "Fused":
+        """Take up members that were admitted together, or one; their pass is compiled where a `compilation` is given."""
         # An operator that torch runs for one member after another is slower, and no concern of a user's.
         warnings.filterwarnings("ignore", message="There is a performance drop because we have not yet implemented")
         kinds: dict[Any, list[LiveMember]] = {}
@@ -95,7 +106,7 @@ class Fused:
         for alike in kinds.values():
             kernels.append(Kernel.of([live.optimizer for live in alike], arena, first))
             first += len(alike)
-        return cls(ordered, forward, arena, [kernel for kernel in kernels if kernel is not None])
+        return cls(ordered, forward, arena, [kernel for kernel in kernels if kernel is not None], compilation)
 
     @property
     def members(self) -> tuple[LiveMember, ...]:
@@ -234,7 +245,7 @@ class Fused:
             for live, cutter in zip(self._lives, own(cutters), strict=True):
                 setattr(live, name, cutter)
         self._turn, self._parts, self._before = (), [], None
-        self._shares.clear()
+        self._derivation.release()
         for kernel in self._kernels:
             kernel.dissolve()
         self._arena.dissolve()
@@ -242,7 +253,7 @@ class Fused:
     def without(self, names: Collection[str]) -> "Fused":
         """The program of the others, which close up; those that go have memory of their own. Between two turns."""
         self.release()
-        return Fused.of([live for live in self._lives if live.member.name not in names])
+        return Fused.of([live for live in self._lives if live.member.name not in names], self._compilation)
 
     # ---- a turn
 
@@ -260,13 +271,8 @@ class Fused:
         idle = {piece.name for piece in self._arena.pieces}
         totals = []
         for part in data.pieces(self._lives[0].member.accumulate):
-            losses = self._values(rows, part, weights, buffers)[0]
-            if self._scales is not None:
-                losses = widened(losses)
-            share = self._share_of(losses, part.samples / data.samples)
-            if self._scales is not None:
-                share = self._scales.times(share, rows)
-            found = torch.autograd.grad(losses, leaves, share, allow_unused=True)
+            values = partial(self._losses, rows, part, weights, buffers)
+            losses, found = self._derivation.of(rows, part, part.samples / data.samples, values, leaves)
             self._gather(found, gradients, idle)
             totals.append(_totals(losses.detach(), part.samples))
         for piece in self._arena.pieces:
@@ -284,13 +290,6 @@ class Fused:
                 piece.over(gradients).copy_(gradient)
             else:
                 piece.over(gradients).add_(gradient)
-
-    def _share_of(self, losses: Tensor, share: float) -> Tensor:
-        """The gradient of each member's mean loss times its share of the batch, made once."""
-        key = (losses.shape, losses.dtype, share)
-        if key not in self._shares:
-            self._shares[key] = torch.full_like(losses, share * len(losses) / losses.numel())
-        return self._shares[key]
 
     def _tensors(self, rows: Rows) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """The members' weights and buffers: the arena's own where they are all of it."""
@@ -329,6 +328,9 @@ class Fused:
             for name, buffer in buffers.items():
                 self._arena.buffers[name][index] = buffer
         return values
+
+    def _losses(self, rows: Rows, data: Data, weights: dict[str, Tensor], buffers: dict[str, Tensor]) -> Tensor:
+        return self._values(rows, data, weights, buffers)[0]
 
     # ---- a step
 

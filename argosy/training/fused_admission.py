@@ -37,15 +37,21 @@ class Admission:
     """What may be one program."""
 
     packs: tuple[tuple[str, ...], ...]
-    """Members that may be fused, at least two together."""
+    """Members that may be fused; one by itself where that was asked for."""
     alone: Mapping[str, str]
     """The others, and for each the reason."""
 
 
-def admit(lives: Sequence[LiveMember], block: Block, admitted: set[Fingerprint] | None = None) -> Admission:
+def admit(
+    lives: Sequence[LiveMember],
+    block: Block,
+    admitted: set[Fingerprint] | None = None,
+    *,
+    single: bool = False,
+) -> Admission:
     """Try those of these members that are alike on a block of training samples; they stay as they are.
 
-    What is `admitted` is not tried again, and what passes is added to it.
+    What is `admitted` is not tried again, and what passes is added to it. With `single`, whom nobody is like is tried too.
     """
     admitted = set() if admitted is None else admitted
     alike: dict[Fingerprint, list[LiveMember]] = {}
@@ -63,13 +69,16 @@ def admit(lives: Sequence[LiveMember], block: Block, admitted: set[Fingerprint] 
             reasons[live.member.name] = reason
     for fingerprint, pack in alike.items():
         names = tuple(live.member.name for live in pack)
-        reason = _lonely(fingerprint, alike) if len(pack) == 1 else None
-        if reason is None and fingerprint not in admitted:
-            reason = _mismatch(pack[:TRIED], block)
+        lonely = _lonely(fingerprint, alike) if len(pack) == 1 else None
+        if lonely is not None:
+            reasons[names[0]] = lonely
+            if not single:
+                continue
+        reason = None if fingerprint in admitted else _mismatch(pack[:TRIED], block)
         if reason is None:
             packs.append(names)
             admitted.add(fingerprint)
-        else:
+        elif lonely is None:
             reasons |= dict.fromkeys(names, reason)
     return Admission(packs=tuple(packs), alone=reasons)
 

@@ -15,6 +15,7 @@ from argosy.stream.blocks import Block
 from argosy.stream.pulse import Pulse
 from argosy.traces import first_line
 from argosy.training.aboard import Aboard
+from argosy.training.compiled import Compilation
 from argosy.training.devices import Backend, out_of_memory
 from argosy.training.fingerprint import Fingerprint
 from argosy.training.fused_admission import admit
@@ -51,6 +52,8 @@ class Fusion:
         self._newcomers = False
         """Whether somebody came aboard since the last look."""
         self._admitted: set[Fingerprint] = set()
+        self._compilations: dict[Kin, Compilation] = {}
+        """Of those that may be compiled."""
         self._alone: dict[str, str] = {}
         """Why members are no program with others, as it was told."""
 
@@ -82,29 +85,38 @@ class Fusion:
 
     def _admit(self, units: Sequence[Unit], block: Block) -> Mapping[str, str]:
         """Let members at one place of the stream be kin where they can; returns for the others why not."""
+        lives = [aboard.live for unit in units for aboard in unit.crew]
         with warnings.catch_warnings():
             # Of a twin's schedule, which cannot know that the twin's optimizer steps before it.
             warnings.filterwarnings("ignore", "Seems like `optimizer.step")
-            admission = admit([aboard.live for unit in units for aboard in unit.crew], block, self._admitted)
+            admission = admit(lives, block, self._admitted, single="compiled" in self._kinds)
         for names in admission.packs:
             members = [unit for unit in units if unit.names[0] in names]
             known = next((unit.kin for unit in members if unit.kin is not None), None)
             kin = known or Kin(weight_bytes=_weight_bytes(members[0].crew[0].live))
-            kin.kinds = self._kinds_of(members[0])
+            kin.kinds = self._kinds_of(members[0], alike=True)
             for unit in members:
                 unit.kin = kin
             if known is None:
                 self._as_before(kin, members)
         for unit in [unit for unit in units if unit.kin is None]:
-            kinds = self._kinds_of(unit)
+            kinds = self._kinds_of(unit, alike=False)
             if len(kinds) > 1:
                 unit.kin = Kin(kinds=kinds)
                 self._as_before(unit.kin, [unit])
         return admission.alone
 
-    def _kinds_of(self, unit: Unit) -> Sequence[Kind]:
-        """Of programs that may step its members."""
-        return [kind for kind in self._kinds if kind != "graphed" or refusal(unit.program) is None]
+    def _kinds_of(self, unit: Unit, *, alike: bool) -> Sequence[Kind]:
+        """Of programs that may step its members, which may be `alike` others: seen to get from common code what they get alone."""
+        may_be: dict[Kind, bool] = {"plain": True, "compiled": alike}
+        if "graphed" in self._kinds:
+            may_be["graphed"] = "graphed" in unit.kin.kinds if unit.kin else refusal(unit.program) is None
+        return [kind for kind in self._kinds if may_be[kind]]
+
+    def _compilation(self, kin: Kin | None) -> Compilation | None:
+        if kin is None or kin.now.kind != "compiled":
+            return None
+        return self._compilations.setdefault(kin, Compilation())
 
     def _as_before(self, kin: Kin, units: Sequence[Unit]) -> None:
         """Let programs step these as the journal has it, where it has that of all of them together."""
@@ -127,7 +139,9 @@ class Fusion:
     def settle(self) -> None:
         """When all units have had their turn at a block: rounds end, and members change programs."""
         for kin in dict.fromkeys(unit.kin for unit in self._units if unit.kin is not None):
-            units = self._of(kin)
+            units, compilation = self._of(kin), self._compilation(kin)
+            if compilation is not None and compilation.refused:
+                kin.refuse("compiled", compilation.refused)
             count = sum(len(unit.crew) for unit in units)
             under_way = [unit for unit in units if unit.turns is not None]
             if kin.asks(count) and not (under_way and all(unit.turns for unit in under_way)):
@@ -223,7 +237,7 @@ class Fusion:
         made, error = list[Unit](), None
         try:
             for part in parts:
-                made.append(Unit.of(part, kin))
+                made.append(Unit.of(part, kin, self._compilation(kin)))
         except Exception as raised:  # boundary between members' code and ours
             memory, error = out_of_memory(raised), first_line(raised)
         if kin is not None and error is not None:

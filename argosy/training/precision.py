@@ -27,11 +27,11 @@ INTERVAL = 2000
 """Steps without overflow after which a scale doubles."""
 
 
-def autocast(member: Member, device: torch.device) -> contextlib.AbstractContextManager[Any]:
-    """Inside, torch computes in the member's precision what bears it."""
+def autocast(member: Member, device: torch.device, *, cached: bool = True) -> contextlib.AbstractContextManager[Any]:
+    """Inside, torch computes in the member's precision what bears it; `cached`, it casts each weight once."""
     if member.precision == "float32":
         return contextlib.nullcontext()  # entered for every batch, and a tenth of what a disabled autocast costs
-    return torch.autocast(device.type, DTYPES[member.precision])
+    return torch.autocast(device.type, DTYPES[member.precision], cache_enabled=cached)
 
 
 def widened(losses: Tensor) -> Tensor:

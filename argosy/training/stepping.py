@@ -97,7 +97,7 @@ class Stepping:
         """Let a unit step on a block; False where the rest of its batches was left: it was `called`, or others come first."""
         if not unit.follow(block.place):
             return True
-        with self._pulse.busy(f"training {unit.words}"):
+        with self._pulse.busy(f"training {unit.words}", opaque=unit.compiles):
             trains = block.place.split == "train"
             steps = partial(self._step, unit, block, called) if trains else partial(unit.evaluate, block, called)
             if unit.together:

@@ -13,6 +13,7 @@ from typing import Any
 from argosy.commands import Seat
 from argosy.stream.blocks import Block, Place
 from argosy.training.aboard import Aboard
+from argosy.training.compiled import Compilation
 from argosy.training.ends import sums_on
 from argosy.training.fused import Fused
 from argosy.training.graphed import Graphed
@@ -53,10 +54,14 @@ class Unit:
         self.together = isinstance(self.program, Together)
 
     @classmethod
-    def of(cls, crew: Sequence[Aboard], kin: Kin | None = None) -> "Unit":
+    def of(cls, crew: Sequence[Aboard], kin: Kin | None = None, compilation: Compilation | None = None) -> "Unit":
         """Members that are stepped as one, or a single one by itself, by the kind of program that their kin has."""
-        kind = "plain" if kin is None else kin.now.kind
-        program: Program[Any] = Solo(crew[0].live) if len(crew) == 1 else Fused.of([aboard.live for aboard in crew])
+        kind, lives = "plain" if kin is None else kin.now.kind, [aboard.live for aboard in crew]
+        program: Program[Any]
+        if kind == "compiled":
+            program = Fused.of(lives, compilation)
+        else:
+            program = Solo(lives[0]) if len(lives) == 1 else Fused.of(lives)
         if kind == "graphed":
             program = Graphed.of(program)
         return cls(program=program, crew=tuple(crew), kin=kin)
@@ -72,6 +77,11 @@ class Unit:
     def shard(self) -> Shard | None:
         """Its program, where that is a share of a split member."""
         return self.program if isinstance(self.program, Shard) else None
+
+    @property
+    def compiles(self) -> bool:
+        """Whether a step may take as long as torch's compiler does."""
+        return self.kin is not None and self.kin.now.kind == "compiled"
 
     @property
     def rests(self) -> bool:

@@ -137,6 +137,8 @@ CASES = {
     "a stopping rule watches what is not reported": lambda: argosy.Target("val_f1", 0.9).reason([{"val_loss": 0.5}]),
     "an unknown way of sharing": lambda: Settings(sharing="broadcast"),
     "sharing 'none' with another policy": lambda: Settings(sharing="none"),
+    "compile with exact numerics": lambda: Settings(compile=True, numerics="exact"),
+    "compile with interleaved members": lambda: Settings(compile=True, packing="interleaved"),
     "preparing_nodes without a broadcast": lambda: Settings(preparing_nodes=2, nodes=2),
     "a setting below what is possible": lambda: Settings(threads=0),
     "more nodes than a run can have": lambda: Settings(nodes=200),

@@ -1,0 +1,126 @@
+"""Code that is made for an architecture: once for all its members, and equal to what they do without it."""
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import evidence
+import packs
+import pytest
+import torch
+from packs import difference, member
+from torch import nn
+from torch.optim import SGD, Adam
+
+import argosy
+from argosy.study import Member
+from argosy.training.compiled import Compilation
+from argosy.training.fused import Fused
+from argosy.training.kin import Kin
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Compiled code on the disk of this file's tests alone."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("inductor")))
+        yield
+
+
+def compilations() -> tuple[int, int]:
+    """That were made so far in this process, and those that were found on the disk."""
+    from torch._dynamo.utils import counters  # takes seconds, and tests that compile nothing do not need it
+
+    found = counters["inductor"]
+    return found["fxgraph_cache_miss"], found["fxgraph_cache_hit"]
+
+
+def network(hidden: int = 12) -> nn.Module:
+    return nn.Sequential(nn.Linear(16, hidden), nn.Tanh(), nn.Linear(hidden, 4))
+
+
+def members(**rest: Any) -> list[Member]:
+    """Two kernels, numbers of their own."""
+    optimizers = [partial(SGD, lr=0.1, momentum=0.9), partial(SGD, lr=0.2), Adam, partial(Adam, lr=0.002)]
+    return [
+        member(f"m{n}", **{"model": network, "dtype": torch.float32, "optimizer": optimizer, **rest})
+        for n, optimizer in enumerate(optimizers)
+    ]
+
+
+def compiled(fleet: list[Member], epochs: int, compilation: Compilation, **how: Any) -> tuple[Any, Any]:
+    lives = [packs.live(one) for one in fleet]
+    return lives, packs.train(Fused.of(lives, compilation), epochs, **how)
+
+
+@pytest.mark.usefixtures("cache")
+def test_there_are_as_many_compilations_as_architectures_and_none_after_a_restart() -> None:
+    made, found = compilations()
+    # The last batch of an epoch is short, and one member leaves: neither makes code of its own.
+    how: dict[str, Any] = {"dtype": torch.float32, "data": packs.samples(torch.float32, train=90), "ends": {"m1": 1}}
+    plain, history = packs.together(members(), 3, **how)
+    compilation = Compilation()
+    lives, known = compiled(members(), 3, compilation, **how)
+    assert compilation.refused == ""
+    assert compilations() == (made + 1, found)
+    assert difference([one.model.state_dict() for one in plain], [one.model.state_dict() for one in lives]) <= 1e-4
+    assert difference(history, known) <= 1e-4
+    compiled(members(model=partial(network, 13)), 1, Compilation(), dtype=torch.float32)
+    assert compilations() == (made + 2, found)
+    again = compiled(members(), 3, Compilation(), **how)[0]
+    assert compilations() == (made + 2, found + 1)
+    assert difference([one.model.state_dict() for one in again], [one.model.state_dict() for one in lives]) == 0.0
+
+
+def halfway(model: nn.Module, batch: Any) -> Any:
+    """A loss without the last layer."""
+    return model[0](batch[0]).square().mean(1)  # type: ignore[index, operator]
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"model": partial(packs.mlp, 0.2)}, "it cannot be compiled: RuntimeError: vmap: called random operation"),
+        ({"step": halfway, "metrics": {}}, "the weight '2.weight' has no part in its loss"),
+    ],
+    ids=["dropout", "idle weights"],
+)
+@pytest.mark.usefixtures("cache")
+def test_what_cannot_be_compiled_goes_the_plain_way(fields: dict[str, Any], reason: str) -> None:
+    compilation = Compilation()
+    lives, known = compiled(members(**fields), 1, compilation, dtype=torch.float32)
+    plain, history = packs.together(members(**fields), 1, dtype=torch.float32)
+    assert reason in compilation.refused
+    assert difference([one.model.state_dict() for one in plain], [one.model.state_dict() for one in lives]) == 0.0
+    assert history == known
+
+
+@pytest.mark.usefixtures("cache")
+def test_a_run_compiles_where_it_is_asked_to_and_goes_on_with_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def note(kin: Kin, seconds: float, samples: int, need: int | None = None) -> None:
+        kin.costs[kin.now] = {"plain": 1.0, "graphed": 1.0, "compiled": 0.1}[kin.now.kind] / kin.now.size
+
+    monkeypatch.setattr(Kin, "note", note)
+    train, val = packs.samples(torch.float32, 320)
+    odd = member("odd", model=partial(packs.mlp, 0.2), dtype=torch.float32)
+
+    def run(epochs: int, **settings: Any) -> argosy.Report:
+        study = argosy.Study(
+            data=argosy.Data(arrays=train, val_arrays=val), members=[*members(), odd], stop=argosy.MaxEpochs(epochs)
+        )
+        settings = {"launcher": "inline", "devices": "cpu:1", "block_size": 100, **settings}
+        return argosy.train(study, directory=tmp_path, **settings)
+
+    before = compilations()
+    run(3, compile=True)
+    report = run(4, compile=True)
+    assert {row.status for row in report.rows} == {"done"}
+    told = [(e["kind"], e["settled"]) for e in evidence.event_lines(tmp_path, "Packed") if len(e["programs"][0]) == 4]
+    assert told[-1] == ("compiled", True) and len(told) == 3
+    (alone,) = {pack.refused["compiled"] for pack in report.packs if pack.refused}
+    assert "random operation" in alone
+    # Found on the disk each time, or made once where this test runs alone.
+    assert sum(compilations()) - sum(before) == 2
