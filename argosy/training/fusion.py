@@ -182,8 +182,8 @@ class Fusion:
         """With what is next, for a round or for good."""
         kin.foresee(count, _room(self._of(kin)[0].crew[0].live.backend))
         wanted, events = kin.next(count), list[Event]()
-        sizes = [len(unit.crew) for unit in self._of(kin)]
-        changes = kin.now.kind != wanted.kind or sizes != [len(part) for part in divided(range(count), wanted.size)]
+        present = [(len(unit.crew), unit.kind) for unit in self._of(kin)]
+        changes = present != [(len(part), wanted.kind) for part in divided(range(count), wanted.size)]
         if changes:
             events = self._change(kin, wanted)
         else:

@@ -17,7 +17,7 @@ from argosy.training.compiled import Compilation
 from argosy.training.ends import sums_on
 from argosy.training.fused import Fused
 from argosy.training.graphed import Graphed
-from argosy.training.kin import TURNS, Kin
+from argosy.training.kin import ALONE, TURNS, Kin, Kind
 from argosy.training.parallel import Group
 from argosy.training.program import Program, Together
 from argosy.training.shard import Shard
@@ -35,6 +35,8 @@ class Unit:
     """Its members, in the order in which they came aboard."""
     kin: Kin | None = None
     """What its members have in common with others of the trainer."""
+    kind: Kind = "plain"
+    """Of its program."""
     samples: int = 0
     """Stepped on since it is there, summed over its members."""
     turns: int | None = None
@@ -56,7 +58,7 @@ class Unit:
     @classmethod
     def of(cls, crew: Sequence[Aboard], kin: Kin | None = None, compilation: Compilation | None = None) -> "Unit":
         """Members that are stepped as one, or a single one by itself, by the kind of program that their kin has."""
-        kind, lives = "plain" if kin is None else kin.now.kind, [aboard.live for aboard in crew]
+        lives, kind = [aboard.live for aboard in crew], ALONE.kind if kin is None else kin.now.kind
         program: Program[Any]
         if kind == "compiled":
             program = Fused.of(lives, compilation)
@@ -64,7 +66,7 @@ class Unit:
             program = Solo(lives[0]) if len(lives) == 1 else Fused.of(lives)
         if kind == "graphed":
             program = Graphed.of(program)
-        return cls(program=program, crew=tuple(crew), kin=kin)
+        return cls(program=program, crew=tuple(crew), kin=kin, kind=kind)
 
     @classmethod
     def seated(cls, aboard: Aboard, seat: Seat) -> "Unit":
@@ -81,7 +83,7 @@ class Unit:
     @property
     def compiles(self) -> bool:
         """Whether a step may take as long as torch's compiler does."""
-        return self.kin is not None and self.kin.now.kind == "compiled"
+        return self.kind == "compiled"
 
     @property
     def rests(self) -> bool:
