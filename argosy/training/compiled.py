@@ -134,18 +134,19 @@ class Compilation:
 
     def _proved(self, of: Pass, inputs: Sequence[Tensor], form: Any, plainly: Callable[[], Derived]) -> Derived:
         """What comes of the pass plainly; the code stays where it gives the same."""
-        found: Sequence[Tensor] | None = None
+        inputs = [tensor.clone() for tensor in inputs]  # buffers are about to move
+        losses, gradients = self._plain(plainly)
+        idle = [piece.name for piece, found in zip(of.arena.pieces, gradients, strict=True) if found is None]
+        if idle:
+            self.refused = f"the weight {idle[0]!r} has no part in its loss, which compiled code does not tell"
+            return losses, gradients
         try:
             run = of.compiled(inputs)
-            found = run(*inputs)
+            self.refused = _difference(of, run(*inputs), losses.detach(), [one for one in gradients if one is not None])
         except Exception as error:  # boundary to members' code and torch's compiler, which cannot do everything
             self.refused = f"it cannot be compiled: {first_line(error)}"
-        losses, gradients = self._plain(plainly)
-        if found is not None:
-            buffers = [buffer[list(of.rows)] for buffer in of.arena.buffers.values()]
-            self.refused = _difference(of, found, losses, gradients, buffers)
-            if not self.refused:
-                self._made[len(of.rows)] = Made(run, form)
+        if not self.refused:
+            self._made[len(of.rows)] = Made(run, form)
         return losses, gradients
 
     def _plain(self, plainly: Callable[[], Derived]) -> Derived:
@@ -160,27 +161,15 @@ def _put(buffer: Tensor, rows: Rows, after: Tensor) -> None:
         buffer[list(rows)] = after
 
 
-def _difference(
-    of: Pass,
-    found: Sequence[Tensor],
-    losses: Tensor,
-    gradients: Sequence[Tensor | None],
-    buffers: Sequence[Tensor],
-) -> str:
-    """What compiled code gives otherwise than the plain way; empty where it gives the same."""
-    pieces, (columns, mine, *after) = of.arena.pieces, found
-    idle = [piece.name for piece, gradient in zip(pieces, gradients, strict=True) if gradient is None]
-    if idle:
-        return f"the weight {idle[0]!r} has no part in its loss, which compiled code does not tell"
-    theirs = [gradient for gradient in gradients if gradient is not None]
-    largest = max(float(gradient.abs().max()) for gradient in theirs)
-    pairs = [("its losses are", mine, losses.detach(), 0.0)]
-    for piece, gradient in zip(pieces, theirs, strict=True):
+def _difference(of: Pass, found: Sequence[Tensor], losses: Tensor, gradients: Sequence[Tensor]) -> str:
+    """What compiled code gives otherwise than the plain way, which has moved the buffers; empty where it gives the same."""
+    columns, mine, *after = found
+    largest = max(float(gradient.abs().max()) for gradient in gradients)
+    pairs = [("its losses are", mine, losses, 0.0)]
+    for piece, gradient in zip(of.arena.pieces, gradients, strict=True):
         pairs.append((f"the gradient of {piece.name!r} is", piece.over(columns), gradient, largest))
-    names = of.arena.buffers
-    pairs += [
-        (f"the buffer {name!r} is", one, other, 0.0) for name, one, other in zip(names, after, buffers, strict=True)
-    ]
+    for (name, buffer), moved in zip(of.arena.buffers.items(), after, strict=True):
+        pairs.append((f"the buffer {name!r} is", moved, buffer[list(of.rows)], 0.0))
     for what, one, other, scale in pairs:
         tolerance = DOUBLE if other.dtype == torch.float64 else SINGLE
         allowed = tolerance * max(scale, float(other.abs().max()) if other.numel() else 0.0, 1e-3)
