@@ -10,6 +10,7 @@ Torch keeps compiled code on the disk (``TORCHINDUCTOR_CACHE_DIR``), so a proces
 
 import math
 import os
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -69,7 +70,7 @@ class Pass:
         factor, *leaves = rest[len(fixed) + len(buffers) :]
 
         def objective(row: Tensor) -> tuple[Tensor, Any]:
-            parts = row.split([piece.stop - piece.start for piece in pieces])
+            parts = torch.split(row, [piece.stop - piece.start for piece in pieces])
             own = {piece.name: part.view(piece.shape) for piece, part in zip(pieces, parts, strict=True)}
             moving = {name: buffer.clone() for name, buffer in before.items()}
             losses, after = self.forward.losses_of_one(own | held | moving, buffers, leaves, self.data)
@@ -85,11 +86,16 @@ class Pass:
         if not self.data.apart:
             places[len(inputs) - leaves :] = [None] * leaves
         os.environ.setdefault(THREADS, "1")  # processes that torch would start at an import, and nobody would end
-        from torch import _inductor  # takes seconds, and nobody needs it who compiles nothing
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of what torch does to itself
+            from torch import _inductor  # takes seconds, and nobody needs it who compiles nothing
 
-        with self.forward.autocast(cached=False), sdpa_kernel(SDPBackend.MATH):
-            graph = make_fx(vmap(self.of_one, in_dims=tuple(places), randomness="error"))(*inputs)
-        made: Callable[..., Sequence[Tensor]] = _inductor.compile(graph, list(inputs), {"compile_threads": 1})
+            with self.forward.autocast(cached=False), sdpa_kernel(SDPBackend.MATH):
+                graph = make_fx(vmap(self.of_one, in_dims=tuple(places), randomness="error"))(*inputs)
+            how = {"config_patches": {"compile_threads": 1}}
+            made: Callable[..., Sequence[Tensor]] = _inductor.standalone_compile(
+                graph, list(inputs), dynamic_shapes="from_example_inputs", options=how
+            )
         return made
 
 

@@ -60,7 +60,7 @@ class Kin:
     """What steps them at present."""
     kinds: Sequence[Kind] = ("plain",)
     """That their programs may be of, simplest first."""
-    refused: dict[Kind, str] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
     """Kinds that were found not to be for them, and why."""
     fits: int = sys.maxsize
     """Members of a program at most: more were too many for the memory; 1 where a program of several has raised."""

@@ -108,7 +108,7 @@ class Trainer:
         self._told = 0.0
         self.saving = Saving(settings.checkpoint_seconds)
         allowed = settings.packing == "auto" and settings.numerics == "equivalent"
-        kinds: list[Kind] = ["plain", "graphed", *(["compiled"] if settings.compile else [])]
+        kinds: tuple[Kind, ...] = ("plain", "graphed", "compiled") if settings.compile else ("plain", "graphed")
         self.fusion = Fusion(name, self.units, emit, self._save, self.pulse, allowed=allowed, kinds=kinds)
         self.stepping = Stepping(
             *(self.units, self.aboard, self.fusion, self.guard, self.pulse, self.gauge, emit),
