@@ -110,7 +110,8 @@ class Fusion:
         """Of programs that may step its members, which may be `alike` others: seen to get from common code what they get alone."""
         may_be: dict[Kind, bool] = {"plain": True, "compiled": alike}
         if "graphed" in self._kinds:
-            may_be["graphed"] = "graphed" in unit.kin.kinds if unit.kin else refusal(unit.program) is None
+            capturable = unit.crew[0].live.loss_scale is None  # whose steps look at what has overflowed
+            may_be["graphed"] = capturable and ("graphed" in unit.kin.kinds if unit.kin else not refusal(unit.program))
         return [kind for kind in self._kinds if may_be[kind]]
 
     def _compilation(self, kin: Kin | None) -> Compilation | None:
