@@ -26,7 +26,7 @@ from argosy.training.devices import backend_of
 from argosy.training.files import Files
 from argosy.training.fused import Fused
 from argosy.training.fusion import Fusion
-from argosy.training.kin import Kin
+from argosy.training.kin import Kin, Kind
 from argosy.training.member import LiveMember, build
 from argosy.training.program import Program
 from argosy.training.solo import Solo
@@ -183,7 +183,8 @@ class Chosen:
         self.packed: list[Packed] = []
         """What was chosen."""
         pulse = Pulse.private()
-        self._fusion = Fusion("cpu:0", self._units, self._note, lambda names: [], pulse, allowed=True)
+        kinds: tuple[Kind, ...] = ("plain", "graphed")
+        self._fusion = Fusion("cpu:0", self._units, self._note, lambda names: [], pulse, allowed=True, kinds=kinds)
         self._fusion.boarded()
 
     @property
@@ -208,9 +209,19 @@ class Chosen:
         self._fusion.look(block)
         through = False
         while not through:
-            stepped = [unit.step(block, _never) for unit in list(self._units)]
+            stepped = [self._step(unit, block) for unit in list(self._units)]
             through = all(stepped)
             self._fusion.settle()
+
+    def _step(self, unit: Unit, block: Block) -> bool:
+        try:
+            return unit.step(block, _never)
+        except Exception as error:  # as in a trainer: what common code cannot do, other programs do
+            if not unit.together:
+                raise
+            unit.undo()
+            self._fusion.broke(unit, str(error), memory=False)
+            return False
 
     def _aboard(self, live: LiveMember) -> Aboard:
         files = Files(Path(tempfile.gettempdir()), None)  # nothing is saved

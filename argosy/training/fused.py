@@ -35,6 +35,7 @@ from argosy.training.member import LiveMember
 from argosy.training.precision import LossScales
 from argosy.training.program import OwnFaults
 from argosy.training.randomness import Mark, Randomness
+from argosy.training.tally import totals_of
 from argosy.training.turns import Turn, equally_long, own, shared, turns
 
 __all__ = ["Fused"]
@@ -274,7 +275,7 @@ class Fused:
             values = partial(self._losses, rows, part, weights, buffers)
             losses, found = self._derivation.of(rows, part, part.samples / data.samples, values, leaves)
             self._gather(found, gradients, idle)
-            totals.append(_totals(losses.detach(), part.samples))
+            totals.append(totals_of(losses.detach(), part.samples))
         for piece in self._arena.pieces:
             if piece.name in idle:
                 piece.over(gradients).zero_()
@@ -386,13 +387,6 @@ class Fused:
                 live.optimizer.zero_grad(set_to_none=True)
         for parameter in parameters:
             parameter.grad = None
-
-
-def _totals(losses: Tensor, samples: int) -> Tensor:
-    """Losses ``[rows, samples, …]``, or means over the samples ``[rows]`` -> sums over the samples, float64 ``[rows]``."""
-    sums = losses.double().reshape(len(losses), -1).sum(1)
-    numbers = losses.numel() // len(losses)
-    return sums if numbers == samples else sums * (samples / numbers)
 
 
 def _there(value: There | None) -> There:

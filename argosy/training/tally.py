@@ -10,7 +10,7 @@ from argosy.errors import StudyError
 from argosy.stream.order import Digest
 from argosy.training.devices import Backend, Event
 
-__all__ = ["Tally", "per_sample", "total_of"]
+__all__ = ["Tally", "per_sample", "total_of", "totals_of"]
 
 
 class Tally:
@@ -93,6 +93,13 @@ def total_of(value: torch.Tensor, rows: int) -> torch.Tensor:
     """The sum over a batch, float64: of per-sample values ``[rows, …]``, or of their mean, a scalar."""
     value = value.detach().double()
     return value * rows if value.dim() == 0 else per_sample(value, rows).sum()
+
+
+def totals_of(losses: torch.Tensor, samples: int) -> torch.Tensor:
+    """Of members, losses ``[members, samples, …]`` or means over the samples ``[members]`` -> sums over the samples, float64."""
+    sums = losses.double().reshape(len(losses), -1).sum(1)
+    numbers = losses.numel() // len(losses)
+    return sums if numbers == samples else sums * (samples / numbers)
 
 
 def per_sample(values: torch.Tensor, rows: int) -> torch.Tensor:
