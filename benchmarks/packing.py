@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from measuring import arguments, finish, hardware, quartiles, target
 from packing_networks import WORKLOADS, Workload
-from packing_sides import Chosen, Compiled, Graphed, Loop, Side, Task, captured, fused, one_after_another
+from packing_sides import Chosen, Compiled, Graphed, Loop, Side, Task, captured, compiled, fused, one_after_another
 
 from argosy.training.heap import give_back_memory, keep_freed_memory
 
@@ -49,7 +49,7 @@ def sides(options: Namespace, size: int) -> Sides:
     if options.device == "cuda":
         made |= {"loop, graphed": Graphed, "fused, captured": captured}
     if options.full and size == 8:
-        made["loop, compiled"] = Compiled
+        made |= {"loop, compiled": Compiled, "fused, compiled": compiled}
     return made
 
 

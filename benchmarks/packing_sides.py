@@ -22,6 +22,7 @@ from argosy.stream.pulse import Pulse
 from argosy.stream.schedule import Orders
 from argosy.training import graphed
 from argosy.training.aboard import Aboard
+from argosy.training.compiled import Compilation
 from argosy.training.devices import backend_of
 from argosy.training.files import Files
 from argosy.training.fused import Fused
@@ -42,6 +43,7 @@ __all__ = [
     "Side",
     "Task",
     "captured",
+    "compiled",
     "captured_one_after_another",
     "fused",
     "one_after_another",
@@ -163,11 +165,16 @@ def captured(task: Task) -> Programs:
     return Programs(task, [graphed.Graphed.of(program) for program in _alike(task)])
 
 
-def _alike(task: Task) -> Sequence[Fused]:
+def compiled(task: Task) -> Programs:
+    """One program for each architecture, with a pass that torch compiles."""
+    return Programs(task, _alike(task, compile=True))
+
+
+def _alike(task: Task, *, compile: bool = False) -> Sequence[Fused]:
     kinds: dict[str, list[LiveMember]] = {}
     for one in task.lives():
         kinds.setdefault(str(one.model), []).append(one)
-    return [Fused.of(alike) for alike in kinds.values()]
+    return [Fused.of(alike, Compilation() if compile else None) for alike in kinds.values()]
 
 
 def _captured_alone(task: Task) -> Sequence[Program[Any]]:
