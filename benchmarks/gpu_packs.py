@@ -2,6 +2,7 @@
 
 import itertools
 import statistics
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -268,6 +269,7 @@ def sums_are_made_on_the_device(site: Site) -> Outcome:
     """A group of one rank adds up, by NCCL where it is to be had, while steps go on beside it."""
     device = backend_of(site.device).device
     on = sums_on(device)
+    before = set(threading.enumerate())
     group = Group.form(str(site.folder / "meeting"), 0, 1, on=on)
     deadline = time.monotonic() + 60.0
     while not group.formed and time.monotonic() < deadline:
@@ -283,6 +285,8 @@ def sums_are_made_on_the_device(site: Site) -> Outcome:
     seconds = time.perf_counter() - began
     holds = made.done and torch.equal(values, expected)
     group.leave()
+    for thread in set(threading.enumerate()) - before:
+        thread.join(10.0)  # a process that ends while one of them hangs up is aborted
     return Outcome(
         holds=holds, figures={"on": str(on), "seconds": round(seconds, 4), "broken": str(group.broken or "")}
     )
