@@ -254,6 +254,8 @@ class Accelerator(Backend):
     def open(cls, name: str) -> "Accelerator":
         """See `Backend.open`."""
         refuse_after_fork(name)
+        # Read when CUDA starts: with the eight that it has by default, of more streams than that some wait for each other.
+        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
         device = torch.device(name)
         module = torch.get_device_module(device)
         module.set_device(device)

@@ -9,8 +9,8 @@ What a trainer does with a training block, and with one of validation samples:
             look at the connections
 
 It may leave either loop at any turn and take the same block up again later: that goes on behind the last batch that was
-finished. Members' positions, tallies and digests move in `finish`, their random states when `active` is left, so that
-between two turns, outside of `active`, each of them can be saved exactly where it is.
+finished. Members' positions move in `finish`, their tallies and digests there or when `active` is left, their random states
+then, so that between two turns, outside of `active`, each of them can be saved exactly where it is.
 """
 
 from collections.abc import Iterator, Mapping
