@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 __all__ = ["print_report", "report", "status", "typed"]
 
-LIVE_SECONDS = 5.0
-"""Between two writings of a page of a run that goes on."""
+SHARE = 0.05
+"""Of the time that may go into a page of a run that goes on: a large one is written less often."""
 BEGUN_BY = "the command that began it"
 
 
@@ -62,9 +62,8 @@ def report(
     write({"page": str(page)} if as_json else f"Written: {page}")
     if open_:
         webbrowser.open(page.resolve().as_uri())
-    while goes_on:
-        time.sleep(LIVE_SECONDS)
-        _, goes_on = _write_page(directory, live=live)
+    if goes_on:
+        _keep_writing(directory)
 
 
 def print_report(found: "Report", command: str) -> None:
@@ -82,12 +81,32 @@ def typed() -> str:
 
 
 def _write_page(directory: Path, *, live: bool) -> tuple[Path, bool]:
-    """The page, and whether it is to be written again: then it also loads itself again."""
+    """The page, and whether it is a live one."""
     from argosy.loading import load
     from argosy.running.journal import timeline
     from argosy.views.html.report import write_report
 
     found = load(directory)
     goes_on = live and found.status == "running"
-    page = write_report(found, timeline(directory), reload_seconds=LIVE_SECONDS if goes_on else None)
-    return page, goes_on
+    return write_report(found, timeline(directory), live=goes_on), goes_on
+
+
+def _keep_writing(directory: Path) -> None:
+    """News for the live page as long as the run goes on, then the page as it stays."""
+    from argosy.loading import load
+    from argosy.running.journal import timeline
+    from argosy.views.html.page import LIVE_SECONDS
+    from argosy.views.html.report import write_news
+
+    took = 0.0
+    try:
+        while True:
+            time.sleep(max(LIVE_SECONDS, took / SHARE))
+            began = time.monotonic()
+            found = load(directory)
+            if found.status != "running":
+                return
+            write_news(found, timeline(directory))
+            took = time.monotonic() - began
+    finally:
+        _write_page(directory, live=False)

@@ -38,6 +38,7 @@ class Browser:
         self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
+        self.call("Performance.enable", timeDomain="threadTicks")
         self.call("Network.emulateNetworkConditions", offline=True, latency=0, downloadThroughput=0, uploadThroughput=0)
         self.call("Page.navigate", url=path.resolve().as_uri())
         while self._hear().get("method") != "Page.loadEventFired":
@@ -53,6 +54,11 @@ class Browser:
         """Until an expression is true."""
         look = f"const look = () => ({script}) ? done(true) : setTimeout(look, 10); look()"
         self.ask(f"new Promise(done => {{ {look} }})")
+
+    def seconds(self) -> float:
+        """CPU time that scripts, layout and the like of the page have taken so far."""
+        found = {metric["name"]: metric["value"] for metric in self.call("Performance.getMetrics")["metrics"]}
+        return float(found["TaskDuration"])
 
     def picture(self, path: Path, *, width: int = 1240, height: int = 900) -> None:
         """What is to be seen, as a PNG."""

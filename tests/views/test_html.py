@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,10 @@ import voyages
 import argosy
 from argosy import reporting_cli
 from argosy.running.journal import timeline
+from argosy.views.html import page as page_of
 from argosy.views.html.chronicle import Chronicle, Mark
 from argosy.views.html.page import Section, figure, page
-from argosy.views.html.report import write_report
+from argosy.views.html.report import write_news, write_report
 
 pytest.importorskip("plotly", reason="needs the extra 'report'")
 
@@ -85,9 +87,10 @@ def test_a_run_that_has_only_begun_has_a_page(tmp_path: Path) -> None:
     study = voyages.asked(3, epochs=1)
     events = list(voyages.voyage(study, epochs=0, end=False))[:1]
     voyages.leave(tmp_path / "run", study, iter(events))
-    text = write_report(argosy.load(tmp_path / "run"), timeline(tmp_path / "run"), reload_seconds=5.0).read_text()
-    assert '<meta http-equiv="refresh" content="5">' in text
+    text = write_report(argosy.load(tmp_path / "run"), timeline(tmp_path / "run"), live=True).read_text()
+    assert 'script.src = "report.live.js?"' in text
     assert "Nobody has trained." in text
+    assert "Nobody has trained." in (tmp_path / "run" / "report.live.js").read_text()
 
 
 def test_no_name_can_end_the_page() -> None:
@@ -98,21 +101,78 @@ def test_no_name_can_end_the_page() -> None:
     assert drawn["data"][0] == {"name": evil, "y": [None]}
 
 
-def test_a_page_is_written_while_the_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last one, of the run that has ended, does not load itself again."""
-    run, reloads = tmp_path / "run", list[bool]()
+def test_news_are_written_while_the_run_goes_on_and_the_whole_page_at_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, live = tmp_path / "run", list[bool]()
     study = studies.study(90, fleet=[studies.member()], epochs=2)
     argosy.train(study, directory=run, launcher="inline", devices="cpu:1")
-    found, working = argosy.load(run), iter([True, True, False])
+    found, working = argosy.load(run), iter([True, True, False, False])
     monkeypatch.setattr(argosy.loading, "at_work", lambda directory: next(working))
-    monkeypatch.setattr(
-        time, "sleep", lambda seconds: reloads.append("refresh" in (run / "report.html").read_text()[:400])
-    )
+    monkeypatch.setattr(time, "sleep", lambda seconds: live.append(is_live(run)))
     monkeypatch.setattr(reporting_cli, "write", lambda value: None)
     reporting_cli.report(run, html=False, open_=False, live=True, as_json=False)
-    assert reloads == [True, True]
-    assert "refresh" not in (run / "report.html").read_text()[:400]
+    assert live == [True, True]
+    assert not is_live(run)
+    assert not (run / "report.live.js").exists()
     assert f">{found.rows[0].name}</td>" in (run / "report.html").read_text()
+
+
+def is_live(run: Path) -> bool:
+    """Whether its page looks for news, which are there."""
+    return "report.live.js" in (run / "report.html").read_text() and (run / "report.live.js").exists()
+
+
+@pytest.mark.skipif(browser.CHROMIUM is None, reason="needs a browser: apt-get install chromium")
+@pytest.mark.tampers
+def test_a_large_page_opens_in_two_seconds(tmp_path: Path) -> None:
+    """Of the browser's own time: that of a busy machine is not the page's."""
+    path = written(tmp_path, epochs=20)
+    with browser.opened(tmp_path / "profile") as chromium:
+        chromium.open(path)
+        chromium.wait("document.querySelector('#f2-0.js-plotly-plot .main-svg')")
+        assert chromium.seconds() < 2.0
+        assert chromium.errors == []
+
+
+@pytest.mark.skipif(browser.CHROMIUM is None, reason="needs a browser: apt-get install chromium")
+@pytest.mark.tampers
+def test_a_live_page_shows_what_is_new_and_keeps_what_a_person_has_chosen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page_of, "LIVE_SECONDS", 0.05)
+    run, study = tmp_path / "run", voyages.asked(30, epochs=20)
+    events = list(voyages.voyage(study, epochs=20))
+    early = [event for event in events if event[0] <= 40.0]
+    voyages.leave(run, study, iter(early))
+    path = write_report(argosy.load(run), timeline(run), live=True)
+    with browser.opened(tmp_path / "profile") as chromium:
+        chromium.open(path)
+        chromium.ask("self.kept = true")
+        chromium.wait("document.querySelector('#f2-0.js-plotly-plot .main-svg')")
+        chromium.ask("document.querySelector('#f2-0 .updatemenu-header').dispatchEvent(new Event('click'))")
+        chromium.ask(
+            "document.querySelectorAll('#f2-0 .updatemenu-dropdown-button')[2].dispatchEvent(new Event('click'))"
+        )
+        chromium.ask("for (const _ of [0, 1]) document.querySelectorAll('#s1 th')[7].click()")
+        voyages.leave(tmp_path / "later", study, iter([event for event in events if event[0] <= 150.0]))
+        shutil.copy(tmp_path / "later" / "journal.jsonl", run)
+        write_news(argosy.load(run), timeline(run))
+        before = chromium.seconds()
+        chromium.wait("document.querySelector('main').textContent.includes('450 epochs')")
+        chromium.wait("document.getElementById('f2-0').data[0].x.length === 15")
+        chromium.wait("document.getElementById('f2-0').data[0].y[14] > 0.9")
+        assert chromium.ask("document.getElementById('f2-0').layout.yaxis.title.text") == "val_accuracy"
+        column = "[...document.querySelectorAll('#s1 tbody tr')].map(row => row.cells[7].textContent)"
+        hidden = [int(text) for text in chromium.ask(column)]
+        assert hidden == sorted(hidden, reverse=True)
+        assert chromium.seconds() - before < 1.0
+        # Once there are no news any more it loads the page that is whole.
+        write_report(argosy.load(run), timeline(run))
+        deadline = time.monotonic() + 30
+        while chromium.ask("self.kept"):
+            assert time.monotonic() < deadline
+        assert [error for error in chromium.errors if "report.live.js" not in error and "ERR_" not in error] == []
 
 
 @pytest.mark.skipif(browser.CHROMIUM is None, reason="needs a browser: apt-get install chromium")

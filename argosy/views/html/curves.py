@@ -45,6 +45,7 @@ def _trace(state: MemberState, metric: str, colour: str) -> Mapping[str, Any]:
         "type": "scatter",
         "mode": "lines+markers" if len(state.history) < 30 else "lines",
         "name": state.name,
+        "uid": state.name,
         "x": [row["epochs"] for row in _thinned(state)],
         "y": _values(state, metric),
         "line": {"color": colour, "width": 1.5},

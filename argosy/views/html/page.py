@@ -1,7 +1,12 @@
-"""A page of sections in one file that needs no network: figures are plain values, and plotly's script draws them when they are seen."""
+"""A page of sections in one file that needs no network: figures are plain values, and plotly's script draws them when they are seen.
+
+A live page looks now and then for a small script beside it, which has the same page as values: to read plotly's script again takes a
+browser one or two seconds.
+"""
 
 import importlib.resources
 import json
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -11,7 +16,7 @@ from typing import Any
 from argosy.errors import PlanError
 from argosy.output import finite
 
-__all__ = ["COLOURS", "Section", "bars", "figure", "page", "write_page"]
+__all__ = ["COLOURS", "LIVE_SECONDS", "Section", "bars", "figure", "news_of", "page", "write_page"]
 
 COLOURS = ("#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#3ca951", "#ff8ab7", "#a463f2", "#97bbf5", "#9c6b4e", "#9498a0")
 STYLE = """
@@ -23,19 +28,70 @@ th { position: sticky; top: 0; background: #f2f2f2; text-align: left; cursor: po
 th, td { padding: 0.15em 0.7em; border-bottom: 1px solid #e4e4e4; white-space: nowrap; }
 """
 SCRIPT = """
-const figures = JSON.parse(document.getElementById("figures").textContent);
+let figures = JSON.parse(document.getElementById("figures").textContent);
+const plot = (way, place) => {
+  const {data, layout} = structuredClone(figures[place.id]);
+  return Plotly[way](place, data, layout, {responsive: true, displaylogo: false});
+};
 const draw = new IntersectionObserver(places => places.filter(place => place.isIntersecting).forEach(({target}) => {
   draw.unobserve(target);
-  Plotly.newPlot(target, figures[target.id].data, figures[target.id].layout, {responsive: true, displaylogo: false});
+  plot("newPlot", target);
 }), {rootMargin: "300px"});
-Object.keys(figures).forEach(id => draw.observe(document.getElementById(id)));
-for (const head of document.querySelectorAll("th")) head.addEventListener("click", () => {
-  const body = head.closest("table").tBodies[0], at = head.cellIndex, up = head.dataset.up = head.dataset.up === "1" ? "0" : "1";
+const watch = () => document.querySelectorAll("main [id^=f]:not(.js-plotly-plot)").forEach(place => draw.observe(place));
+const sort = (head, up) => {
+  const table = head.closest("table"), body = table.tBodies[0], at = head.cellIndex;
+  table.dataset.at = at, table.dataset.up = up;
   const key = row => row.cells[at].textContent, number = text => text === "" ? NaN : Number(text);
   const compare = (a, b) => { const x = number(a), y = number(b);
     return isNaN(x) || isNaN(y) ? isNaN(x) - isNaN(y) || a.localeCompare(b) : x - y; };
   [...body.rows].sort((a, b) => (up === "1" ? 1 : -1) * compare(key(a), key(b))).forEach(row => body.append(row));
+};
+document.addEventListener("click", ({target}) => {
+  const head = target.closest("th");
+  if (!head) return;
+  const {at, up} = head.closest("table").dataset;
+  sort(head, at === String(head.cellIndex) && up === "1" ? "0" : "1");
 });
+watch();
+"""
+LIVE_SECONDS = 5.0
+"""Between two looks of a live page for what is new."""
+LIVE = """
+let mark = "";
+function show(other, title, body, news) {
+  if (other === mark) return;
+  const old = document.querySelector("main"), main = document.createElement("main"), before = figures;
+  mark = other, document.title = title, main.innerHTML = body, figures = news;
+  const plots = [...old.querySelectorAll(".js-plotly-plot")].filter(place => figures[place.id]);
+  for (const place of plots) {
+    const free = main.querySelector("#" + place.id);
+    place.style.height = free.style.height;
+    free.replaceWith(place);
+  }
+  const tops = [...old.querySelectorAll(".scrolls")].map(part => [part.closest("section").id, part.scrollTop, part.firstChild]);
+  old.replaceWith(main);
+  for (const [id, top, {dataset: {at, up}}] of tops) {
+    const part = main.querySelector(`#${id} .scrolls`), head = part?.querySelectorAll("th")[at];
+    if (head) sort(head, up);
+    if (part) part.scrollTop = top;
+  }
+  for (const place of plots) {
+    if (JSON.stringify(before[place.id]) === JSON.stringify(figures[place.id])) continue;
+    const chosen = place.layout.updatemenus?.[0].active ?? 0, {updatemenus} = figures[place.id].layout;
+    const choose = () => chosen && Plotly.update(place, ...structuredClone(updatemenus[0].buttons[chosen].args));
+    plot("react", place).then(choose);
+  }
+  watch();
+}
+function look() {
+  const script = document.createElement("script");
+  script.onload = () => { script.remove(); setTimeout(look, SECONDS * 1000); };
+  // Who has seen news that are gone has a page beside it that is whole; a copy of a live page has none.
+  script.onerror = () => { if (mark) location.reload(); };
+  script.src = "NEWS?" + Date.now();
+  document.head.append(script);
+}
+look();
 """
 
 Figure = Mapping[str, Any]
@@ -58,6 +114,8 @@ def figure(data: Sequence[Mapping[str, Any]], *, height: int = 360, **layout: An
     """Traces with a layout that fits the page."""
     margin = {"l": 60, "r": 20, "t": 30, "b": 50}
     base = {"height": height, "margin": margin, "hovermode": "closest", "template": {}, "colorway": COLOURS}
+    # What a person has chosen or looks at closer stays so when the values change.
+    base["uirevision"] = True
     return {"data": list(data), "layout": {**base, **layout}}
 
 
@@ -66,20 +124,26 @@ def bars(name: str, labels: Sequence[str], values: Sequence[float]) -> Mapping[s
     return {"type": "bar", "orientation": "h", "name": name, "y": list(labels), "x": list(values)}
 
 
-def page(title: str, sections: Sequence[Section], *, reload_seconds: float | None = None) -> str:
-    """The whole page; one that is written anew while something goes on loads itself again. Raises PlanError without plotly."""
-    figures: dict[str, Figure] = {}
-    body = "".join(_html(number, section, figures) for number, section in enumerate(sections))
+def page(title: str, sections: Sequence[Section], *, news: str = "") -> str:
+    """The whole page; a live one looks for `news`, a file beside it. Raises PlanError without plotly."""
+    body, figures = _parts(sections)
     links = "".join(f'<a href="#s{n}">{escape(s.title)}</a>' for n, s in enumerate(sections) if n)
-    reload = "" if reload_seconds is None else f'<meta http-equiv="refresh" content="{reload_seconds:g}">'
+    live = LIVE.replace("SECONDS", f"{LIVE_SECONDS:g}").replace("NEWS", news) if news else ""
     # A name of a member must not end the element that it stands in.
-    values = json.dumps(finite(figures), allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+    values = _json(figures).replace("<", "\\u003c")
     return (
-        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">{reload}<title>{escape(title)}</title>'
-        f'<link rel="icon" href="data:,"><style>{STYLE}</style></head><body><nav>{links}</nav>{body}'
+        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
+        f'<link rel="icon" href="data:,"><style>{STYLE}</style></head><body><nav>{links}</nav><main>{body}</main>'
         f'<script>{_plotly()}</script><script type="application/json" id="figures">{values}</script>'
-        f"<script>{SCRIPT}</script></body></html>\n"
+        f"<script>{SCRIPT}{live}</script></body></html>\n"
     )
+
+
+def news_of(title: str, sections: Sequence[Section]) -> str:
+    """The script that shows this in a live page."""
+    body, figures = _parts(sections)
+    values = f"{_json(title)},{_json(body)},{_json(figures)}"
+    return f'show("{zlib.crc32(values.encode()):08x}",{values});\n'
 
 
 def write_page(path: Path, text: str) -> None:
@@ -87,6 +151,15 @@ def write_page(path: Path, text: str) -> None:
     new = path.with_name(f".{path.name}")
     new.write_text(text)
     new.replace(path)
+
+
+def _parts(sections: Sequence[Section]) -> tuple[str, dict[str, Figure]]:
+    figures: dict[str, Figure] = {}
+    return "".join(_html(number, section, figures) for number, section in enumerate(sections)), figures
+
+
+def _json(value: Any) -> str:
+    return json.dumps(finite(value), allow_nan=False, separators=(",", ":"))
 
 
 def _html(number: int, section: Section, figures: dict[str, Figure]) -> str:

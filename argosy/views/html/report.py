@@ -11,26 +11,39 @@ from argosy.views.html.costs import costs
 from argosy.views.html.curves import curves
 from argosy.views.html.gantt import gantt
 from argosy.views.html.leaderboard import leaderboard
-from argosy.views.html.page import Section, page, write_page
+from argosy.views.html.page import Section, news_of, page, write_page
 from argosy.views.html.predictions import predictions
 from argosy.views.html.queues import queues
 from argosy.views.html.savings import savings
 from argosy.wording import lasting
 
-__all__ = ["report_page", "write_report"]
+__all__ = ["write_news", "write_report"]
 
 
-def write_report(
-    report: Report, timeline: Iterable[tuple[float, Event]], *, reload_seconds: float | None = None
-) -> Path:
-    """``report.html`` in the run's directory."""
+NEWS = "report.live.js"
+"""What a live page looks for beside it."""
+
+
+def write_report(report: Report, timeline: Iterable[tuple[float, Event]], *, live: bool = False) -> Path:
+    """``report.html`` in the run's directory; a live one shows what `write_news` writes."""
     path = report.directory / "report.html"
-    write_page(path, report_page(report, Chronicle.of(timeline), reload_seconds=reload_seconds))
+    title, sections = _contents(report, Chronicle.of(timeline))
+    if live:
+        write_page(report.directory / NEWS, news_of(title, sections))
+    write_page(path, page(title, sections, news=NEWS if live else ""))
+    if not live:
+        # A page that is open sees by this that it is over, and loads the whole one.
+        (report.directory / NEWS).unlink(missing_ok=True)
     return path
 
 
-def report_page(report: Report, chronicle: Chronicle, *, reload_seconds: float | None = None) -> str:
-    """Every section that the run has something for."""
+def write_news(report: Report, timeline: Iterable[tuple[float, Event]]) -> None:
+    """For the live page of a run that goes on."""
+    write_page(report.directory / NEWS, news_of(*_contents(report, Chronicle.of(timeline))))
+
+
+def _contents(report: Report, chronicle: Chronicle) -> tuple[str, list[Section]]:
+    """Title, and every section that the run has something for."""
     sections = [
         _overview(report),
         leaderboard(report),
@@ -41,7 +54,7 @@ def report_page(report: Report, chronicle: Chronicle, *, reload_seconds: float |
         savings(report),
         costs(report),
     ]
-    return page(f"{report.directory.name}: {report.status}", sections, reload_seconds=reload_seconds)
+    return f"{report.directory.name}: {report.status}", sections
 
 
 def _overview(report: Report) -> Section:
