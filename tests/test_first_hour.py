@@ -4,6 +4,7 @@ Installing is what the machine that runs these tests has done (`make test`).
 """
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -12,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import browser
 import forked
 import pytest
 
@@ -69,6 +71,30 @@ def ctrl_c(run: forked.Forked) -> None:
     assert run.wait(PATIENCE_SECONDS) == 130
 
 
+def opened_by(folder: Path, words: list[str]) -> Path:
+    """The page that a command shows in a browser, which here writes down its address."""
+    pytest.importorskip("plotly", reason="needs the extra 'report'")
+    reader, address = folder / "reader", folder / "address.txt"
+    reader.write_text(f'#!/bin/sh\nprintf %s "$1" > {address}\n')
+    reader.chmod(0o755)
+    found = forked.command(folder, words, first=lambda: os.environ.update(BROWSER=f"{reader} %s"))
+    assert found.returncode == 0, found.stdout + found.stderr
+    return Path(address.read_text().removeprefix("file://"))
+
+
+def assert_page(page: Path, folder: Path, members: list[str]) -> None:
+    """What a person sees there, where there is a browser."""
+    assert page == folder / "runs" / "digits" / "report.html"
+    if browser.CHROMIUM is None:
+        return
+    with browser.opened(folder / "profile") as chromium:
+        chromium.open(page)
+        chromium.wait("document.querySelector('#f2-0.js-plotly-plot .main-svg')")
+        rows = chromium.ask("[...document.querySelectorAll('#s1 tbody tr')].map(row => row.cells[0].textContent)")
+        assert sorted(rows) == sorted(members)
+        assert chromium.errors == []
+
+
 def script(folder: Path, name: str) -> str:
     """What a script prints, in a fresh process."""
     return subprocess.run([sys.executable, name], cwd=folder, capture_output=True, text=True, check=True).stdout
@@ -83,7 +109,7 @@ def test_a_new_user_gets_from_an_empty_folder_to_an_ensemble(
 
     for name, text in FILES.items():
         (tmp_path / name).write_text(text)
-    (run, add, stop), directory = COMMANDS, tmp_path / "runs" / "digits"
+    (run, add, stop, look), directory = COMMANDS, tmp_path / "runs" / "digits"
     # So long that there is time to press a key.
     (tmp_path / "study.py").write_text(FILES["study.py"].replace("MaxEpochs(10)", "MaxEpochs(100_000)"))
     first = begin(run)
@@ -104,6 +130,7 @@ def test_a_new_user_gets_from_an_empty_folder_to_an_ensemble(
         **dict.fromkeys(["mlp-32", "mlp-128", "cnn-8", "cnn-16", "cnn-32"], "paused"),
         "mlp-slow": "stopped",
     }
+    assert_page(opened_by(tmp_path, look), tmp_path, list(status))
     best, ensemble = (float(line.split()[1]) for line in script(tmp_path, "after.py").splitlines())
     assert min(best, ensemble) > 0.5
     assert script(tmp_path, "predict.py") == "torch.Size([1, 10])\n"

@@ -1,8 +1,12 @@
 """The meter adds up what counters counted, over their wraps and gaps."""
 
+import ctypes
 from pathlib import Path
+from typing import Any
 
-from argosy.running.energy import Counter, Meter
+import pytest
+
+from argosy.running.energy import NVML, Counter, Meter
 
 
 def test_counters_wrap_and_may_fall_silent() -> None:
@@ -54,3 +58,36 @@ def test_every_package_is_found_that_may_be_read(tmp_path: Path) -> None:
 
 def test_a_machine_that_tells_nothing_has_no_joules(tmp_path: Path) -> None:
     assert Meter.here(gpus=False, powercap=tmp_path / "none").told == {}
+
+
+class Library:
+    """NVML as it answers (nvml.h): 0 is success; of three GPUs the second one is too old to count energy."""
+
+    def __init__(self) -> None:
+        self.millijoules = {1: 1_000, 3: 5_500}
+
+    def nvmlInit_v2(self) -> int:  # noqa: N802  # as NVML calls it
+        return 0
+
+    def nvmlDeviceGetCount_v2(self, count: Any) -> int:  # noqa: N802  # as NVML calls it
+        count._obj.value = 3
+        return 0
+
+    def nvmlDeviceGetHandleByIndex_v2(self, number: int, device: Any) -> int:  # noqa: N802  # as NVML calls it
+        device._obj.value = number + 1
+        return 0
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, device: Any, energy: Any) -> int:  # noqa: N802  # as NVML calls it
+        if device.value not in self.millijoules:
+            return 3
+        energy._obj.value = self.millijoules[device.value]
+        return 0
+
+
+def test_gpus_count_millijoules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = Library()
+    monkeypatch.setattr(ctypes, "CDLL", {NVML: library}.__getitem__)
+    meter = Meter.here(gpus=True, powercap=tmp_path / "none")
+    library.millijoules = {1: 2_250}
+    meter.look()
+    assert meter.told == {"gpu 0": 1.2, "gpu 2": 0.0}
