@@ -98,6 +98,10 @@ class Cluster:
         """The cluster that is left when a node has gone."""
         return Cluster(nodes=tuple(other for other in self.nodes if other.name != node))
 
+    def beside(self, node: Node) -> "Cluster":
+        """The cluster that there is when a node has come."""
+        return Cluster(nodes=(*self.nodes, node))
+
     @property
     def devices(self) -> tuple[Device, ...]:
         """All devices, node by node."""

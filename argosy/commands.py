@@ -4,12 +4,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from argosy.cluster import Node
 from argosy.events import Checkpoint, Event, Packed
 
 __all__ = [
     "Attach",
     "Board",
     "Broke",
+    "Came",
     "Credit",
     "Enlist",
     "Exit",
@@ -395,6 +397,13 @@ class Lost:
     detail: str
     node_gone: bool = False
     """Whether nothing can be started any more on its node."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Came:
+    """From a launcher: a node that can be used from here on."""
+
+    node: Node
 
 
 Message = Any

@@ -17,6 +17,7 @@ __all__ = [
     "MemberEnded",
     "MemberRested",
     "MemberStarted",
+    "NodeCame",
     "Packed",
     "Passed",
     "PlanMade",
@@ -381,6 +382,15 @@ class WorkerLost(Event):
     worker: str
     """With its node's name before it, where there are several nodes."""
     detail: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeCame(Event):
+    """A node can be used that was not there when the driver began."""
+
+    node: str
+    devices: tuple[Mapping[str, Any], ...]
+    """Each as `argosy.cluster.Device` has it."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,6 +17,7 @@ from argosy.events import (
     MemberEnded,
     MemberRested,
     MemberStarted,
+    NodeCame,
     Packed,
     Passed,
     Proposed,
@@ -238,6 +239,9 @@ class RunState:
             self.cpu_seconds += event.cpu_seconds
             for name, joules in event.joules.items():
                 self.joules[name] = self.joules.get(name, 0.0) + joules
+        elif isinstance(event, NodeCame):
+            assert self.started is not None
+            self.started = replace(self.started, devices=(*self.started.devices, *event.devices))
         elif isinstance(event, SharingChosen):
             self.sharing = event
         elif isinstance(event, Fed):

@@ -1,11 +1,12 @@
 """What begins: members are measured, newcomers are welcomed, and legs start on devices that are free."""
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
+from argosy.cluster import Node
 from argosy.commands import Board, Credit, Leg, Probed, SumsTimed, UseLoaders
-from argosy.events import PlanMade
+from argosy.events import NodeCame, PlanMade
 from argosy.planning import SKIPPING, Situation
 from argosy.plans import Flotilla
 from argosy.running.clones import inherit
@@ -37,11 +38,42 @@ class Departures:
         it."""
         self.newcomers: set[str] = set()
         """Members that are to be added and are not measured yet."""
+        self.nodes: list[Node] = []
+        """Those that came, whose workers are to be started when nobody is being measured."""
+        self.unopened: set[str] = set()
+        """Those that came and whose data is not open yet."""
         self.timing = Timing(self.force)
         self.before = {name: m.split for name, m in self.driver.state.members.items() if m.split is not None}
         """How an earlier driver had members split that this one has not started yet: what that rounds goes on as it was."""
         self._asked = False
         """Whether the policy was, so that it stays the one that it is."""
+
+    # ---- nodes
+
+    def admit_nodes(self) -> None:
+        """Start workers on nodes that came. Nobody waits for them: the policy knows of a node when its data is open."""
+        driver = self.driver
+        nodes, self.nodes = self.nodes, []
+        for node in nodes:
+            driver.record(NodeCame(node=node.name, devices=tuple(map(asdict, node.devices))))
+            driver.cluster = driver.cluster.beside(node)
+            self.unopened.add(node.name)
+            self.force.admit(node)
+
+    def opened(self, node: str) -> None:
+        """A feeder of a node has opened its data: where that came later, everybody is to have room there."""
+        self.voyage.changed = True
+        if node in self.unopened:
+            self.unopened.discard(node)
+            self.know_cluster()
+            self.voyage.make_room()
+
+    def know_cluster(self) -> None:
+        """Let the policy know which nodes can be used."""
+        cluster = self.driver.cluster
+        for node in self.unopened:
+            cluster = cluster.without(node)
+        self.launching.cluster = cluster
 
     # ---- measuring
 
@@ -227,8 +259,12 @@ class Departures:
         stretch = self.roster.leg_for(flotilla.members, self.driver.lengths, number=self.leg_count)
         # The stream that members were measured on goes on as the first leg that begins there.
         measured, self.measuring_leg = self.measuring_leg, None
-        everywhere = len(team) == len(self.driver.cluster.nodes)
-        if measured is not None and everywhere and measured[1] == stretch and not self.sharing.changed:
+        if (
+            measured is not None
+            and _same_nodes(measured[0], team)
+            and measured[1] == stretch
+            and not self.sharing.changed
+        ):
             team, _, crew = measured
         else:
             if measured is not None:
@@ -281,6 +317,10 @@ class Departures:
         self.sharing.hear(worker, probed)
         if self.sharing.measured:
             self.voyage.changed = True
+
+
+def _same_nodes(one: Iterable[Feeder], other: Iterable[Feeder]) -> bool:
+    return {feeder.node for feeder in one} == {feeder.node for feeder in other}
 
 
 def crews_of(flotilla: Flotilla) -> dict[str, list[str]]:

@@ -14,6 +14,7 @@ from typing import Any
 from argosy.cluster import Cluster
 from argosy.commands import (
     Broke,
+    Came,
     Failed,
     Held,
     Journaled,
@@ -151,7 +152,9 @@ class Driver:
     def _round(self) -> None:
         """Hear what was said, decide, journal; what is said in answer leaves at the beginning of the next round."""
         for worker, message in self.force.workers.receive(TICK_SECONDS):
-            if self.force.knows(worker):
+            if isinstance(message, Came):
+                self.voyage.departures.nodes.append(message.node)
+            elif self.force.knows(worker):
                 self._hear(worker, message)
         for worker, files in self._written.items():
             self.force.send(worker, Journaled(files=files))
@@ -218,7 +221,8 @@ class Driver:
             case Lost():
                 self.faults.lost(worker, message)
             case Failed():
-                raise message.error
+                if not self.faults.does_without(worker, message.error):
+                    raise message.error
             case Event():
                 self.record(message)
 
@@ -254,8 +258,13 @@ class Driver:
         feeder = self.force.feeders.get(worker)
         if feeder is None:
             return
+        try:
+            self._check_same_data(feeder, opened)
+        except StudyError as error:
+            if self.faults.does_without(worker, error):
+                return
+            raise
         feeder.opened = opened
-        self._check_same_data(feeder, opened)
         if not self.begun:
             self.lengths = opened.lengths
             check_batches(map(self.study.member, self.roster.waiting), self.lengths)
@@ -272,7 +281,7 @@ class Driver:
                 self.phase = Phase.MEASURING
         if self.phase is Phase.MEASURING:
             self.measure()
-        self.voyage.changed = True
+        self.voyage.departures.opened(feeder.node)
 
     def _check_same_data(self, feeder: Feeder, opened: Opened) -> None:
         known = self.data = self.data or opened

@@ -94,6 +94,7 @@ class Faults:
         feeder, node = self.driver.force.feeders.get(worker), self.driver.force.node(worker)
         given_up = lost.node_gone or (feeder is not None and self.tolerance.gives_up(node))
         given_up = given_up and len(self.driver.cluster.nodes) > 1
+        unused = node in self.driver.voyage.departures.unopened
         if given_up:
             self._give_up(node, lost.detail if lost.node_gone else "its feeders do not live")
         self.driver.force.lost(worker)
@@ -104,8 +105,16 @@ class Faults:
         elif self.driver.phase is Phase.MEASURING:
             self.driver.measure()
         elif self.driver.phase is not Phase.OVER:
-            self._go_on_without(worker, given_up=given_up)
+            self._go_on_without(worker, given_up=given_up and not unused)
         self.regrouping.let_go(worker)
+
+    def does_without(self, worker: str, error: Exception) -> bool:
+        """Whether this is of a node that came while the run went on and cannot be used, which is given up for that."""
+        node, unopened = self.driver.force.node(worker), self.driver.voyage.departures.unopened
+        if node not in unopened or len(self.driver.cluster.nodes) == 1:
+            return False
+        self._give_up(node, f"it cannot be used: {error}")
+        return True
 
     def _go_on_without(self, worker: str, *, given_up: bool) -> None:
         legs = self.driver.voyage.legs_of(worker)
@@ -206,6 +215,7 @@ class Faults:
 
     def _give_up(self, node: str, why: str) -> None:
         """Go on without a node."""
+        self.driver.voyage.departures.unopened.discard(node)
         self.driver.cluster = self.driver.cluster.without(node)
         left = ", ".join(other.name for other in self.driver.cluster.nodes)
         detail = f"given up, {why}; the run goes on with {left}"

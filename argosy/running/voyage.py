@@ -121,7 +121,7 @@ class Voyage:
 
     def lost(self, worker: str) -> None:
         """A worker is gone, or its exchange with others broke."""
-        self.launching.cluster = self.driver.cluster
+        self.departures.know_cluster()
         self.departures.forget_measuring()
         self.departures.sharing.ask(())
 
@@ -231,6 +231,7 @@ class Voyage:
         """Whatever can go on goes on: gates, credit, and new legs for members that wait."""
         self.call()
         self.departures.bring()
+        self.departures.admit_nodes()
         for leg in list(self.legs):
             if leg.at_gate and not leg.boarding and not self.stragglers.awaited(leg):
                 self._gate(leg)

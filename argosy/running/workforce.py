@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from argosy.cluster import Cluster
+from argosy.cluster import Cluster, Node
 from argosy.commands import Attach, Credit, Exit, Failed, Feed, Leg, Lost, Open, Opened, Probe, Team
 from argosy.events import Used
 from argosy.running.launcher import Workers
@@ -83,6 +83,14 @@ class Workforce:
             self.feeders[name] = Feeder(name, node)
             self.workers.start_feeder(name, node)
             self.workers.send(name, Open())
+
+    def admit(self, node: Node) -> None:
+        """A further node: a feeder on it, and its trainers."""
+        self._feeder_counts[node.name] = 0
+        self.node_of |= {device.name: node.name for device in node.devices}
+        self.open_feeder(node.name)
+        for device in node.devices:
+            self.workers.start_trainer(device.name, node.name)
 
     def free_team(self, devices: Iterable[str], busy: Iterable[str]) -> list[Feeder] | None:
         """An open feeder that feeds no leg on each node of these devices; those that lack are started, and say Opened."""

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from argosy.events import MemberEnded, MemberStarted, SharingChosen, WorkerLost
+from argosy.events import MemberEnded, MemberStarted, NodeCame, SharingChosen, WorkerLost
 from argosy.fold import WRONG
 
 __all__ = ["Notices"]
@@ -29,6 +29,8 @@ class Notices:
         if isinstance(message, WorkerLost):
             text = f"{message.worker} is lost: {message.detail}; its members go on from their checkpoints"
             return self._first("lost", text, "yellow")
+        if isinstance(message, NodeCame):
+            return [(f"{message.node} has come: {len(message.devices)} more devices", "")]
         if isinstance(message, MemberStarted):
             new = {f"{message.member}: {note}" for note in message.notes} - self._noted
             self._noted |= new
