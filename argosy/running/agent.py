@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,7 +34,21 @@ from argosy.settings import Settings
 from argosy.stream.meeting import interface_of
 from argosy.stream.wire import Peer
 
-__all__ = ["BLOBS", "End", "Given", "Joined", "Kill", "Ready", "Said", "Say", "Signs", "Start", "Words", "serve"]
+__all__ = [
+    "BLOBS",
+    "End",
+    "Given",
+    "Joined",
+    "Kill",
+    "Ready",
+    "Said",
+    "Say",
+    "Signs",
+    "Start",
+    "Words",
+    "attend",
+    "serve",
+]
 
 SIGNS_SECONDS = 1.0
 """Between two signs of life."""
@@ -50,6 +64,10 @@ class Given(NamedTuple):
     roles: tuple[str, ...]
     mark: str
     """A file that the driver has put into ``workers/`` of the run directory, to be seen by whoever sees that."""
+    directory: str
+    """The run's, as the driver calls it."""
+    path: tuple[str, ...]
+    """Where the driver looks for modules."""
 
 
 class Start(NamedTuple):
@@ -121,25 +139,30 @@ def serve(place: Place, settings: Settings, directory: Path) -> int:
             file=sys.stderr,
         )
         return 0
+
+    def call() -> Peer:
+        board, certificate = board_of(place, directory, os.environ), certificate_in(os.environ)
+        return call_driver(place, board, key_in(os.environ), certificate=certificate)[0]
+
+    return attend(place.rank, call, settings, directory)
+
+
+def attend(rank: int, call: Callable[[], Peer], settings: Settings, directory: Path | None = None) -> int:
+    """Be the agent of this node; `directory` is the run's as this node calls it, by default as the driver does."""
     with (
         contextlib.closing(Processes().warm()) as processes,
         tempfile.TemporaryDirectory(prefix="argosy-node-") as scratch,
     ):
         (node,) = processes.discover(replace(settings, nodes=1, preparing_nodes=None)).nodes
-        board, key, certificate = (
-            board_of(place, directory, os.environ),
-            key_in(os.environ),
-            certificate_in(os.environ),
-        )
-        peer, _ = call_driver(place, board, key, certificate=certificate)
+        peer = call()
         for number in IGNORED:
             signal.signal(number, signal.SIG_IGN)  # the driver acts on them
-        peer.send(Joined(place.rank, socket.gethostname(), node, versions()))
+        peer.send(Joined(rank, socket.gethostname(), node, versions()))
         agent = Agent(peer, directory, Path(scratch))
         try:
             return agent.run(processes)
         except EOFError:
-            print(f"rank {place.rank}: the driver is gone.", file=sys.stderr)
+            print(f"rank {rank}: the driver is gone.", file=sys.stderr)
             return 1
         finally:
             peer.close()
@@ -148,11 +171,11 @@ def serve(place: Place, settings: Settings, directory: Path) -> int:
 class Agent:
     """Of one node, for one run."""
 
-    def __init__(self, peer: Peer, directory: Path, scratch: Path) -> None:
+    def __init__(self, peer: Peer, directory: Path | None, scratch: Path) -> None:
         self.peer = peer
         self.outbox = Outbox(peer)
         self.directory = directory
-        """Of the run, by the command line of this node."""
+        """Of the run, by the command line of this node; None where it has none."""
         self.scratch = scratch
         self.arrivals = Arrivals(scratch, scratch / "arriving")
         self.sees_directory = False
@@ -166,8 +189,10 @@ class Agent:
     def run(self, processes: Processes) -> int:
         """Serve until the run is over, and return 0; raises EOFError where the driver is gone before."""
         given = self._hear_what_is_given()
-        self.sees_directory = (self.directory / "workers" / given.mark).exists()
-        directory = self.directory if self.sees_directory else self.scratch
+        sys.path += [folder for folder in given.path if folder not in sys.path]
+        directory = self.directory or Path(given.directory)
+        self.sees_directory = (directory / "workers" / given.mark).exists()
+        directory = directory if self.sees_directory else self.scratch
         blobs = {role: os.open(self.scratch / BLOBS / role, os.O_RDONLY) for role in given.roles}
         lock = os.open(self.scratch, os.O_RDONLY)
         try:

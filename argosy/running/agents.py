@@ -6,14 +6,13 @@ Contract. Rank 0 of the job drives, and is a node like the others. The first ran
 calls without the key is hung up on, which ``workers/door.log`` tells. No node comes later; one that is gone is given up.
 """
 
-import contextlib
 import os
 import select
-import socket
 import time
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
 
 from argosy.cluster import Cluster
 from argosy.errors import PlanError, WorkerError
@@ -22,23 +21,19 @@ from argosy.running.blobs import blobs_of
 from argosy.running.distant import Distant
 from argosy.running.gathering import board_of, certificate_in, key_in, open_door
 from argosy.running.launcher import Job, node_of
+from argosy.running.nodes import NodeWorkers
 from argosy.running.place import Place
-from argosy.running.processes import Processes, ProcessWorkers, enlisting
-from argosy.running.records import versions
+from argosy.running.processes import Processes
+from argosy.running.reception import Reception, check_versions
 from argosy.settings import Settings
-from argosy.stream.door import Door
-from argosy.stream.meeting import NetworkMeetings, interface_of
-from argosy.stream.pulse import Pulse
+from argosy.stream.meeting import interface_of
 from argosy.stream.wire import Peer
-from argosy.study import Member
 
 __all__ = ["Agents"]
 
 GATHER_SECONDS = 300.0
 """How long the processes of a job may begin after one another."""
 LOOK_SECONDS = 0.2
-MOST_REFUSALS = 1000
-"""Lines of ``door.log``: whoever knocks all day long is not to fill the disk."""
 
 
 class Agents:
@@ -51,11 +46,10 @@ class Agents:
         self.here = Processes()
         self._key = key_in(os.environ)
         self._certificate = certificate_in(os.environ)
-        self._door: Door | None = None
+        self._reception: Reception | None = None
         self._board = board_of(place, directory, os.environ)
         self._joined: dict[int, tuple[Joined, Peer]] = {}
         """By rank."""
-        self._refusals = 0
 
     def warm(self) -> "Agents":
         """See `Processes.warm`."""
@@ -69,7 +63,7 @@ class Agents:
                 f"nodes is {settings.nodes}, and {self.place.launcher} has started this job on {self.place.nodes}. Leave --nodes out."
             )
         (mine,) = self.here.discover(replace(settings, nodes=1, preparing_nodes=None)).nodes
-        if self._door is None:
+        if self._reception is None:
             self._open_door()
         deadline = time.monotonic() + GATHER_SECONDS
         while len(self._joined) < self.place.nodes - 1:
@@ -79,9 +73,9 @@ class Agents:
             nodes=tuple(node_of(f"node{number}", node.devices, node.cores) for number, node in enumerate(nodes))
         )
 
-    def open(self, job: Job) -> "NodeWorkers":
+    def open(self, job: Job) -> NodeWorkers:
         """See `Launcher.open`."""
-        assert self._door is not None
+        assert self._reception is not None
         blobs = blobs_of(job)
         joined, self._joined = [self._joined[rank] for rank in sorted(self._joined)], {}
         distant = [
@@ -89,26 +83,27 @@ class Agents:
             for number, (agent, peer) in enumerate(joined, start=1)
         ]
         host = distant[0].peer.host
-        here = self.here.workers(blobs, directory=job.directory, lock=job.lock, interface=interface_of(host))
-        door, self._door = self._door, None
-        return NodeWorkers(here, distant, door, NetworkMeetings(host), job.directory)
+        own = {role: os.dup(descriptor) for role, descriptor in blobs.items()}
+        here = self.here.workers(own, directory=job.directory, lock=job.lock, interface=interface_of(host))
+        reception, self._reception = self._reception, None
+        return NodeWorkers(distant, blobs, reception, _Settled(), job.directory, here=here)
 
     def close(self) -> None:
         """See `Launcher.close`."""
         self.here.close()
         for _, peer in self._joined.values():
             peer.close()
-        if self._door is not None:
-            self._door.close()
+        if self._reception is not None:
+            self._reception.close()
         self._board.clear()
 
     def _open_door(self) -> None:
-        (self.directory / "workers").mkdir(parents=True, exist_ok=True)
-        self._door = open_door(self.place, self._board, self._key, self._certificate, self._note_refusal)
+        self._reception = Reception(partial(open_door, self.place, self._board, self._key, self._certificate))
+        self._reception.log_in(self.directory)
 
     def _gather(self, deadline: float) -> None:
         """Let in who calls, for a moment."""
-        assert self._door is not None
+        assert self._reception is not None
         if time.monotonic() > deadline:
             there = ", ".join(str(rank) for rank in sorted({0, *self._joined}))
             raise WorkerError(
@@ -116,128 +111,18 @@ class Agents:
                 f"what kept the others they say themselves, and {self.directory / 'workers' / 'door.log'} tells who was refused. "
                 "Start the job again."
             )
-        select.select([self._door], [], [], LOOK_SECONDS)
-        for _, peer in self._door.enter():
-            for joined in _first_word(peer):
-                self._check_versions(joined)
-                self._joined[joined.rank] = joined, peer
-
-    def _check_versions(self, joined: Joined) -> None:
-        own = versions()
-        unlike = [name for name in own if own[name] != joined.versions.get(name)]
-        if unlike:
-            there, here = (", ".join(f"{n} {v.get(n)}" for n in unlike) for v in (joined.versions, own))
-            raise PlanError(
-                f"rank {joined.rank} on {joined.host} has {there}, and rank 0 on {socket.gethostname()} has {here}; results "
-                "would depend on who trains what. Let all nodes use the same environment."
-            )
-
-    def _note_refusal(self, refusal: str) -> None:
-        self._refusals += 1
-        if self._refusals <= MOST_REFUSALS:
-            with (self.directory / "workers" / "door.log").open("a") as log:
-                log.write(f"{time.strftime('%F %T')} {refusal}\n")
+        select.select([self._reception], [], [], LOOK_SECONDS)
+        for joined, peer in self._reception.enter():
+            check_versions(joined)
+            self._joined[joined.rank] = joined, peer
 
 
-def _first_word(peer: Peer) -> list[Joined]:
-    """Empty where it has gone, or does not say it in time."""
-    try:
-        return peer.wait(LOOK_SECONDS * 10)
-    except EOFError:
-        return []
+class _Settled:
+    """The nodes of a job are those that it began with."""
 
+    def gone(self) -> Mapping[str, str]:
+        """See `Recruits.gone`."""
+        return {}
 
-class NodeWorkers:
-    """Workers of this node, and of others by way of their agents. All of one node are told and heard together."""
-
-    side_by_side: ClassVar[bool] = True
-
-    def __init__(
-        self,
-        here: ProcessWorkers,
-        distant: list[Distant],
-        door: Door,
-        meetings: NetworkMeetings,
-        directory: Path,
-    ) -> None:
-        self.here = here
-        self.distant = distant
-        self.door = door
-        self.meetings = meetings
-        self.mark = directory / "workers" / f"mark-{os.urandom(8).hex()}"
-        self._nodes: dict[str, ProcessWorkers | Distant] = {"node0": here, **{place.node: place for place in distant}}
-        self._place_of: dict[str, ProcessWorkers | Distant] = {}
-        """By worker."""
-
-    def __enter__(self) -> "NodeWorkers":
-        self.here.__enter__()
-        self.mark.touch()
-        for place in self.distant:
-            place.give(self.here.blobs, self.mark.name)
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        with contextlib.ExitStack() as last_first:
-            last_first.callback(self.door.close)
-            last_first.callback(self.meetings.close)
-            last_first.callback(self.mark.unlink, missing_ok=True)
-            last_first.callback(self.here.__exit__, *error)
-            for place in self.distant:
-                last_first.callback(place.close)
-
-    def start_feeder(self, name: str, node: str) -> None:
-        """See `Workers.start_feeder`."""
-        self._place_of[name] = self._nodes[node]
-        self._nodes[node].start(name, "feeder")
-
-    def start_trainer(self, name: str, node: str) -> None:
-        """See `Workers.start_trainer`."""
-        self._place_of[name] = self._nodes[node]
-        self._nodes[node].start(name, "trainer")
-
-    def send(self, worker: str, command: Any) -> None:
-        """See `Workers.send`."""
-        self._place_of[worker].send(worker, command)
-
-    def kill(self, worker: str) -> None:
-        """See `Workers.kill`."""
-        self._place_of[worker].kill(worker)
-
-    def enlist(self, worker: str, members: tuple[Member, ...]) -> None:
-        """See `Workers.enlist`."""
-        self.send(worker, enlisting(members))
-
-    def meeting(self) -> str:
-        """See `Workers.meeting`."""
-        return self.meetings.meeting()
-
-    def pulse(self, worker: str) -> Pulse | None:
-        """See `Workers.pulse`."""
-        return self._place_of[worker].pulse(worker)
-
-    def cpu_seconds(self, worker: str) -> float:
-        """See `Workers.cpu_seconds`."""
-        return self._place_of[worker].cpu_seconds(worker)
-
-    def receive(self, timeout: float) -> list[tuple[str, Any]]:
-        """See `Workers.receive`."""
-        for place in self._nodes.values():
-            place.let_go()
-        self._wait(timeout)
-        for _, stranger in self.door.enter():
-            stranger.close()  # it knows the key, and comes too late
-        said = self.here.receive(0)
-        for place in self.distant:
-            said += place.receive()
-        return said
-
-    def _wait(self, seconds: float) -> None:
-        """Until somebody says something, takes what was unsent, or the time is over."""
-        poll = select.poll()
-        for listening in (self.here, self.door):
-            poll.register(listening, select.POLLIN)
-        for place in self.distant:
-            if not place.gone:
-                poll.register(place.peer, select.POLLIN | (select.POLLOUT if place.outbox.unsent else 0))
-        waits = not self.here.said and not any(place.said for place in self.distant)
-        poll.poll(seconds * 1000 if waits else 0)
+    def take(self, joined: Joined, peer: Peer) -> None:
+        """See `Recruits.take`."""

@@ -8,6 +8,7 @@ report that names them is returned; those that its members go on from leave ahea
 
 import contextlib
 import select
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -56,7 +57,7 @@ class Distant:
         """Send what workers unpack; the descriptors stay open as long as this lasts."""
         for role, descriptor in blobs.items():
             self.outbox.put_file(BLOBS + role, Path(f"/proc/self/fd/{descriptor}"))
-        self.outbox.put(Given(tuple(blobs), mark))
+        self.outbox.put(Given(tuple(blobs), mark, str(self.directory), tuple(sys.path)))
 
     def start(self, name: str, role: str) -> None:
         """Start a worker."""
@@ -106,6 +107,15 @@ class Distant:
         said, self.said = self.said, []
         return said
 
+    def is_gone(self, why: str) -> None:
+        """Nothing comes from this node any more: each of its workers is lost. Once."""
+        if self.gone:
+            return
+        self.gone = f"its node, {self.node} on {self.host}, is gone: {why}"
+        self.peer.close()
+        self.said += [(worker, Lost(detail=self.gone, node_gone=True)) for worker in sorted(self.workers)]
+        self.workers.clear()
+
     def close(self) -> None:
         """Let the agent end what it started, and hang up."""
         deadline = time.monotonic() + FAREWELL_SECONDS
@@ -128,14 +138,14 @@ class Distant:
         try:
             heard = self.peer.receive()
         except EOFError:
-            self._is_gone("its connection broke")
+            self.is_gone("its connection broke")
             return
         if heard:
             self._silent = 0.0
         for message in heard:
             self._hear(message)
         if self._silent > SILENCE_SECONDS:
-            self._is_gone(f"nothing was heard of it for {SILENCE_SECONDS:g} s")
+            self.is_gone(f"nothing was heard of it for {SILENCE_SECONDS:g} s")
 
     def _hear(self, message: Any) -> None:
         match message:
@@ -161,12 +171,6 @@ class Distant:
         if isinstance(said, Lost):
             self.workers.discard(worker)
         self.said.append((worker, said))
-
-    def _is_gone(self, why: str) -> None:
-        self.gone = f"its node, {self.node} on {self.host}, is gone: {why}"
-        self.peer.close()
-        self.said += [(worker, Lost(detail=self.gone, node_gone=True)) for worker in sorted(self.workers)]
-        self.workers.clear()
 
 
 class _Ferry:

@@ -25,7 +25,17 @@ from argosy.stream.door import Door, dial
 from argosy.stream.tls import Certificate
 from argosy.stream.wire import Peer
 
-__all__ = ["Board", "Notice", "addresses", "board_of", "call_driver", "certificate_in", "key_in", "open_door"]
+__all__ = [
+    "Board",
+    "Notice",
+    "board_of",
+    "call_any",
+    "call_driver",
+    "certificate_in",
+    "key_in",
+    "door_and_notice",
+    "open_door",
+]
 
 KEY = "ARGOSY_KEY"
 CERTIFICATE = "ARGOSY_CERTIFICATE"
@@ -146,7 +156,7 @@ def board_of(place: Place, directory: Path, environment: Mapping[str, str]) -> B
     return StoreBoard(place, keeps=keeps)
 
 
-def addresses() -> tuple[str, ...]:
+def _addresses() -> tuple[str, ...]:
     """Of this host, that of its name first and the loopback last: other processes of a job may be on it as well."""
     found = [one.address for many in psutil.net_if_addrs().values() for one in many if one.family == socket.AF_INET]
     named = ""
@@ -159,11 +169,19 @@ def open_door(
     place: Place, board: Board, key: bytes | None, certificate: Certificate | None, refused: Callable[[str], None]
 ) -> Door:
     """The driver's, of which it leaves a notice."""
+    door, notice = door_and_notice(place.job, key, certificate, refused)
+    board.leave(notice)
+    return door
+
+
+def door_and_notice(
+    job: str, key: bytes | None, certificate: Certificate | None, refused: Callable[[str], None]
+) -> tuple[Door, Notice]:
+    """A driver's door, and the notice of it that its callers are to have; without a key one is drawn, which is in there."""
     proof = key or os.urandom(32)
     door = Door.to_network(proof, refused, seal=None if certificate is None else certificate.called)
     told, digest = "" if key else proof.hex(), "" if certificate is None else certificate.digest
-    board.leave(Notice(job=place.job, hosts=addresses(), port=door.port, key=told, certificate=digest))
-    return door
+    return door, Notice(job=job, hosts=_addresses(), port=door.port, key=told, certificate=digest)
 
 
 def call_driver(
@@ -179,20 +197,14 @@ def call_driver(
     Raises PlanError where the driver has another certificate.
     """
     deadline, last = time.monotonic() + seconds, "it has left no notice."
-    seal = None if certificate is None else certificate.calling
     while True:
-        notice, answered = board.read(), False
+        notice = board.read()
         if notice is not None and notice.job == place.job:
             proof = key or bytes.fromhex(notice.key)
-            for host in notice.hosts:
-                try:
-                    name = f"rank {place.rank}"
-                    return dial((host, notice.port), proof, name, seconds=CALL_SECONDS, seal=seal), proof
-                except WorkerError as error:
-                    last = str(error)
-                    answered = answered or not isinstance(error.__cause__, ConnectionRefusedError)
-            if answered:  # else it is the notice of one that is gone
-                _check_certificate(place, notice, certificate)
+            try:
+                return call_any(notice, proof, f"rank {place.rank}", certificate), proof
+            except WorkerError as error:
+                last = str(error)
         if time.monotonic() > deadline:
             raise WorkerError(
                 f"rank {place.rank} on {socket.gethostname()} has not found the job's driver within {seconds:g} s: {last} Give "
@@ -201,11 +213,27 @@ def call_driver(
         time.sleep(LOOK_SECONDS)
 
 
-def _check_certificate(place: Place, notice: Notice, certificate: Certificate | None) -> None:
+def call_any(notice: Notice, key: bytes, name: str, certificate: Certificate | None) -> Peer:
+    """The connection to a driver at the first of its addresses that answers; raises the last one's WorkerError.
+
+    Raises PlanError where the driver has another certificate.
+    """
+    seal, errors = None if certificate is None else certificate.calling, []
+    for host in notice.hosts:
+        try:
+            return dial((host, notice.port), key, name, seconds=CALL_SECONDS, seal=seal)
+        except WorkerError as error:
+            errors.append(error)
+    if not all(isinstance(error.__cause__, ConnectionRefusedError) for error in errors):
+        _check_certificate(name, notice, certificate)  # else it is the notice of one that is gone
+    raise errors[-1]
+
+
+def _check_certificate(name: str, notice: Notice, certificate: Certificate | None) -> None:
     own = "" if certificate is None else certificate.digest
     if own != notice.certificate:
         mine, its = "another certificate" if own else "no certificate", "one" if notice.certificate else "none"
         raise PlanError(
-            f"rank {place.rank} on {socket.gethostname()} has {mine}, and the job's driver has {its}; nodes call each other inside "
+            f"{name} on {socket.gethostname()} has {mine}, and the job's driver has {its}; nodes call each other inside "
             f"TLS only where all have the same. Set the same {CERTIFICATE} on all of them, or on none."
         )

@@ -1,6 +1,7 @@
 """Files travel whole, in their place among the words, a piece at a time; a node that is silent or gone is so once."""
 
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,7 @@ def node(tmp_path: Path) -> tuple[Distant, Peer]:
     place.let_go()
     there.send(Ready(sees_directory=False))
     assert place.receive() == []
-    assert there.receive() == [Given((), "mark")]
+    assert there.receive() == [Given((), "mark", str(tmp_path), tuple(sys.path))]
     return place, there
 
 
@@ -165,7 +166,8 @@ def test_blobs_come_before_the_word_that_they_are_there(tmp_path: Path) -> None:
     place = Distant("node1", "host-1", here, tmp_path)
     place.give({"trainer": descriptor}, "mark")
     place.let_go()
-    assert there.receive() == [Piece(f"{BLOBS}trainer", b"study", last=True), Given(("trainer",), "mark")]
+    given = Given(("trainer",), "mark", str(tmp_path), tuple(sys.path))
+    assert there.receive() == [Piece(f"{BLOBS}trainer", b"study", last=True), given]
     os.close(descriptor)
     there.close()
     place.close()
