@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from argosy.loading import load as load
     from argosy.resampling import bootstrap as bootstrap
     from argosy.resampling import kfold as kfold
+    from argosy.running.ray_cluster import Ray as Ray
 
 __version__ = "0.1.0"
 __all__ = [
@@ -77,6 +78,10 @@ def __getattr__(name: str) -> Any:
         from argosy.loading import load  # imports numpy
 
         return load
+    if name == "Ray":
+        from argosy.running.ray_cluster import Ray  # imports ray
+
+        return Ray
     if name in ("bootstrap", "kfold"):
         from argosy import resampling  # imports numpy
 

@@ -41,9 +41,30 @@ from argosy.tuning.search import Search, Store
 from argosy.views.bar import progress_bar
 from argosy.views.trackers import Tracked
 
-__all__ = ["LAUNCHERS", "forecast_cluster", "load", "plan", "profile", "run", "run_search", "train", "tune"]
+__all__ = [
+    "LAUNCHERS",
+    "forecast_cluster",
+    "load",
+    "plan",
+    "profile",
+    "ray_cluster",
+    "run",
+    "run_search",
+    "train",
+    "tune",
+]
 
-LAUNCHERS: dict[str, type[Processes] | type[Inline]] = {"processes": Processes, "inline": Inline}
+
+def ray_cluster(address: str | None = None) -> Launcher:
+    """`argosy.Ray` at an address; raises RunError where Ray is not installed."""
+    try:
+        from argosy.running.ray_cluster import Ray  # imports ray
+    except ModuleNotFoundError as error:
+        raise RunError("launcher ray needs Ray, which is not installed: pip install 'argosy[ray]'.") from error
+    return Ray(address=address)
+
+
+LAUNCHERS: dict[str, Callable[[], Launcher]] = {"processes": Processes, "inline": Inline, "ray": ray_cluster}
 
 
 def train(
@@ -106,8 +127,8 @@ def _launcher(launcher: Launcher | str) -> Launcher:
         return launcher
     if launcher not in LAUNCHERS:
         raise RunError(
-            f"there is no launcher {launcher!r}; choose from {', '.join(LAUNCHERS)}, or give an object of your own. Over several "
-            "hosts a study is run by its command, as srun argosy run study.py."
+            f"there is no launcher {launcher!r}; choose from {', '.join(LAUNCHERS)}, or give an object of your own. Without "
+            "Ray, over several hosts a study is run by its command, as srun argosy run study.py."
         )
     return LAUNCHERS[launcher]()
 

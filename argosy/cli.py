@@ -50,11 +50,12 @@ Directory = Annotated[Path, typer.Option("--dir", help="Directory of the run; th
 Devices = Annotated[str | None, typer.Option(help="cpu, cpu:2, cuda or cuda:0,1; by default all there are.")]
 Policy = Annotated[str, typer.Option(help="balanced: all members share one stream. solo: a pipeline for each.")]
 LauncherName = Annotated[
-    Literal["auto", "processes", "inline", "agents"],
+    Literal["auto", "processes", "inline", "agents", "ray"],
     typer.Option(
-        help="inline: one process. agents: one node each, in a job of srun, mpirun or torchrun; auto sees that."
+        help="inline: one process. agents: one node each, in a job of srun, mpirun or torchrun; auto sees that. ray: a Ray cluster."
     ),
 ]
+Address = Annotated[str | None, typer.Option(help="Of the Ray cluster: auto, ray://host:10001, local.")]
 Nodes = Annotated[int, typer.Option(help="Nodes on this machine, each with its own feeder, ring and devices.")]
 SharingName = Annotated[
     Sharing, typer.Option(help="How nodes share the stream: a pipeline by name, or auto, which measures.")
@@ -84,6 +85,7 @@ def run(
     directory: Directory = Path("runs/argosy"),
     devices: Devices = None,
     launcher: LauncherName = "auto",
+    address: Address = None,
     nodes: Nodes = 1,
     policy: Policy = "balanced",
     sharing: SharingName = "auto",
@@ -124,7 +126,7 @@ def run(
     )
     directory = directory.absolute()  # what the study file does may change the folder that this process is in
     _serve(place, settings, directory)
-    with _launcher(launcher, place, directory) as chosen:
+    with _launcher(launcher, place, directory, address) as chosen:
         from argosy.running.studyfile import load_study  # beside the launcher's own imports
 
         study = load_study(study_file)
@@ -143,6 +145,7 @@ def tune(
     study_name: Annotated[str | None, typer.Option(help="Of the study there; by default the directory's name.")] = None,
     devices: Devices = None,
     launcher: LauncherName = "auto",
+    address: Address = None,
     nodes: Nodes = 1,
     sharing: SharingName = "auto",
     numerics: Numerics = "equivalent",
@@ -175,7 +178,7 @@ def tune(
     )
     directory = directory.absolute()  # what the study file does may change the folder that this process is in
     _serve(place, settings, directory)
-    with _launcher(launcher, place, directory) as chosen:
+    with _launcher(launcher, place, directory, address) as chosen:
         from argosy import api  # beside the launcher's own imports
         from argosy.running.studyfile import load_search
 
@@ -311,12 +314,18 @@ def main() -> None:
 
 
 @contextlib.contextmanager
-def _launcher(name: str, place: Place | None = None, directory: Path = Path()) -> Iterator["Launcher"]:
+def _launcher(
+    name: str, place: Place | None = None, directory: Path = Path(), address: str | None = None
+) -> Iterator["Launcher"]:
     """A launcher; processes are made warm first, so that they import torch while this process imports the study."""
     if place is not None and place.nodes > 1:
         from argosy.running.agents import Agents
 
         launcher: Launcher = Agents(place, directory).warm()
+    elif name == "ray":
+        from argosy.api import ray_cluster
+
+        launcher = ray_cluster(address)
     elif name != "inline":
         from argosy.running.processes import Processes
 

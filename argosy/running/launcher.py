@@ -18,7 +18,7 @@ from argosy.stream.pulse import Pulse
 from argosy.study import Member, Study
 from argosy.training.devices import default_kind, kind_of
 
-__all__ = ["Job", "Launcher", "Workers", "discover", "node_of"]
+__all__ = ["Job", "Launcher", "Workers", "devices_asked", "discover", "node_of"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,17 +99,23 @@ def discover(settings: Settings) -> Cluster:
     Each node has the devices asked for: ``cpu``, ``cpu:2``; of accelerators, ``cuda``, ``cuda:0,1``, each has its part.
     """
     cores, count = usable_cores(), settings.nodes
-    kind, _, which = (settings.devices or default_kind()).partition(":")
-    if which and not all(number.isdecimal() for number in which.split(",")):
-        raise PlanError(f"--devices {kind}:{which} cannot be read; write cpu, cpu:2, cuda or cuda:0,1.")
+    kind, numbers = devices_asked(settings, default=default_kind())
     if kind == "cpu":
-        share = int(which) if which else max(cores // settings.threads // count, 1)
+        share = numbers[0] if numbers else max(cores // settings.threads // count, 1)
         devices = [_cpu_slots(share, nodes=count) for _ in range(count)]
     else:
-        devices = _dealt(_accelerators(kind, which), count)
+        devices = _dealt(_accelerators(kind, numbers), count)
     if count == 1:
         return Cluster(nodes=(Node(name="local", devices=devices[0], cores=cores),))
     return Cluster(nodes=tuple(node_of(f"node{number}", mine, cores // count) for number, mine in enumerate(devices)))
+
+
+def devices_asked(settings: Settings, *, default: str = "cpu") -> tuple[str, tuple[int, ...]]:
+    """The kind of devices that is asked for, and the numbers behind it: how many of ``cpu``, which of others; or none."""
+    kind, _, which = (settings.devices or default).partition(":")
+    if which and not all(number.isdecimal() for number in which.split(",")):
+        raise PlanError(f"--devices {kind}:{which} cannot be read; write cpu, cpu:2, cuda or cuda:0,1.")
+    return kind, tuple(map(int, which.split(","))) if which else ()
 
 
 def node_of(name: str, devices: tuple[Device, ...], cores: int) -> Node:
@@ -134,9 +140,9 @@ def _cpu_slots(count: int, *, nodes: int) -> tuple[Device, ...]:
     return tuple(Device(name=f"cpu:{i}", node="local", kind="cpu", memory_bytes=share) for i in range(count))
 
 
-def _accelerators(kind: str, which: str) -> tuple[Device, ...]:
+def _accelerators(kind: str, asked: tuple[int, ...]) -> tuple[Device, ...]:
     there = kind_of(kind).hardware(kind)
-    numbers = [int(number) for number in which.split(",")] if which else list(range(len(there)))
+    numbers = asked or tuple(range(len(there)))
     missing = [number for number in numbers if number >= len(there)]
     if missing or not numbers:
         raise PlanError(

@@ -1,15 +1,19 @@
 """What is wrong with jobs of several nodes."""
 
+import sys
 import time
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
+from argosy.api import ray_cluster
 from argosy.cluster import Device, Node
 from argosy.doctor_cli import doctor
 from argosy.events import Checkpoint
 from argosy.fold import MemberState
-from argosy.running import agents, gathering
+from argosy.running import gathering, reception
 from argosy.running.agent import Joined
 from argosy.running.agents import Agents
 from argosy.running.cluster_doctor import place_in
@@ -40,7 +44,7 @@ def uncertified(patch: pytest.MonkeyPatch) -> None:
     """The driver has a certificate, and this node has none."""
     patch.setattr(gathering.socket, "gethostname", lambda: "host-1")
     notice = Notice(job=PLACE.job, hosts=("10.0.0.1",), port=40000, certificate="b5bb9d80")
-    gathering._check_certificate(PLACE, notice, None)
+    gathering._check_certificate("rank 0", notice, None)
 
 
 def no_certificate() -> None:
@@ -61,17 +65,51 @@ def lonely() -> None:
 
 def unlike(patch: pytest.MonkeyPatch) -> None:
     """A node has another torch."""
-    patch.setattr(agents, "versions", lambda: {"argosy": "0.1.0", "torch": "2.13.0"})
-    patch.setattr(agents.socket, "gethostname", lambda: "host-0")
+    patch.setattr(reception, "versions", lambda: {"argosy": "0.1.0", "torch": "2.13.0"})
+    patch.setattr(reception.socket, "gethostname", lambda: "host-0")
     node = Node(name="local", devices=(Device(name="cpu:0", node="local", kind="cpu", memory_bytes=1),), cores=1)
     joined = Joined(rank=1, host="host-1", node=node, versions={"argosy": "0.1.0", "torch": "2.12.1"})
-    Agents(PLACE, RUN)._check_versions(joined)
+    reception.check_versions(joined)
 
 
 def gone() -> None:
     """The newest file of a member is not there."""
     saved = Checkpoint(file="e0002-s0000000.pt", sha256="", epoch=2, section=0, position=0, carried=0, best=None)
     resume_point(MemberState(name="mlp", saved=[saved]), RUN)
+
+
+def without_ray(patch: pytest.MonkeyPatch) -> None:
+    """Ray is not installed."""
+    patch.delitem(sys.modules, "argosy.running.ray_cluster", raising=False)
+    patch.setitem(sys.modules, "ray", None)
+    ray_cluster()
+
+
+def with_ray(patch: pytest.MonkeyPatch) -> Any:
+    """A launcher on a Ray that has no cluster."""
+    patch.delitem(sys.modules, "argosy.running.ray_cluster", raising=False)
+    names = ("ray", "ray.util", "ray.util.scheduling_strategies")
+    for name in names:
+        patch.setitem(sys.modules, name, ModuleType(name))
+
+    def init(**_: Any) -> None:
+        raise ConnectionError("Could not find any running Ray instance")
+
+    sys.modules["ray"].init, sys.modules["ray"].is_initialized = init, lambda: False  # type: ignore[attr-defined]
+    sys.modules[names[2]].NodeAffinitySchedulingStrategy = None  # type: ignore[attr-defined]
+    launcher = ray_cluster("auto")
+    patch.delitem(sys.modules, "argosy.running.ray_cluster")
+    return launcher
+
+
+def no_cluster(patch: pytest.MonkeyPatch) -> None:
+    """No Ray answers."""
+    with_ray(patch).discover(Settings())
+
+
+def no_agents(patch: pytest.MonkeyPatch) -> None:
+    """Ray has no room for the agents."""
+    raise with_ray(patch)._lonely("")
 
 
 CASES = {
@@ -88,6 +126,9 @@ CASES = {
     "a job whose agents do not come": lonely,
     "nodes of unlike environments": unlike,
     "other nodes than the job has": lambda: Agents(PLACE, RUN).discover(Settings(nodes=3)),
+    "launcher ray without Ray": without_ray,
+    "no Ray cluster": no_cluster,
+    "a Ray cluster without room": no_agents,
     "a checkpoint that is gone before it travels": lambda: next(pieces("", Path("members/mlp/e0002-s0000000.pt"))),
     "a journaled checkpoint that is gone": gone,
 }

@@ -1,0 +1,233 @@
+"""Seeded campaign of faults on a Ray cluster of three raylets on this machine: every run must end with the faultless weights.
+
+Each run meets 1 to 3 faults at random moments: a raylet is killed and another one started, an agent's process (Ray's actor) is
+killed, or one of its workers, or the driver, which the same command follows at once. No run is over before it has met all of its
+faults, and nothing of it may be left on the cluster, which is the same for all runs, as clusters are. The raylet of the head, with
+which Ray itself would end, is spared. Raylets that were started in the middle of a run must have been used there. Needs Ray.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+import psutil
+from measuring import hardware
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+
+import evidence
+from family import repeats_at_most_one_interval
+from raylets import QUIET, Raylets
+
+import argosy
+from argosy.running.audit import audit
+from argosy.running.studyfile import load_study
+
+TESTS = sys.path[0]
+OTHERS = 2
+"""Raylets beside the head's."""
+STUDY = """
+from functools import partial
+import studies
+
+augment = partial(studies.dawdle_until, HURRY)
+fleet = [studies.member(f"m{number}", hidden=8 + number, augment=augment) for number in range(6)]
+study = studies.study(90, fleet=fleet, stop=studies.Unsure(300, sections=4))
+"""
+ROLES = ("raylet", "agent", "worker", "driver")
+LATEST_SECONDS = 5.0
+"""At which a fault happens, from when the run has ended a section since the last one."""
+USED_SECONDS = 120.0
+"""How long a node that came may take to be used, where that is waited for."""
+PATIENCE_SECONDS = 300.0
+ORPHANS_SECONDS = 10.0
+
+
+class Study:
+    """One run, by one driver after another."""
+
+    def __init__(self, folder: Path, address: str) -> None:
+        self.folder, self.directory, self.hurry, self.address = folder, folder / "run", folder / "hurry", address
+        folder.mkdir()
+        (folder / "study.py").write_text(STUDY.replace("HURRY", repr(str(self.hurry))))
+        self.driver = self.start()
+
+    def start(self) -> subprocess.Popen[bytes]:
+        words = ["run", str(self.folder / "study.py"), "--dir", str(self.directory), "--numerics", "exact", "--json"]
+        words += ["--launcher", "ray", "--address", self.address, "--loader-workers", "1"]
+        with (self.folder / "said").open("ab") as said:
+            return subprocess.Popen(
+                [sys.executable, "-m", "argosy", *words, "--checkpoint-seconds", "0.2"],
+                stdout=said,
+                stderr=said,
+                env=os.environ | QUIET | {"PYTHONPATH": os.pathsep.join([TESTS, os.environ.get("PYTHONPATH", "")])},
+            )
+
+    def lines(self, kind: str) -> list[dict[str, object]]:
+        """What is journaled so far of one kind, whole lines alone."""
+        path = self.directory / "journal.jsonl"
+        text = path.read_bytes() if path.exists() else b""
+        found = [json.loads(line) for line in text.split(b"\n")[:-1]]
+        return [line for line in found if line["event"] == kind]
+
+    @property
+    def uses_who_came(self) -> bool:
+        """Whether a member has ended a section on a node that came."""
+        came = {str(line["node"]) for line in self.lines("NodeCame")}
+        return bool(came & {str(line["device"]).partition("/")[0] for line in self.lines("SectionEnded")})
+
+    def until_section(self, latest: float) -> bool:
+        """Wait for a section's end and for some time; False where the run is over before."""
+        seen, now = len(self.lines("SectionEnded")), time.monotonic()
+        moment, deadline = now + latest, now + PATIENCE_SECONDS
+        while len(self.lines("SectionEnded")) == seen or time.monotonic() < moment:
+            if self.driver.poll() is not None or time.monotonic() > deadline:
+                return False
+            time.sleep(0.1)
+        return True
+
+    def end(self) -> str:
+        """Let it hurry to its end; what went wrong."""
+        self.hurry.touch()
+        try:
+            code = self.driver.wait(PATIENCE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.driver.kill()
+            code = self.driver.wait()
+        return f"exit code {code}: {(self.folder / 'said').read_text()[-2000:]}" if code else ""
+
+
+class Campaign:
+    """One cluster, and the faults that it meets."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.cluster = Raylets(OTHERS, head_cpus=1)
+        self.living = list(range(1, OTHERS + 1))
+        self.started = OTHERS
+        self.expected: dict[str, object] = {}
+        """What comes out of one process that nothing happens to."""
+        self.used = 0
+        """Runs that used a node that came."""
+
+    def one_run(self, seed: int) -> tuple[list[str], list[str]]:
+        """(faults that happened, what is wrong)."""
+        dice, study = random.Random(seed), Study(self.folder / f"seed-{seed}", self.cluster.address)
+        happened = []
+        for _ in range(dice.randint(1, 3)):
+            if not study.until_section(dice.uniform(0.0, LATEST_SECONDS)):
+                return happened, [f"no section in time, or no run: {study.end()}"]
+            happened.append(dice.choice(ROLES))
+            self._hurt(happened[-1], study, dice)
+        failed = study.end()
+        self.used += study.uses_who_came
+        return happened, [failed] if failed else self._wrong(study)
+
+    def _hurt(self, role: str, study: Study, dice: random.Random) -> None:
+        if role == "driver":
+            study.driver.kill()
+            study.driver.wait()
+            study.driver = study.start()
+        elif role == "raylet":
+            victim = dice.choice(self.living)
+            self.living.remove(victim)
+            self.cluster.tell(f"kill {victim}")
+            self.cluster.tell("add")
+            self.started += 1
+            self.living.append(self.started)
+            deadline = time.monotonic() + USED_SECONDS * dice.randint(0, 1)
+            while time.monotonic() < deadline and study.driver.poll() is None and not study.uses_who_came:
+                time.sleep(0.1)
+        elif found := self._processes("ray::_Agent" if role == "agent" else "argosy-"):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                dice.choice(found).send_signal(signal.SIGKILL)
+
+    def _wrong(self, study: Study) -> list[str]:
+        found = audit(study.directory)
+        if evidence.results(study.directory) != self._faultless(study):
+            found.append("results differ from the faultless run")
+        if not repeats_at_most_one_interval(study.directory):
+            found.append("a member repeated more than one checkpoint interval")
+        deadline = time.monotonic() + ORPHANS_SECONDS
+        while left := self._processes("argosy-"):
+            if time.monotonic() > deadline:
+                return [*found, f"{len(left)} processes left behind"]
+            time.sleep(0.1)
+        return found
+
+    def _faultless(self, study: Study) -> dict[str, object]:
+        if not self.expected:
+            alone = self.folder / "alone"
+            asked = load_study(study.folder / "study.py")
+            argosy.train(asked, directory=alone, launcher="inline", devices="cpu:1", numerics="exact")
+            self.expected = evidence.results(alone)
+        return self.expected
+
+    def _processes(self, name: str) -> list[psutil.Process]:
+        """Ray names the processes of actors after what they do, and Argosy its workers after their roles."""
+        found = []
+        for process in self.cluster.processes():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if process.name().startswith(name) and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+        return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=30)
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--keep", type=Path, help="a new folder for the runs, which stays")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    print(hardware(), flush=True)
+    wrong: list[str] = []
+    faults: Counter[str] = Counter()
+    with contextlib.ExitStack() as last_first:
+        folder = options.keep
+        if folder is None:
+            folder = Path(last_first.enter_context(tempfile.TemporaryDirectory(prefix="argosy-chaos-ray-")))
+        else:
+            folder.mkdir()
+        campaign = Campaign(folder)
+        last_first.callback(campaign.cluster.close)
+        for seed in range(options.first_seed, options.first_seed + options.runs):
+            began = time.monotonic()
+            happened, found = campaign.one_run(seed)
+            faults.update(happened)
+            wrong += [f"seed {seed} ({', '.join(happened)}): {text}" for text in found]
+            seconds = time.monotonic() - began
+            print(f"seed {seed}, {seconds:.0f} s: {', '.join(happened)}: {'; '.join(found) or 'ok'}", flush=True)
+    print(
+        f"{options.runs} runs, {faults.total()} faults {dict(faults)}, {campaign.used} runs used a node that came: {len(wrong)} wrong"
+    )
+    if options.json:
+        figures = {"runs": options.runs, "faults": dict(faults), "used_nodes_that_came": campaign.used, "wrong": wrong}
+        none = {
+            "what": "runs that differ from the faultless one",
+            "value": len(wrong),
+            "target": "== 0",
+            "holds": not wrong,
+        }
+        some = {
+            "what": "runs that used a node that came",
+            "value": campaign.used,
+            "target": ">= 1",
+            "holds": campaign.used > 0,
+        }
+        result = {"benchmark": "chaos_ray", "hardware": hardware(), "figures": figures, "targets": [none, some]}
+        print(json.dumps(result))
+    sys.exit(bool(wrong) or not campaign.used)
+
+
+if __name__ == "__main__":
+    main()
