@@ -35,6 +35,8 @@ __all__ = ["Ray"]
 
 GATHER_SECONDS = 300.0
 """How long nodes may take to be there, and Ray to find room on them."""
+BUSY_SECONDS = 30.0
+"""How long the first nodes wait for others, where Ray may have no room at present; these come in the middle of the run then."""
 LOOK_SECONDS = 0.2
 NEWS_SECONDS = 1.0
 """Between two questions to Ray while a run goes on."""
@@ -93,8 +95,8 @@ class Ray:
         devices_asked(settings)
         self._connect()
         self.settings, reception = settings, self._reception or self._open_door()
-        deadline, failures = time.monotonic() + GATHER_SECONDS, ""
-        while not self._joined or len(self._joined) < settings.nodes or set(self._placed) - set(self._joined):
+        began, failures = time.monotonic(), ""
+        while not self._all_there(time.monotonic() - began):
             self._place()
             select.select([reception], [], [], LOOK_SECONDS)
             for joined, peer in reception.enter():
@@ -104,7 +106,7 @@ class Ray:
                 failures = f"; the last agent that ended said: {why}"
                 if number in self._joined:
                     self._joined.pop(number)[1].close()
-            if time.monotonic() > deadline or (failures and not self._placed):
+            if time.monotonic() - began > GATHER_SECONDS or (failures and not self._placed):
                 raise self._lonely(failures)
         self._names = {number: f"node{place}" for place, number in enumerate(sorted(self._joined))}
         return Cluster(nodes=tuple(self._node(self._joined[number][0]) for number in self._names))
@@ -145,6 +147,11 @@ class Ray:
         """See `Recruits.take`."""
         self._names[joined.rank] = f"node{len(self._names)}"
         return self._distant(joined, peer), self._node(joined)
+
+    def _all_there(self, waited: float) -> bool:
+        """Whether the nodes that have called can begin; for others that only might call, nobody waits long."""
+        enough = len(self._joined) >= max(self.settings.nodes, 1)
+        return enough and (not set(self._placed) - set(self._joined) or waited > BUSY_SECONDS)
 
     def _connect(self) -> None:
         if ray.is_initialized():
