@@ -98,6 +98,7 @@ class Agents:
         self._board.clear()
 
     def _open_door(self) -> None:
+        self.directory.mkdir(parents=True, exist_ok=True)  # where the notice is left
         self._reception = Reception(partial(open_door, self.place, self._board, self._key, self._certificate))
         self._reception.log_in(self.directory)
 

@@ -113,7 +113,7 @@ class Faults:
         node, unopened = self.driver.force.node(worker), self.driver.voyage.departures.unopened
         if node not in unopened or len(self.driver.cluster.nodes) == 1:
             return False
-        self._give_up(node, f"it cannot be used: {error}")
+        self._give_up(node, f"it cannot be used: {error}", answers=True)
         return True
 
     def _go_on_without(self, worker: str, *, given_up: bool) -> None:
@@ -213,14 +213,14 @@ class Faults:
             self._note_loss(f"{devices[0]}/group", detail)
             self.regroup(self.driver.voyage.legs_of(devices[0]))
 
-    def _give_up(self, node: str, why: str) -> None:
+    def _give_up(self, node: str, why: str, *, answers: bool = False) -> None:
         """Go on without a node."""
         self.driver.voyage.departures.unopened.discard(node)
         self.driver.cluster = self.driver.cluster.without(node)
         left = ", ".join(other.name for other in self.driver.cluster.nodes)
         detail = f"given up, {why}; the run goes on with {left}"
         self.driver.record(WorkerLost(worker=node, detail=detail))
-        for device in self.driver.force.abandon(node):
+        for device in self.driver.force.abandon(node, answers=answers):
             self.regrouping.let_go(device)
 
     def _note_loss(self, worker: str, detail: str) -> None:

@@ -184,12 +184,18 @@ class Workforce:
             self._detach(worker)
             self.workers.start_trainer(worker, self.node_of[worker])
 
-    def abandon(self, node: str) -> list[str]:
-        """Go on without a node: its workers are told to exit, and no longer known. Returns its devices."""
+    def abandon(self, node: str, *, answers: bool) -> list[str]:
+        """Go on without a node: its workers are told to exit where they answer, else ended, and no longer known.
+
+        Returns its devices.
+        """
         gone = [device for device, its_node in self.node_of.items() if its_node == node]
         feeders = [feeder.name for feeder in self.feeders.values() if feeder.node == node]
         for worker in (*gone, *feeders):
-            self.workers.kill(worker)
+            if answers:
+                self.workers.send(worker, Exit())
+            else:
+                self.workers.kill(worker)
         for device in gone:
             self._detach(device)
             del self.node_of[device]
