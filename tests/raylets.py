@@ -1,8 +1,9 @@
 """A Ray cluster of several raylets on this machine, in a process of its own, which does what it is told by lines.
 
 ``add`` starts a raylet with one CPU, ``kill 2`` kills the raylet that was the second to be started as when its node fails, and all
-are gone when the process has nothing more to read. The first line that it says is the cluster's address; it answers each word.
-The head, with which Ray itself would end, is none of those that can be killed; it has a CPU where that is wanted.
+are gone when the process has nothing more to read. The first line that it says is the cluster's address and its own number; it
+answers each word. The head, with which Ray itself would end, is none of those that can be killed; it has a CPU where that is wanted.
+The process is nobody's child, so that a cluster may serve several tests, each of which leaves none behind.
 """
 
 import contextlib
@@ -24,14 +25,16 @@ class Raylets:
 
     def __init__(self, count: int, *, head_cpus: int = 0) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-W", "ignore", str(Path(__file__)), str(count), str(head_cpus)],
+            ["setsid", "--fork", sys.executable, "-W", "ignore", str(Path(__file__)), str(count), str(head_cpus)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
             env=os.environ | QUIET,
         )
-        self.address = self._answer()
+        self.process.wait()
+        self.address, pid = self._answer().split()
+        self.cluster = psutil.Process(int(pid))
 
     def tell(self, words: str) -> str:
         """Say a line; returns the answer to it."""
@@ -43,18 +46,16 @@ class Raylets:
     def processes(self) -> list[psutil.Process]:
         """All that the cluster has started, agents and their workers among them."""
         with contextlib.suppress(psutil.NoSuchProcess):
-            return psutil.Process(self.process.pid).children(recursive=True)
+            return self.cluster.children(recursive=True)
         return []
 
     def close(self) -> None:
         """Let it end, and see to it that nothing is left."""
         assert self.process.stdin is not None and self.process.stdout is not None
-        below = self.processes()
+        below = [*self.processes(), self.cluster]
         self.process.stdin.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(30)
-        self.process.kill()
-        self.process.wait()
+        with contextlib.suppress(psutil.TimeoutExpired):
+            self.cluster.wait(30)
         self.process.stdout.close()
         for process in below:
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -65,7 +66,7 @@ class Raylets:
         for line in self.process.stdout:
             if line.startswith("raylets: "):
                 return line.removeprefix("raylets: ").strip()
-        raise AssertionError(f"the cluster ended with exit code {self.process.wait()}")
+        raise AssertionError("the cluster has ended")
 
 
 def main(count: int, head_cpus: int) -> None:
@@ -73,7 +74,7 @@ def main(count: int, head_cpus: int) -> None:
 
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": head_cpus, "include_dashboard": False})
     nodes = [_added(cluster) for _ in range(count)]
-    print("raylets:", cluster.address, flush=True)
+    print("raylets:", cluster.address, os.getpid(), flush=True)
     for line in sys.stdin:
         match line.split():
             case ["add"]:

@@ -24,12 +24,16 @@ from argosy.settings import Settings
 pytest.importorskip("ray")
 
 STUDY = """
-from functools import partial
+import pathlib, time
 import studies
 
-augment = partial(studies.dawdle_until, HURRY)
-fleet = [studies.member(f"m{number}", hidden=8 + number, augment=augment) for number in range(4)]
-study = studies.study(90, fleet=fleet, stop=studies.Unsure(200))
+def dawdle(batch):
+    if not pathlib.Path(HURRY).exists():
+        time.sleep(0.1)
+    return batch
+
+fleet = [studies.member(f"m{number}", hidden=8 + number, augment=dawdle) for number in range(4)]
+study = studies.study(90, fleet=fleet, stop=studies.Unsure(100, sections=4))
 """
 """Takes its time until it may hurry: there is as much to do as a slow cluster takes to do something else."""
 PATIENCE_SECONDS = 280.0
@@ -56,7 +60,7 @@ class Driver:
         (folder / "study.py").write_text(STUDY.replace("HURRY", repr(str(self.hurry))))
         words = ["run", "study.py", "--dir", "run", "--launcher", "ray", "--address", cluster.address, "--json"]
         words += ["--numerics", "exact", "--loader-workers", "1", "--checkpoint-seconds", "0.5"]
-        path = {"PYTHONPATH": str(Path(studies.__file__).parent)}
+        path = {"PYTHONPATH": os.pathsep.join([str(Path(studies.__file__).parent), os.environ.get("PYTHONPATH", "")])}
         with (folder / "out").open("wb") as out, (folder / "said").open("ab") as said:
             self.process = subprocess.Popen(
                 [sys.executable, "-c", INTERRUPTIBLE, *words],
