@@ -62,11 +62,14 @@ class SharingChoice:
         if self.chosen is None:
             self.chosen, self.changed = choice, choice.sharing != "local"
         self.told = True
+        unasked = self.settings.sharing == "auto" and self.settings.nodes == 1 < len(cluster.nodes)
         return SharingChosen(
             sharing=self.chosen.sharing,
             preparing=self.chosen.preparing,
             loader_workers=choice.loader_workers,
-            reason=choice.reason if self.chosen is choice else self.chosen.reason,
+            reason="nodes may come and go: none is waited for, as --nodes would have it"
+            if unasked
+            else self.chosen.reason,
         )
 
 
