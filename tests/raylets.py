@@ -18,6 +18,9 @@ import psutil
 TRIES = 3
 """A raylet that is not there after half a minute has failed, as Ray has it: a busy machine may need another one."""
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_enable_worker_prestart": "0", "RAY_prestart_worker_first_driver": "0"}
+"""No workers that nobody asked for."""
+AS_OTHERS = {"RAY_worker_niceness": "0"}
+"""Else whatever else the machine does comes before the agents and all that they start."""
 
 
 class Raylets:
@@ -30,7 +33,7 @@ class Raylets:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
-            env=os.environ | QUIET,
+            env=os.environ | QUIET | AS_OTHERS,
         )
         self.process.wait()
         self.address, pid = self._answer().split()
