@@ -107,14 +107,14 @@ def changed_copy() -> None:
     """A copy that somebody edited."""
     copy = copied()
     copy.path.write_text("study = 4\n")
-    copy.load()
+    copy.check()
 
 
 def missing_copy() -> None:
     """A copy that somebody deleted."""
     copy = copied()
     copy.path.unlink()
-    copy.load()
+    copy.check()
 
 
 def in_use() -> None:
