@@ -87,7 +87,11 @@ def report_table(report: Report) -> Group:
         text += f"\n{_pack_words(pack)}"
     if report.diagnosis is not None:
         text += f"\nBottleneck: {report.diagnosis.verdict}."
-    legs = [_legs_table(report.legs)] if report.legs else []
+    if len(report.legs) == 1:
+        (leg,) = report.legs
+        predicted = f", {leg.predicted_seconds:.1f} s were predicted" if leg.predicted_seconds else ""
+        text += f"\nTraining took {leg.seconds:.1f} s of this{predicted}."
+    legs = [_legs_table(report.legs)] if len(report.legs) > 1 else []
     return Group(table, *_repetitions(report), Text(text), *legs)
 
 

@@ -1,15 +1,18 @@
 """How commands end, and what a notebook shows of a report."""
 
+import io
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import voyages
+from rich.console import Console
 
 import argosy
 from argosy.report import Report
 from argosy.running.journal import timeline
 from argosy.views.endings import what_next
+from argosy.views.tables import report_table
 
 
 @pytest.fixture
@@ -34,6 +37,21 @@ def test_a_command_ends_with_where_everything_is_and_what_to_type(report: Report
     running = what_next(replace(report, status="running"), command)
     assert f"argosy report {report.directory} --open --live" in running
     assert "Go on:" not in running
+
+
+@pytest.mark.tampers
+def test_who_has_one_stretch_of_data_reads_no_table_of_them(report: Report) -> None:
+    assert len(report.legs) == 1
+    assert "Training took 20.0 s of this, 16.0 s were predicted." in printed(report)
+    assert "leg" not in printed(report).split()
+    assert "leg" in printed(replace(report, legs=(report.legs[0], report.legs[0]))).split()
+
+
+def printed(report: Report) -> str:
+    """As `argosy report` prints it."""
+    console = Console(file=io.StringIO(), width=200)
+    console.print(report_table(report))
+    return console.file.getvalue()
 
 
 @pytest.mark.tampers
