@@ -6,11 +6,14 @@ processes. Nothing of blocks or checkpoints passes through Ray's object store. T
 A node that appears while the run goes on gets an agent, and so does one that has lost its own, `MOST_AGENTS` times at most.
 """
 
+import contextlib
 import os
 import select
+import signal
+import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -157,7 +160,8 @@ class Ray:
         if ray.is_initialized():
             return
         try:
-            ray.init(address=self.address, runtime_env=dict(self.runtime_env or {}), log_to_driver=False)
+            with _own_sigterm():
+                ray.init(address=self.address, runtime_env=dict(self.runtime_env or {}), log_to_driver=False)
         except (ConnectionError, ValueError, RuntimeError) as error:
             raise PlanError(
                 f"Ray has no cluster at {self.address or 'its default address'}: {error}. Start one with ray start --head or ray up, "
@@ -230,6 +234,17 @@ def share_of(settings: Settings, resources: Mapping[str, float]) -> tuple[Settin
     # Ray shows an agent those that it takes, from number 0 on.
     takes = {"num_cpus": min(count, cpus), "num_gpus": count}
     return (replace(settings, devices=kind), takes) if 1 <= count <= gpus else None
+
+
+@contextlib.contextmanager
+def _own_sigterm() -> Iterator[None]:
+    """Inside, Ray may set its handler, which exits in the middle of whatever is done: here the signal pauses a run."""
+    earlier = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if earlier is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, earlier)
 
 
 def _last_word(life: Any) -> str:

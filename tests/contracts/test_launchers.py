@@ -1,8 +1,10 @@
 """One suite over every launcher: what a run promises does not depend on where its workers live."""
 
+import importlib.util
 import json
 import signal
 from collections import Counter
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import evidence
 import jobs
 import living
 import pytest
+import raylets
 import studies
 import torch
 from torch import nn
@@ -25,10 +28,11 @@ from argosy.running.view import Silent
 from argosy.running.voyage import Voyage
 from argosy.stream.order import Digest
 
-pytestmark = pytest.mark.parametrize("launcher", ["inline", "processes", "agents"])
+WITH_RAY = ["ray"] if importlib.util.find_spec("ray") else []
+pytestmark = pytest.mark.parametrize("launcher", ["inline", "processes", "agents", *WITH_RAY])
 
 
-NODES: dict[str, dict[str, Any]] = {"agents": {"nodes": 2, "sharing": "all-shared"}}
+NODES: dict[str, dict[str, Any]] = {name: {"nodes": 2, "sharing": "all-shared"} for name in ("agents", "ray")}
 """What a run is told whose nodes prepare every sample once for all of them."""
 
 
@@ -36,6 +40,22 @@ NODES: dict[str, dict[str, Any]] = {"agents": {"nodes": 2, "sharing": "all-share
 def _agents(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Runs on two nodes that have no file in common but the notice of where the driver is."""
     monkeypatch.setitem(LAUNCHERS, "agents", lambda: jobs.TwoNodes(tmp_path / "board"))
+
+
+@pytest.fixture(scope="module")
+def ray_address() -> Iterator[str]:
+    """Of a cluster of two nodes with a CPU each."""
+    cluster = raylets.Raylets(1, head_cpus=1)
+    yield cluster.address
+    cluster.close()
+
+
+@pytest.fixture(autouse=True)
+def _ray(request: pytest.FixtureRequest, launcher: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs on that cluster."""
+    if launcher == "ray":
+        address = request.getfixturevalue("ray_address")
+        monkeypatch.setitem(LAUNCHERS, "ray", lambda: argosy.Ray(address=address))
 
 
 class Counting(studies.Vectors):
@@ -56,7 +76,7 @@ def test_every_sample_is_prepared_once_per_epoch(tmp_path: Path, launcher: str, 
     fleet = [studies.member(f"m{number}", batch_size=10 + number) for number in range(count)]
     data = argosy.Data(train=Counting(90, tmp_path / "count"))
     study = argosy.Study(data=data, members=fleet, stop=argosy.MaxEpochs(3), objective="train_loss")
-    if launcher == "agents" and count == 1:
+    if launcher in NODES and count == 1:
         pytest.skip("one member needs one node; the others prepare what it is measured on")
     report = argosy.train(
         study, directory=tmp_path / "run", launcher=launcher, block_size=32, **NODES.get(launcher, {})
