@@ -5,6 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from torch.nn.modules.loss import _Loss
+
 from argosy.commands import Measure, Measured
 from argosy.events import Packed, SectionEnded
 from argosy.fold import MemberState, RunState
@@ -275,6 +277,9 @@ def _alike(factory: Any) -> object:
         return (_alike(factory.func), factory.args, tuple(bound))
     if isinstance(factory, type) or factory is None:
         return factory if factory is None else (factory.__module__, factory.__qualname__)
+    if isinstance(factory, _Loss) and type(factory).__module__ == _Loss.__module__ and not factory.state_dict():
+        numbers = {name: value for name, value in vars(factory).items() if not name.startswith("_")}
+        return (_alike(type(factory)), repr(sorted(numbers.items())))
     code = getattr(factory, "__code__", None)
     if code is None or factory.__closure__ or factory.__defaults__ or factory.__kwdefaults__:
         return id(factory)

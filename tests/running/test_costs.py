@@ -4,6 +4,8 @@ from dataclasses import replace
 
 import pytest
 import studies
+import torch
+from torch import nn
 
 from argosy.commands import Measured
 from argosy.events import Packed, SectionEnded
@@ -104,6 +106,31 @@ def test_a_member_that_ran_out_of_memory_beside_others_needs_it_alone_though_oth
     measuring.crowded(crowded, 1000)
     found = {profile.member: profile.memory_bytes for profile in measuring.profiles("ab", study)}
     assert found == {"a": 10, "b": 10} | {crowded: 1000}
+
+
+class Own(nn.MSELoss):
+    """Of a user, who may count in it."""
+
+
+@pytest.mark.parametrize(
+    ("losses", "measured"),
+    [
+        ((nn.MSELoss(), nn.MSELoss()), ["a"]),
+        ((nn.HuberLoss(delta=1.0), nn.HuberLoss(delta=2.0)), ["a", "b"]),
+        ((nn.CrossEntropyLoss(), nn.CrossEntropyLoss(weight=torch.ones(10))), ["a", "b"]),
+        ((Own(), Own()), ["a", "b"]),
+    ],
+)
+def test_one_is_measured_for_all_that_surely_do_the_same_work(
+    losses: tuple[nn.Module, nn.Module], measured: list[str]
+) -> None:
+    measuring = Measuring(device_kind="cpu")
+    members = [
+        studies.member(name, lr=lr, loss=loss)
+        for (name, lr), loss in zip((("a", 0.1), ("b", 0.2)), losses, strict=True)
+    ]
+    measuring.want(members)
+    assert measuring.representatives == measured
 
 
 def test_in_one_program_a_member_costs_its_part_of_it_and_that_is_not_remembered() -> None:
