@@ -4,6 +4,7 @@ import hashlib
 import statistics
 import time
 import weakref
+from collections import Counter
 from collections.abc import Generator
 from typing import Any
 
@@ -61,7 +62,7 @@ def measuring(
         warm_up = _timed_step(trial, batch, backend)
     yield
     gradients = _bytes(p for p in live.model.parameters() if p.requires_grad)
-    activations = max(saved.total, _spent(trial, batch, backend) - gradients)
+    activations = max(saved.peak, _spent(trial, batch, backend) - gradients)
     seconds = yield from _step_seconds(trial, batch, warm_up, backend, thorough=thorough)
     with large_outside():
         tried = _Shown(block, live.member.batch_size)
@@ -189,27 +190,37 @@ class _Held:
 
 
 class _SavedBytes:
-    """Counts what autograd keeps for the backward pass, each storage once.
+    """Counts what autograd keeps for backward passes at one time, each storage once.
+
+    Each of several micro-batches is through before the next begins: what counts is the most that was kept together.
 
     At the end it lets go of what is still kept: a graph whose step failed would hold itself for ever, since a tensor that
     is kept may be the result of the very operation that keeps it.
     """
 
     def __init__(self) -> None:
-        self._storages: dict[int, int] = {}
+        self.peak = 0
+        self._now = 0
+        self._holders: Counter[int] = Counter()
+        """By the address of a storage."""
         self._held: weakref.WeakSet[_Held] = weakref.WeakSet()
         self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, lambda held: held.tensor)
 
     def _pack(self, tensor: torch.Tensor) -> _Held:
-        storage = tensor.untyped_storage()
-        self._storages[storage.data_ptr()] = storage.nbytes()
-        held = _Held(tensor)
+        storage, held = tensor.untyped_storage(), _Held(tensor)
+        address, size = storage.data_ptr(), storage.nbytes()
+        if not self._holders[address]:
+            self._now += size
+            self.peak = max(self.peak, self._now)
+        self._holders[address] += 1
+        weakref.finalize(held, self._let_go, address, size).atexit = False
         self._held.add(held)
         return held
 
-    @property
-    def total(self) -> int:
-        return sum(self._storages.values())
+    def _let_go(self, address: int, size: int) -> None:
+        self._holders[address] -= 1
+        if not self._holders[address]:
+            self._now -= size
 
     def __enter__(self) -> None:
         self._hooks.__enter__()

@@ -358,6 +358,28 @@ def test_whoever_writes_into_its_input_is_found(rest: dict[str, Any]) -> None:
         assert not block.touched
 
 
+class Hoarding:
+    """Cross-entropy that takes the memory that others let go of, so that nobody gets the same twice."""
+
+    def __init__(self) -> None:
+        self.hoard: list[torch.Tensor] = []
+
+    def __call__(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        self.hoard.extend(torch.empty(10 * 1024) for _ in range(40))
+        return nn.functional.cross_entropy(output, target)
+
+
+def test_micro_batches_need_the_memory_of_one_of_them() -> None:
+    """Wherever their activations come to lie."""
+    (block, *_) = blocks(ORDERS.epoch("train", 0), 40, arrays=(INPUTS, TARGETS))
+
+    def needed(batch: int, accumulate: int) -> int:
+        member = studies.member(hidden=1024, batch_size=batch, accumulate=accumulate, loss=Hoarding())
+        return measure(start(member), block).activation_bytes
+
+    assert needed(40, 4) < 1.1 * needed(10, 1) < 0.5 * needed(40, 1)
+
+
 def drawing(output: torch.Tensor, target: torch.Tensor) -> float:
     return float(np.random.rand())
 
