@@ -266,6 +266,23 @@ def test_who_waits_for_a_run_that_ends_is_told_and_leaves_nothing(
     (tmp_path / "more.py").write_text("")
     works = iter([True, True, False])
     monkeypatch.setattr(inbox, "at_work", lambda directory: next(works))
+    monkeypatch.setattr(
+        inbox, "_answers_in", lambda journal, start: {names[0]: "m is saved and stops"} if names else {}
+    )
+    names, leave = list[str](), inbox.leave
+
+    def noted(directory: Path, command: dict[str, Any]) -> str:
+        names.append(leave(directory, command))
+        return names[-1]
+
+    monkeypatch.setattr(inbox, "leave", noted)
+    with pytest.raises(RunError, match="and of all but this nothing was changed: m is saved and stops; start it again"):
+        inbox.tell(tmp_path, *({"command": "stop", "member": member} for member in "mn"))
+    assert [path.name for path in (tmp_path / "commands").iterdir()] == names[:1], "who was not heard leaves nothing"
+    (tmp_path / "commands" / names[0]).unlink()
+    monkeypatch.undo()
+    works = iter([True, True, False])
+    monkeypatch.setattr(inbox, "at_work", lambda directory: next(works))
     with pytest.raises(RunError, match="ended before it had heard this, and nothing was changed"):
         inbox.tell(tmp_path, {"command": "add", "study": str(tmp_path / "more.py")})
     assert not list((tmp_path / "commands").iterdir())
