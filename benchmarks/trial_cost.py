@@ -80,6 +80,7 @@ def main() -> None:
     spent = dict.fromkeys(PARTS, 0.0)
     watch(spent)
     figures: dict[str, list[float]] = {"own": [], **{part: [] for part in PARTS}}
+    search(options.trials // 5, spent)  # what a process does once would be in the first of the fewer trials alone
     for _ in range(options.rounds):
         few, many = search(options.trials // 5, spent), search(options.trials, spent)
         for part, values in figures.items():
