@@ -30,8 +30,9 @@ __all__ = ["Compilation", "Derived", "Pass"]
 
 Derived = tuple[Tensor, Sequence[Tensor | None]]
 """Losses ``[rows, …]``, and the gradients of the arena's pieces ``[rows, *shape]``; None for those without a part in the losses."""
-DOUBLE, SINGLE = 1e-9, 1e-2
-"""Allowed differences from the plain way, as a share of the largest number beside it: of float64, and of other types."""
+DOUBLE, SINGLE, HALF = 1e-9, 1e-3, 1e-2
+"""Allowed differences from the plain way, as a share of the largest number beside it: of float64, of float32, which a GPU may compute
+with TF32's ten bits, and where some of it is computed in 16 bits."""
 THREADS = "TORCHINDUCTOR_COMPILE_THREADS"
 
 
@@ -171,13 +172,13 @@ def _difference(of: Pass, found: Sequence[Tensor], losses: Tensor, gradients: Se
     """What compiled code gives otherwise than the plain way, which has moved the buffers; empty where it gives the same."""
     columns, mine, *after = found
     largest = max(float(gradient.abs().max()) for gradient in gradients)
-    pairs = [("its losses are", mine, losses, 0.0)]
+    pairs, narrow = [("its losses are", mine, losses, 0.0)], HALF if of.forward.narrow else SINGLE
     for piece, gradient in zip(of.arena.pieces, gradients, strict=True):
         pairs.append((f"the gradient of {piece.name!r} is", piece.over(columns), gradient, largest))
     for (name, buffer), moved in zip(of.arena.buffers.items(), after, strict=True):
         pairs.append((f"the buffer {name!r} is", moved, buffer[list(of.rows)], 0.0))
     for what, one, other, scale in pairs:
-        tolerance = DOUBLE if other.dtype == torch.float64 else SINGLE
+        tolerance = DOUBLE if other.dtype == torch.float64 else narrow
         allowed = tolerance * max(scale, float(other.abs().max()) if other.numel() else 0.0, 1e-3)
         if not math.isfinite(allowed):
             continue  # what has overflowed says nothing

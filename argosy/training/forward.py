@@ -162,6 +162,11 @@ class Forward:
         tensor: Tensor = table[key]
         return tensor
 
+    @property
+    def narrow(self) -> bool:
+        """Whether torch computes some of it in 16 bits."""
+        return self._member.precision != "float32"
+
     def autocast(self, *, cached: bool = True) -> contextlib.AbstractContextManager[Any]:
         """Inside, torch computes in the members' precision."""
         return autocast(self._member, self._device, cached=cached)

@@ -1,6 +1,6 @@
 """Code that is made for an architecture: once for all its members, and equal to what they do without it."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -8,13 +8,15 @@ from typing import Any
 import evidence
 import packs
 import pytest
+import torch
 from packs import difference, member
-from torch import nn
+from torch import Tensor, nn
+from torch.func import vmap
 from torch.optim import SGD, Adam
 
 import argosy
 from argosy.study import Member
-from argosy.training.compiled import Compilation
+from argosy.training.compiled import Compilation, Pass
 from argosy.training.fused import Fused
 from argosy.training.kin import Kin
 
@@ -94,6 +96,26 @@ def test_what_cannot_be_compiled_goes_the_plain_way(fields: dict[str, Any], reas
     assert reason in compilation.refused
     assert difference([one.model.state_dict() for one in plain], [one.model.state_dict() for one in lives]) == 0.0
     assert history == known
+
+
+@pytest.mark.parametrize("wrong", [None, 0, 1, 2], ids=["nothing", "gradients", "losses", "buffers"])
+def test_code_that_gives_something_else_is_not_used(monkeypatch: pytest.MonkeyPatch, wrong: int | None) -> None:
+    """Half a per cent is no rounding of float32."""
+
+    def miscompiled(of: Pass, inputs: Sequence[Tensor]) -> Callable[..., Sequence[Tensor]]:
+        samples = [None, None]  # all members see the same
+        sound = vmap(of.of_one, in_dims=(*[0] * (len(inputs) - len(samples)), *samples))
+
+        def run(*given: Tensor) -> Sequence[Tensor]:
+            found = sound(*given)
+            return [1.005 * tensor if number == wrong else tensor for number, tensor in enumerate(found)]
+
+        return run
+
+    monkeypatch.setattr(Pass, "compiled", miscompiled)
+    compilation = Compilation()
+    compiled(members(dtype=torch.float32), 1, compilation, dtype=torch.float32)
+    assert ("not what it is else" in compilation.refused) == (wrong is not None), compilation.refused
 
 
 @pytest.mark.usefixtures("cache")
