@@ -9,7 +9,6 @@ which Ray itself would end, is spared. Raylets that were started in the middle o
 import argparse
 import contextlib
 import json
-import os
 import random
 import signal
 import subprocess
@@ -26,28 +25,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 import evidence
 from family import repeats_at_most_one_interval
-from raylets import QUIET, Raylets
+from ray_runs import RayRun
+from raylets import Raylets
 
-import argosy
 from argosy.running.audit import audit
-from argosy.running.studyfile import load_study
 
-TESTS = sys.path[0]
 OTHERS = 2
 """Raylets beside the head's."""
-STUDY = """
-import pathlib, time
-import studies
-
-def dawdle(batch):
-    if not pathlib.Path(HURRY).exists():
-        time.sleep(0.1)
-    return batch
-
-fleet = [studies.member(f"m{number}", hidden=8 + number, augment=dawdle) for number in range(6)]
-study = studies.study(90, fleet=fleet, stop=studies.Unsure(150, sections=4))
-"""
-"""Takes its time until all faults have happened: nobody can be quicker than they."""
 ROLES = ("raylet", "agent", "worker", "driver")
 LATEST_SECONDS = 5.0
 """At which a fault happens, from when the run has ended a section since the last one."""
@@ -57,32 +41,12 @@ PATIENCE_SECONDS = 300.0
 ORPHANS_SECONDS = 10.0
 
 
-class Study:
+class Study(RayRun):
     """One run, by one driver after another."""
 
     def __init__(self, folder: Path, address: str) -> None:
-        self.folder, self.directory, self.hurry, self.address = folder, folder / "run", folder / "hurry", address
         folder.mkdir()
-        (folder / "study.py").write_text(STUDY.replace("HURRY", repr(str(self.hurry))))
-        self.driver = self.start()
-
-    def start(self) -> subprocess.Popen[bytes]:
-        words = ["run", str(self.folder / "study.py"), "--dir", str(self.directory), "--numerics", "exact", "--json"]
-        words += ["--launcher", "ray", "--address", self.address, "--loader-workers", "1"]
-        with (self.folder / "said").open("ab") as said:
-            return subprocess.Popen(
-                [sys.executable, "-m", "argosy", *words, "--checkpoint-seconds", "0.2"],
-                stdout=said,
-                stderr=said,
-                env=os.environ | QUIET | {"PYTHONPATH": os.pathsep.join([TESTS, os.environ.get("PYTHONPATH", "")])},
-            )
-
-    def lines(self, kind: str) -> list[dict[str, object]]:
-        """What is journaled so far of one kind, whole lines alone."""
-        path = self.directory / "journal.jsonl"
-        text = path.read_bytes() if path.exists() else b""
-        found = [json.loads(line) for line in text.split(b"\n")[:-1]]
-        return [line for line in found if line["event"] == kind]
+        super().__init__(folder, address, members=6, epochs=150, checkpoint_seconds=0.2)
 
     @property
     def uses_who_came(self) -> bool:
@@ -108,7 +72,7 @@ class Study:
         except subprocess.TimeoutExpired:
             self.driver.kill()
             code = self.driver.wait()
-        return f"exit code {code}: {(self.folder / 'said').read_text()[-2000:]}" if code else ""
+        return f"exit code {code}: {self.said[-2000:]}" if code else ""
 
 
 class Campaign:
@@ -141,7 +105,7 @@ class Campaign:
         if role == "driver":
             study.driver.kill()
             study.driver.wait()
-            study.driver = study.start()
+            study.start()
         elif role == "raylet":
             victim = dice.choice(self.living)
             self.living.remove(victim)
@@ -171,10 +135,7 @@ class Campaign:
 
     def _faultless(self, study: Study) -> dict[str, object]:
         if not self.expected:
-            alone = self.folder / "alone"
-            asked = load_study(study.folder / "study.py")
-            argosy.train(asked, directory=alone, launcher="inline", devices="cpu:1", numerics="exact")
-            self.expected = evidence.results(alone)
+            self.expected = study.faultless()
         return self.expected
 
     def _processes(self, name: str) -> list[psutil.Process]:

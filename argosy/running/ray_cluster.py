@@ -133,6 +133,7 @@ class Ray:
         for placed in self._placed.values():
             ray.kill(placed.actor)
         self._placed, self._joined, self._reception = {}, {}, None
+        self._started.clear()  # the next run is another one
         if self._connected:
             ray.shutdown()
             self._connected = False
