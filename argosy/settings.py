@@ -28,7 +28,10 @@ class Settings:
     preparing_nodes: int | None = None
     """Nodes that prepare in ``single-broadcast`` and ``multi-broadcast``; by default one and all."""
     packing: Literal["auto", "interleaved"] = "auto"
+    """``interleaved``: members of one device are stepped one after another, whether one program for several would be faster or not."""
     numerics: Literal["equivalent", "exact"] = "equivalent"
+    """``exact``: every step is what a plain loop makes of it, on a CPU to the bit; else what is faster may differ by rounding: programs of
+    several members, members on several devices, optimizers' steps in one pass."""
     compile: bool = False
     """Whether torch may compile the forward and backward pass of members of one architecture: half a minute on a CPU at the first
     time, for each architecture. What comes of it is used where it is measured to be faster."""

@@ -74,7 +74,8 @@ class Task:
     def lives(self) -> list[LiveMember]:
         """All members at their beginning."""
         return [
-            build(member, self._backend, study_seed=0, objective="train_loss", mode="min") for member in self.members
+            build(member, self._backend, study_seed=0, objective="train_loss", mode="min", exact=False)
+            for member in self.members
         ]
 
     def block(self, epoch: int) -> Block:

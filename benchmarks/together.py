@@ -97,11 +97,11 @@ def by_hand(
 
 
 def by_argosy(
-    work: Work, out: Path, *, devices: int, names: list[str] = NAMES, memory: bool = False, flags: Sequence[str] = ()
+    work: Work, out: Path, *, devices: int, names: list[str] = NAMES, memory: bool = False, numerics: str = "exact"
 ) -> Outcome:
     """``argosy run`` with so many CPU devices."""
     command = [sys.executable, "-m", "argosy", "run", str(HERE / "together_study.py")]
-    command += ["--dir", str(out / "run"), "--devices", f"cpu:{devices}", "--json", *flags]
+    command += ["--dir", str(out / "run"), "--devices", f"cpu:{devices}", "--numerics", numerics, "--json"]
     environment = {
         "TOGETHER_FOLDER": str(work.folder),
         "TOGETHER_EPOCHS": str(work.epochs),

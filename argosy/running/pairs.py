@@ -58,7 +58,7 @@ class Pair:
 def measure_pairs(study: Study, members: Sequence[str], device: str, settings: Settings) -> tuple[Pair, ...]:
     """All pairs of these members on one device, each also with another one of its kind; what a member raises is raised."""
     with _threads(settings.threads):
-        bench = _Bench(study, backend_of(device))
+        bench = _Bench(study, backend_of(device), exact=settings.numerics == "exact")
         named = [study.member(name) for name in members]
         return tuple(bench.pair(one, other) for one, other in itertools.combinations_with_replacement(named, 2))
 
@@ -66,8 +66,9 @@ def measure_pairs(study: Study, members: Sequence[str], device: str, settings: S
 class _Bench:
     """Data and a device, on which members are timed."""
 
-    def __init__(self, study: Study, backend: Backend) -> None:
+    def __init__(self, study: Study, backend: Backend, *, exact: bool) -> None:
         self._study = study
+        self._exact = exact
         self._backend = backend
         self._copies = Copies(backend, study.data.on_device)
         self._source = open_sources(study.data, seed=study.seed)["train"]
@@ -87,7 +88,13 @@ class _Bench:
 
     def _built(self, member: Member) -> LiveMember:
         terms = self._study.terms
-        return build(member, self._backend, study_seed=terms.seed, objective=terms.objective, mode=terms.mode)
+        return build(
+            *(member, self._backend),
+            study_seed=terms.seed,
+            objective=terms.objective,
+            mode=terms.mode,
+            exact=self._exact,
+        )
 
     def _together(self, lives: Sequence[LiveMember]) -> tuple[Sequence[Program[Any]], bool]:
         """The programs that step both, and whether that is a single one."""

@@ -22,6 +22,7 @@ from argosy.study import Member
 from argosy.training.admission import check_network, check_optimizer, check_own, check_schedule, registering
 from argosy.training.checkpoint import plain
 from argosy.training.devices import Backend, Event
+from argosy.training.one_pass import takes_one_pass
 from argosy.training.own import own_optimizers
 from argosy.training.precision import LossScale, scale_of
 from argosy.training.randomness import Randomness
@@ -72,6 +73,8 @@ class LiveMember:
     """Stepped on in the section at hand."""
     private: bool = False
     """It writes into its input, so it gets copies."""
+    one_pass: bool = False
+    """Whether kernels may step it that round otherwise than its optimizer."""
     best: Best | None = None
     loss_scale: LossScale | None = field(init=False)
     """In float16."""
@@ -240,7 +243,7 @@ class LiveMember:
         twin = LiveMember(
             self.member, self.backend, model, optimizer, schedule, self.randomness.copy(), self.objective, self.mode
         )
-        twin.loss_scale = copy.copy(self.loss_scale)
+        twin.one_pass, twin.loss_scale = self.one_pass, copy.copy(self.loss_scale)
         return twin
 
     def state_dict(self, *, carried: bool = False) -> dict[str, Any]:
@@ -286,8 +289,13 @@ class LiveMember:
         return position
 
 
-def build(member: Member, backend: Backend, *, study_seed: int, objective: str, mode: Mode) -> LiveMember:
-    """A member at its beginning: its network, optimizer and schedule, built under its own seed. Raises StudyError."""
+def build(
+    member: Member, backend: Backend, *, study_seed: int, objective: str, mode: Mode, exact: bool = True
+) -> LiveMember:
+    """A member at its beginning: its network, optimizer and schedule, built under its own seed. Raises StudyError.
+
+    Steps of an `exact` one are its optimizer's, to the bit.
+    """
     seed = member_seed(study_seed, member.name) if member.seed is None else member.seed
     randomness = Randomness.seeded(seed, backend)
     with randomness.building():
@@ -298,7 +306,9 @@ def build(member: Member, backend: Backend, *, study_seed: int, objective: str, 
         optimizer, schedule = _optimizer(member, model) if member.optimizers is None else own_optimizers(member, model)
     with randomness.active(keep=True):
         check_own(member, model, registered, member.model)
-    return LiveMember(member, backend, model, optimizer, schedule, randomness, objective, mode)
+    live = LiveMember(member, backend, model, optimizer, schedule, randomness, objective, mode)
+    live.one_pass = not exact and takes_one_pass(optimizer)
+    return live
 
 
 def _optimizer(member: Member, model: nn.Module) -> tuple[Any, Any]:

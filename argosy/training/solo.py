@@ -19,6 +19,7 @@ from argosy.study import Member
 from argosy.training.admission import check_gradients, check_labels, wants_classes
 from argosy.training.heap import large_outside
 from argosy.training.member import LiveMember
+from argosy.training.one_pass import one_pass
 from argosy.training.precision import LossScale, autocast, widened
 from argosy.training.tally import per_sample
 
@@ -176,11 +177,11 @@ class Solo:
         live = self.live
         if live.member.clip_grad_norm is not None:
             nn.utils.clip_grad_norm_(live.model.parameters(), live.member.clip_grad_norm)
-        if live.steps:
-            live.optimizer.step()
-        else:
+        if not live.steps:
             with large_outside():
                 live.optimizer.step()
+        elif not (live.one_pass and one_pass(live.optimizer)):
+            live.optimizer.step()
 
     def _move_unless_overflowed(self, scale: LossScale) -> None:
         sound = scale.divide(weight.grad for weight in self.live.model.parameters() if weight.grad is not None)

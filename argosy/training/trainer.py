@@ -107,7 +107,8 @@ class Trainer:
         self.last_split = "val" if terms.has_val else "train"
         self._told = 0.0
         self.saving = Saving(settings.checkpoint_seconds)
-        allowed = settings.packing == "auto" and settings.numerics == "equivalent"
+        self.exact = settings.numerics == "exact"
+        allowed = settings.packing == "auto" and not self.exact
         kinds: tuple[Kind, ...] = ("plain", "graphed", "compiled") if settings.compile else ("plain", "graphed")
         self.fusion = Fusion(name, self.units, emit, self._save, self.pulse, allowed=allowed, kinds=kinds)
         self.stepping = Stepping(
@@ -135,8 +136,14 @@ class Trainer:
             self.trials.replaced(member.name)
 
     def _build(self, name: str) -> LiveMember:
-        terms = self.terms
-        return build(self.known[name], self.backend, study_seed=terms.seed, objective=terms.objective, mode=terms.mode)
+        terms, member = self.terms, self.known[name]
+        return build(
+            *(member, self.backend),
+            study_seed=terms.seed,
+            objective=terms.objective,
+            mode=terms.mode,
+            exact=self.exact,
+        )
 
     def obey(self, command: Any) -> None:
         """Do what the driver says; then go on with the block at hand."""

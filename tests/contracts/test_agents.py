@@ -53,7 +53,7 @@ def _dealt(monkeypatch: pytest.MonkeyPatch) -> None:
 def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Results of one process."""
     directory = tmp_path_factory.mktemp("alone")
-    argosy.train(studies.study(epochs=EPOCHS), directory=directory, launcher="inline")
+    argosy.train(studies.study(epochs=EPOCHS), directory=directory, launcher="inline", numerics="exact")
     return evidence.results(directory)
 
 
@@ -129,7 +129,7 @@ def test_what_two_nodes_began_is_saved_on_a_signal_and_goes_on_anywhere(tmp_path
     finally:
         signal.signal(signal.SIGUSR1, earlier)
     assert (report.status, report.reason) == ("paused", "SIGUSR1; the same command goes on")
-    argosy.train(studies.study(epochs=EPOCHS), directory=tmp_path / "run", launcher="inline")
+    argosy.train(studies.study(epochs=EPOCHS), directory=tmp_path / "run", launcher="inline", numerics="exact")
     assert evidence.results(tmp_path / "run") == alone
 
 
@@ -166,7 +166,7 @@ def test_an_agent_without_its_driver_ends_and_leaves_nothing(tmp_path: Path, alo
     driver.wait()
     assert launcher.agent.wait(20) == 1
     until(lambda: not any(process.is_running() for process in below), 10)
-    argosy.train(studies.study(epochs=EPOCHS), directory=run, launcher="inline")
+    argosy.train(studies.study(epochs=EPOCHS), directory=run, launcher="inline", numerics="exact")
     assert evidence.results(run) == alone
 
 

@@ -85,7 +85,7 @@ def test_a_clone_goes_on_from_its_sources_weights_with_numbers_of_its_own(
         command("cold", optimizer__momentum=0.5, batch_size=30),
     )
     living.keep_all_files(monkeypatch)
-    report = argosy.train(asked, directory=run, launcher="inline", devices="cpu:2")
+    report = argosy.train(asked, directory=run, launcher="inline", devices="cpu:2", numerics="exact")
     assert answers(run) == {"warm": "added warm", "cold": "added cold"}
     assert {row.name: (row.status, row.epochs) for row in report.rows} == dict.fromkeys(
         ("one", "two", "warm", "cold"), ("done", EPOCHS)
@@ -106,7 +106,7 @@ def test_a_clone_goes_on_from_its_sources_weights_with_numbers_of_its_own(
     for cut in (answered + 1, (answered + len(whole)) // 2, len(whole) - 1):
         again = shutil.copytree(run, tmp_path / f"killed-{cut}", symlinks=True)
         (again / "journal.jsonl").write_bytes(b"".join(whole[:cut]))
-        argosy.train(asked, directory=again, launcher="inline", devices="cpu:2")
+        argosy.train(asked, directory=again, launcher="inline", devices="cpu:2", numerics="exact")
         assert audit(again) == []
         if (again / "members" / "warm" / journaled["checkpoint"]["file"]).exists():
             equal_to_its_source_until_then(asked, again, "warm", rate=0.2)

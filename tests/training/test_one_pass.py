@@ -1,0 +1,174 @@
+"""Steps by torch's kernels of one pass: what optimizers make of weights and state, but for rounding; or else their own."""
+
+import copy
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import studies
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
+from torch.optim.lr_scheduler import OneCycleLR
+
+import argosy
+from argosy.training import solo
+from argosy.training.one_pass import one_pass, takes_one_pass
+
+Factory = Callable[[Any], Optimizer]
+STEPS = 50
+ROUNDING = 1e-12
+
+
+def network(dtype: torch.dtype = torch.float64) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(7, 33), nn.Tanh(), nn.Linear(33, 5)).to(dtype)
+
+
+def differentiate(model: nn.Module, number: int) -> None:
+    """A gradient of its own for each number."""
+    inputs = torch.randn(16, 7, generator=torch.Generator().manual_seed(number), dtype=next(model.parameters()).dtype)
+    model.zero_grad()
+    model(inputs).square().mean().backward()
+
+
+def tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for one in value.values():
+            yield from tensors(one)
+
+
+def difference(one: Any, other: Any) -> float:
+    return max(
+        (float((a.double() - b.double()).abs().max()) for a, b in zip(tensors(one), tensors(other), strict=True)),
+        default=0.0,
+    )
+
+
+KINDS: dict[str, Factory] = {
+    "SGD": partial(SGD, lr=0.1),
+    "SGD that decays": partial(SGD, lr=0.1, weight_decay=0.01),
+    "momentum": partial(SGD, lr=0.1, momentum=0.9, weight_decay=0.01),
+    "Nesterov": partial(SGD, lr=0.1, momentum=0.9, nesterov=True),
+    "Adam": partial(Adam, lr=0.01),
+    "Adam that decays": partial(Adam, lr=0.01, betas=(0.8, 0.99), eps=1e-6, weight_decay=0.1),
+    "Adam, decoupled": partial(Adam, lr=0.01, weight_decay=0.1, decoupled_weight_decay=True),
+    "AdamW": partial(AdamW, lr=0.01, weight_decay=0.1),
+}
+
+
+@pytest.mark.parametrize("factory", KINDS.values(), ids=KINDS)
+def test_weights_and_state_are_those_of_the_optimizer(factory: Factory) -> None:
+    """With a rate and a momentum that move, and a step that the optimizer makes in between."""
+    models = network(), network()
+    own, passed = (factory(model.parameters()) for model in models)
+    assert takes_one_pass(passed)
+    schedules = [OneCycleLR(optimizer, 0.1, total_steps=STEPS, cycle_momentum=False) for optimizer in (own, passed)]
+    made = 0
+    for number in range(STEPS):
+        for model in models:
+            differentiate(model, number)
+        own.step()
+        if number == STEPS // 2 or not one_pass(passed):
+            passed.step()
+        else:
+            made += 1
+        for schedule in schedules:
+            schedule.step()
+    assert made >= STEPS - 2
+    assert difference(models[0].state_dict(), models[1].state_dict()) < ROUNDING
+    assert list(own.state_dict()["state"]) == list(passed.state_dict()["state"])
+    assert difference(own.state_dict()["state"], passed.state_dict()["state"]) < ROUNDING
+    assert own.state_dict()["param_groups"] == passed.state_dict()["param_groups"]
+
+
+def test_weights_that_get_a_gradient_late_begin_with_the_optimizer() -> None:
+    models = network(), network()
+    own, passed = (Adam(model.parameters(), lr=0.01) for model in models)
+    made = []
+    for number in range(8):
+        for model in models:
+            differentiate(model, number)
+            if number < 4:
+                model[2].weight.grad = None  # type: ignore[index, union-attr]
+        own.step()
+        made.append(one_pass(passed))
+        if not made[-1]:
+            passed.step()
+    assert made == [False, True, True, True, False, True, True, True]
+    assert difference(models[0].state_dict(), models[1].state_dict()) < ROUNDING
+    assert difference(own.state_dict()["state"], passed.state_dict()["state"]) < ROUNDING
+
+
+def hooked(parameters: Any) -> Optimizer:
+    optimizer = SGD(parameters, lr=0.1)
+    optimizer.register_step_post_hook(lambda optimizer, args, kwargs: None)
+    return optimizer
+
+
+class Own(SGD):
+    """One's own."""
+
+
+STRANGERS: dict[str, Factory] = {
+    "another optimizer": RMSprop,
+    "a subclass": partial(Own, lr=0.1),
+    "amsgrad": partial(Adam, amsgrad=True),
+    "dampening": partial(SGD, lr=0.1, momentum=0.9, dampening=0.5),
+    "one pass already": partial(Adam, fused=True),
+    "a rate that is a tensor": lambda parameters: Adam(parameters, lr=torch.tensor(0.1)),
+    "a hook": hooked,
+}
+
+
+@pytest.mark.parametrize("factory", STRANGERS.values(), ids=STRANGERS)
+def test_other_optimizers_make_their_steps(factory: Factory) -> None:
+    assert not takes_one_pass(factory(network().parameters()))
+
+
+def test_weights_of_other_types_are_their_optimizers() -> None:
+    assert not takes_one_pass(Adam(network(torch.bfloat16).parameters()))
+    assert not takes_one_pass(Adam([*network(torch.float32).parameters(), *network().parameters()]))
+
+
+def transposed(model: nn.Module) -> None:
+    weight = model[0].weight  # type: ignore[index]
+    weight.data = weight.data.t().contiguous().t()  # type: ignore[union-attr, operator]
+
+
+def gradients_transposed(model: nn.Module) -> None:
+    weight = model[0].weight  # type: ignore[index]
+    weight.grad = weight.grad.t().contiguous().t()  # type: ignore[union-attr, operator]
+
+
+def sparse(model: nn.Module) -> None:
+    weight = model[0].weight  # type: ignore[index]
+    weight.grad = weight.grad.to_sparse()  # type: ignore[union-attr, operator]
+
+
+@pytest.mark.parametrize("lies", [transposed, gradients_transposed, sparse])
+def test_memory_that_lies_otherwise_is_not_touched(lies: Callable[[nn.Module], None]) -> None:
+    """The kernels go through it as it lies: they would pair weights with gradients of others."""
+    model = network()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    differentiate(model, 0)
+    lies(model)
+    before = copy.deepcopy(model.state_dict())
+    assert not one_pass(optimizer)
+    assert difference(before, model.state_dict()) == 0.0
+    optimizer.step()
+
+
+@pytest.mark.parametrize(("numerics", "passes"), [("equivalent", True), ("exact", False)])
+def test_who_wants_it_exact_gets_the_optimizer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, numerics: Any, passes: bool
+) -> None:
+    made = []
+    monkeypatch.setattr(solo, "one_pass", lambda optimizer: made.append(one_pass(optimizer)) or made[-1])
+    fleet = [studies.member("adam", optimizer=partial(Adam, lr=0.01))]
+    argosy.train(studies.study(fleet=fleet), directory=tmp_path, launcher="inline", devices="cpu:1", numerics=numerics)
+    assert bool(made) == all([passes, *made]) == passes
