@@ -20,7 +20,7 @@ from argosy.training.arena import Arena, Piece
 
 __all__ = ["Kernel", "Numbers", "kind_of"]
 
-UNUSUAL = ("maximize", "amsgrad", "capturable", "differentiable", "fused", "dampening")
+UNUSUAL = ("maximize", "amsgrad", "capturable", "differentiable", "dampening")
 """Options of which an optimizer makes its steps itself."""
 Move = Callable[[], None]
 """What moves weights and state, and takes no memory for that."""
@@ -35,7 +35,7 @@ def kind_of(optimizer: Optimizer) -> Hashable:
         return None
     if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
         return None
-    if any(isinstance(group["lr"], Tensor) for group in groups):
+    if any(isinstance(group["lr"], Tensor) or _counts_on_device(group) for group in groups):
         return None
     return (
         type(optimizer),
@@ -287,6 +287,11 @@ RULES: dict[type[Optimizer], Rule] = {
 
 def _has_momentum(group: dict[str, Any]) -> bool:
     return bool(group.get("momentum", 0))
+
+
+def _counts_on_device(group: dict[str, Any]) -> bool:
+    """Whether the state has its steps where the host would have to wait for them."""
+    return bool(group.get("fused")) and any(weight.device.type != "cpu" for weight in group["params"])
 
 
 def _decoupled(optimizer: Optimizer) -> bool:

@@ -61,6 +61,7 @@ def various(model: Any, **rest: Any) -> list[Member]:
         (partial(Adam, lr=0.003, betas=(0.8, 0.99)), {"schedule": cycle, **every_step}),
         (partial(Adam, lr=0.002, weight_decay=0.01, eps=1e-7), {"schedule": partial(CosineAnnealingLR, T_max=9)}),
         (partial(AdamW, lr=0.004, weight_decay=0.1), {"schedule": ReduceLROnPlateau, "clip_grad_norm": 1.0}),
+        (partial(AdamW, lr=0.002, weight_decay=0.1, fused=True), {}),
         (partial(RMSprop, lr=0.001, centered=True), {"schedule": partial(StepLR, step_size=3), **every_step}),
     ]
     return [
@@ -348,7 +349,6 @@ FOREIGN: tuple[Any, ...] = (
     partial(Adam, amsgrad=True),
     partial(AdamW, maximize=True),
     partial(Adam, lr=torch.tensor(0.01)),
-    partial(Adam, fused=True),
     partial(SGD, lr=0.01, foreach=True),
     partial(Signs, lr=0.001),
 )

@@ -58,6 +58,7 @@ KINDS: dict[str, Factory] = {
     "Adam that decays": partial(Adam, lr=0.01, betas=(0.8, 0.99), eps=1e-6, weight_decay=0.1),
     "Adam, decoupled": partial(Adam, lr=0.01, weight_decay=0.1, decoupled_weight_decay=True),
     "AdamW": partial(AdamW, lr=0.01, weight_decay=0.1),
+    "one pass already": partial(AdamW, lr=0.01, fused=True),
 }
 
 
@@ -119,7 +120,6 @@ STRANGERS: dict[str, Factory] = {
     "a subclass": partial(Own, lr=0.1),
     "amsgrad": partial(Adam, amsgrad=True),
     "dampening": partial(SGD, lr=0.1, momentum=0.9, dampening=0.5),
-    "one pass already": partial(Adam, fused=True),
     "a rate that is a tensor": lambda parameters: Adam(parameters, lr=torch.tensor(0.1)),
     "a hook": hooked,
 }
