@@ -129,7 +129,7 @@ class Fused:
         """See `Program.active`. Each member has an even share of the time."""
         started = time.perf_counter()
         if keep:
-            self._states = [live.randomness.copy() for live in self._lives]
+            self._states = [live.randomness.aside() for live in self._lives]
         try:
             with torch.set_grad_enabled(not keep):
                 yield
@@ -223,9 +223,11 @@ class Fused:
 
     def _validate(self, row: int, batch: Batch, losses: Tensor, output: Any) -> None:
         """Add a batch to a member's validation."""
-        with self._own(row), self._states[row].active():
-            target = batch.data[1] if output is not None else None
-            self._lives[row].val.add(batch.rows, batch.digest, losses, output, target)
+        live, target = self._lives[row], batch.data[1] if output is not None else None
+        # Without metrics nothing of the member's own is called, that might draw.
+        drawing = self._states[row].active() if live.member.metrics else contextlib.nullcontext()
+        with self._own(row), drawing:
+            live.val.add(batch.rows, batch.digest, losses, output, target)
 
     def _end_validation(self, row: int) -> None:
         with self._own(row):

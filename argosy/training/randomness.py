@@ -47,9 +47,15 @@ class Randomness:
 
     def copy(self) -> "Randomness":
         """An equal state that moves on its own; it carries all generators."""
+        twin = self.aside()
+        twin.uses_others = True
+        return twin
+
+    def aside(self) -> "Randomness":
+        """An equal state that moves on its own."""
         clone = None if self.device_state is None else self.device_state.clone()
         twin = Randomness(self.backend, self.torch_state.clone(), clone, self.others)
-        twin.uses_others = True
+        twin.uses_others = self.uses_others
         return twin
 
     def mark(self) -> Mark:
