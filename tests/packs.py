@@ -88,9 +88,9 @@ def member(name: str, *, model: Any = mlp, dtype: torch.dtype = torch.float64, *
     return Member(name, model=partial(double, model) if dtype == torch.float64 else model, **rest)
 
 
-def live(member: Member, device: str = "cpu:0") -> LiveMember:
+def live(member: Member, device: str = "cpu:0", *, exact: bool = True) -> LiveMember:
     """At its beginning."""
-    return build(member, backend_of(device), study_seed=0, objective="val_loss", mode="min")
+    return build(member, backend_of(device), study_seed=0, objective="val_loss", mode="min", exact=exact)
 
 
 def samples(

@@ -48,10 +48,12 @@ def admit(
     admitted: set[Fingerprint] | None = None,
     *,
     single: bool = False,
+    pairs: bool = True,
 ) -> Admission:
     """Try those of these members that are alike on a block of training samples; they stay as they are.
 
-    What is `admitted` is not tried again, and what passes is added to it. With `single`, whom nobody is like is tried too.
+    What is `admitted` is not tried again, and what passes is added to it. With `single`, whom nobody is like is tried too; without
+    `pairs`, two are not whose optimizers take one pass: as one program, no network of `benchmarks/packing.py` was faster.
     """
     admitted = set() if admitted is None else admitted
     alike: dict[Fingerprint, list[LiveMember]] = {}
@@ -74,6 +76,10 @@ def admit(
             reasons[names[0]] = lonely
             if not single:
                 continue
+        spared = not pairs and len(pack) == 2 and fingerprint not in admitted and all(live.one_pass for live in pack)
+        if spared:
+            reasons |= dict.fromkeys(names, "on a CPU two alike are as fast one after another")
+            continue
         reason = None if fingerprint in admitted else _mismatch(pack[:TRIED], block)
         if reason is None:
             packs.append(names)

@@ -89,7 +89,8 @@ class Fusion:
         with warnings.catch_warnings():
             # Of a twin's schedule, which cannot know that the twin's optimizer steps before it.
             warnings.filterwarnings("ignore", "Seems like `optimizer.step")
-            admission = admit(lives, block, self._admitted, single="compiled" in self._kinds)
+            compiles = "compiled" in self._kinds
+            admission = admit(lives, block, self._admitted, single=compiles, pairs=compiles)
         for names in admission.packs:
             members = [unit for unit in units if unit.names[0] in names]
             known = next((unit.kin for unit in members if unit.kin is not None), None)

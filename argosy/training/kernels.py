@@ -18,7 +18,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from argosy.training.arena import Arena, Piece
 
-__all__ = ["Kernel", "Numbers", "kind_of"]
+__all__ = ["Kernel", "Numbers", "is_unusual", "kind_of"]
 
 UNUSUAL = ("maximize", "amsgrad", "capturable", "differentiable", "dampening")
 """Options of which an optimizer makes its steps itself."""
@@ -30,16 +30,22 @@ Numbers = Sequence[tuple[float, ...]]
 
 def kind_of(optimizer: Optimizer) -> Hashable:
     """Optimizers of one kind take one kernel; None for those that make their steps themselves."""
+    if type(optimizer) not in RULES or is_unusual(optimizer):
+        return None
     groups = optimizer.param_groups
-    if type(optimizer) not in RULES or any(group.get(option) for group in groups for option in UNUSUAL):
-        return None
-    if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
-        return None
-    if any(isinstance(group["lr"], Tensor) or _counts_on_device(group) for group in groups):
-        return None
     return (
         type(optimizer),
         *((group.get("nesterov"), _has_momentum(group), _decoupled(optimizer)) for group in groups),
+    )
+
+
+def is_unusual(optimizer: Optimizer) -> bool:
+    """Whether an optimizer of torch does something beside its arithmetic, or otherwise than most."""
+    groups = optimizer.param_groups
+    return (
+        any(group.get(option) for group in groups for option in UNUSUAL)
+        or any(isinstance(group["lr"], Tensor) or _counts_on_device(group) for group in groups)
+        or bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
     )
 
 

@@ -1,4 +1,4 @@
-"""Steps of torch's SGD, Adam and AdamW for one member, on a CPU, by torch's own kernels that pass once over weights and state.
+"""Steps of torch's SGD, Adam, AdamW and Adagrad for one member, on a CPU, by torch's own kernels that pass once over weights and state.
 
 They are those that ``fused=True`` asks torch for, called without all that `Optimizer.step` does around them, which takes a small
 network longer than its backward pass. The arithmetic is the same in another order: weights differ from the optimizer's own by
@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
-from argosy.training.kernels import kind_of
+from argosy.training.kernels import is_unusual
 
 __all__ = ["one_pass", "takes_one_pass"]
 
@@ -25,7 +25,7 @@ Move = Callable[[], None]
 
 def takes_one_pass(optimizer: Any) -> bool:
     """Whether `one_pass` may make steps of an optimizer."""
-    if type(optimizer) not in RULES or kind_of(optimizer) is None:
+    if type(optimizer) not in RULES or is_unusual(optimizer):
         return False
     places = {(weight.device.type, weight.dtype) for group in optimizer.param_groups for weight in group["params"]}
     return places in ({("cpu", torch.float32)}, {("cpu", torch.float64)})
@@ -91,8 +91,24 @@ def _adam(
     return move
 
 
+def _adagrad(group: Group, weights: Weights, gradients: Weights, states: States) -> Move | None:
+    if not all(states):
+        return None
+    steps = [state["step"] for state in states]
+
+    def move() -> None:
+        torch._foreach_add_(steps, 1)
+        torch._fused_adagrad_(
+            weights, gradients, [state["sum"] for state in states], steps, lr=group["lr"], lr_decay=group["lr_decay"],
+            weight_decay=group["weight_decay"], eps=group["eps"], maximize=False,
+        )  # fmt: skip
+
+    return move
+
+
 RULES: dict[type[Optimizer], Callable[[Group, Weights, Weights, States], Move | None]] = {
     SGD: _sgd,
+    Adagrad: _adagrad,
     Adam: _adam,
     AdamW: partial(_adam, decoupled=True),
 }

@@ -12,7 +12,8 @@ from torch.optim import SGD
 from torch.optim.lr_scheduler import LambdaLR
 
 from argosy.study import Member
-from argosy.training.fused_admission import Admission
+from argosy.training.fingerprint import Fingerprint
+from argosy.training.fused_admission import Admission, admit
 
 
 def lookahead(optimizer: Any) -> Any:
@@ -66,3 +67,23 @@ def test_what_may_differ_does_not_part_members() -> None:
 
 def test_a_single_member_has_nobody_to_be_fused_with() -> None:
     assert admission([odd()]).alone == {"odd": "there is no other member that could be fused with it"}
+
+
+def test_two_are_spared_where_each_takes_one_pass() -> None:
+    """Unless they were admitted before, when there were more of them."""
+    (arrays, _), known = packs.samples(), set[Fingerprint]()
+    (block,) = packs.blocks(packs.Orders(0, {"train": packs.TRAIN}).epoch("train", 0), packs.TRAIN, arrays=arrays)
+
+    def packed(*members: Member, exact: bool = False) -> int:
+        lives = [packs.live(member, exact=exact) for member in members]
+        return len(admit(lives, block, known, pairs=False).packs)
+
+    two, third = [packs.member(name) for name in "ab"], packs.member("c")
+    slow = [replace(member, optimizer=partial(torch.optim.RMSprop, lr=0.01)) for member in two]
+    assert packed(*two) == 0
+    assert packed(*two, exact=True) == 1
+    known.clear()
+    assert packed(*slow) == 1
+    known.clear()
+    assert packed(*two, third) == 1
+    assert packed(*two) == 1

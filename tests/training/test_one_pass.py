@@ -10,7 +10,7 @@ import pytest
 import studies
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
+from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
 from torch.optim.lr_scheduler import OneCycleLR
 
 import argosy
@@ -58,6 +58,7 @@ KINDS: dict[str, Factory] = {
     "Adam that decays": partial(Adam, lr=0.01, betas=(0.8, 0.99), eps=1e-6, weight_decay=0.1),
     "Adam, decoupled": partial(Adam, lr=0.01, weight_decay=0.1, decoupled_weight_decay=True),
     "AdamW": partial(AdamW, lr=0.01, weight_decay=0.1),
+    "Adagrad": partial(Adagrad, lr=0.1, lr_decay=0.01, weight_decay=0.01),
     "one pass already": partial(AdamW, lr=0.01, fused=True),
 }
 
