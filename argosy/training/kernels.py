@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim import optimizer as torch_optimizer
 
 from argosy.training.arena import Arena, Piece
 
@@ -46,6 +47,8 @@ def is_unusual(optimizer: Optimizer) -> bool:
         any(group.get(option) for group in groups for option in UNUSUAL)
         or any(isinstance(group["lr"], Tensor) or _counts_on_device(group) for group in groups)
         or bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
+        or bool(torch_optimizer._global_optimizer_pre_hooks or torch_optimizer._global_optimizer_post_hooks)
+        or _steps_otherwise(optimizer)
     )
 
 
@@ -293,6 +296,12 @@ RULES: dict[type[Optimizer], Rule] = {
 
 def _has_momentum(group: dict[str, Any]) -> bool:
     return bool(group.get("momentum", 0))
+
+
+def _steps_otherwise(optimizer: Optimizer) -> bool:
+    """Whether the object has a `step` of its own, and not one that torch's schedules have put around that of its class."""
+    own = vars(optimizer).get("step")
+    return own is not None and getattr(own, "__wrapped__", None) is not type(optimizer).step
 
 
 def _counts_on_device(group: dict[str, Any]) -> bool:

@@ -4,6 +4,7 @@ import copy
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from types import MethodType
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
 from torch.optim.lr_scheduler import OneCycleLR
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import argosy
 from argosy.training import solo
@@ -68,8 +70,8 @@ def test_weights_and_state_are_those_of_the_optimizer(factory: Factory) -> None:
     """With a rate and a momentum that move, and a step that the optimizer makes in between."""
     models = network(), network()
     own, passed = (factory(model.parameters()) for model in models)
-    assert takes_one_pass(passed)
     schedules = [OneCycleLR(optimizer, 0.1, total_steps=STEPS, cycle_momentum=False) for optimizer in (own, passed)]
+    assert takes_one_pass(passed)
     made = 0
     for number in range(STEPS):
         for model in models:
@@ -112,6 +114,12 @@ def hooked(parameters: Any) -> Optimizer:
     return optimizer
 
 
+def replaced(parameters: Any) -> Optimizer:
+    optimizer = SGD(parameters, lr=0.1)
+    optimizer.step = MethodType(lambda optimizer, closure=None: None, optimizer)  # type: ignore[method-assign]
+    return optimizer
+
+
 class Own(SGD):
     """One's own."""
 
@@ -123,12 +131,22 @@ STRANGERS: dict[str, Factory] = {
     "dampening": partial(SGD, lr=0.1, momentum=0.9, dampening=0.5),
     "a rate that is a tensor": lambda parameters: Adam(parameters, lr=torch.tensor(0.1)),
     "a hook": hooked,
+    "another step": replaced,
 }
 
 
 @pytest.mark.parametrize("factory", STRANGERS.values(), ids=STRANGERS)
 def test_other_optimizers_make_their_steps(factory: Factory) -> None:
     assert not takes_one_pass(factory(network().parameters()))
+
+
+def test_whoever_listens_to_all_optimizers_hears_them() -> None:
+    optimizer, heard = SGD(network().parameters(), lr=0.1), register_optimizer_step_post_hook(lambda *_: None)
+    try:
+        assert not takes_one_pass(optimizer)
+    finally:
+        heard.remove()
+    assert takes_one_pass(optimizer)
 
 
 def test_weights_of_other_types_are_their_optimizers() -> None:
