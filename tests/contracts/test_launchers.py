@@ -298,7 +298,8 @@ def test_a_broken_sample_can_be_skipped_and_is_counted(tmp_path: Path, launcher:
     assert {line["samples"] for line in evidence.event_lines(tmp_path, "SectionEnded") if line["member"] == "odd"} == {
         59
     }
-    assert [(line["epoch"], line["index"]) for line in evidence.event_lines(tmp_path, "Skipped")] == [(0, 17), (1, 17)]
+    skipped = [(line["epoch"], line["index"]) for line in evidence.event_lines(tmp_path, "Skipped")]
+    assert sorted(skipped) == [(0, 17), (1, 17)]  # two nodes may tell of theirs in any order
     assert audit(tmp_path) == []
 
 
