@@ -31,6 +31,7 @@ from argosy.training.derivation import Derivation
 from argosy.training.forward import Data, Forward, Rows
 from argosy.training.heap import large_outside
 from argosy.training.kernels import Kernel, kind_of
+from argosy.training.made import Made
 from argosy.training.member import LiveMember
 from argosy.training.precision import LossScales
 from argosy.training.program import OwnFaults
@@ -83,6 +84,16 @@ class Fused:
         self._augment = any(live.member.augment for live in lives)
         self._states: Sequence[Randomness] = [live.randomness for live in lives]
         """That the members draw from."""
+        self.made = Made(self._lives)
+        """Turns with a batch for each member."""
+        self._begins = not lives[0].steps
+        """Whether the first turn of all is still to come."""
+        self._watched = {
+            row
+            for row, live in enumerate(lives)
+            if live.loss_scale is not None or (live.schedule is not None and live.member.schedule_per == "step")
+        }
+        """Members of whose steps there is more than their kernel does."""
         self._turn: Turn = ()
         """Begun, and not finished."""
         self._parts: list[Part] = []
@@ -134,6 +145,7 @@ class Fused:
             with torch.set_grad_enabled(not keep):
                 yield
         finally:
+            self.made.tell()
             self._states = [live.randomness for live in self._lives]
             share = (time.perf_counter() - started) / len(self._lives)
             for live in self._lives:
@@ -153,7 +165,7 @@ class Fused:
         self._turn = batch
         buffers = {name: buffer.clone() for name, buffer in self._arena.buffers.items()}
         self._before = [live.randomness.mark() for live in self._lives], buffers
-        with contextlib.nullcontext() if self._lives[0].steps else large_outside():
+        with large_outside() if self._begins else contextlib.nullcontext():
             self._parts = [self._differentiated(rows, self.inputs(rows, batch)) for rows in equally_long(batch)]
 
     def undo(self) -> None:
@@ -174,22 +186,31 @@ class Fused:
 
     def finish(self) -> int:
         """See `Program.finish`."""
-        totals: dict[int, Tensor] = {}
-        with contextlib.nullcontext() if self._lives[0].steps else large_outside():
+        with large_outside() if self._begins else contextlib.nullcontext():
             for part in self._parts:
-                totals.update(zip(part.rows, part.totals.unbind(), strict=True))
                 if self._scales is not None:
                     part.overflowed = self._scales.divide(part.gradients, part.rows)
                 self._clip(part)
             for part in self._parts:
                 self._step(part)
+        if len(self._parts) == 1 and len(self._parts[0].rows) == len(self._lives):
+            samples = self.made.add(self._turn, self._parts[0].totals)
+        else:
+            samples = self._commit()
+        self._turn, self._parts, self._before, self._begins = (), [], None, False
+        self._tell_faults()
+        return samples
+
+    def _commit(self) -> int:
+        """Tell each member of its batch, where it has one; returns how many samples these have."""
+        self.made.tell()
+        totals = {row: total for part in self._parts for row, total in zip(part.rows, part.totals, strict=True)}
         samples = 0
         for row, (live, batch) in enumerate(zip(self._lives, self._turn, strict=True)):
             if batch is not None:
+                live.steps += row in totals
                 live.commit_total(batch, totals.get(row))
                 samples += batch.rows
-        self._turn, self._parts, self._before = (), [], None
-        self._tell_faults()
         return samples
 
     def _tell_faults(self) -> None:
@@ -270,15 +291,22 @@ class Fused:
         """Losses and gradients of members with equally long batches; a batch is one whatever its micro-batches."""
         weights, buffers = self._tensors(rows)
         leaves = [weights[piece.name] for piece in self._arena.pieces]
-        gradients = self._arena.weights.new_empty(len(rows), self._arena.weights.shape[1])
+        gradients: Tensor | None = None
         idle = {piece.name for piece in self._arena.pieces}
         totals = []
         for part in data.pieces(self._lives[0].member.accumulate):
             values = partial(self._losses, rows, part, weights, buffers)
             losses, found = self._derivation.of(rows, part, part.samples / data.samples, values, leaves)
-            self._gather(found, gradients, idle)
+            if gradients is None and all(gradient is not None and gradient.is_contiguous() for gradient in found):
+                gradients = torch.cat([gradient.view(len(rows), -1) for gradient in found if gradient is not None], 1)
+                idle.clear()
+            else:
+                if gradients is None:
+                    gradients = self._arena.weights.new_empty(len(rows), self._arena.weights.shape[1])
+                self._gather(found, gradients, idle)
             totals.append(totals_of(losses.detach(), part.samples))
-        for piece in self._arena.pieces:
+        assert gradients is not None
+        for piece in self._arena.pieces if idle else ():
             if piece.name in idle:
                 piece.over(gradients).zero_()
         return Part(rows, sum(totals[1:], totals[0]), gradients, frozenset(idle))
@@ -355,6 +383,8 @@ class Fused:
                     move()
                     stepped.update(range(kernel.rows.start, kernel.rows.stop))
         for number, row in enumerate(part.rows):
+            if row in stepped and row not in self._watched:
+                continue
             live = self._lives[row]
             try:
                 if row in part.overflowed:
@@ -367,7 +397,6 @@ class Fused:
                     live.schedule.step()
             except Exception as error:  # boundary between a member's code and ours
                 self._faults[live.member.name] = error
-            live.steps += 1
 
     @torch.no_grad()
     def _clip(self, part: Part) -> None:

@@ -6,8 +6,7 @@ replayed again. What a step takes of the host lies in memory that stays: samples
 optimizers by `Dials`, random numbers are torch's concern, which lets a recording draw from where the default generator
 stands. Where batches are shorter, or not all members have one, steps are made plainly.
 
-What raises here has moved no weights: with `undo` the step was never begun, and another program makes it. The host's part of
-a whole step, positions and sums of losses, is made up for when `active` is left.
+What raises here has moved no weights: with `undo` the step was never begun, and another program makes it.
 """
 
 import contextlib
@@ -18,7 +17,6 @@ import torch
 from torch import Tensor
 
 from argosy.stream.blocks import Block
-from argosy.stream.order import Digest
 from argosy.stream.trees import flatten, unflatten
 from argosy.training.dials import Dials
 from argosy.training.forward import Data
@@ -62,8 +60,6 @@ class Graphed:
         """Made as a whole, and not finished."""
         self._totals = torch.empty(0)
         """Of that turn: sums of the losses ``[members]``."""
-        self._made: list[tuple[Turn, Tensor]] = []
-        """Turns that positions and sums of losses do not tell of yet."""
         self._apart = False
         """Whether its work goes to a stream of its own."""
 
@@ -89,7 +85,7 @@ class Graphed:
             try:
                 yield
             finally:
-                self._make_up()
+                self._whole.made.tell()
 
     def cut(self, block: Block) -> Iterator[Any]:
         """See `Program.cut`."""
@@ -99,7 +95,7 @@ class Graphed:
         """See `Program.begin`; weights that move as a whole move here."""
         turn = self._whole.turn(batch) if self._whole.kernels else None
         if turn is None:
-            self._make_up()
+            self._whole.made.tell()
             self._program.begin(batch)
             return
         self._whole.remember()
@@ -115,13 +111,7 @@ class Graphed:
             return self._program.finish()
         for kernel in self._whole.kernels:
             kernel.note_step()
-        self._made.append((turn, self._totals))
-        samples = 0
-        for live, batch in zip(self._lives, turn, strict=True):
-            assert batch is not None and live.cutter is not None
-            samples += batch.rows
-            if live.cutter.position < batch.stop:  # members may share one
-                live.cutter.commit(batch)
+        samples = self._whole.made.add(turn, self._totals)
         self._move_schedules()
         return samples
 
@@ -238,23 +228,6 @@ class Graphed:
         return [arena.weights, *arena.buffers.values(), *states]
 
     # ---- the host's part
-
-    def _make_up(self) -> None:
-        """Tell the members of their steps."""
-        made, self._made = self._made, []
-        if not made:
-            return
-        totals, event = self._lives[0].backend.fetch(torch.stack([of_turn for _, of_turn in made], 1))
-        known: dict[tuple[int, ...], tuple[int, Digest]] = {}
-        for row, live in enumerate(self._lives):
-            batches = [batch for turn, _ in made if (batch := turn[row]) is not None]
-            key = tuple(map(id, batches))
-            if key not in known:
-                digest = Digest()
-                for batch in batches:
-                    digest = digest.plus(batch.digest)
-                known[key] = sum(batch.rows for batch in batches), digest
-            live.commit_several(len(batches), *known[key], totals[row], event)
 
     def _move_schedules(self) -> None:
         faults: dict[str, Exception] = {}

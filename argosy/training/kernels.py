@@ -9,7 +9,7 @@ captured (`argosy.training.graphed`) takes them from memory that stays where it 
 """
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -67,6 +67,8 @@ class Tile:
     """``[rows, columns]``."""
     state: dict[str, Tensor]
     """By torch's names: of the weights' shape, and ``step`` ``[rows, weights]``."""
+    shown: list[tuple[Numbers, Tensor]] = field(default_factory=list)
+    """The numbers that were placed last, and where: they seldom change."""
 
     @property
     def steps(self) -> Sequence[float]:
@@ -75,7 +77,9 @@ class Tile:
 
     def placed(self, numbers: Numbers) -> Tensor:
         """``[rows, numbers]`` where the weights are."""
-        return torch.tensor(numbers, dtype=self.weights.dtype, device=self.weights.device)
+        if not self.shown or self.shown[0][0] != numbers:
+            self.shown[:] = [(numbers, torch.tensor(numbers, dtype=self.weights.dtype, device=self.weights.device))]
+        return self.shown[0][1]
 
 
 class Kernel:

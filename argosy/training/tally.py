@@ -97,7 +97,7 @@ def total_of(value: torch.Tensor, rows: int) -> torch.Tensor:
 
 def totals_of(losses: torch.Tensor, samples: int) -> torch.Tensor:
     """Of members, losses ``[members, samples, …]`` or means over the samples ``[members]`` -> sums over the samples, float64."""
-    sums = losses.double().reshape(len(losses), -1).sum(1)
+    sums = losses.reshape(len(losses), -1).sum(1, dtype=torch.float64)
     numbers = losses.numel() // len(losses)
     return sums if numbers == samples else sums * (samples / numbers)
 

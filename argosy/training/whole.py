@@ -17,6 +17,7 @@ from argosy.training.fingerprint import attributes, obstacle
 from argosy.training.forward import Data
 from argosy.training.fused import Fused
 from argosy.training.kernels import Kernel, kind_of
+from argosy.training.made import Made
 from argosy.training.member import LiveMember
 from argosy.training.program import Program
 from argosy.training.randomness import Mark
@@ -41,6 +42,10 @@ class Whole(Protocol):
     @property
     def kernels(self) -> Sequence[Kernel]:
         """That step all of them, by row; none where they cannot at present."""
+
+    @property
+    def made(self) -> Made:
+        """The turns that they have made as a whole."""
 
     def turn(self, batch: Any) -> Turn | None:
         """Of each member its batch, of what the program cuts; None where they are not stepped as a whole."""
@@ -114,6 +119,11 @@ class Several:
         """See `Whole.kernels`."""
         return self._fused.kernels
 
+    @property
+    def made(self) -> Made:
+        """See `Whole.made`."""
+        return self._fused.made
+
     def turn(self, batch: Turn) -> Turn | None:
         """See `Whole.turn`."""
         parts = equally_long(batch)
@@ -165,6 +175,8 @@ class Single:
         self._solo = solo
         self._arena = arena
         self._kernel = kernel
+        self.made = Made([solo.live])
+        """See `Whole.made`."""
         self._held = [(m._buffers, name, b) for m in solo.live.model.modules() for name, b in m._buffers.items()]
         self._before: Mark | None = None
 
