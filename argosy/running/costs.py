@@ -115,11 +115,12 @@ def _work(member: Member, measured: Measured) -> tuple[object, ...]:
 class Observed:
     """What earlier runs saw of members, on this machine's disk: 30 ms at the start of a run are a noisy measure.
 
-    A member is known by its factory, hyper-parameters and parameter shapes, on one kind of device and one torch. Only
-    plans depend on it, never a member's result.
+    A member is known by its factory, hyper-parameters and parameter shapes, on one kind of device and one torch, and by whether its
+    steps are `exact`. Only plans depend on it, never a member's result.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, exact: bool = False) -> None:
+        self._exact = exact
         self._cache = ProfileCache(folder=cache_folder() / "profiles")
 
     def refresh(self, profile: Profile, member: Member, measured: Measured) -> Profile:
@@ -135,7 +136,7 @@ class Observed:
 
     def _key(self, profile: Profile, member: Member, measured: Measured) -> str:
         return self._cache.key(
-            member=f"{spell(member.model)} {member.hyperparameters} {member.precision} {measured.parameter_shapes}",
+            member=f"{spell(member.model)} {member.hyperparameters} {member.precision} {measured.parameter_shapes} {self._exact}",
             device_kind=profile.device_kind,
             versions={"torch": torch.__version__, "argosy": argosy.__version__},
         )

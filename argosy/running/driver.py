@@ -103,8 +103,8 @@ class Driver:
         self.roster = Roster(job, state, self.judges)
         self.force = Workforce(workers, cluster)
         if only_measure:
-            kind = cluster.devices[0].kind
-            self.measuring = Measuring(device_kind=kind, node_devices=node_devices, link=ASSUMED_LINK)
+            kind, exact = cluster.devices[0].kind, job.settings.numerics == "exact"
+            self.measuring = Measuring(device_kind=kind, node_devices=node_devices, link=ASSUMED_LINK, exact=exact)
         else:
             self.measuring = measuring_of_run(job.settings, cluster, side_by_side=workers.side_by_side)
         self.only_measure = only_measure

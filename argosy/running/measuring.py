@@ -31,6 +31,7 @@ class Measuring:
         groups: int = 1,
         link: Link | None = None,
         nobody: str = "",
+        exact: bool = False,
     ) -> None:
         self.device_kind = device_kind
         self.node_devices = node_devices
@@ -43,7 +44,7 @@ class Measuring:
         """Why nobody is split, where there are several devices."""
         self.samples_per_epoch: int | None = None
         """Of the stream; None until the data is open."""
-        self.observed = Observed()
+        self.observed = Observed(exact=exact)
         self.measured: dict[str, Measured] = {}
         self.missing: set[str] = set()
         """Members that nobody knows the costs of."""

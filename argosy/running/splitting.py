@@ -21,7 +21,8 @@ def measuring_of_run(settings: Settings, cluster: Cluster, *, side_by_side: bool
     devices = len(cluster.devices)
     nobody = _why_nobody(settings, side_by_side=side_by_side) if devices > 1 else ""
     groups = 1 if nobody else min(devices, MOST_RANKS)
-    return Measuring(device_kind=cluster.devices[0].kind, groups=groups, nobody=nobody)
+    exact = settings.numerics == "exact"
+    return Measuring(device_kind=cluster.devices[0].kind, groups=groups, nobody=nobody, exact=exact)
 
 
 def _why_nobody(settings: Settings, *, side_by_side: bool) -> str:

@@ -57,6 +57,13 @@ def test_a_rate_that_was_seen_moves_the_next_plan_half_way(tmp_path, monkeypatch
     assert Observed().refresh(profile(), member, MEASURED).samples_per_second == pytest.approx((62.5,))
 
 
+def test_exact_steps_have_rates_of_their_own(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    Observed(exact=True).remember(profile(), studies.member(), MEASURED, ENDED)
+    assert Observed(exact=True).refresh(profile(), studies.member(), MEASURED) != profile()
+    assert Observed().refresh(profile(), studies.member(), MEASURED) == profile()
+
+
 def test_another_network_or_hyperparameter_is_another_member(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     Observed().remember(profile(), studies.member(), MEASURED, ENDED)
