@@ -57,7 +57,7 @@ def ray_tune(
             self.alone.optimizer.load_state_dict(found["optimizer"])
             self.best, self.began = found["best"], found["began"]
 
-    ray.init(num_cpus=workers, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    ray.init(address="local", num_cpus=workers, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     try:
         scheduler = tune.schedulers.HyperBandScheduler(
             time_attr="training_iteration", metric="accuracy", mode="max", max_t=most, reduction_factor=3
