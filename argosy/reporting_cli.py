@@ -58,6 +58,10 @@ def report(
         else:
             print_report(found, BEGUN_BY)
         return
+    if live:
+        from argosy.running.journal import wait_for_data
+
+        wait_for_data(directory)
     page, goes_on = _write_page(directory, live=live)
     write({"page": str(page)} if as_json else f"Written: {page}")
     if open_:

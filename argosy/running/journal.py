@@ -21,7 +21,16 @@ from argosy.events import Event, Fed, Passed, RunStarted, SearchBegan
 from argosy.running.lines import from_line, to_line
 from argosy.system import disk_refused
 
-__all__ = ["Journal", "Lock", "at_work", "own_directory", "read_journal", "timeline", "wait_for_section"]
+__all__ = [
+    "Journal",
+    "Lock",
+    "at_work",
+    "own_directory",
+    "read_journal",
+    "timeline",
+    "wait_for_data",
+    "wait_for_section",
+]
 
 
 LOOK_SECONDS = 0.1
@@ -163,6 +172,12 @@ def at_work(directory: Path) -> bool:
     finally:
         os.close(descriptor)
     return False
+
+
+def wait_for_data(directory: Path) -> None:
+    """Until a run's data is open, before which there is nothing to tell of it, or nobody is at work there."""
+    while at_work(directory) and not (directory / "study.json").exists():
+        time.sleep(LOOK_SECONDS)
 
 
 def wait_for_section(directory: Path) -> None:

@@ -14,6 +14,7 @@ import voyages
 
 import argosy
 from argosy import reporting_cli
+from argosy.running import journal
 from argosy.running.journal import timeline
 from argosy.views.html import page as page_of
 from argosy.views.html.chronicle import Chronicle, Mark
@@ -116,6 +117,24 @@ def test_news_are_written_while_the_run_goes_on_and_the_whole_page_at_its_end(
     assert not is_live(run)
     assert not (run / "report.live.js").exists()
     assert f">{found.rows[0].name}</td>" in (run / "report.html").read_text()
+
+
+def test_a_live_page_waits_for_a_run_that_has_just_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, waited = tmp_path / "run", list[float]()
+    study = studies.study(90, fleet=[studies.member()], epochs=1)
+    argosy.train(study, directory=run, launcher="inline", devices="cpu:1")
+    (run / "study.json").rename(tmp_path / "study.json")
+
+    def sleep(seconds: float) -> None:
+        waited.append(seconds)
+        if len(waited) == 3:
+            (tmp_path / "study.json").rename(run / "study.json")
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    monkeypatch.setattr(journal, "at_work", lambda directory: True)
+    monkeypatch.setattr(reporting_cli, "write", lambda value: None)
+    reporting_cli.report(run, html=False, open_=False, live=True, as_json=False)
+    assert len(waited) == 3 and (run / "report.html").exists()
 
 
 def is_live(run: Path) -> bool:
