@@ -53,7 +53,7 @@ def admit(
     """Try those of these members that are alike on a block of training samples; they stay as they are.
 
     What is `admitted` is not tried again, and what passes is added to it. With `single`, whom nobody is like is tried too; without
-    `pairs`, two are not whose optimizers take one pass: as one program, no network of `benchmarks/packing.py` was faster.
+    `pairs`, two are not whose optimizers take one pass.
     """
     admitted = set() if admitted is None else admitted
     alike: dict[Fingerprint, list[LiveMember]] = {}
@@ -78,7 +78,7 @@ def admit(
                 continue
         spared = not pairs and len(pack) == 2 and fingerprint not in admitted and all(live.one_pass for live in pack)
         if spared:
-            reasons |= dict.fromkeys(names, "on a CPU two alike are as fast one after another")
+            reasons |= dict.fromkeys(names, "others in twos were no faster as one program on this device")
             continue
         reason = None if fingerprint in admitted else _mismatch(pack[:TRIED], block)
         if reason is None:

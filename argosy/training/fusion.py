@@ -26,6 +26,10 @@ from argosy.training.units import Unit
 
 __all__ = ["Fusion"]
 
+PAIRS = 2
+"""That are tried at least: if none of them was faster as one program, those to come are not tried. In a short trial that is dear."""
+TWO = Candidate(2)
+
 
 class Fusion:
     """Of one trainer, whose units these are."""
@@ -54,6 +58,8 @@ class Fusion:
         self._admitted: set[Fingerprint] = set()
         self._compilations: dict[Kin, Compilation] = {}
         """Of those that may be compiled."""
+        self._pairs: list[bool] = []
+        """Of members that were kin in twos, whether one program was faster."""
         self._alone: dict[str, str] = {}
         """Why members are no program with others, as it was told."""
 
@@ -90,7 +96,8 @@ class Fusion:
             # Of a twin's schedule, which cannot know that the twin's optimizer steps before it.
             warnings.filterwarnings("ignore", "Seems like `optimizer.step")
             compiles = "compiled" in self._kinds
-            admission = admit(lives, block, self._admitted, single=compiles, pairs=compiles)
+            pairs = compiles or len(self._pairs) < PAIRS or any(self._pairs)
+            admission = admit(lives, block, self._admitted, single=compiles, pairs=pairs)
         for names in admission.packs:
             members = [unit for unit in units if unit.names[0] in names]
             known = next((unit.kin for unit in members if unit.kin is not None), None)
@@ -195,6 +202,8 @@ class Fusion:
             unit.begin_round(measures=measures and kin.now == wanted)
         if not measures:
             kin.settled_for = count
+            if {ALONE, TWO} <= kin.costs.keys():
+                self._pairs.append(kin.costs[TWO] < kin.costs[ALONE])
         if changes or (kin.costs and not measures):
             self._emit(Report(events=(*events, self._packed(kin, units, settled=not measures))))
 

@@ -1,0 +1,54 @@
+"""Which members of a trainer are tried as one program, by what was seen of others before."""
+
+from functools import partial
+from pathlib import Path
+
+import packs
+import pytest
+
+from argosy.commands import Report
+from argosy.events import StepsAlone
+from argosy.stream.pulse import Pulse
+from argosy.stream.schedule import Orders
+from argosy.training.aboard import Aboard
+from argosy.training.files import Files
+from argosy.training.fusion import PAIRS, Fusion
+from argosy.training.kin import Kin
+from argosy.training.units import Unit
+
+ORDERS = Orders(0, {"train": packs.TRAIN})
+SPARED = "others in twos were no faster as one program on this device"
+
+
+def aboard(folder: Path, name: str, hidden: int) -> Aboard:
+    live = packs.live(packs.member(name, model=partial(packs.mlp, hidden=hidden), batch_size=2), exact=False)
+    live.begin_epoch(ORDERS, 0)
+    return Aboard(live, Files(folder, None), ORDERS, 1, stream_epoch=0, next_section=0, earlier=0, leads=True)
+
+
+@pytest.mark.parametrize(("cost", "spared"), [(3.0, True), (0.5, False)], ids=["slower", "faster"])
+def test_twos_are_tried_no_more_where_none_was_faster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cost: float, spared: bool
+) -> None:
+    def note(kin: Kin, seconds: float, samples: int, need: int | None = None) -> None:
+        if samples:
+            kin.costs[kin.now] = cost if kin.now.size == 2 else 1.0
+
+    monkeypatch.setattr(Kin, "note", note)
+    (block,) = packs.blocks(ORDERS.epoch("train", 0), packs.TRAIN, arrays=packs.samples()[0])
+    units, said = list[Unit](), list[Report]()
+    fusion = Fusion("cpu:0", units, said.append, lambda names: [], Pulse.private(), allowed=True)
+    for hidden in range(5, 5 + PAIRS + 1):
+        units.extend(Unit.of([aboard(tmp_path, f"{name}{hidden}", hidden)]) for name in "ab")
+        fusion.boarded()
+        fusion.look(block)
+        for _ in range(4):
+            for unit in list(units):
+                unit.step(block, lambda: False)
+            fusion.settle()
+    reasons = {}
+    for report in said:
+        for event in report.events:
+            reasons |= dict(event.reasons) if isinstance(event, StepsAlone) else {}
+    assert {name for name, reason in reasons.items() if reason == SPARED} == ({"a7", "b7"} if spared else set())
+    assert sorted(len(unit.crew) for unit in units) == ([1] * 6 if spared else [2] * 3)
