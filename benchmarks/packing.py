@@ -205,7 +205,7 @@ def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--full", action="store_true", help="compiled sides too, where there are 8 members")
-    parser.add_argument("--seconds", type=float, default=3.0, help="of a rung, where its rounds take less")
+    parser.add_argument("--seconds", type=float, default=4.0, help="of a rung, where its rounds take less")
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
     parser.add_argument("--only", nargs="+", choices=tuple(WORKLOADS), default=tuple(WORKLOADS))
     parser.set_defaults(rounds=9)
