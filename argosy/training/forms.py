@@ -9,10 +9,7 @@ from torch.nn import functional
 
 from argosy.training.vectorised import Level
 
-__all__ = ["FORMS", "SMALL"]
-
-SMALL = 2**13
-"""Weights of all members, up to which a gradient that lies transposed costs less than a backward pass in Python."""
+__all__ = ["FORMS"]
 
 
 def _linear(level: Level, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
@@ -37,7 +34,7 @@ def _linear(level: Level, input: Tensor, weight: Tensor, bias: Tensor | None = N
 
 def _product(rows: Tensor, weights: Tensor, biases: Tensor) -> Tensor:
     """``[members, n, inputs]``, ``[members, outputs, inputs]`` and ``[members, outputs]`` -> ``[members, n, outputs]``."""
-    if weights.numel() <= SMALL or torch.is_autocast_enabled(rows.device.type):
+    if torch.is_autocast_enabled(rows.device.type):
         return torch.baddbmm(biases.unsqueeze(1), rows, weights.mT)
     apply: Callable[..., Tensor] = _Product.apply
     return apply(rows, weights, biases)

@@ -28,7 +28,6 @@ from argosy.stream.trees import map_leaves
 from argosy.training.arena import Arena
 from argosy.training.compiled import Compilation
 from argosy.training.derivation import Derivation
-from argosy.training.forms import SMALL
 from argosy.training.forward import Data, Forward, Rows
 from argosy.training.heap import large_outside
 from argosy.training.kernels import Kernel, kind_of
@@ -298,10 +297,8 @@ class Fused:
         for part in data.pieces(self._lives[0].member.accumulate):
             values = partial(self._losses, rows, part, weights, buffers)
             losses, found = self._derivation.of(rows, part, part.samples / data.samples, values, leaves)
-            if gradients is None and all(gradient is not None and _quick(gradient) for gradient in found):
-                gradients = torch.cat(
-                    [gradient.reshape(len(rows), -1) for gradient in found if gradient is not None], 1
-                )
+            if gradients is None and all(gradient is not None and gradient.is_contiguous() for gradient in found):
+                gradients = torch.cat([gradient.view(len(rows), -1) for gradient in found if gradient is not None], 1)
                 idle.clear()
             else:
                 if gradients is None:
@@ -421,11 +418,6 @@ class Fused:
                 live.optimizer.zero_grad(set_to_none=True)
         for parameter in parameters:
             parameter.grad = None
-
-
-def _quick(gradient: Tensor) -> bool:
-    """Whether it may be copied twice: what lies otherwise than the weights is brought into their form first."""
-    return gradient.is_contiguous() or gradient.numel() <= SMALL
 
 
 def _there(value: There | None) -> There:
