@@ -89,11 +89,7 @@ class _Bench:
     def _built(self, member: Member) -> LiveMember:
         terms = self._study.terms
         return build(
-            *(member, self._backend),
-            study_seed=terms.seed,
-            objective=terms.objective,
-            mode=terms.mode,
-            exact=self._exact,
+            member, self._backend, study_seed=terms.seed, objective=terms.objective, mode=terms.mode, exact=self._exact
         )
 
     def _together(self, lives: Sequence[LiveMember]) -> tuple[Sequence[Program[Any]], bool]:

@@ -58,8 +58,8 @@ class Fusion:
         self._admitted: set[Fingerprint] = set()
         self._compilations: dict[Kin, Compilation] = {}
         """Of those that may be compiled."""
-        self._pairs: list[bool] = []
-        """Of members that were kin in twos, whether one program was faster."""
+        self._pairs: dict[Kin, bool] = {}
+        """Of kin that were tried in twos, whether one program was faster."""
         self._alone: dict[str, str] = {}
         """Why members are no program with others, as it was told."""
 
@@ -96,7 +96,7 @@ class Fusion:
             # Of a twin's schedule, which cannot know that the twin's optimizer steps before it.
             warnings.filterwarnings("ignore", "Seems like `optimizer.step")
             compiles = "compiled" in self._kinds
-            pairs = compiles or len(self._pairs) < PAIRS or any(self._pairs)
+            pairs = compiles or len(self._pairs) < PAIRS or any(self._pairs.values())
             admission = admit(lives, block, self._admitted, single=compiles, pairs=pairs)
         for names in admission.packs:
             members = [unit for unit in units if unit.names[0] in names]
@@ -203,7 +203,7 @@ class Fusion:
         if not measures:
             kin.settled_for = count
             if {ALONE, TWO} <= kin.costs.keys():
-                self._pairs.append(kin.costs[TWO] < kin.costs[ALONE])
+                self._pairs[kin] = kin.costs[TWO] < kin.costs[ALONE]
         if changes or (kin.costs and not measures):
             self._emit(Report(events=(*events, self._packed(kin, units, settled=not measures))))
 

@@ -138,11 +138,7 @@ class Trainer:
     def _build(self, name: str) -> LiveMember:
         terms, member = self.terms, self.known[name]
         return build(
-            *(member, self.backend),
-            study_seed=terms.seed,
-            objective=terms.objective,
-            mode=terms.mode,
-            exact=self.exact,
+            member, self.backend, study_seed=terms.seed, objective=terms.objective, mode=terms.mode, exact=self.exact
         )
 
     def obey(self, command: Any) -> None:
