@@ -72,8 +72,8 @@ def tell(directory: Path, *commands: dict[str, Any]) -> list[str]:
             for name in unheard:
                 for file in (directory / "commands").glob(f"{name.partition('-')[0]}-*"):
                     file.unlink(missing_ok=True)
-            heard = [answers[name] for name in names if name in answers]
-            changed = f"of all but this nothing was changed: {'; '.join(heard)}" if heard else "nothing was changed"
+            heard = "; ".join(answers[name] for name in names if name in answers)
+            changed = f"of what was asked this alone was done: {heard}" if heard else "nothing was changed"
             raise RunError(f"the run in {directory} ended before it had heard this, and {changed}; start it again.")
         time.sleep(ANSWER_SECONDS)
 

@@ -276,7 +276,9 @@ def test_who_waits_for_a_run_that_ends_is_told_and_leaves_nothing(
         return names[-1]
 
     monkeypatch.setattr(inbox, "leave", noted)
-    with pytest.raises(RunError, match="and of all but this nothing was changed: m is saved and stops; start it again"):
+    with pytest.raises(
+        RunError, match="and of what was asked this alone was done: m is saved and stops; start it again"
+    ):
         inbox.tell(tmp_path, *({"command": "stop", "member": member} for member in "mn"))
     assert [path.name for path in (tmp_path / "commands").iterdir()] == names[:1], "who was not heard leaves nothing"
     (tmp_path / "commands" / names[0]).unlink()
