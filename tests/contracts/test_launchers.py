@@ -299,7 +299,8 @@ def test_a_broken_sample_can_be_skipped_and_is_counted(tmp_path: Path, launcher:
         59
     }
     skipped = [(line["epoch"], line["index"]) for line in evidence.event_lines(tmp_path, "Skipped")]
-    assert sorted(skipped) == [(0, 17), (1, 17)]  # two nodes may tell of theirs in any order
+    # Two nodes may tell of theirs in any order.
+    assert (sorted(skipped) if launcher in NODES else skipped) == [(0, 17), (1, 17)]
     assert audit(tmp_path) == []
 
 
