@@ -128,8 +128,8 @@ class Clones:
         for file, waiting in list(self._waiting.items()) if self.driver.begun else ():
             clone, newest = waiting.clone, self._newest(waiting.clone)
             device = self._device(clone.source) if clone.warm else None
-            if device is not None and newest == waiting.older:
-                # The next one may be of a section in the middle of an epoch.
+            if device is not None and newest in (None, waiting.older):
+                # The next one may be of a section in the middle of an epoch, or gone again.
                 files = len(self.driver.state.member(clone.source).sections)
                 if waiting.asked != files:
                     waiting.asked = files
@@ -167,8 +167,8 @@ class Clones:
 
 
 def newest_file(source: MemberState) -> Checkpoint | None:
-    """The one of an epoch's end."""
-    found = reversed(source.saved)
+    """The one of an epoch's end, among the two that are surely there still."""
+    found = reversed(source.saved[-2:])
     return next((saved for saved in found if (saved.section, saved.position, saved.carried) == (0, 0, 0)), None)
 
 

@@ -146,7 +146,7 @@ class Saving:
         """Inside, members are saved."""
         started = time.monotonic()
         yield
-        self._last, self.wanted = time.monotonic(), False
+        self._last = time.monotonic()
         self.seconds = self._last - started
 
     def write(self, drafts: Mapping[str, tuple[Files, Draft]]) -> Iterator[tuple[str, Callable[[], Checkpoint]]]:

@@ -267,6 +267,7 @@ class Trainer:
                     events.append(ended)
         if self.saving.due:
             events += self._save(list(self.aboard))
+            self.saving.wanted = False
         if self.aboard or events:
             # Nobody waits for an empty crew, and its late word could be taken for that of the next leg's.
             self.emit(Report(events=tuple(events), section=section))

@@ -14,9 +14,11 @@ from torch.optim import SGD
 
 import argosy
 from argosy.errors import RunError, StudyError
+from argosy.events import Checkpoint
+from argosy.fold import MemberState
 from argosy.running import inbox
 from argosy.running.audit import audit
-from argosy.running.clones import Clone
+from argosy.running.clones import Clone, newest_file
 from argosy.running.voyage import Voyage
 
 EPOCHS = 6
@@ -111,6 +113,23 @@ def test_a_clone_goes_on_from_its_sources_weights_with_numbers_of_its_own(
         if (again / "members" / "warm" / journaled["checkpoint"]["file"]).exists():
             equal_to_its_source_until_then(asked, again, "warm", rate=0.2)
             living.equal_alone(fleet, again, "one", "two", "cold")
+
+
+def test_a_clone_gets_its_file_however_often_its_source_is_saved_in_between(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, asked = tmp_path / "run", study()
+    asking(monkeypatch, run, command("warm", warm=True, optimizer__lr=0.2))
+    argosy.train(asked, directory=run, launcher="inline", checkpoint_seconds=1e-9, numerics="exact")
+    assert answers(run) == {"warm": "added warm"}
+    assert audit(run) == []
+    equal_to_its_source_until_then(asked, run, "warm", rate=0.2)
+
+
+def test_a_source_whose_file_of_an_epochs_end_is_gone_has_none() -> None:
+    files = [Checkpoint(file=f"{n}", sha256="", epoch=2, section=0, position=n, carried=0) for n in (0, 30, 60)]
+    assert newest_file(MemberState(name="m", saved=files[:2])) == files[0]
+    assert newest_file(MemberState(name="m", saved=files)) is None
 
 
 def test_what_cannot_be_cloned_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import pytest
 import studies
 import torch
 
-from argosy.commands import Board, Journaled, Leave, Leg, Measure, Measured, Pause, Paused, Report, StartMember
+from argosy.commands import Board, Journaled, Leave, Leg, Measure, Measured, Pause, Paused, Report, Save, StartMember
 from argosy.errors import WorkerError
 from argosy.events import MemberEnded, MemberRested, Saved, SectionEnded
 from argosy.settings import Settings
@@ -233,6 +233,20 @@ def test_a_pause_between_two_steps_leaves_the_rest_of_the_block(
     assert isinstance(said[-1], Paused)
     assert trainer.ready
     assert {event.member: event.checkpoint.position for event in events(said, Saved)} == {"even": 64, "odd": 0}
+
+
+def test_files_asked_for_at_a_sections_end_are_written_though_others_were_in_between(
+    trainer: Trainer, study: Study, said: list[Any]
+) -> None:
+    trainer.obey(board(1, "even", "odd"))
+    first, *others = stream(study)
+    trainer.take(first, 1)
+    trainer.obey(Save())
+    trainer.obey(Leave(members=("odd",)))
+    assert [saved.member for saved in events(said, Saved)] == ["odd"], "in the middle of a section"
+    for block in others:
+        trainer.take(block, 1)
+    assert [(saved.member, saved.checkpoint.epoch) for saved in events(said, Saved)][1:] == [("even", 1)]
 
 
 def test_a_journaled_checkpoint_stays_until_a_newer_one_is_journaled(
