@@ -1,9 +1,12 @@
 """A page of sections in one file that needs no network: figures are plain values, and plotly's script draws them when they are seen.
 
-A live page looks now and then for a small script beside it, which has the same page as values: to read plotly's script again takes a
-browser one or two seconds.
+That script takes a browser a second to read. It lies in the page compressed, is read beside the page, which is there to be read
+meanwhile, and a live page never reads it again: it looks now and then for a small script beside it, which has the same page as
+values.
 """
 
+import base64
+import gzip
 import importlib.resources
 import json
 import zlib
@@ -37,7 +40,8 @@ const draw = new IntersectionObserver(places => places.filter(place => place.isI
   draw.unobserve(target);
   plot("newPlot", target);
 }), {rootMargin: "300px"});
-const watch = () => document.querySelectorAll("main [id^=f]:not(.js-plotly-plot)").forEach(place => draw.observe(place));
+const watch = () => self.Plotly
+  && document.querySelectorAll("main [id^=f]:not(.js-plotly-plot)").forEach(place => draw.observe(place));
 const sort = (head, up) => {
   const table = head.closest("table"), body = table.tBodies[0], at = head.cellIndex;
   table.dataset.at = at, table.dataset.up = up;
@@ -52,7 +56,13 @@ document.addEventListener("click", ({target}) => {
   const {at, up} = head.closest("table").dataset;
   sort(head, at === String(head.cellIndex) && up === "1" ? "0" : "1");
 });
-watch();
+(async () => {
+  const packed = await fetch("data:application/gzip;base64," + document.getElementById("plotly").textContent);
+  const stream = packed.body.pipeThrough(new DecompressionStream("gzip")), script = document.createElement("script");
+  script.src = URL.createObjectURL(await new Response(stream, {headers: {"Content-Type": "text/javascript"}}).blob());
+  script.onload = watch;
+  document.head.append(script);
+})();
 """
 LIVE_SECONDS = 5.0
 """Between two looks of a live page for what is new."""
@@ -134,7 +144,8 @@ def page(title: str, sections: Sequence[Section], *, news: str = "") -> str:
     return (
         f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
         f'<link rel="icon" href="data:,"><style>{STYLE}</style></head><body><nav>{links}</nav><main>{body}</main>'
-        f'<script>{_plotly()}</script><script type="application/json" id="figures">{values}</script>'
+        f'<script type="application/gzip" id="plotly">{_plotly()}</script>'
+        f'<script type="application/json" id="figures">{values}</script>'
         f"<script>{SCRIPT}{live}</script></body></html>\n"
     )
 
@@ -175,8 +186,10 @@ def _html(number: int, section: Section, figures: dict[str, Figure]) -> str:
 
 
 def _plotly() -> str:
+    """Its script, compressed, in letters."""
     try:
         package = importlib.resources.files("plotly")
     except ImportError as error:
         raise PlanError("pages need plotly, which is not installed; pip install 'argosy[report]'.") from error
-    return (package / "package_data" / "plotly.min.js").read_text(encoding="utf-8")
+    script = (package / "package_data" / "plotly.min.js").read_bytes()
+    return base64.b64encode(gzip.compress(script, mtime=0)).decode()
