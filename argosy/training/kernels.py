@@ -10,6 +10,7 @@ captured (`argosy.training.graphed`) takes them from memory that stays where it 
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -245,31 +246,42 @@ def _adam(tile: Tile, gradients: Tensor, numbers: Tensor) -> Move:
 
 
 def _adam_ready(tile: Tile, gradients: Tensor) -> Move:
-    alike = (
-        len({(*group["betas"], group["eps"], step) for group, step in zip(tile.groups, tile.steps, strict=True)}) == 1
-    )
-    if alike and gradients.is_contiguous() and gradients.device.type == "cpu":
-        return _adam_in_one_pass(tile, gradients)
-    return _adam(tile, gradients, tile.placed(_adam_numbers(tile)))
-
-
-def _adam_in_one_pass(tile: Tile, gradients: Tensor) -> Move:
-    """Torch's own kernel for a CPU, which has one rate for all: it moves zeros at a rate of one, and they are the way to go."""
-    group, way = tile.groups[0], torch.zeros_like(gradients)
-    first, second, step = tile.state["exp_avg"], tile.state["exp_avg_sq"], tile.state["step"][0, 0]
-    beta1, beta2 = group["betas"]
-    numbers = [(group["lr"], *decay) for group, decay in zip(tile.groups, _adam_decays(tile), strict=True)]
+    groups, steps = tile.groups, tile.steps
+    if gradients.device.type != "cpu" or not gradients.is_contiguous():
+        return _adam(tile, gradients, tile.placed(_adam_numbers(tile)))
+    if len({(*group["betas"], group["eps"], step) for group, step in zip(groups, steps, strict=True)}) > 1:
+        return _adam(tile, gradients, tile.placed(_adam_numbers(tile)))
+    if len({(group["lr"], group["weight_decay"]) for group in groups}) == 1 and tile.weights.is_contiguous():
+        weight_decay = groups[0]["weight_decay"]
+        return _adam_of_torch(tile, tile.weights, gradients, lr=groups[0]["lr"], weight_decay=weight_decay)
+    # Torch's kernel has one rate for all: it moves zeros at a rate of one, and they are the way to go.
+    way = torch.zeros_like(gradients)
+    adam = _adam_of_torch(tile, way, gradients, lr=1.0, weight_decay=0.0)
+    numbers = [(group["lr"], *decay) for group, decay in zip(groups, _adam_decays(tile), strict=True)]
     rate, *decay = tile.placed(numbers).unsqueeze(2).unbind(1)
 
     def move() -> None:
         _adam_decay(tile, gradients, decay)
-        torch._fused_adam_(
-            [way], [gradients], [first], [second], [], [step], lr=1.0, beta1=beta1, beta2=beta2, weight_decay=0.0,
-            eps=group["eps"], amsgrad=False, maximize=False,
-        )  # fmt: skip
+        adam()
         tile.weights.addcmul_(way, rate)
 
     return move
+
+
+def _adam_of_torch(tile: Tile, weights: Tensor, gradients: Tensor, *, lr: float, weight_decay: float) -> Move:
+    """Torch's own kernel for a CPU, which passes over everything once: of rows that differ in nothing that it reads."""
+    (beta1, beta2), eps = tile.groups[0]["betas"], tile.groups[0]["eps"]
+    return partial(
+        torch._fused_adamw_ if tile.decoupled else torch._fused_adam_,
+        *([weights], [gradients], [tile.state["exp_avg"]], [tile.state["exp_avg_sq"]], [], [tile.state["step"][0, 0]]),
+        lr=lr,
+        beta1=beta1,
+        beta2=beta2,
+        weight_decay=weight_decay,
+        eps=eps,
+        amsgrad=False,
+        maximize=False,
+    )
 
 
 def _adam_decay(tile: Tile, gradients: Tensor, decay: Sequence[Tensor]) -> None:

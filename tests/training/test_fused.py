@@ -309,12 +309,13 @@ def test_schedules_of_every_kind() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_members_of_adam_that_differ_in_rates_alone(dtype: torch.dtype) -> None:
-    members = [
-        member(f"{kind.__name__}{decay}{lr}", optimizer=partial(kind, lr=lr, weight_decay=decay), dtype=dtype)
-        for kind, decay in ((Adam, 0.0), (Adam, 0.01), (AdamW, 0.1))
-        for lr in (0.001, 0.01)
+@pytest.mark.parametrize("alike", [False, True])
+def test_members_of_adam_that_differ_in_rates_alone_or_in_nothing(dtype: torch.dtype, alike: bool) -> None:
+    rates, decays = ((0.01, 0.01), (0.1, 0.1)) if alike else ((0.001, 0.01), (0.0, 0.1))
+    optimizers = [
+        partial(kind, lr=lr, weight_decay=decay) for kind in (Adam, AdamW) for lr in rates for decay in decays
     ]
+    members = [member(f"m{number}", optimizer=made, dtype=dtype) for number, made in enumerate(optimizers)]
     epochs = EPOCHS if dtype == torch.float64 else 1
     (lives, _), (fused, _) = (run(members, epochs, dtype=dtype) for run in (alone, together))
     assert difference([state(one) for one in lives], [state(other) for other in fused]) <= (

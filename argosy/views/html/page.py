@@ -58,10 +58,10 @@ document.addEventListener("click", ({target}) => {
 });
 (async () => {
   const packed = await fetch("data:application/gzip;base64," + document.getElementById("plotly").textContent);
-  const stream = packed.body.pipeThrough(new DecompressionStream("gzip")), script = document.createElement("script");
-  script.src = URL.createObjectURL(await new Response(stream, {headers: {"Content-Type": "text/javascript"}}).blob());
-  script.onload = watch;
+  const script = document.createElement("script");
+  script.textContent = await new Response(packed.body.pipeThrough(new DecompressionStream("gzip"))).text();
   document.head.append(script);
+  watch();
 })();
 """
 LIVE_SECONDS = 5.0
