@@ -29,6 +29,7 @@ def test_a_turn_that_runs_out_of_memory_where_weights_move_is_made_again(monkeyp
         partial(SGD, lr=0.05, momentum=0.9),
         partial(Adam, lr=0.01, weight_decay=0.1),
         partial(AdamW, lr=0.01, weight_decay=0.5),
+        partial(AdamW, lr=0.02, weight_decay=0.5),  # two rates need memory for the way to go
     ]
     members = [member(f"m{n}", optimizer=optimizer) for n, optimizer in enumerate(optimizers)]
     finish, again = Fused.finish, []
