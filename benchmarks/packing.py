@@ -13,6 +13,7 @@ Both ratios are printed, against the loop as it comes and against the strongest 
 processor time of the one thread. Equality is checked in the same run: in float64, after 50 steps of four members.
 """
 
+import itertools
 import random
 import statistics
 import time
@@ -36,7 +37,10 @@ WARM = 2
 """Rounds that do not count."""
 BUILDS = 5
 """Of a rung whose rounds take little."""
+NEAR = 1.25
+"""Times that a rival may take what the choice does, and is not left far behind."""
 Sides = Mapping[str, Callable[[Task], Side]]
+Rounds = Mapping[str, Sequence[float]]
 EAGER: Sides = {
     "loop": Loop,
     "loop, fused Adam": partial(Loop, fused=True),
@@ -80,53 +84,65 @@ def choose(side: Side, task: Task, device: str) -> None:
         epoch += 1
 
 
-def rung(workload: Workload, size: int, options: Namespace) -> dict[str, list[float]]:
-    """Seconds of each side in each of the interleaved rounds.
+def rung(workload: Workload, size: int, options: Namespace) -> tuple[Rounds, Rounds]:
+    """Seconds of each side in each of the interleaved rounds, and what the choice took in duels where a rival takes 1.
 
     Where rounds are short, all sides are built anew now and then: two that are the same may differ by two hundredths, round
     after round, for where their tensors happen to lie.
     """
     rounds: dict[str, list[float]] = {}
+    duels: dict[str, list[float]] = {}
     dice, began = random.Random(size), time.perf_counter()
     while not rounds or time.perf_counter() - began < options.seconds * (1 - 1 / BUILDS):
-        for name, found in built(workload, size, options, dice).items():
-            rounds.setdefault(name, []).extend(found[WARM:])
-    return rounds
+        for known, found in zip((rounds, duels), built(workload, size, options, dice), strict=True):
+            for name, values in found.items():
+                known.setdefault(name, []).extend(values)
+    return rounds, duels
 
 
-def built(workload: Workload, size: int, options: Namespace, dice: random.Random) -> dict[str, list[float]]:
+def built(workload: Workload, size: int, options: Namespace, dice: random.Random) -> tuple[Rounds, Rounds]:
     """The same of sides that are built once."""
     task = Task(workload, size, f"{options.device}:0", torch.float32)
     made = {name: side(task) for name, side in sides(options, size).items()}
-    names, rounds = list(made), {name: list[float]() for name in made}
+    epochs = itertools.count()
+
+    def found(names: Sequence[str], rounds: int) -> Rounds:
+        times, began = {name: list[float]() for name in names}, time.perf_counter()
+        while len(times[names[0]]) < rounds or time.perf_counter() - began < options.seconds / BUILDS:
+            # Who comes after a side that has filled the caches pays for it: now the one, now the other.
+            epoch = next(epochs)
+            for name in dice.sample(names, len(names)):
+                times[name].append(seconds_of(made[name], task, epoch, options.device))
+        return times
+
     choose(made["chosen"], task, options.device)
-    began, epoch = time.perf_counter(), 0
-    while epoch < WARM + options.rounds or time.perf_counter() - began < options.seconds / BUILDS:
-        # Who comes after a side that has filled the caches pays for it: now the one, now the other.
-        dice.shuffle(names)
-        for name in names:
-            rounds[name].append(seconds_of(made[name], task, epoch, options.device))
-        epoch += 1
-    return rounds
+    rounds = {name: times[WARM:] for name, times in found(list(made), WARM + options.rounds).items()}
+    near = statistics.median(rounds["chosen"]) * NEAR
+    rivals = [name for name in PROGRAMS if name in made and statistics.median(rounds[name]) < near]
+    return rounds, {name: ratios(found(["chosen", name], options.rounds), "chosen", to=name) for name in rivals}
 
 
-def ratios(rounds: Mapping[str, Sequence[float]], side: str, *, to: str = "fused") -> list[float]:
+def ratios(rounds: Rounds, side: str, *, to: str = "fused") -> list[float]:
     """How many times the seconds of the fused side, or of another one, a side took, in each round."""
     return [other / own for other, own in zip(rounds[side], rounds[to], strict=True)]
 
 
-def regrets(name: str, rungs: Mapping[int, Mapping[str, Sequence[float]]]) -> list[dict[str, Any]]:
-    """What the choice costs beside the best program, and beside one after another, with so many members as make it worst."""
+def regrets(name: str, rungs: Mapping[int, tuple[Rounds, Rounds]]) -> list[dict[str, Any]]:
+    """What the choice costs beside the best program, and beside one after another, with so many members as make it worst.
+
+    Each is timed once more beside the choice alone, but for those that it leaves far behind.
+    """
 
     def worst(what: str, found: Mapping[int, list[float]], bound: float) -> dict[str, Any]:
         size = max(found, key=lambda size: statistics.median(found[size]))
         return target(f"{name}, the choice for {size} members, where {what} takes 1", found[size], at_most=bound)
 
     best, solo = {}, {}
-    for size, rounds in rungs.items():
+    for size, (rounds, duels) in rungs.items():
         cheapest = min((side for side in PROGRAMS if side in rounds), key=lambda side: statistics.median(rounds[side]))
-        best[size] = ratios(rounds, "chosen", to=cheapest)
-        solo[size] = ratios(rounds, "chosen", to="one after another")
+        best[size], solo[size] = (
+            duels.get(side) or ratios(rounds, "chosen", to=side) for side in (cheapest, PROGRAMS[0])
+        )
     return [worst("the best program", best, 1.05), worst("one after another", solo, 1.02)]
 
 
@@ -197,7 +213,7 @@ def ladder(name: str, workload: Workload, options: Namespace) -> tuple[dict[str,
     targets = [target(f"{name}, difference from alone in float64", [gap], at_most=1e-10)]
     rungs = {}
     for size in options.sizes:
-        rounds = rungs[size] = rung(workload, size, options)
+        rounds, duels = rungs[size] = rung(workload, size, options)
         sequential = [side for side in rounds if not side.startswith(("fused", "chosen"))]
         strongest = min(sequential, key=lambda side: statistics.median(rounds[side]))
         times = {side: [one / workload.steps for one in found] for side, found in rounds.items()}
@@ -207,7 +223,8 @@ def ladder(name: str, workload: Workload, options: Namespace) -> tuple[dict[str,
             f"{name}, {size:2d} members: a step {1e3 * median:.2f} ms (least {1e3 * min(times['fused']):.2f}, quartiles "
             f"{1e3 * low:.2f} to {1e3 * high:.2f}); {quartiles(ratios(rounds, 'loop'))[1]:.2f} x loop, "
             f"{quartiles(ratios(rounds, strongest))[1]:.2f} x strongest ({strongest}); "
-            f"chosen {quartiles(ratios(rounds, 'chosen', to=PROGRAMS[0]))[1]:.2f} of one after another",
+            f"chosen {quartiles(ratios(rounds, 'chosen', to=PROGRAMS[0]))[1]:.2f} of one after another"
+            + "".join(f", in duels {quartiles(found)[1]:.3f} of {side}" for side, found in duels.items()),
             flush=True,
         )
         if size in workload.wanted and options.device == "cpu":
@@ -220,7 +237,7 @@ def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--full", action="store_true", help="compiled sides too, where there are 8 members")
-    parser.add_argument("--seconds", type=float, default=4.0, help="of a rung, where its rounds take less")
+    parser.add_argument("--seconds", type=float, default=3.0, help="of a rung, where its rounds take less")
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
     parser.add_argument("--only", nargs="+", choices=tuple(WORKLOADS), default=tuple(WORKLOADS))
     parser.set_defaults(rounds=9)
