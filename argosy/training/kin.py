@@ -2,9 +2,9 @@
 
 Whatever steps them, they train the same, so every candidate is tried on steps that count: some rounds of a few turns each, of
 which the median is its cost. What is not known is measured, one after another first; then what is cheapest stays. Those that are
-not far from it are tried once more, and the lower cost of each counts: a neighbour who is busy for half a second makes
-steps dearer, never cheaper. It is asked again when somebody joins or half of them have left: by then a size that is near enough
-is known from what was tried before.
+not far from it are tried again until the two lowest costs agree, and the lowest of each counts: a neighbour who is busy for half
+a second makes steps dearer, never cheaper. It is asked again when somebody joins or half of them have left: by then a size that
+is near enough is known from what was tried before.
 
 A size that memory is not expected to hold is not tried: what steps took of it is measured in the same rounds, and more
 members take as much more.
@@ -27,10 +27,12 @@ HEADROOM = 0.1
 TURNS = 8
 """Of a round."""
 MOST_ROUNDS = 5
-TRIES = 2
-"""Of each candidate, at different moments, where ..."""
 APART = 2.0
-"""... it costs less than so many times the cheapest: as much as somebody busy on the same core can do."""
+"""A candidate that costs so many times the cheapest is tried once: somebody busy on the same core cannot do as much."""
+AGREE = 0.05
+"""Part of the lowest cost by which another one is higher, and confirms it."""
+MOST_TRIES = 4
+"""Of each candidate, at different moments."""
 SECONDS = 0.25
 """In rounds after the first one, from which on a cost is known."""
 MIB = 2**20
@@ -70,7 +72,8 @@ class Kin:
     """Why there are no more in one."""
     costs: dict[Candidate, float] = field(default_factory=dict)
     """Seconds of a member's sample: the least that a try came to."""
-    tries: dict[Candidate, int] = field(default_factory=dict)
+    tries: dict[Candidate, list[float]] = field(default_factory=dict)
+    """What each of them came to."""
     needs: dict[Candidate, int] = field(default_factory=dict)
     """Bytes that a step takes for each member."""
     weight_bytes: int = 0
@@ -95,8 +98,9 @@ class Kin:
         self._rounds.append(seconds / samples)
         timed = self._rounds[1:]
         if timed and (self._seconds > SECONDS or len(timed) == MOST_ROUNDS):
-            self.costs[self.now] = min(statistics.median(timed), self.costs.get(self.now, math.inf))
-            self.tries[self.now] = self.tries.get(self.now, 0) + 1
+            tries = self.tries.setdefault(self.now, [])
+            tries.append(statistics.median(timed))
+            self.costs[self.now] = min(tries)
             self.forget_rounds()
 
     def foresee(self, count: int, room: int | None) -> None:
@@ -190,7 +194,12 @@ class Kin:
         if len(rivals) == 1:
             return ()
         in_order = present_first if self._rounds else [*filter(present.__ne__, candidates), present]
-        return [one for one in in_order if one in rivals and self.tries[known[one]] < TRIES]
+        return [one for one in in_order if one in rivals and not self._confirmed(known[one])]
+
+    def _confirmed(self, known: Candidate) -> bool:
+        """Whether another try would say nothing new of its cost."""
+        least, *others = sorted(self.tries[known])
+        return len(others) + 1 == MOST_TRIES or any(cost <= (1 + AGREE) * least for cost in others)
 
     def _largest(self, count: int) -> int:
         """Members of a program at most, where they are divided evenly."""

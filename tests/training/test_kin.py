@@ -57,6 +57,19 @@ def test_who_was_busy_beside_one_try_does_not_decide(busy: int) -> None:
     assert kin.now.size == 4
 
 
+def test_tries_that_disagree_are_not_believed() -> None:
+    kin, busy = Kin(), {1: [1.3, 1.2], 4: [1.0]}
+    while not kin.settled_for:
+        kin.go_on_with(kin.next(4))
+        if kin.measures(4):
+            others = busy[kin.now.size]
+            measured(kin, 4, (1.15 if kin.now.size == 4 else 1.0) * (others.pop(0) if others else 1.0))
+        else:
+            kin.settled_for = 4
+    assert kin.now == ALONE, "somebody was busy beside each of its first two tries"
+    assert {one.size: len(tries) for one, tries in kin.tries.items()} == {1: 4, 4: 2}
+
+
 def test_one_by_itself_is_not_tried() -> None:
     assert choose(1, {})[1] == [1]
 
