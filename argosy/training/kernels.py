@@ -246,14 +246,13 @@ def _adam(tile: Tile, gradients: Tensor, numbers: Tensor) -> Move:
 
 
 def _adam_ready(tile: Tile, gradients: Tensor) -> Move:
-    groups, steps = tile.groups, tile.steps
-    if gradients.device.type != "cpu" or not gradients.is_contiguous():
+    groups = tile.groups
+    alike = len({(*group["betas"], group["eps"], step) for group, step in zip(groups, tile.steps, strict=True)}) == 1
+    if not alike or gradients.device.type != "cpu" or not gradients.is_contiguous():
         return _adam(tile, gradients, tile.placed(_adam_numbers(tile)))
-    if len({(*group["betas"], group["eps"], step) for group, step in zip(groups, steps, strict=True)}) > 1:
-        return _adam(tile, gradients, tile.placed(_adam_numbers(tile)))
-    if len({(group["lr"], group["weight_decay"]) for group in groups}) == 1 and tile.weights.is_contiguous():
-        weight_decay = groups[0]["weight_decay"]
-        return _adam_of_torch(tile, tile.weights, gradients, lr=groups[0]["lr"], weight_decay=weight_decay)
+    (lr, weight_decay), *others = {(group["lr"], group["weight_decay"]) for group in groups}
+    if not others and tile.weights.is_contiguous():
+        return _adam_of_torch(tile, tile.weights, gradients, lr=lr, weight_decay=weight_decay)
     # Torch's kernel has one rate for all: it moves zeros at a rate of one, and they are the way to go.
     way = torch.zeros_like(gradients)
     adam = _adam_of_torch(tile, way, gradients, lr=1.0, weight_decay=0.0)
