@@ -75,7 +75,7 @@ def test_the_report_is_one_small_file_with_everything(tmp_path: Path) -> None:
     curves, gantt = drawn["f2-0"], drawn["f3-0"]
     assert len(curves["data"]) == 100
     assert len(curves["layout"]["updatemenus"][0]["buttons"]) == 3
-    assert {trace["name"] for trace in gantt["data"]} == {"flotilla 1", "moves", "faults"}
+    assert {trace["name"] for trace in gantt["data"]} == {"training", "moves", "faults"}
     assert "signs of faults: 5." in text
     assert "1.25 times as long as predicted" in text
     assert "4.00 CPU seconds for 2,000 prepared samples, 2,000 µs a sample" in text

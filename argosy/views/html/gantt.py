@@ -41,7 +41,8 @@ def gantt(chronicle: Chronicle) -> Section:
     faults = [mark for mark in chronicle.marks if mark.kind == "fault"]
     moves = sum(bool(span.came_from) for span in chronicle.spans)
     more = f" The first {len(shown)} of {len(rows)} rows are drawn." if len(rows) > len(shown) else ""
-    text = [f"Flotillas: {chronicle.flotillas}, moves: {moves}, signs of faults: {len(faults)}.{more}"]
+    flotillas = f"Flotillas: {chronicle.flotillas}, moves" if chronicle.flotillas > 1 else "Moves"
+    text = [f"{flotillas}: {moves}, signs of faults: {len(faults)}.{more}"]
     told = [[lasting(mark.seconds), mark.kind, mark.text] for mark in chronicle.marks]
     table = html_table(["after", "what", "told"], told) if told else ""
     return Section(
@@ -55,19 +56,22 @@ def _order(span: Span) -> tuple[str, float, str]:
 
 def _bars(spans: Sequence[Span], places: Mapping[tuple[str, str], str]) -> list[Mapping[str, Any]]:
     found: list[Mapping[str, Any]] = []
-    for number in sorted({span.flotilla for span in spans}):
+    numbers = sorted({span.flotilla for span in spans})
+    for number in numbers:
         mine = [span for span in spans if span.flotilla == number]
+        # A run of a single one need not teach the word.
+        name = f"flotilla {number}" if len(numbers) > 1 else "training"
         found.append(
             {
                 "type": "bar",
                 "orientation": "h",
-                "name": f"flotilla {number}",
+                "name": name,
                 "y": [places[span.device, span.member] for span in mine],
                 "base": [round(span.begin_seconds, 2) for span in mine],
                 "x": [round(span.end_seconds - span.begin_seconds, 2) for span in mine],
                 "marker": {"color": COLOURS[number % len(COLOURS)]},
                 "customdata": [[span.member, span.device, round(span.end_seconds, 1)] for span in mine],
-                "hovertemplate": f"%{{customdata[0]}} on %{{customdata[1]}}<br>flotilla {number}, %{{base:.1f}} to "
+                "hovertemplate": f"%{{customdata[0]}} on %{{customdata[1]}}<br>{name}, %{{base:.1f}} to "
                 "%{customdata[2]} s<extra></extra>",
             }
         )
