@@ -23,6 +23,7 @@ from together_loop import loader
 from torch.nn import functional
 
 import argosy
+from argosy.stream.death import die_with_parent
 from argosy.training.heap import keep_freed_memory
 
 WARM_UP_SECONDS = 1.0
@@ -54,7 +55,7 @@ class Alone:
 
 def preparing(workers: int) -> Iterator[None]:
     """Passes over the training samples, a batch at a time."""
-    batches = loader(FOLDER, "train", workers=workers)
+    batches = loader(FOLDER, "train", workers, BATCH)
     while True:
         for _ in batches:
             yield
@@ -104,9 +105,12 @@ def main() -> None:
     keep_freed_memory()  # as trainers do: what that saves is no matter of sharing
     parts = ["P", *(f"T{trainer}" for trainer in range(options.trainers))]
     # Forked: everything is imported once, as it is in a run.
+    parent = os.getpid()
     part = next((name for name in parts if os.fork() == 0), None)
     if part is None:
-        sys.exit(max(os.waitstatus_to_exitcode(os.wait()[1]) for _ in parts))
+        # Where one has failed the others are not waited for.
+        sys.exit(next((code for _ in parts if (code := os.waitstatus_to_exitcode(os.wait()[1]))), 0))
+    die_with_parent(parent)
     if part == "P":
         batches = preparing(options.loaders)
     else:
