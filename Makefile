@@ -15,6 +15,7 @@ check: $(VENV)/dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	cd benchmarks && $(abspath $(BIN))/mypy --config-file= --ignore-missing-imports *.py
 	$(BIN)/python -m pytest -q tests/test_architecture.py
 
 chaos: $(VENV)/dev

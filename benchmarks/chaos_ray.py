@@ -91,7 +91,7 @@ class Campaign:
     def one_run(self, seed: int) -> tuple[list[str], list[str]]:
         """(faults that happened, what is wrong)."""
         dice, study = random.Random(seed), Study(self.folder / f"seed-{seed}", self.cluster.address)
-        happened = []
+        happened = list[str]()
         for _ in range(dice.randint(1, 3)):
             if not study.until_section(dice.uniform(0.0, LATEST_SECONDS)):
                 return happened, [f"no section in time, or no run: {study.end()}"]

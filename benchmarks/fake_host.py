@@ -134,11 +134,14 @@ class _Host:
         for worker in list(self.workers.values()):
             if not isinstance(worker.plays, FakeFeeder) or (place := worker.plays.place) is None:
                 continue
-            readers = {name: self.workers.get(name) for name in worker.plays.course.crews}
-            if all(one is not None and one.plays.ready and not one.unsaid for one in readers.values()):
+            crews = worker.plays.course.crews
+            readers = [(one, one.plays, crews[name]) for name, one in self.workers.items() if name in crews]
+            ready = [isinstance(plays, FakeTrainer) and plays.ready and not one.unsaid for one, plays, _ in readers]
+            if len(readers) == len(crews) and all(ready):
                 announced = True
-                for name, crew in worker.plays.course.crews.items():
-                    readers[name].say(readers[name].plays.take(place, crew))
+                for one, plays, crew in readers:
+                    assert isinstance(plays, FakeTrainer)
+                    one.say(plays.take(place, crew))
                 worker.say(worker.plays.announce(place))
         return announced
 

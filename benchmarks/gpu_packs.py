@@ -133,7 +133,7 @@ def a_pack_beyond_memory_trains_all(site: Site) -> Outcome:
     names = [f"m{n}" for n in range(1, 9)]
     reasons = sorted({event["reason"] for event in events(runs[1], "Packed")} - {""})
     ended = [event["reason"] for event in events(runs[1], "MemberEnded") if event["status"] != "done"]
-    outcome = near(differences(*runs, names, metrics=False), runs[1], reasons=reasons, failed=ended)
+    outcome = near(differences(runs[0], runs[1], names, metrics=False), runs[1], reasons=reasons, failed=ended)
     return Outcome(holds=outcome.holds and not ended, figures=outcome.figures)
 
 
@@ -219,7 +219,7 @@ def the_ladder(site: Site) -> Outcome:
     for name, size in rungs if site.real else [("MLP h64", 4)]:
         rates = {words: statistics.median(found) for words, found in rung(site, WORKLOADS[name], size).items()}
         best, chosen = max(rates.values()), rates["A chosen"]
-        told = {f"{words}, member-steps/s": round(rate) for words, rate in rates.items()}
+        told: dict[str, float] = {f"{words}, member-steps/s": round(rate) for words, rate in rates.items()}
         pack = rates.get("P2 fused, captured", rates["P1 fused"])
         told |= {"pack / S0": round(pack / rates["S0 loop"], 2), "best / chosen": round(best / chosen, 3)}
         if "S2 loop, graphed" in rates:
@@ -248,7 +248,7 @@ def host_microseconds(site: Site) -> float:
 
 def unlike_members_step_side_by_side(site: Site) -> Outcome:
     """Captured steps of four unlike networks, one after another and each on a stream of its own. To gain nothing is no fault."""
-    models = [cnn, partial(mlp, PIXELS, 64), resnet, partial(cnn, 16)]
+    models: list[Any] = [cnn, partial(mlp, PIXELS, 64), resnet, partial(cnn, 16)]
     unlike = Workload(models=models, inputs=PIXELS, batch=32, steps=8, wanted={})
     if not records(backend_of(site.device)):
         return Outcome(holds=True, figures={"streams": f"none on {site.device}"})

@@ -133,7 +133,7 @@ def regrets(name: str, rungs: Mapping[int, tuple[Rounds, Rounds]]) -> list[dict[
     Each is timed once more beside the choice alone, but for those that it leaves far behind.
     """
 
-    def worst(what: str, found: Mapping[int, list[float]], bound: float) -> dict[str, Any]:
+    def worst(what: str, found: Mapping[int, Sequence[float]], bound: float) -> dict[str, Any]:
         size = max(found, key=lambda size: statistics.median(found[size]))
         return target(f"{name}, the choice for {size} members, where {what} takes 1", found[size], at_most=bound)
 

@@ -50,10 +50,10 @@ class Photographs(Dataset[tuple[Tensor, int]]):
         return len(self.files)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        image, room = Image.open(self.files[index]), SIDE - BOX
+        room = SIDE - BOX
         left, top = (random.randint(0, room), random.randint(0, room)) if self.train else (room // 2, room // 2)
         box = (left, top, left + BOX, top + BOX)
-        image = image.resize((PIXELS, PIXELS), Image.Resampling.BILINEAR, box=box)
+        image = Image.open(self.files[index]).resize((PIXELS, PIXELS), Image.Resampling.BILINEAR, box=box)
         if self.train:
             image = ImageEnhance.Brightness(image).enhance(random.uniform(0.8, 1.2))
             image = ImageEnhance.Contrast(image).enhance(random.uniform(0.8, 1.2))

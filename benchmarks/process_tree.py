@@ -59,7 +59,7 @@ def run(
     before, busy_before, began, started = _children_seconds(), _machine_seconds(), time.time(), time.perf_counter()
     peak = _Peak() if memory else None
     with output.open("ab") as log, peak or contextlib.nullcontext():
-        waiting, running = list(commands), {}
+        waiting, running = list(commands), dict[int, subprocess.Popen[bytes]]()
         while waiting or running:
             while waiting and len(running) < at_once:
                 process = subprocess.Popen(

@@ -159,7 +159,7 @@ def by_argosy(work: Work, flags: Sequence[str], *, beside: Shape | None = None) 
             after = _figures(tree, folder)
             tree.hold()
             ended = [json.loads(line) for line in journal.read_text().splitlines() if ENDED in line]
-            apart = None if beside is None else _count(work, beside, others, folder)
+            apart = None if beside is None or others is None else _count(work, beside, others, folder)
     cpu_seconds, prepared, trained = (one - other for one, other in zip(after, before, strict=True))
     results: dict[str, list[Any]] = {}
     for event in ended:

@@ -192,9 +192,9 @@ def bytes_per_member(work: Work, folder: Path) -> float:
 def prepare(folder: Path, seconds: float) -> Work:
     """Write as many files as keep all cores busy for so long on the fastest side, and the tensors for T."""
     write_photographs(folder / "trial", 256, seed=0)
-    samples = seconds * CORES / _seconds_per_sample(folder / "trial")
+    prepared = seconds * CORES / _seconds_per_sample(folder / "trial")
     epochs = 4 if seconds >= 30 else 2
-    length = round(samples / epochs / (1 + VALIDATION / 2))
+    length = round(prepared / epochs / (1 + VALIDATION / 2))
     # A last batch of 11, so that it counts and BatchNorm can train on it.
     lengths = {"train": length // BATCH * BATCH + 11, "val": round(length * VALIDATION)}
     tensors = {}

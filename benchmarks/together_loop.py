@@ -142,7 +142,8 @@ class Batches:
 
 def passes_length(batches: Any) -> int:
     """Samples in one pass."""
-    return len(batches.dataset) if isinstance(batches, DataLoader) else len(batches.tensors[0])
+    samples: Any = batches.dataset if isinstance(batches, DataLoader) else batches.tensors[0]
+    return len(samples)
 
 
 def loader(folder: Path, split: str, workers: int, batch_size: int) -> DataLoader[Any]:
@@ -168,6 +169,7 @@ def main() -> None:
     options = parser.parse_args()
     # Several processes share the cores; and what a convolution computes depends on its number of threads.
     torch.set_num_threads(1)
+    passes: dict[str, Iterable[Any]]
     if options.tensors:
         passes = {
             split: Batches(tensors)
