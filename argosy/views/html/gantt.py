@@ -24,7 +24,8 @@ def gantt(chronicle: Chronicle) -> Section:
     spans = [span for span in chronicle.spans if (span.device, span.member) in places]
     if not spans:
         return Section(title="Devices and members", text=["Nobody has trained."])
-    traces = [*_bars(spans, places), *_moves(spans, places), *_signs(chronicle.marks, places)]
+    several = chronicle.flotillas > 1
+    traces = [*_bars(spans, places, several=several), *_moves(spans, places), *_signs(chronicle.marks, places)]
     layout = {
         "barmode": "overlay",
         "bargap": 0.15,
@@ -41,7 +42,7 @@ def gantt(chronicle: Chronicle) -> Section:
     faults = [mark for mark in chronicle.marks if mark.kind == "fault"]
     moves = sum(bool(span.came_from) for span in chronicle.spans)
     more = f" The first {len(shown)} of {len(rows)} rows are drawn." if len(rows) > len(shown) else ""
-    flotillas = f"Flotillas: {chronicle.flotillas}, moves" if chronicle.flotillas > 1 else "Moves"
+    flotillas = f"Flotillas: {chronicle.flotillas}, moves" if several else "Moves"
     text = [f"{flotillas}: {moves}, signs of faults: {len(faults)}.{more}"]
     told = [[lasting(mark.seconds), mark.kind, mark.text] for mark in chronicle.marks]
     table = html_table(["after", "what", "told"], told) if told else ""
@@ -54,13 +55,12 @@ def _order(span: Span) -> tuple[str, float, str]:
     return span.device, span.begin_seconds, span.member
 
 
-def _bars(spans: Sequence[Span], places: Mapping[tuple[str, str], str]) -> list[Mapping[str, Any]]:
+def _bars(spans: Sequence[Span], places: Mapping[tuple[str, str], str], *, several: bool) -> list[Mapping[str, Any]]:
     found: list[Mapping[str, Any]] = []
-    numbers = sorted({span.flotilla for span in spans})
-    for number in numbers:
+    for number in sorted({span.flotilla for span in spans}):
         mine = [span for span in spans if span.flotilla == number]
         # A run of a single one need not teach the word.
-        name = f"flotilla {number}" if len(numbers) > 1 else "training"
+        name = f"flotilla {number}" if several else "training"
         found.append(
             {
                 "type": "bar",
