@@ -44,6 +44,11 @@ class Browser:
         while self._hear().get("method") != "Page.loadEventFired":
             pass
 
+    def leave(self) -> None:
+        """Close the page."""
+        self.call("Page.close")
+        self._session = ""
+
     def ask(self, script: str) -> Any:
         """The value of an expression on the page."""
         found = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)

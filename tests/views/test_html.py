@@ -1,5 +1,8 @@
 """The report as a page: one file without a network, whatever members are called, large runs included."""
 
+import base64
+import gzip
+import importlib.resources
 import json
 import re
 import shutil
@@ -81,6 +84,41 @@ def test_the_report_is_one_small_file_with_everything(tmp_path: Path) -> None:
     assert "4.00 CPU seconds for 2,000 prepared samples, 2,000 µs a sample" in text
     assert "package-0 5,000 J" in text
     assert "members take" in text
+
+
+def library(text: str) -> bytes:
+    """Plotly's script, as a page has it."""
+    packed = re.search(r'id="plotly">([^<]*)<', text)
+    assert packed is not None
+    return gzip.decompress(base64.b64decode(packed[1]))
+
+
+def test_plotly_s_script_is_cut_out_of_the_function_around_it() -> None:
+    whole = (importlib.resources.files("plotly") / "package_data" / "plotly.min.js").read_bytes()
+    found = library(page("", []))
+    licence, _, script = found.partition(b"*/\n")
+    assert whole.startswith(licence) and b"Licensed" in licence
+    assert script.startswith(b'"use strict";var Plotly=') and script.rstrip().endswith(b";")
+    assert len(whole) - 1000 < len(found) < len(whole)
+
+
+@pytest.mark.parametrize("script", ["var Plotly={};", '/* MIT */\n"use strict";var Plotly={};', ""])
+def test_a_script_of_another_shape_is_kept_whole(script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "package_data").mkdir()
+    (tmp_path / "package_data" / "plotly.min.js").write_text(script)
+    monkeypatch.setattr(page_of.importlib.resources, "files", lambda _: tmp_path)
+    assert library(page("", [])) == script.encode()
+
+
+@pytest.mark.tampers
+@pytest.mark.parametrize(
+    ("members", "epochs", "mode"), [(20, 3, "lines+markers"), (21, 3, "lines"), (21, 1, "lines+markers")]
+)
+def test_curves_have_dots_where_these_can_be_told_apart_or_are_all(
+    members: int, epochs: int, mode: str, tmp_path: Path
+) -> None:
+    drawn = figures(written(tmp_path, members=members, epochs=epochs, faults=0).read_text())
+    assert {trace["mode"] for trace in drawn["f2-0"]["data"]} == {mode}
 
 
 @pytest.mark.tampers

@@ -14,6 +14,8 @@ MOST_CURVES = 200
 """Members that are drawn: the best."""
 MOST_POINTS = 400
 """Of a curve: of longer ones every n-th section."""
+FEW = 20
+"""Curves that a legend can name and whose points can be told apart."""
 COUNTED = ("seconds", "epochs", "steps", "samples")
 """Columns of a history that are no metrics."""
 
@@ -27,23 +29,25 @@ def curves(report: Report, chronicle: Chronicle) -> Section:
     metrics = [report.objective, *(name for name in names if name != report.objective)] if names else []
     if not metrics:
         return Section(title="Learning curves", text=["No section has ended."])
-    traces = [_trace(state, metrics[0], COLOURS[number % len(COLOURS)]) for number, state in enumerate(drawn)]
+    few = len(drawn) <= FEW
+    traces = [_trace(state, metrics[0], COLOURS[n % len(COLOURS)], dots=few) for n, state in enumerate(drawn)]
     menu = {"type": "dropdown", "x": 0, "xanchor": "left", "y": 1.12, "buttons": [_button(drawn, m) for m in metrics]}
     layout = {
         "xaxis": {"title": {"text": "epochs"}},
         "yaxis": {"title": {"text": metrics[0]}},
         "updatemenus": [menu],
-        "showlegend": len(drawn) <= 20,
+        "showlegend": few,
     }
     more = f" The {len(drawn)} best of {len(found)} members are drawn." if len(found) > len(drawn) else ""
     text = [f"Point at a line to see whose it is; click into the legend to hide one, drag to look closer.{more}"]
     return Section(title="Learning curves", text=text, figures=[figure(traces, height=520, **layout)])
 
 
-def _trace(state: MemberState, metric: str, colour: str) -> Mapping[str, Any]:
+def _trace(state: MemberState, metric: str, colour: str, *, dots: bool) -> Mapping[str, Any]:
     return {
         "type": "scatter",
-        "mode": "lines+markers" if len(state.history) < 30 else "lines",
+        # A single point is no line.
+        "mode": "lines+markers" if (dots and len(state.history) < 30) or len(state.history) == 1 else "lines",
         "name": state.name,
         "uid": state.name,
         "x": [row["epochs"] for row in _thinned(state)],
