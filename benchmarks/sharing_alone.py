@@ -2,8 +2,10 @@
 
 Some loader workers prepare while some processes train, each for itself, as many of each as the pipeline has that they are
 compared with. Training takes tensors that are prepared already, and saves each member after every epoch as every side
-does. Each part works from the beginning to the end, and counts batches and CPU seconds, those of its loader workers
-included, from the moment when a file ``count`` appears in the folder until there is a file ``stop``.
+does. Each part works from the beginning to the end, and counts samples and CPU seconds, those of its loader workers
+included, from the moment when a file ``count`` appears in the folder until there is a file ``stop``. Samples are counted
+as the runs count them, as each is prepared: the batches that loader workers are at when the counting begins and ends
+would be a twentieth of all.
 """
 
 import argparse
@@ -11,14 +13,16 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psutil
+import tally
 import torch
 from photographs import BATCH, normalize
-from sharing_study import FOLDER, study
+from sharing_study import FOLDER, PREPARED, TRAINED, Counted, study
 from together_loop import loader
 from torch.nn import functional
 
@@ -55,7 +59,7 @@ class Alone:
 
 def preparing(workers: int) -> Iterator[None]:
     """Passes over the training samples, a batch at a time."""
-    batches = loader(FOLDER, "train", workers, BATCH)
+    batches = loader(Counted(FOLDER / "train", train=True), "train", workers, BATCH)
     while True:
         for _ in batches:
             yield
@@ -80,19 +84,18 @@ def own_seconds() -> float:
     return time.process_time() + sum(times.user + times.system for times in workers)
 
 
-def count(batches: Iterator[None], out: Path) -> float:
-    """CPU seconds of a batch."""
+def count(batches: Iterator[None], out: Path, samples: Callable[[], int]) -> float:
+    """CPU seconds of a sample, of which so many are done."""
     moment = time.monotonic() + WARM_UP_SECONDS
     while time.monotonic() < moment:
         next(batches)
     (out / f"{os.getpid()}.ready").touch()
     while not (out / "count").exists():
         next(batches)
-    before, done = own_seconds(), 0
+    before, done = own_seconds(), samples()
     while not (out / "stop").exists():
         next(batches)
-        done += 1
-    return (own_seconds() - before) / done
+    return (own_seconds() - before) / (samples() - done)
 
 
 def main() -> None:
@@ -112,11 +115,13 @@ def main() -> None:
         sys.exit(next((code for _ in parts if (code := os.waitstatus_to_exitcode(os.wait()[1]))), 0))
     die_with_parent(parent)
     if part == "P":
-        batches = preparing(options.loaders)
+        seconds = count(preparing(options.loaders), options.out, partial(tally.total, PREPARED))
     else:
-        batches = training([Alone(one) for one in study.members[int(part[1:]) :: options.trainers]], options.out)
+        members = [Alone(one) for one in study.members[int(part[1:]) :: options.trainers]]
+        batches = training(members, options.out)
+        seconds = count(batches, options.out, partial(tally.own, TRAINED)) * len(members)
     written = options.out / f"{part}.writing"
-    written.write_text(json.dumps(count(batches, options.out)))
+    written.write_text(json.dumps(seconds))
     written.rename(written.with_suffix(".json"))
 
 

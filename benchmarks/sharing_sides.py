@@ -217,7 +217,7 @@ def _count(work: Work, shape: Shape, others: Tree, folder: Path) -> Alone:
     others.go_on()
     parts = [folder / "P.json", *(folder / f"T{trainer}.json" for trainer in range(shape.trainers))]
     _wait_until(lambda: all(part.exists() for part in parts), others)
-    preparing, *training = (json.loads(part.read_text()) * -(-work.samples // BATCH) for part in parts)
+    preparing, *training = (json.loads(part.read_text()) * work.samples for part in parts)
     return Alone(preparing=preparing, training=sum(training))
 
 

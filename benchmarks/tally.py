@@ -4,7 +4,7 @@ import mmap
 import os
 from pathlib import Path
 
-__all__ = ["add", "total"]
+__all__ = ["add", "own", "total"]
 
 BYTES = 8
 _cells: dict[tuple[Path, int], memoryview] = {}
@@ -21,6 +21,12 @@ def add(folder: Path, number: int) -> None:
             cell = memoryview(mmap.mmap(file.fileno(), BYTES)).cast("q")
         _cells[folder, os.getpid()] = cell
     cell[0] += number
+
+
+def own(folder: Path) -> int:
+    """The count of this process."""
+    cell = _cells.get((folder, os.getpid()))
+    return 0 if cell is None else int(cell[0])
 
 
 def total(folder: Path) -> int:

@@ -146,9 +146,8 @@ def passes_length(batches: Any) -> int:
     return len(samples)
 
 
-def loader(folder: Path, split: str, workers: int, batch_size: int) -> DataLoader[Any]:
+def loader(dataset: Photographs, split: str, workers: int, batch_size: int) -> DataLoader[Any]:
     """A DataLoader whose workers live as long as the run."""
-    dataset = Photographs(folder / split, train=split == "train")
     order = Order(len(dataset), split)
     return DataLoader(
         Seeded(dataset, split), batch_size=batch_size, sampler=order, num_workers=workers, persistent_workers=True
@@ -177,7 +176,8 @@ def main() -> None:
         }
     else:
         workers = len(os.sched_getaffinity(0))
-        passes = {split: loader(options.folder, split, workers, options.batch) for split in SPLITS}
+        datasets = {split: Photographs(options.folder / split, train=split == "train") for split in SPLITS}
+        passes = {split: loader(dataset, split, workers, options.batch) for split, dataset in datasets.items()}
     members = [Trained(name) for name in options.members]
     if options.perturbed:
         perturb([member.model for member in members])
