@@ -36,8 +36,8 @@ from argosy.traces import sources
 
 __all__ = ["ProcessWorkers", "Processes", "enlisting"]
 
-LOOK_SECONDS = 1.0
-"""Time between two looks for stopped processes."""
+LOOK_SECONDS = 2.0
+"""Time between two looks for stopped processes: a look reads of every process of the machine."""
 NEWS_SECONDS = 0.5
 """How long the fork server has to tell how a worker ended whose connection broke."""
 FAREWELL_SECONDS = 2.0
