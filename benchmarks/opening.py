@@ -60,7 +60,7 @@ def main() -> None:
         empty = folder / "empty.html"
         empty.write_text(EMPTY)
         with browser.opened(folder / "profile") as chromium:
-            opened(chromium, page, until=DRAWN)  # the browser itself is warm then
+            first = opened(chromium, page, until=DRAWN)  # the browser itself starts with it
             pages, nothing = list[dict[str, float]](), list[float]()
             for _ in range(options.rounds):
                 pages.append(opened(chromium, page, until=DRAWN))
@@ -69,6 +69,7 @@ def main() -> None:
         megabytes = page.stat().st_size / 1e6
     figures: dict[str, Any] = {what: [one[what] for one in pages] for what in pages[0]}
     figures["an empty page, from the call"] = nothing
+    figures["first curves of the browser's first page, from the call"] = [first["first curves, from the call"]]
     for what, seconds in figures.items():
         print(f"{what}: {min(seconds):.2f} to {max(seconds):.2f} s, median {statistics.median(seconds):.2f} s")
     print(f"{len(errors)} console errors")
