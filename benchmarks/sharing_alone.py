@@ -4,8 +4,8 @@ Some loader workers prepare while some processes train, each for itself, as many
 compared with. Training takes tensors that are prepared already, and saves each member after every epoch as every side
 does. Each part works from the beginning to the end, and counts samples and CPU seconds, those of its loader workers
 included, from the moment when a file ``count`` appears in the folder until there is a file ``stop``. Samples are counted
-as the runs count them, as each is prepared: up to two batches a loader worker are
-under way when the counting begins and when it ends, which is much of the sixty or so that come in between.
+as the runs count them, as each is prepared: up to two batches a loader worker are under way when the counting begins and
+when it ends, which is much of the sixty or so that come in between.
 """
 
 import argparse
