@@ -313,9 +313,10 @@ class Voyage:
             return
         if changes:
             self.logbook.change(leg, [name for change in changes.values() for name in change.start])
+        too_soon = (fates or joins) and self.asking.too_soon(leg)
         self.allow(leg, leg.reach(turns=self.turns(leg)))
         leg.holding = self.stragglers.to_meet(leg)
-        if (fates or joins) and self.asking.too_soon(leg):
+        if too_soon:
             self._hold(leg)
         # Who found no place here may find one on devices that are free.
         self.changed |= joins and bool(self.roster.waiting)

@@ -87,6 +87,34 @@ def test_who_is_left_in_the_middle_of_an_epoch_of_fleet_ends_it_before_it_goes_o
     assert [row.stream_epoch for row in found["behind"].sections] == [0, 0, 2, 2, 3, 3]
 
 
+class Apart:
+    """A policy that lets every member train alone, each on one device, and goes on with all of them."""
+
+    def launch(self, situation: Situation) -> tuple[Flotilla, ...]:
+        """See `Policy.launch`."""
+        pairs = zip(situation.waiting, situation.free, strict=False)
+        return tuple(Flotilla(placements=(Placement.whole(profile, device.name),)) for profile, device in pairs)
+
+    def keeps(self, situation: Situation, started: Flotilla, live: tuple[Profile, ...]) -> bool:
+        """See `Policy.keeps`."""
+        del situation, started, live
+        return True
+
+
+@pytest.mark.parametrize(("sections", "epochs"), [(2, 1.5), (4, 1.25), (4, 1.75)])
+def test_who_ends_in_the_middle_of_an_epoch_ends_it_though_another_has_made_room_at_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sections: int, epochs: float
+) -> None:
+    monkeypatch.setitem(POLICIES, "fleet-local", Apart())
+    stops = {"long": epochs, "short": 1 / sections}
+    members = [studies.member(name, stop=argosy.MaxEpochs(count)) for name, count in stops.items()]
+    study = studies.study(90, fleet=members, validations_per_epoch=sections)
+    # `short` leaves a device to `long`, whose leg is held for it: its gate is at an epoch's end, its credit reaches further.
+    living.run(study, tmp_path, policy="fleet-local", devices="cpu:2", block_size=16)
+    living.equal_alone(study, tmp_path)
+    assert {row.status for row in argosy.load(tmp_path, study=study).rows} == {"done"}
+
+
 @pytest.mark.parametrize("policy", ["fleet", "fleet-local"])
 def test_members_under_the_published_policies_are_the_replay_of_their_journaled_epochs(
     tmp_path: Path, policy: str
