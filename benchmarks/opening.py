@@ -2,7 +2,7 @@
 
 Each time is taken from the call that opens the tab, and the load event and the first curves also from the navigation on, by
 the page's own clock. A tab with an empty page is opened beside it: what that takes is not the page's. Writing the page is timed
-too. Needs Chromium and the extra `report`.
+too. Needs Chromium.
 """
 
 import statistics

@@ -1,6 +1,6 @@
 """A run as one page that needs no network, and the page as a picture: `python examples/picture.py runs/ensemble`.
 
-Needs the extra `report`, and for the picture Chromium.
+The picture needs Chromium.
 """
 
 import shutil

@@ -1,7 +1,6 @@
 """The stories of the recipes, each run as it is; and how long they are, as the recipes say."""
 
 import ast
-import importlib.util
 import io
 import re
 import runpy
@@ -61,8 +60,7 @@ def test_an_ensemble_of_five_seeds_beats_the_best_and_the_best_is_taken_along(pl
     assert numbers(ensemble)[0] > numbers(best)[0] > 0.9
     (said,) = play("deploy.py", "runs/ensemble")
     assert re.fullmatch(r"cnn-seed=\d, loss 0\.\d+: this is a \d", said)
-    if importlib.util.find_spec("plotly") is not None:
-        pictured(play("picture.py", "runs/ensemble"), Path("runs/ensemble"))
+    pictured(play("picture.py", "runs/ensemble"), Path("runs/ensemble"))
 
 
 def pictured(lines: list[str], run: Path) -> None:

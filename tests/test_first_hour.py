@@ -73,7 +73,6 @@ def ctrl_c(run: forked.Forked) -> None:
 
 def opened_by(folder: Path, words: list[str]) -> Path:
     """The page that a command shows in a browser, which here writes down its address."""
-    pytest.importorskip("plotly", reason="needs the extra 'report'")
     reader, address = folder / "reader", folder / "address.txt"
     reader.write_text(f'#!/bin/sh\nprintf %s "$1" > {address}\n')
     reader.chmod(0o755)

@@ -36,7 +36,7 @@ EXTRAS = {
     "scikit-learn": "demo",
     "pillow": "demo",
     "transformers": "examples",
-    "plotly": "report",
+    "plotly": "tune",
     "highspy": "exact",
     "optuna": "tune",
 }

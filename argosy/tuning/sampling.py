@@ -323,7 +323,7 @@ def _count(distribution: Any) -> float:
 def write_plots(study: optuna.Study, path: Path) -> None:
     """Optuna's own drawings of a study, as one page; raises StudyError without plotly."""
     if not optuna.visualization.is_available():
-        raise StudyError("plots of a search need plotly, which is not installed: pip install 'argosy[report]'.")
+        raise StudyError("plots of a search need plotly, which is not installed: pip install 'argosy[tune]'.")
     history = optuna.visualization.plot_optimization_history(study)
     parallel = optuna.visualization.plot_parallel_coordinate(study)
     pages = (history.to_html(full_html=False), parallel.to_html(full_html=False, include_plotlyjs=False))

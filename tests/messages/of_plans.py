@@ -13,7 +13,6 @@ import argosy
 from argosy import api
 from argosy.cluster import Cluster, Device, Node
 from argosy.planning import make_plan
-from argosy.planning.forecast import forecast
 from argosy.planning.hindsight import Hindsight
 from argosy.planning.outcomes import Workload
 from argosy.planning.replay import Network, workload_of
@@ -26,7 +25,6 @@ from argosy.running.inline import Inline
 from argosy.running.launcher import discover
 from argosy.settings import Settings
 from argosy.training.devices import KINDS, Hardware
-from argosy.views.timeline import write_timeline
 from messages import of_studies
 
 __all__ = ["CASES"]
@@ -69,13 +67,6 @@ def without_solver(patch: pytest.MonkeyPatch) -> None:
     """The extra of policy 'exact' is missing."""
     hidden(patch, "highspy")
     make_plan([profile()], devices(1), policy="exact")
-
-
-def without_plotly(patch: pytest.MonkeyPatch) -> None:
-    """The extra of pages is missing."""
-    hidden(patch, "plotly")
-    found = forecast([profile()], Cluster.parse("1x1x80GB"), epochs={"a": 1}, samples_per_epoch=10)
-    write_timeline(found.simulation, Path("timeline.html"))
 
 
 def table(text: str, read: Any) -> Any:
@@ -197,7 +188,6 @@ CASES = {
     "a file that holds no profiles": lambda: load_profiles(Path("profiles.json")),
     "a profile of another version": damaged,
     "profiles of other members": carried,
-    "a page without its extra": without_plotly,
     "no member that can be measured": measured_by_nobody,
     "launcher inline with several nodes": of_one_node,
     "--devices that cannot be read": lambda: discover(Settings(devices="cuda:first")),

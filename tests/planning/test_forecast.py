@@ -117,7 +117,6 @@ def test_a_plan_for_a_cluster_says_who_shares_and_who_is_split(tmp_path: Path) -
 
 
 def test_the_timeline_is_a_page(tmp_path: Path) -> None:
-    pytest.importorskip("plotly", reason="needs the extra 'report'")
     save_profiles(tmp_path / "p.json", [profile("a", 5.0), profile("b", 40.0)])
     page = tmp_path / "t.html"
     arguments = ["plan", str(tmp_path / "p.json"), "--cluster", "1x2x80GB", "--samples", "10", "--html", str(page)]

@@ -1,15 +1,12 @@
 """A page of sections in one file that needs no network: figures are plain values, and plotly's script draws them when they are seen.
 
-That script takes a browser a second to read. It lies in the page compressed, is read beside the page, which is there to be read
-meanwhile, and a live page never reads it again: it looks now and then for a small script beside it, which has the same page as
-values.
+A browser reads that script when the page is there to be read, and a live page never reads it again: it looks now and then for a
+small script beside it, which has the same page as values. `plotly/` has plotly's own bundle of scatter, bar and pie, as its
+publishers have it: a fourth of the whole, which is all that a page needs.
 """
 
-import base64
-import gzip
 import importlib.resources
 import json
-import re
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +14,6 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from argosy.errors import PlanError
 from argosy.output import finite
 
 __all__ = ["COLOURS", "LIVE_SECONDS", "Section", "bars", "figure", "news_of", "page", "write_page"]
@@ -57,15 +53,12 @@ document.addEventListener("click", ({target}) => {
   const {at, up} = head.closest("table").dataset;
   sort(head, at === String(head.cellIndex) && up === "1" ? "0" : "1");
 });
-(async () => {
-  await new Promise(done => setTimeout(done));  // The page is shown first.
-  const letters = atob(document.getElementById("plotly").textContent), bytes = new Uint8Array(letters.length);
-  for (let n = 0; n < bytes.length; n++) bytes[n] = letters.charCodeAt(n);
+setTimeout(() => {  // The page is shown first.
   const script = document.createElement("script");
-  script.textContent = await new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
+  script.textContent = document.getElementById("plotly").textContent;
   document.head.append(script);
   watch();
-})();
+});
 """
 LIVE_SECONDS = 5.0
 """Between two looks of a live page for what is new."""
@@ -138,16 +131,19 @@ def bars(name: str, labels: Sequence[str], values: Sequence[float]) -> Mapping[s
 
 
 def page(title: str, sections: Sequence[Section], *, news: str = "") -> str:
-    """The whole page; a live one looks for `news`, a file beside it. Raises PlanError without plotly."""
+    """The whole page; a live one looks for `news`, a file beside it."""
     body, figures = _parts(sections)
     links = "".join(f'<a href="#s{n}">{escape(s.title)}</a>' for n, s in enumerate(sections) if n)
     live = LIVE.replace("SECONDS", f"{LIVE_SECONDS:g}").replace("NEWS", news) if news else ""
     # A name of a member must not end the element that it stands in.
     values = _json(figures).replace("<", "\\u003c")
+    plotly = (importlib.resources.files("argosy.views.html") / "plotly" / "plotly-basic.min.js").read_text(
+        encoding="utf-8"
+    )
     return (
         f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
         f'<link rel="icon" href="data:,"><style>{STYLE}</style></head><body><nav>{links}</nav><main>{body}</main>'
-        f'<script type="application/gzip" id="plotly">{_plotly()}</script>'
+        f'<script type="text/plain" id="plotly">{plotly}</script>'
         f'<script type="application/json" id="figures">{values}</script>'
         f"<script>{SCRIPT}{live}</script></body></html>\n"
     )
@@ -163,7 +159,7 @@ def news_of(title: str, sections: Sequence[Section]) -> str:
 def write_page(path: Path, text: str) -> None:
     """Whole or not at all: whoever has the old one open may load it again at any moment."""
     new = path.with_name(f".{path.name}")
-    new.write_text(text)
+    new.write_text(text, encoding="utf-8")
     new.replace(path)
 
 
@@ -186,22 +182,3 @@ def _html(number: int, section: Section, figures: dict[str, Figure]) -> str:
     )
     table = f'<div class="scrolls">{section.table}</div>' if section.table else ""
     return f'<section id="s{number}"><h{level}>{escape(section.title)}</h{level}>{text}{drawn}{table}</section>'
-
-
-def _plotly() -> str:
-    """Its script, compressed, in letters."""
-    try:
-        package = importlib.resources.files("plotly")
-    except ImportError as error:
-        raise PlanError("pages need plotly, which is not installed; pip install 'argosy[report]'.") from error
-    script = _unwrapped((package / "package_data" / "plotly.min.js").read_bytes())
-    return base64.b64encode(gzip.compress(script, mtime=0)).decode()
-
-
-def _unwrapped(script: bytes) -> bytes:
-    """Plotly's script without the function around it that serves other ways of loading, where it is there.
-
-    A browser reads what is in such a function once more before it runs it, which is a fourth of reading the script.
-    """
-    found = re.fullmatch(rb'(/\*.*?\*/\n).*?("use strict";var Plotly=.*)return Plotly;\s*\}\)\);\s*', script, re.DOTALL)
-    return b"".join(found.groups()) if found else script
