@@ -6,6 +6,8 @@ peak(n), and idle consumers. All processes count what they have prepared and tra
 """
 
 import os
+import random
+from collections import deque
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,14 +29,31 @@ TRAINED = Path(os.environ["SHARING_COUNTS"]) / "trained"
 """Tallies: samples that were prepared, and samples of all members that were trained on."""
 
 WIDTHS = {"light": 16, "middle": 44, "heavy": 70}
+MOVED_EVERY, HELD, LARGEST_STEP = 8, 8, 2**17
+"""Samples decoded in the same buffers; pieces of the heap that lie between, and their bytes at most."""
+DRAW = random.Random(0)
+"""Not that of the samples."""
 STRIPPED = DEMAND == "stripped"
 
 
 class Counted(Photographs):
-    """Photographs that count how many of them were prepared."""
+    """Photographs that count how many of them were prepared, and move the buffers that they are decoded in.
+
+    A process decodes an eighth faster or slower than another one, for as long as it lives: it takes and frees the same
+    buffers again and again, and how fast that goes depends on where these lie. What one accident would decide, for all
+    loader workers of a run at once, since they are forked from one process, is here the mean of many.
+    """
+
+    def __init__(self, folder: Path, *, train: bool) -> None:
+        super().__init__(folder, train=train)
+        self.between: deque[bytearray] = deque(maxlen=HELD)
+        self.prepared = 0
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         tally.add(PREPARED, 1)
+        if self.prepared % MOVED_EVERY == 0:
+            self.between.append(bytearray(DRAW.randrange(LARGEST_STEP)))
+        self.prepared += 1
         return super().__getitem__(index)
 
 

@@ -134,10 +134,10 @@ class Dealt:
         return self.keep
 
 
-def policy(monkeypatch: pytest.MonkeyPatch, chosen: Any) -> str:
-    """Register a policy for this test; returns its name."""
-    monkeypatch.setitem(POLICIES, "of-the-test", chosen)
-    return "of-the-test"
+def policy(monkeypatch: pytest.MonkeyPatch, chosen: Any, *, name: str = "of-the-test") -> str:
+    """Register a policy for this test; returns its name. Those of FLEET level members at the ends of epochs."""
+    monkeypatch.setitem(POLICIES, name, chosen)
+    return name
 
 
 @dataclass(frozen=True, slots=True)

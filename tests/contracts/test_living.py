@@ -72,13 +72,14 @@ study = studies.study(90, fleet=[studies.member("late", hidden=8, batch_size=9, 
 """
 
 
+@pytest.mark.parametrize("name", ["of-the-test", "fleet-local"])
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_whatever_happens_members_equal_themselves_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, name: str
 ) -> None:
     draw = random.Random(seed)
     sections = draw.choice([1, 1, 3, 4])
-    chaos = living.policy(monkeypatch, Restless(draw))
+    chaos = living.policy(monkeypatch, Restless(draw), name=name)
     living.trusting(monkeypatch)
     living.way_on(monkeypatch, lambda: draw.choice(list(Way)))
     monkeypatch.setattr(tolerance, "LOSSES", 10**6)
