@@ -99,11 +99,15 @@ class Departures:
         self._measure(force.devices, self.voyage.crew_count)
 
     def _with_training_samples(self, leg: Leg) -> Leg:
-        """The leg itself, or the whole of its first section where members want nothing of that but its validation."""
+        """The leg itself, or from a block before the end of its first section: members may want fewer samples of that, or none.
+
+        A few samples say little of what a batch takes, and are too few for some models.
+        """
         length, per_epoch = self.driver.lengths["train"], self.driver.study.validations_per_epoch
-        if leg.position < (section_start(leg.section + 1, length, per_epoch) or length):
-            return leg
-        return replace(leg, position=section_start(leg.section, length, per_epoch))
+        assert self.driver.data is not None
+        start, stop = section_start(leg.section, length, per_epoch), section_start(leg.section + 1, length, per_epoch)
+        latest = max((stop or length) - self.driver.data.block_size, start)
+        return replace(leg, position=min(leg.position, latest))
 
     def measure_rest(self) -> None:
         """Hand out the members that are still unknown; where one failed, another one like it takes its place."""

@@ -407,3 +407,24 @@ def test_members_are_the_same_under_every_policy_that_shows_them_the_same_epochs
         living.run(study, tmp_path / policy, policy=policy, devices="cpu:2", block_size=16, numerics="exact")
         found[policy] = evidence.results(tmp_path / policy)
     assert found["solo"] == found["rounds"] == found["balanced"]
+
+
+def test_who_was_paused_just_before_the_end_of_an_epoch_is_measured_on_a_whole_block(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def days_pass(voyage: Voyage) -> None:
+        """As soon as the first block of two is trained on."""
+        feeders = voyage.force.workers.feeders.values()  # type: ignore[attr-defined]
+        if voyage.driver.phase is Phase.SAILING and any(feeder.gauge.prepared >= 168 for feeder in feeders):
+            voyage.driver.began -= 1e6
+
+    study = studies.study(fleet=[studies.member("adam", batch_size=50, accumulate=3)], epochs=1)
+    with monkeypatch.context() as patched:
+        living.at_every_round(patched, days_pass)
+        living.run(study, tmp_path, block_size=168, time_limit=1e5)
+    (saved,) = evidence.event_lines(tmp_path, "Saved")
+    # Two samples are left: a micro-batch of one is none for BatchNorm.
+    assert saved["checkpoint"]["position"] + saved["checkpoint"]["carried"] == 168
+    living.run(study, tmp_path, block_size=168)
+    living.equal_alone(study, tmp_path)
+    assert living.state_of(tmp_path).members["adam"].status == "done"
