@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Generator
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -56,7 +57,7 @@ def measuring(
         _try_labels(trial, block)
         wrote = _try_validation(trial, block) if validates else False
     yield
-    batch = _Shown(block, live.member.batch_size)
+    batch = _Shown(block, live.member.batch_size, micro_batches=live.member.accumulate)
     saved = _SavedBytes()
     with saved:
         warm_up = _timed_step(trial, batch, backend)
@@ -146,9 +147,9 @@ def _shard_seconds(
     trial: Solo, block: Block, backend: Backend, most: int, *, thorough: bool
 ) -> Generator[None, None, tuple[float, ...]]:
     """Seconds of a step on one of m even shares of the batch, for m = 2 … `most`."""
-    found = []
+    member, found = trial.live.member, []
     for m in range(2, most + 1):
-        share = _Shown(block, -(-trial.live.member.batch_size // m))
+        share = _Shown(block, -(-member.batch_size // m), micro_batches=member.accumulate)
         first = _timed_step(trial, share, backend)
         found.append((yield from _step_seconds(trial, share, first, backend, thorough=thorough)))
     return tuple(found)
@@ -232,11 +233,17 @@ class _SavedBytes:
 
 
 class _Shown:
-    """A private batch of the first sound rows of a block."""
+    """A private batch of the first sound rows of a block.
 
-    def __init__(self, block: Block, batch_size: int) -> None:
+    Of a short block some come again, so that all micro-batches are alike and none is a single sample, on which BatchNorm
+    cannot train.
+    """
+
+    def __init__(self, block: Block, batch_size: int, *, micro_batches: int = 1) -> None:
         self._block = block
-        self._numbers = torch.from_numpy(block.sound.nonzero()[0])[:batch_size]
+        sound = block.sound.nonzero()[0][:batch_size]
+        rows = max(-(-len(sound) // micro_batches), 2) * micro_batches
+        self._numbers = torch.from_numpy(np.resize(sound, min(rows, batch_size)))
         self._leaves = self._rows()
         self._versions = [leaf._version for leaf in self._leaves]
         self.data = unflatten(self._leaves, block.tree)

@@ -380,6 +380,19 @@ def test_micro_batches_need_the_memory_of_one_of_them() -> None:
     assert needed(40, 4) < 1.1 * needed(10, 1) < 0.5 * needed(40, 1)
 
 
+def with_batch_norm() -> nn.Module:
+    return nn.Sequential(nn.Linear(12, 10), nn.BatchNorm1d(10))
+
+
+@pytest.mark.parametrize("accumulate", [1, 8])
+@pytest.mark.parametrize("rows", [1, 9, 22])
+def test_the_last_few_samples_of_an_epoch_are_enough_to_measure(rows: int, accumulate: int) -> None:
+    """None of its micro-batches is of a single one."""
+    (*_, last) = blocks(ORDERS.epoch("train", 0), 40, arrays=(INPUTS, TARGETS), stop=40 + rows)
+    member = studies.member(model=with_batch_norm, batch_size=32, accumulate=accumulate)
+    assert measure(start(member), last, groups=2, validates=True).samples_per_second > 0
+
+
 def drawing(output: torch.Tensor, target: torch.Tensor) -> float:
     return float(np.random.rand())
 
