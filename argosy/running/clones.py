@@ -18,6 +18,7 @@ from argosy.events import REFUSED, Checkpoint, Cloned
 from argosy.fold import MemberState
 from argosy.running.refusals import check_batches
 from argosy.study import Member
+from argosy.training.checkpoint import check
 
 if TYPE_CHECKING:
     from argosy.running.driver import Driver
@@ -152,6 +153,8 @@ class Clones:
         member, before = clone.member(source), source.hyperparameters
         check_batches([member], driver.lengths)
         changes = {name: (before[name], value) for name, value in clone.changes.items()}
+        if checkpoint is not None:
+            check(driver.directory / "members" / clone.source / checkpoint.file, checkpoint.sha256)
         cloned = Cloned(member=clone.name, source=clone.source, changes=changes, checkpoint=checkpoint)
         inherit(driver.directory, cloned)
         driver.record(cloned)
@@ -173,13 +176,17 @@ def newest_file(source: MemberState) -> Checkpoint | None:
 
 
 def inherit(directory: Path, cloned: Cloned) -> None:
-    """Let a clone have the files that it goes on from, which its source deletes one day."""
+    """Let a clone have the files that it goes on from, which its source deletes one day.
+
+    Raises CheckpointError where one is not there.
+    """
     checkpoint = cloned.checkpoint
     if checkpoint is None:
         return
     there, here = directory / "members" / cloned.source, directory / "members" / cloned.member
     here.mkdir(parents=True, exist_ok=True)
     for name in filter(None, {checkpoint.file, checkpoint.best}):
+        check(there / name)
         # A driver that was killed before it journaled the clone may have left one of that name.
         (here / name).unlink(missing_ok=True)
         try:

@@ -20,7 +20,7 @@ import torch
 from argosy.errors import CheckpointError
 from argosy.system import disk_refused, means_refused
 
-__all__ = ["keep_newest", "link", "load", "plain", "save", "save_all", "settle", "sum_of"]
+__all__ = ["check", "keep_newest", "link", "load", "plain", "save", "save_all", "settle", "sum_of"]
 
 SCALARS = {bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size}
 MANY = 4
@@ -116,10 +116,7 @@ def load(path: Path, sha256: str | None = None) -> dict[str, Any]:
 
     Raises WorkerError or DiskError where the system refuses to read it, which says nothing of the file.
     """
-    if not path.exists():
-        raise CheckpointError(f"checkpoint {path} does not exist: it was moved or deleted. {ADVICE}")
-    if sha256 is not None and sum_of(path) != sha256:
-        raise CheckpointError(f"checkpoint {path} is damaged: its SHA-256 is not the journaled one. {ADVICE}")
+    check(path, sha256)
     try:
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     except MemoryError:
@@ -134,6 +131,14 @@ def load(path: Path, sha256: str | None = None) -> dict[str, Any]:
             + ADVICE
         ) from error
     return state
+
+
+def check(path: Path, sha256: str | None = None) -> None:
+    """Raise CheckpointError where a file is missing, or differs from its sum."""
+    if not path.exists():
+        raise CheckpointError(f"checkpoint {path} does not exist: it was moved or deleted. {ADVICE}")
+    if sha256 is not None and sum_of(path) != sha256:
+        raise CheckpointError(f"checkpoint {path} is damaged: its SHA-256 is not the journaled one. {ADVICE}")
 
 
 def sum_of(path: Path) -> str:

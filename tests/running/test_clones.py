@@ -1,5 +1,6 @@
 """Members that people clone while a run goes on: with other numbers, from nothing or from where their source is."""
 
+import dataclasses
 import shutil
 from functools import partial
 from pathlib import Path
@@ -194,6 +195,38 @@ def test_members_that_would_be_the_same_bit_for_bit_are_refused(
         == "refused: member 'same' is 'one' once more, with the same seed; give it another seed, or leave it out."
     )
     assert said[1] == "added other"
+
+
+@pytest.mark.tampers
+def test_a_source_whose_file_is_damaged_or_gone_is_not_cloned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others train on; from nothing it is cloned all the same."""
+    living.trusting(monkeypatch)
+    run, asked, left = tmp_path / "run", study(), list[str]()
+    done = studies.member("done", optimizer=RATE, stop=argosy.MaxEpochs(1))
+    asked = dataclasses.replace(asked, members=[done, *asked.members])
+
+    def act(voyage: Voyage) -> None:
+        state = voyage.driver.state
+        if state.member("done").status != "done" or len(answers(run)) < len(left):
+            return
+        file = run / "members/done" / state.member("done").saved[-1].file
+        if not left:
+            content = bytearray(file.read_bytes())
+            content[len(content) // 2] ^= 1
+            file.write_bytes(content)
+        elif len(left) == 1:
+            file.unlink()
+        if len(left) < 3:
+            wanted = command("abc"[len(left)], "done", warm=len(left) < 2, optimizer__lr=0.2)
+            left.append(inbox.leave(run, {"command": "clone", **wanted}))
+
+    living.at_every_round(monkeypatch, act)
+    report = argosy.train(asked, directory=run, launcher="inline", devices="cpu:1")
+    said = answers(run)
+    assert "is damaged: its SHA-256 is not the journaled one" in said["a"]
+    assert "does not exist: it was moved or deleted" in said["b"]
+    assert said["c"] == "added c"
+    assert {row.name: row.status for row in report.rows} == dict.fromkeys(("done", "one", "two", "c"), "done")
 
 
 def test_a_clone_needs_a_file_and_a_whole_command() -> None:
