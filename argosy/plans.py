@@ -10,6 +10,7 @@ from typing import Any
 from argosy.cluster import Device
 from argosy.errors import PlanError
 from argosy.profiles import Profile, pack_memory_bytes
+from argosy.wording import sized
 
 __all__ = ["Flotilla", "Half", "Placement", "Plan", "Step"]
 
@@ -250,8 +251,8 @@ class Plan:
                 needed, there = pack_memory_bytes(pack), by_name[name].memory_bytes
                 if needed > there:
                     raise PlanError(
-                        f"device {name!r} has {there / 2**30:.1f} GiB of memory; its pack ({', '.join(p.member for p in pack)}) "
-                        f"needs {needed / 2**30:.1f} GiB. Plan again with these profiles."
+                        f"device {name!r} has {sized(there)} of memory; its pack ({', '.join(p.member for p in pack)}) "
+                        f"needs {sized(needed)}. Plan again with these profiles."
                     )
 
     def to_json(self) -> dict[str, Any]:

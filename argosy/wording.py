@@ -1,11 +1,12 @@
-"""How figures are told to people: times in words, values in few letters, members by what they differ in."""
+"""How figures are told to people: times in words, memory in units of its size, values in few letters, members by what they differ in."""
 
 from collections.abc import Collection, Mapping, Sequence
 from html import escape
 from typing import Any
 
-__all__ = ["differing", "html_table", "lasting", "shortened", "spelled", "told"]
+__all__ = ["differing", "html_table", "lasting", "shortened", "sized", "spelled", "told"]
 
+SIZES = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 UNITS = ((86400, "days"), (3600, "h"), (60, "min"), (1, "s"))
 
 
@@ -25,6 +26,16 @@ def lasting(seconds: float) -> str:
         if count:
             words.append(f"{count} {'day' if name == 'days' and count == 1 else name}")
     return " ".join(words)
+
+
+def sized(count: float) -> str:
+    """Bytes in the largest unit that they fill.
+
+    >>> [sized(count) for count in (300, 5 * 2**20, 16e9)]
+    ['0.3 KiB', '5.0 MiB', '14.9 GiB']
+    """
+    unit, name = next(((unit, name) for unit, name in SIZES if count >= unit), SIZES[-1])
+    return f"{count / unit:.1f} {name}"
 
 
 def told(value: Any) -> str:

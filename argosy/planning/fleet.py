@@ -6,11 +6,12 @@ from dataclasses import dataclass
 
 from argosy.cluster import Device
 from argosy.errors import PlanError
-from argosy.planning.memory import GIB, require_fit
+from argosy.planning.memory import require_fit
 from argosy.planning.placement import place_contiguously
 from argosy.planning.policy import Situation
 from argosy.plans import Flotilla, Placement
 from argosy.profiles import Profile
+from argosy.wording import sized
 
 __all__ = ["Fleet", "create_flotilla", "find_next", "launch_greedily", "similar_rates"]
 
@@ -112,6 +113,6 @@ def find_next(
 
 
 def _require_equal(devices: Sequence[Device]) -> None:
-    found = sorted({f"{device.kind} with {device.memory_bytes / GIB:.1f} GiB" for device in devices})
+    found = sorted({f"{device.kind} with {sized(device.memory_bytes)}" for device in devices})
     if len(found) > 1:
         raise PlanError(f"FLEET's policies assume equal devices; found {', '.join(found)}. Use policy 'balanced'.")

@@ -5,10 +5,9 @@ from collections.abc import Sequence
 from argosy.cluster import Device
 from argosy.errors import PlanError
 from argosy.profiles import Profile
+from argosy.wording import sized
 
-__all__ = ["GIB", "require_fit"]
-
-GIB = 2**30
+__all__ = ["require_fit"]
 
 
 def require_fit(profiles: Sequence[Profile], devices: Sequence[Device]) -> None:
@@ -17,6 +16,6 @@ def require_fit(profiles: Sequence[Profile], devices: Sequence[Device]) -> None:
     for profile in profiles:
         if profile.memory_bytes > largest:
             raise PlanError(
-                f"member {profile.member!r} needs {profile.memory_bytes / GIB:.1f} GiB; the largest device has "
-                f"{largest / GIB:.1f} GiB. Lower its batch_size or use a larger device."
+                f"member {profile.member!r} needs {sized(profile.memory_bytes)}; the largest device has "
+                f"{sized(largest)}. Lower its batch_size or use a larger device."
             )

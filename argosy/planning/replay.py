@@ -8,11 +8,11 @@ from argosy.cluster import Device
 from argosy.errors import PlanError
 from argosy.planning import POLICIES, WITH_KNOWN_EPOCHS
 from argosy.planning.choice import simulate_best
-from argosy.planning.memory import GIB
 from argosy.planning.outcomes import Charges, Simulation, Workload
 from argosy.planning.policy import Moving
 from argosy.planning.simulate import simulate
 from argosy.profiles import Profile
+from argosy.wording import sized
 
 __all__ = ["Network", "ReplayCharges", "replay", "workload_of"]
 
@@ -78,8 +78,8 @@ def workload_of(
         activation = min(activation_bytes, device_memory_bytes - resident)
         if activation <= 0:
             raise PlanError(
-                f"network {network.name!r} needs {resident / GIB:.1f} GiB without activations; the device has "
-                f"{device_memory_bytes / GIB:.1f} GiB. Give devices more memory, or leave the network out."
+                f"network {network.name!r} needs {sized(resident)} without activations; the device has "
+                f"{sized(device_memory_bytes)}. Give devices more memory, or leave the network out."
             )
         curve = min(scaling, key=lambda rates: abs(rates[0] - network.samples_per_second), default=[1.0])
         return Profile(

@@ -86,7 +86,7 @@ def test_a_plan_checks_itself_against_profiles_and_devices() -> None:
         plan.check([replace(A, splittable=False), B], TWO)
     with pytest.raises(PlanError, match="its profile says"):
         plan.check([replace(A, samples_per_second=(5.0, 9.0, 12.5)), B], TWO)
-    with pytest.raises(PlanError, match="GiB of memory"):
+    with pytest.raises(PlanError, match="MiB of memory; its pack"):
         plan.check([A, B], [replace(device, memory_bytes=GB) for device in TWO])
 
 
