@@ -1,5 +1,6 @@
 """What must be the same, or grow, in every driver of one search."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +13,8 @@ __all__ = ["check_terms", "terms_of"]
 TOTALS = ("max_epochs", "n_trials")
 EARLIER = {"warm": True, "epochs_per_generation": 1}
 """Of searches by versions that knew no others."""
+ADDRESS = re.compile(r" at 0x[0-9A-Fa-f]+")
+"""Of a function or an object that a sampler holds: another one in every process."""
 
 
 def terms_of(search: Search, trials: int) -> dict[str, Any]:
@@ -22,7 +25,7 @@ def terms_of(search: Search, trials: int) -> dict[str, Any]:
         "scheduler": search.scheduler,
         "eta": search.eta,
         "brackets": search.brackets,
-        "sampler": "random" if search.sampler is None else spell(search.sampler),
+        "sampler": "random" if search.sampler is None else ADDRESS.sub("", spell(search.sampler)),
         "objective": objective,
         "mode": mode,
         "max_epochs": search.max_epochs,

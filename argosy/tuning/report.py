@@ -7,12 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from argosy.errors import RunError
-from argosy.events import Cloned, Event, MemberEnded, Packed, Proposed, RunStarted, SectionEnded
+from argosy.events import Cloned, Event, MemberEnded, Proposed, RunStarted, SectionEnded
 from argosy.fold import OVER, MemberState, RunState
+from argosy.packs import Packed
 from argosy.report import MemberResult, Report
 from argosy.stopping import Mode, better
+from argosy.wording import last_line
 
 __all__ = ["SearchReport", "TrialResult"]
+
+COLUMNS = ("trial", "status", "epochs", "source", "reason")
+"""Of the table, beside parameters and metrics."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -150,22 +155,27 @@ class SearchReport:
         return sum(float(gauge.get("busy_seconds", 0.0)) for gauge in gauges)
 
     def table(self) -> list[dict[str, Any]]:
-        """One plain row per trial, best first."""
+        """One plain row per trial, best first.
+
+        A parameter with the name of a column, as epochs, is ``parameter.epochs``; a metric with the name of a parameter, as the rate
+        that a schedule had come to, ``metric.lr``.
+        """
+        searched = {name for parameters in self.parameters.values() for name in parameters}
         return [
             {
                 "trial": row.name,
                 "status": row.status,
                 "epochs": row.epochs,
                 **({"source": self.sources[row.name]} if row.name in self.sources else {}),
-                **self.parameters.get(row.name, {}),
-                **row.metrics,
-                "reason": row.reason.strip().splitlines()[-1] if row.reason else "",
+                **_beside(COLUMNS, "parameter", self.parameters.get(row.name, {})),
+                **_beside(searched, "metric", row.metrics),
+                "reason": last_line(row.reason),
             }
             for row in self.rows
         ]
 
     def write_plots(self, path: str | Path) -> None:
-        """One page with the history of the search and its parallel coordinates, as Optuna draws them; needs the extra ``report``.
+        """One page with the history of the search and its parallel coordinates, as Optuna draws them; needs the extra ``tune``.
 
         Raises StudyError where that is not there.
         """
@@ -218,6 +228,11 @@ class SearchReport:
             best_seconds=None if best is None else _found(best, run, told, cloned),
             study=study,
         )
+
+
+def _beside(taken: Collection[str], kind: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values under names of their own: where another column has one, their kind is before it."""
+    return {f"{kind}.{name}" if name in taken else name: value for name, value in values.items()}
 
 
 Told = Sequence[tuple[float, Event]]

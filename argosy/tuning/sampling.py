@@ -40,6 +40,7 @@ DIRECTIONS = {"min": StudyDirection.MINIMIZE, "max": StudyDirection.MAXIMIZE}
 OWNER = "argosy directory"
 PLAIN = (bool, int, float, str, type(None))
 FEW = 1000
+Place = frozenset[tuple[str, Any]]
 FACTORS = (0.8, 1.2)
 """By one of which a population's numbers change."""
 
@@ -159,25 +160,26 @@ class Sampling:
         with _quietly():
             self.study = optuna.create_study(direction=DIRECTIONS[mode])
         self.points = _points(space) if grid else None
-        """Of a grid, in order."""
+        """Of a grid, by `_place`: those that no trial has, in order."""
         self._trials: list[optuna.Trial] = []
         if not callable(space):
             _check_distributions(space)
 
     def ask(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """The next trial: what is to be journaled of it, and what its member is built from."""
-        number = len(self._trials)
         if self.points is not None:
-            return self.again(self.points[number])
+            return self.again(next(iter(self.points.values())))
         # Under a seed of its own, so that it is the same after a restart.
-        self.study.sampler = self.sampler(seed=random.Random(f"{self.seed}/{number}").getrandbits(32))
+        self.study.sampler = self.sampler(seed=random.Random(f"{self.seed}/{len(self._trials)}").getrandbits(32))
         return self._ask()
 
     def again(self, parameters: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """The same of a trial whose parameters are known; raises RunError where the space has others."""
         self.study.sampler = optuna.samplers.RandomSampler(seed=self.seed)
         with _quietly(), warnings.catch_warnings():
-            warnings.simplefilter("error")
+            # What a space warns of was told when the trial was new; of a value outside of its range Optuna does no more than warn.
+            warnings.simplefilter("ignore")
+            warnings.filterwarnings("error", "Fixed parameter", UserWarning)
             number = len(self._trials)
             try:
                 self.study.enqueue_trial(dict(parameters))
@@ -186,6 +188,8 @@ class Sampling:
                 raise RunError(_changed(number, parameters, error)) from error
         if found != parameters:
             raise RunError(_changed(number, parameters, f"it has {', '.join(found) or 'nothing'} there"))
+        if self.points is not None:
+            self.points.pop(_place(found), None)
         return found, built_from
 
     def explored(self, parameters: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
@@ -272,7 +276,7 @@ def _check_distributions(space: Mapping[str, Any]) -> None:
             )
 
 
-def _points(space: Any) -> list[dict[str, Any]]:
+def _points(space: Any) -> dict[Place, dict[str, Any]]:
     """All points of a space whose every parameter has a finite number of values, the last one changing fastest."""
     if callable(space):
         raise StudyError(
@@ -280,7 +284,14 @@ def _points(space: Any) -> list[dict[str, Any]]:
         )
     _check_distributions(space)
     axes = {name: _values(name, distribution) for name, distribution in space.items()}
-    return [dict(zip(axes, point, strict=True)) for point in itertools.product(*axes.values())]
+    points = (dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values()))
+    return {_place(point): point for point in points}
+
+
+def _place(point: Mapping[str, Any]) -> Place:
+    """Which point of a grid it is: steps that add up to 0.30000000000000004 have come to 0.3."""
+    rounded = {name: float(f"{value:.12g}") if isinstance(value, float) else value for name, value in point.items()}
+    return frozenset(rounded.items())
 
 
 def _values(name: str, distribution: Any) -> list[Any]:

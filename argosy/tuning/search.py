@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from argosy.errors import StudyError
+from argosy.requirements import check_callable, check_choice, check_number, check_whole, shown
 from argosy.stopping import MaxEpochs, Mode, mode_of, sections_in
 from argosy.study import Data, Member, Study
 from argosy.tuning import SCHEDULERS
@@ -17,7 +18,6 @@ __all__ = ["Search", "Store"]
 
 RUNGS = ("hyperband", "asha")
 """Schedulers that let trials go on from one budget to the next."""
-LEAST = (("eta", 2), ("n_trials", 1), ("epochs_per_generation", 1), ("at_once", 1), ("validations_per_epoch", 1))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,7 +58,7 @@ class Search:
     objective: str = ""
     """The metric that ranks trials, by its best section; by default ``val_loss``, without validation data ``train_loss``."""
     mode: Mode | None = None
-    """Whether the objective is minimised or maximised; by default ``min`` for names that end in loss or error."""
+    """Whether the objective is minimised or maximised; needed where its name does not tell (``argosy.stopping.mode_of``)."""
     sampler: Callable[..., Any] | None = None
     """A class of ``optuna.samplers``, or a partial of one, that is called with ``seed=``; by default random."""
     seed: int = 0
@@ -70,22 +70,40 @@ class Search:
     """Who shares a device and a stream: the planner says so, or ``none``, ``batch-size``, ``random(k)``, ``knn(k)``."""
 
     def __post_init__(self) -> None:
-        if not callable(self.build):
-            raise StudyError(f"`build` must be a function: parameters -> Member; found {type(self.build).__name__}.")
+        check_callable("build", self.build, "a function: parameters -> Member")
         if not callable(self.space) and not (isinstance(self.space, Mapping) and self.space):
             raise StudyError(
                 "space must be a dictionary of Optuna distributions by name, or a function of an Optuna trial; found "
                 f"{self.space!r}."
             )
-        _one_of("scheduler", self.scheduler, SCHEDULERS)
-        _one_of("brackets", self.brackets, get_args(Brackets))
-        for name, least in LEAST:
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or value < least):
-                raise StudyError(f"{name} is {value!r}; it must be a whole number from {least}.")
-        if not self.max_epochs > 0:
-            raise StudyError(f"max_epochs is {self.max_epochs!r}; it must be more than 0.")
+        if not isinstance(self.data, Data):
+            raise StudyError(f"data is {shown(self.data)}; it must be an argosy.Data, as argosy.Data(arrays=(x, y)).")
+        check_choice("scheduler", self.scheduler, SCHEDULERS)
+        check_choice("brackets", self.brackets, get_args(Brackets))
         check_packs(self.packs)
+        self._check_numbers()
+        if not isinstance(self.objective, str):
+            raise StudyError(
+                f"objective is {shown(self.objective)}; it must be the name of a metric, as 'val_accuracy'."
+            )
+        mode_of(self._objective, self.mode, owner="Search")
+        if self.sampler is not None:
+            check_callable("sampler", self.sampler, "a class of optuna.samplers, or a partial of one")
+        self._check_scheduler()
+
+    def _check_numbers(self) -> None:
+        check_number("max_epochs", self.max_epochs, above=0)
+        check_whole("eta", self.eta, least=2)
+        check_whole("seed", self.seed, least=0)
+        check_whole("epochs_per_generation", self.epochs_per_generation, least=1)
+        check_whole("validations_per_epoch", self.validations_per_epoch, least=1)
+        if self.n_trials is not None:
+            check_whole("n_trials", self.n_trials, least=1)
+        if self.at_once is not None:
+            check_whole("at_once", self.at_once, least=1)
+
+    def _check_scheduler(self) -> None:
+        """What only some of them have."""
         if not self.warm and self.scheduler not in RUNGS:
             raise StudyError(
                 f"warm=False lets trials begin anew at each rung, and scheduler {self.scheduler!r} has none; choose one of "
@@ -98,10 +116,6 @@ class Search:
         if self.scheduler == "pbt" and callable(self.space):
             raise StudyError(
                 "scheduler 'pbt' needs a space of distributions by name, and found a function; give a dictionary."
-            )
-        if self.sampler is not None and not callable(self.sampler):
-            raise StudyError(
-                "sampler must be a class of optuna.samplers, or a partial of one; an instance has its seed."
             )
 
     @property
@@ -136,8 +150,11 @@ class Search:
     @property
     def ranks_by(self) -> tuple[str, Mode]:
         """The objective and its mode, as `Study` has them."""
-        objective = self.objective or ("val_loss" if self.data.has_val else "train_loss")
-        return objective, self.mode or mode_of(objective)
+        return self._objective, mode_of(self._objective, self.mode, owner="Search")
+
+    @property
+    def _objective(self) -> str:
+        return self.objective or ("val_loss" if self.data.has_val else "train_loss")
 
     def study(self, members: Sequence[Member]) -> Study:
         """The fleet of these trials."""
@@ -157,8 +174,3 @@ def _takes_epochs(build: Callable[..., Any]) -> bool:
         return "epochs" in inspect.signature(build).parameters
     except (TypeError, ValueError):
         return False  # a builtin, which tells nothing
-
-
-def _one_of(name: str, value: str, choices: Sequence[str]) -> None:
-    if value not in choices:
-        raise StudyError(f"{name} is {value!r}; choose one of {', '.join(choices)}.")

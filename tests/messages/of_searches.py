@@ -111,6 +111,8 @@ CASES = {
     "the network of a mean": lambda: tune(build=lambda p: argosy.replicate(build(p), 2)).best(),
     "the best of a search whose trials all failed": failed,
     "a space that is none": lambda: tune([0.1, 0.01]),
+    "a search on arrays": lambda: tune(data=VALIDATED.arrays),
+    "a search by a function": lambda: tune(objective=argosy.accuracy),
     "a space of numbers": lambda: tune({"lr": (0.1, 0.01)}),
     "a space of networks": of_networks,
     "a population over a function": lambda: tune(lambda trial: None, scheduler="pbt"),

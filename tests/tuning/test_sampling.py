@@ -1,10 +1,14 @@
 """Proposals are Optuna's, each under a seed of its own number: a later driver proposes what this one would have."""
 
+import warnings
 from functools import partial
+from typing import Any
 
 import optuna
-from optuna.distributions import FloatDistribution
+import pytest
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
+from argosy.errors import RunError
 from argosy.tuning.sampling import Sampling
 
 
@@ -32,3 +36,50 @@ def test_a_sampler_that_learns_does_so_and_goes_on_after_a_restart_as_it_would_h
     for number, x in enumerate(found[20:], start=20):
         assert later.ask()[0]["x"] == x
         end(later, number, x)
+
+
+def warning(trial: optuna.Trial) -> None:
+    """A space that warns, as people's and Optuna's do."""
+    warnings.warn("there will be another name for it", FutureWarning, stacklevel=1)
+    trial.suggest_int("units", 16, 100, step=16)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_space_may_warn_of_the_trials_that_it_has_as_of_others() -> None:
+    asked = Sampling(warning, mode="min", seed=3, sampler=None).ask()
+    assert Sampling(warning, mode="min", seed=3, sampler=None).again(asked[0]) == asked
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize(
+    ("space", "match"),
+    [
+        ({"units": IntDistribution(32, 64)}, "units with value 16 is out of range"),
+        ({"units": IntDistribution(64, 64)}, "units with value 16 is out of range"),
+        ({"units": IntDistribution(0, 30, step=5)}, "units with value 16 is out of range"),
+        ({"units": FloatDistribution(0.0, 1.0)}, "units with value 16 is out of range"),
+        ({"units": CategoricalDistribution([8, 32])}, r"not in \(8, 32\)"),
+        ({"width": IntDistribution(16, 64)}, "it has width there"),
+        ({"units": IntDistribution(16, 64), "depth": IntDistribution(1, 2)}, "it has units, depth there"),
+    ],
+)
+def test_a_trial_that_the_space_would_not_have_is_refused(space: dict[str, Any], match: str) -> None:
+    with pytest.raises(
+        RunError, match=rf"the space has changed: trial 0 of this directory has {{'units': 16}}, and .*{match}"
+    ):
+        Sampling(space, mode="min", seed=3, sampler=None).again({"units": 16})
+
+
+def test_a_grid_that_has_grown_goes_on_with_the_points_that_no_trial_has() -> None:
+    def grid(units: list[int], high: float) -> Sampling:
+        space = {"units": CategoricalDistribution(units), "lr": FloatDistribution(0.1, high, step=0.1)}
+        return Sampling(space, mode="min", seed=3, sampler=None, grid=True)
+
+    first, later = grid([16, 64], 0.3), grid([16, 64, 256], 0.5)
+    found = [first.ask()[0] for _ in range(5)]
+    for parameters in found:
+        assert later.again(parameters)[0] == parameters
+    found += [later.ask()[0] for _ in range(10)]
+    points = [(parameters["units"], round(parameters["lr"], 6)) for parameters in found]
+    assert sorted(points) == [(units, lr) for units in (16, 64, 256) for lr in (0.1, 0.2, 0.3, 0.4, 0.5)]
+    assert points[5:9] == [(16, 0.4), (16, 0.5), (64, 0.3), (64, 0.4)]

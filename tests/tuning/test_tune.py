@@ -6,7 +6,9 @@ import random
 import re
 import shutil
 import sys
+from collections.abc import Callable
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,20 +21,23 @@ import studies
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import TrialState
 from searches import DATA, SPACE, at_once, build, outcome, stored, tune
+from torch.optim.lr_scheduler import LambdaLR
 
 import argosy
 from argosy.api import run_search
 from argosy.errors import MemberError, RunError, StudyError
-from argosy.events import Packed, SectionEnded
+from argosy.events import SectionEnded
+from argosy.packs import Packed
 from argosy.running import inbox, measuring
 from argosy.running.inline import Inline
 from argosy.running.phase import Phase
 from argosy.running.studyfile import load_search
+from argosy.running.terms import terms_of
 from argosy.running.voyage import Voyage
 from argosy.settings import Settings
 from argosy.tuning.hyperband import brackets
 from argosy.tuning.report import Packs
-from argosy.tuning.search import Store
+from argosy.tuning.search import Search, Store
 
 
 def by_definition(directory: Path, *, most: int, eta: int) -> dict[str, float]:
@@ -275,23 +280,84 @@ def test_a_grid_is_every_point_and_any_storage_of_optuna_shows_it(tmp_path: Path
         tune(tmp_path / "other", scheduler="random", n_trials=1, max_epochs=1, storage=url, study_name="points")
 
 
+def test_a_grid_that_has_grown_trains_what_it_lacks(tmp_path: Path) -> None:
+    rest = {"scheduler": "grid", "max_epochs": 1}
+    sizes = CategoricalDistribution([8, 20])
+    tune(tmp_path, space={"batch_size": sizes, "lr": CategoricalDistribution([0.1, 0.3])}, **rest)
+    report = tune(tmp_path, space={"batch_size": sizes, "lr": CategoricalDistribution([0.1, 0.2, 0.3])}, **rest)
+    points = [tuple(report.parameters[f"net-{number}"].values()) for number in range(6)]
+    assert points == [(8, 0.1), (8, 0.3), (20, 0.1), (20, 0.3), (8, 0.2), (20, 0.2)]
+    assert report.epochs == 6
+
+
+def test_a_parameter_is_told_under_its_name_and_what_a_metric_of_that_name_was_beside_it(tmp_path: Path) -> None:
+    def halved(parameters: dict[str, Any]) -> argosy.Member:
+        return replace(build(parameters), schedule=partial(LambdaLR, lr_lambda=lambda _: 0.5))
+
+    space = {"lr": CategoricalDistribution([0.2]), "epochs": CategoricalDistribution([7])}
+    report = tune(tmp_path, space=space, build=halved, scheduler="random", n_trials=1, max_epochs=1)
+    (row,) = report.table()
+    assert [row[name] for name in ("lr", "metric.lr", "epochs", "parameter.epochs")] == [0.2, 0.1, 1, 7]
+    assert report.to_json()["trials"] == [row]
+
+
+def test_a_sampler_is_known_again_by_what_it_holds_wherever_that_lies_in_memory() -> None:
+    def gamma() -> Callable[[int], int]:
+        def quarter(trials: int) -> int:
+            return trials // 4
+
+        return quarter
+
+    def terms(**held: Any) -> str:
+        sampler = partial(optuna.samplers.TPESampler, **held)
+        search = Search(build=build, space=SPACE, data=DATA, max_epochs=1, sampler=sampler)
+        return str(terms_of(search, 1)["sampler"])
+
+    def holding(trials: int) -> dict[str, Any]:
+        return {
+            "gamma": gamma(),
+            "base_sampler": optuna.samplers.RandomSampler(),
+            "constraints_func": partial(max, gamma()),
+            "n_startup_trials": trials,
+        }
+
+    first, second = holding(5), holding(5)
+    assert first["gamma"] is not second["gamma"]
+    assert terms(**first) == terms(**second) != terms(**holding(6))
+    assert terms(**first) != terms(**{**first, "gamma": max})
+    # As directories have it.
+    assert (
+        terms(n_startup_trials=5, seed=None) == "optuna.samplers._tpe.sampler:TPESampler(n_startup_trials=5, seed=None)"
+    )
+
+
 def test_what_is_asked_is_checked_before_anything_trains(tmp_path: Path) -> None:
     def refused(match: str, **rest: Any) -> None:
         with pytest.raises(StudyError, match=match):
             tune(tmp_path / "run", **{"n_trials": 2, **rest})
 
-    refused("scheduler is 'hyper'; choose one of hyperband, asha, median, pbt, random, grid", scheduler="hyper")
+    refused(
+        "scheduler is 'hyper'; it can be 'hyperband', 'asha', 'median', 'pbt', 'random' or 'grid'", scheduler="hyper"
+    )
     refused("scheduler 'random' has no number of trials of its own; give n_trials", scheduler="random", n_trials=None)
     refused("space must be a dictionary of Optuna distributions by name", space={})
     refused("space: 'lr' is 0.1; use a distribution of Optuna", space={"lr": 0.1})
     refused("parameters must be numbers, texts, bools or None; found none at all", space=lambda trial: None)
     refused("'lr' has no finite number of values; give step=", scheduler="grid")
     refused("'grid' needs a space of distributions by name", scheduler="grid", space=lambda trial: None)
-    refused("eta is 1; it must be a whole number from 2", eta=1)
-    refused("max_epochs is 0; it must be more than 0", max_epochs=0)
+    refused(r"eta is 1; it must be a whole number \(an int\) from 2", eta=1)
+    refused("eta is None; it must be a whole number", eta=None)
+    refused("n_trials is True; it must be a whole number", n_trials=True)
+    refused("seed is -1; it must be a whole number", seed=-1)
+    refused("max_epochs is 0; it must be a finite number above 0", max_epochs=0)
+    refused("max_epochs is inf; it must be a finite number above 0", max_epochs=math.inf)
+    refused("data is an instance of tuple; it must be an argosy.Data", data=(DATA, DATA))
+    refused("Search: mode is 'maximize'; it can be 'min' or 'max'", mode="maximize")
+    refused("Search: the name 'val_score' does not tell whether lower or higher is better", objective="val_score")
+    refused("objective is an instance of function; it must be the name of a metric", objective=argosy.accuracy)
     refused("does not report the objective 'val_f1'", objective="val_f1")
     refused(r"build\(\{.*\}\) returned dict; it must return an argosy.Member", build=lambda parameters: parameters)
-    refused("sampler must be a class of optuna.samplers", sampler=3)
+    refused("sampler is 3; it must be a class of optuna.samplers", sampler=3)
     refused("batch_size 64 is larger than its 40 training samples", space={"batch_size": IntDistribution(64, 64)})
     for url in ("nonsense", f"sqlite:///{tmp_path}/no/such/search.db"):
         with pytest.raises(
