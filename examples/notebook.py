@@ -33,14 +33,14 @@ study = argosy.Study(
 )
 
 # %%
-report = argosy.train(study, directory="runs/notebook")
+report = argosy.train(study, directory="runs/notebook", progress=True)
 report.to_pandas()[["member", "epochs", "val_loss"]]
 
 # %% [markdown]
 # The same call on the same directory goes on, here to more epochs.
 
 # %%
-report = argosy.train(replace(study, stop=argosy.MaxEpochs(6)), directory="runs/notebook")
+report = argosy.train(replace(study, stop=argosy.MaxEpochs(6)), directory="runs/notebook", progress=True)
 report.to_pandas()[["member", "epochs", "val_loss"]]
 
 # %%

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW
 
 import argosy
+from argosy.ensembling.scores import class_scores
 
 table, y = load_breast_cancer(return_X_y=True)
 x = table.astype(np.float32)
@@ -50,5 +51,5 @@ study = argosy.Study(
 if __name__ == "__main__":
     report = argosy.train(study, directory="runs/tabular")
     for found in report.repetitions.configurations:
-        right = argosy.accuracy(report.out_of_fold(found.name), torch.tensor(y))
-        print(f"{found.name}: loss {found.metrics['val_loss']} over folds, {right.mean():.4f} of all samples are right")
+        right = class_scores(report.out_of_fold(found.name).softmax(dim=1), torch.tensor(y))["accuracy"]
+        print(f"{found.name}: loss {found.metrics['val_loss']} over folds, {right:.4f} of all samples are right")

@@ -1,5 +1,6 @@
 """Fit and predict, as scikit-learn and skorch have them: arrays in, a network that answers with classes out."""
 
+import numbers
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from argosy.api import train
-from argosy.errors import StudyError
+from argosy.errors import MemberError, StudyError
 from argosy.report import Report
 from argosy.requirements import check_arrays
 from argosy.stopping import MaxEpochs, Stop
@@ -43,7 +44,7 @@ class Fitted:
         return self._outputs(X).softmax(dim=1).numpy()
 
     def _outputs(self, X: Any) -> Tensor:
-        found: Tensor = self.report.predict((_tensor(X),), self.network)
+        found: Tensor = self.report.predict((_tensor(_numbers(X)),), self.network)
         return found
 
 
@@ -60,14 +61,15 @@ def fit(
 ) -> Fitted:
     """Train members on arrays, and predict with the best of them.
 
-    Targets that are no floats are classes, of any kind; floats are what networks are to return. A share of the samples, drawn by
-    the seed, is held out for `validation`. Without a directory nothing of the run is kept but what is returned. `settings` are those
-    of `argosy.train`, whose errors this raises.
+    Networks are given float32, and int64 where all of X is whole numbers or flags. Targets that are no floats are classes, of any
+    kind; floats are what networks are to return. A share of the samples, drawn by the seed, is held out for `validation`. Without a
+    directory nothing of the run is kept but what is returned. `settings` are those of `argosy.train`, whose errors this raises;
+    MemberError where no member has finished an epoch.
     """
-    target = np.asarray(y)
-    check_arrays("argosy.fit: (X, y)", (X, target) if target.dtype.kind not in "OSU" else (X, np.zeros(len(target))))
-    classes, numbers = (None, target) if target.dtype.kind == "f" else np.unique(target, return_inverse=True)
-    arrays = (_tensor(X), _tensor(numbers))
+    inputs, target = _numbers(X), np.asarray(y)
+    check_arrays("argosy.fit: (X, y)", (inputs, np.zeros(len(target)) if target.dtype.kind in "OSU" else target))
+    classes, wanted = (None, target) if target.dtype.kind == "f" else np.unique(target, return_inverse=True)
+    arrays = (_tensor(inputs), _tensor(wanted))
     held_out = _held_out(len(target), validation, seed)
     study = Study(
         data=Data(arrays=_rows(arrays, ~held_out), val_arrays=_rows(arrays, held_out) if held_out.any() else None),
@@ -82,6 +84,12 @@ def fit(
 
 
 def _fitted(report: Report, classes: npt.NDArray[Any] | None) -> Fitted:
+    failed = next((row for row in report.rows if row.reason), None)
+    if failed is not None and not any(row.metrics for row in report.rows):
+        raise MemberError(
+            f"argosy.fit: no member has finished an epoch; {failed.name!r} has {failed.status}:\n{failed.reason.rstrip()}\nMend "
+            "the member; where its network wants floats and X has none, give X as floats."
+        )
     return Fitted(report=report, network=report.best().load(), classes=classes)
 
 
@@ -97,7 +105,26 @@ def _rows(arrays: tuple[Tensor, Tensor], chosen: npt.NDArray[np.bool_]) -> tuple
     return tuple(array[torch.from_numpy(chosen)] for array in arrays)
 
 
-def _tensor(values: Any) -> Tensor:
+def _numbers(values: Any) -> npt.NDArray[Any]:
+    """As an array: columns of unlike numbers, as flags beside others in a table, as float64. Raises StudyError for what is none."""
+    array = np.asarray(values)
+    if array.dtype.kind in "biuf":
+        return array
+    columns = array.T if array.ndim == 2 else array[None]
+    names = getattr(values, "columns", range(len(columns)))
+    if wrong := [repr(name) for name, column in zip(names, columns, strict=True) if not _are_numbers(column)]:
+        raise StudyError(
+            f"X has other things than numbers in {len(wrong)} of its {len(columns)} columns: {', '.join(wrong[:5])}. Encode them "
+            "first, for example as class numbers, fill what is missing, or leave them out."
+        )
+    return array.astype(np.float64)
+
+
+def _are_numbers(values: npt.NDArray[Any]) -> bool:
+    return all(isinstance(value, numbers.Real | np.bool_) for value in values.flat)
+
+
+def _tensor(values: npt.NDArray[Any]) -> Tensor:
     """Numbers as networks have them: float32 for floats, int64 for others."""
-    found = torch.as_tensor(np.asarray(values))
+    found = torch.as_tensor(values)
     return found.float() if found.is_floating_point() else found.long()

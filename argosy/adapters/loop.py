@@ -3,7 +3,8 @@
 The member's network is the module itself, so its best weights are the module's. Hooks that nobody would call are refused.
 """
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -21,6 +22,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torchmetrics import Metric
 
+from argosy.adapters.monitored import MEANS, Monitored
 from argosy.errors import StudyError
 from argosy.stream.trees import flatten
 
@@ -44,6 +46,8 @@ OTHERS = (
     "transfer_batch_to_device",
 )
 """What decides how a module trains beside ``on_…``, and is not called here."""
+PLACES = ("current_epoch", "global_step", "batch_idx", "missed")
+"""Where a module is, in a checkpoint."""
 
 
 class Loop:
@@ -64,8 +68,19 @@ class Loop:
         self.validating = self.sanity_checking = False
         self.loss: torch.Tensor | None = None
         """Of the batch at hand."""
+        self.missed = ""
+        """What a learning rate was to follow at the last epoch's end and was not logged, in words."""
+        self._monitored = Monitored([config.monitor for config in schedulers if config.reduce_on_plateau])
+        self._hook = "training_step"
+        """Whose turn it is in training."""
+        self._gradients: dict[str, torch.Tensor] = {}
+        """That a module which steps its optimizers itself has left to its next batch, by weight."""
+        self._validated = False
+        """Whether batches were shown since the epoch began."""
         self._logged: dict[str, Any] = {}
         """Of the validation at hand: metrics, or (sum, samples)."""
+        self._metrics: dict[str, Metric] = {}
+        """That training logs: they begin anew with each epoch."""
         self._rows = 1
         """Samples that a logged value is of."""
 
@@ -87,24 +102,41 @@ class Loop:
         return found
 
     def backward(self, loss: Any, optimizer: Any, *args: Any, **rest: Any) -> None:
-        """Of a loss, by ``manual_backward``."""
+        """Of a loss, by ``manual_backward``; the last one is the batch's where training_step returns none."""
         loss.backward(*args, **rest)
+        self.loss = loss.detach()
 
     def log(
-        self, name: str, value: Any, *_: Any, batch_size: int | None = None, reduce_fx: Any = "mean", **__: Any
+        self,
+        name: str,
+        value: Any,
+        _prog_bar: bool = False,
+        _logger: bool | None = None,
+        on_step: bool | None = None,
+        on_epoch: bool | None = None,
+        reduce_fx: Any = "mean",
+        *_: Any,
+        batch_size: int | None = None,
+        **__: Any,
     ) -> None:
-        """Instead of the module's own; what is logged in training is nowhere reported."""
+        """Instead of the module's own; of what is logged in training, only what learning rates follow is kept."""
+        rows = batch_size or self._rows
         if not self.validating:
+            if isinstance(value, Metric):
+                self._metrics[name] = value
+            self._monitored.add(
+                name, value, rows, hook=self._hook, on_step=on_step, on_epoch=on_epoch, reduce_fx=reduce_fx
+            )
             return
         if isinstance(value, Metric):
             self._logged[name] = value
             return
-        if reduce_fx not in ("mean", torch.mean):
+        if reduce_fx not in MEANS:
             raise StudyError(
                 f"its validation_step logs {name!r} with reduce_fx={reduce_fx!r}; values are averaged here. Log a torchmetrics "
                 "object, or leave it out."
             )
-        rows, value = batch_size or self._rows, torch.as_tensor(value).detach().double()
+        value = torch.as_tensor(value).detach().double()
         total, count = self._logged.get(name, (0.0, 0))
         self._logged[name] = total + value * rows, count + rows
 
@@ -120,14 +152,16 @@ class Loop:
         """One step on a batch, by the module's own hand or for it; its loss."""
         self.attach(batch)
         self.end_validation()
-        if self.batch_idx == 0:
-            self.module.on_train_epoch_start()
-        if self.module.automatic_optimization:
-            (optimizer,) = self.optimizers
-            self.optimizer_step(optimizer, partial(self._closure, batch, optimizer))
-            self._move("step", self.batch_idx)
-        else:
-            self._trained(batch)
+        with self._gradients_left():
+            if self.batch_idx == 0:
+                self._check_missed()
+                self._epoch_hook("on_train_epoch_start")
+            if self.module.automatic_optimization:
+                (optimizer,) = self.optimizers
+                self.optimizer_step(optimizer, partial(self._closure, batch, optimizer))
+                self._move("step", self.batch_idx)
+            else:
+                self._trained(batch)
         self.batch_idx += 1
         assert self.loss is not None
         return self.loss
@@ -136,9 +170,8 @@ class Loop:
         """Show a batch; the loss that is logged, else the one that is returned."""
         self.attach(batch)
         if not self.validating:
-            self.validating, self.val_batch_idx, self._logged = True, 0, {}
-            for metric in (part for part in self.module.modules() if isinstance(part, Metric)):
-                metric.reset()
+            _reset(self._logged)
+            self.validating, self._validated, self.val_batch_idx, self._logged = True, True, 0, {}
             self.module.on_validation_epoch_start()
         before = self._logged.get("val_loss")
         made = _called(self.module.validation_step, batch, self.val_batch_idx)
@@ -152,7 +185,7 @@ class Loop:
 
     def _trained(self, batch: Any) -> torch.Tensor:
         made = _called(self.module.training_step, batch, self.batch_idx)
-        loss = _loss(made, "training_step returns no loss")
+        loss = _loss(self.loss if _told(made) is None else made, "training_step returns no loss")
         self.loss = loss.detach()
         return loss
 
@@ -162,6 +195,20 @@ class Loop:
             optimizer.zero_grad()
             torch.autograd.backward(loss)
         return loss
+
+    @contextlib.contextmanager
+    def _gradients_left(self) -> Iterator[None]:
+        """Inside, weights of a module that steps its optimizers itself have the gradients that it left, as with a Trainer."""
+        weights = {} if self.module.automatic_optimization else dict(self.module.named_parameters())
+        for name, weight in weights.items():
+            weight.grad = self._gradients.get(name)
+        yield
+        self._gradients = {name: weight.grad for name, weight in weights.items() if weight.grad is not None}
+
+    def _epoch_hook(self, hook: str) -> None:
+        self._hook = hook
+        getattr(self.module, hook)()
+        self._hook = "training_step"
 
     # ---- ends
 
@@ -186,9 +233,15 @@ class Loop:
     def step(self) -> None:
         """An epoch has ended; see `argosy.training.own.OwnSchedules`."""
         self.end_validation()
-        self.module._trainer = self
-        self.module.on_train_epoch_end()
+        self.module._trainer, self._rows = self, 1
+        if self._validated:
+            self._gradients.clear()  # as a Trainer does before it validates
+        with self._gradients_left():
+            self._epoch_hook("on_train_epoch_end")
         self._move("epoch", self.current_epoch)
+        _reset(self._metrics)
+        self._monitored.clear()
+        self._validated = False
         self.current_epoch, self.batch_idx = self.current_epoch + 1, 0
 
     def _move(self, interval: str, number: int) -> None:
@@ -196,22 +249,44 @@ class Loop:
         for config in self.lr_scheduler_configs if self.module.automatic_optimization else ():
             if config.interval != interval or (number + 1) % config.frequency:
                 continue
-            if config.reduce_on_plateau and not self._logged:
-                continue  # nothing was validated, as where a member is only tried
-            self.module.lr_scheduler_step(
-                config.scheduler, self.value(config.monitor) if config.reduce_on_plateau else None
+            followed = self._followed(config.monitor) if config.reduce_on_plateau else None
+            if not config.reduce_on_plateau or followed is not None:
+                self.module.lr_scheduler_step(config.scheduler, followed)
+            elif config.strict:
+                logged = ", ".join(self._logged) or "nothing"
+                self.missed = f"{config.monitor!r}, which training did not log, and validation logged {logged}"
+
+    def _followed(self, name: str) -> Any:
+        """The value of an epoch for a learning rate; None where nothing logged it."""
+        mean = self._monitored.mean(name)
+        if mean is None and name in self._logged:
+            return self.value(name)
+        return self._monitored.last(name) if mean is None else mean
+
+    def _check_missed(self) -> None:
+        """Only here: a member that is tried has an epoch's end as well, and may have logged less before it."""
+        if self.missed:
+            raise StudyError(
+                f"its learning rate follows {self.missed}. Log it in training_step, or in validation_step where there is "
+                "validation data, or choose another monitor."
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint."""
-        schedulers = [config.scheduler.state_dict() for config in self.lr_scheduler_configs]
-        places = {name: getattr(self, name) for name in ("current_epoch", "global_step", "batch_idx")}
-        return {**places, "schedulers": schedulers}
+        """For a checkpoint, which holds no sparse tensors."""
+        return {
+            **{name: getattr(self, name) for name in PLACES},
+            "schedulers": [config.scheduler.state_dict() for config in self.lr_scheduler_configs],
+            "monitored": self._monitored.state_dict(),
+            "gradients": {name: gradient.to_dense() for name, gradient in self._gradients.items()},
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """From a checkpoint."""
-        for name in ("current_epoch", "global_step", "batch_idx"):
+        for name in PLACES:
             setattr(self, name, state[name])
+        self._monitored.load_state_dict(state["monitored"])
+        devices = {name: weight.device for name, weight in self.module.named_parameters()}
+        self._gradients = {name: gradient.to(devices[name]) for name, gradient in state["gradients"].items()}
         for config, saved in zip(self.lr_scheduler_configs, state["schedulers"], strict=True):
             config.scheduler.load_state_dict(saved)
 
@@ -289,8 +364,18 @@ def _called(function: Any, batch: Any, number: int) -> Any:
     return function(batch, number) if is_param_in_hook_signature(function, "batch_idx", min_args=2) else function(batch)
 
 
+def _reset(logged: Mapping[str, Any]) -> None:
+    for metric in (value for value in logged.values() if isinstance(value, Metric)):
+        metric.reset()
+
+
+def _told(made: Any) -> Any:
+    """The loss that a step has returned."""
+    return made.get("loss") if isinstance(made, Mapping) else made
+
+
 def _loss(made: Any, words: str) -> torch.Tensor:
-    loss = made.get("loss") if isinstance(made, Mapping) else made
+    loss = _told(made)
     if not isinstance(loss, torch.Tensor):
         raise StudyError(f"its {words}; return a tensor, or a dict with one under 'loss'.")
     return loss

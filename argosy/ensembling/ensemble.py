@@ -33,6 +33,7 @@ class Ensemble(nn.Module):
         combine: Combine,
         weights: Sequence[float],
         temperatures: Sequence[float],
+        seeds: Sequence[int] = (),
         scores: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         super().__init__()
@@ -41,6 +42,8 @@ class Ensemble(nn.Module):
         self.combine: Combine = combine
         self.register_buffer("weights", torch.tensor(weights, dtype=torch.float32))
         self.register_buffer("temperatures", torch.tensor(temperatures, dtype=torch.float32))
+        self.seeds = tuple(seeds)
+        """Under which each was built, and is built again; of networks from elsewhere there are none."""
         self.scores = tuple(scores)
         """What it was found to be worth on the samples that it was made on: rows as of a table, its own first."""
 
@@ -64,7 +67,7 @@ class Ensemble(nn.Module):
         """Write it as plain data: under ``networks`` the state of each, by name, and beside it how they are combined."""
         states = {name: network.state_dict() for name, network in zip(self.names, self.networks, strict=True)}
         about = {"combine": self.combine, "scores": [dict(row) for row in self.scores]}
-        numbers = {"weights": self.weights.tolist(), "temperatures": self.temperatures.tolist()}
+        numbers = {"weights": self.weights.tolist(), "temperatures": self.temperatures.tolist(), "seeds": self.seeds}
         checkpoint.save(checkpoint.plain({"networks": states, **numbers, **about}, host=True), Path(path))
 
     @classmethod
@@ -77,4 +80,8 @@ class Ensemble(nn.Module):
                 f"{path} is an ensemble of {', '.join(states)}, and nothing says how to build {missing[0]!r}: give the members "
                 "of its study, as in Ensemble.load(path, study.members)."
             )
-        return cls({name: opened(by_name[name], state) for name, state in states.items()}, **found).eval()
+        seeds = found.get("seeds") or [0] * len(states)
+        networks = {
+            name: opened(by_name[name], state, seed) for (name, state), seed in zip(states.items(), seeds, strict=True)
+        }
+        return cls(networks, **found).eval()

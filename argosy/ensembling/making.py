@@ -19,14 +19,20 @@ __all__ = ["Select", "alike", "make"]
 Select = Literal["greedy"] | None
 
 
-def alike(networks: Mapping[str, nn.Module], combine: Combine) -> Ensemble:
+def alike(networks: Mapping[str, nn.Module], seeds: Sequence[int], combine: Combine) -> Ensemble:
     """All of them with the same weight; nothing is known of what it is worth."""
     count = len(networks)
-    return Ensemble(networks, combine=combine, weights=[1 / count] * count, temperatures=[1.0] * count)
+    return Ensemble(networks, combine=combine, weights=[1 / count] * count, temperatures=[1.0] * count, seeds=seeds)
 
 
 def make(
-    networks: Mapping[str, nn.Module], predicted: Predicted, *, combine: Combine, select: Select, calibrate: bool
+    networks: Mapping[str, nn.Module],
+    seeds: Sequence[int],
+    predicted: Predicted,
+    *,
+    combine: Combine,
+    select: Select,
+    calibrate: bool,
 ) -> Ensemble:
     """An ensemble of the networks, or of those that are selected. Raises RunError where they cannot be one."""
     outputs_MN, target_N = _numbers(networks, predicted) if combine == "mean" else _classes(networks, predicted)
@@ -42,6 +48,7 @@ def make(
         combine=combine,
         weights=[weights[number] for number in kept],
         temperatures=[temperatures[number] for number in kept],
+        seeds=[seeds[number] for number in kept],
         scores=_scores(names, cooled_MN, target_N, weights, combine),
     )
 
@@ -49,13 +56,17 @@ def make(
 def _scores(
     names: Sequence[str], outputs_MN: Tensor, target_N: Tensor, weights: Sequence[float], combine: Combine
 ) -> list[dict[str, Any]]:
-    """A row for the ensemble, and one for each network alone, with its weight."""
+    """A row for the ensemble, and one for each network alone, with its weight.
+
+    What has no weight is no part of the former: it may be NaN.
+    """
     numbers = combine == "mean"
     score = number_scores if numbers else class_scores
-    weights_M, ones_M = outputs_MN.new_tensor(weights), outputs_MN.new_ones(len(names))
-    together = score(combined(outputs_MN, weights_M, ones_M, combine), target_N)
+    weights_M = outputs_MN.new_tensor(weights)
+    chosen_MN, weights_M = outputs_MN[weights_M > 0], weights_M[weights_M > 0]
+    together = score(combined(chosen_MN, weights_M, torch.ones_like(weights_M), combine), target_N)
     if not numbers:
-        together["disagreement"] = disagreement(outputs_MN[weights_M > 0])
+        together["disagreement"] = disagreement(chosen_MN)
     rows = [{"network": "ensemble", "weight": 1.0, **together}]
     for name, weight, output in zip(names, weights, outputs_MN, strict=True):
         alone = score(output if numbers else output.softmax(dim=1), target_N)

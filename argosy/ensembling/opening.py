@@ -1,20 +1,32 @@
 """A network with the weights that a member was left with."""
 
-from collections.abc import Mapping
+import contextlib
+import random
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
+import torch
 from torch import nn
 
 from argosy.errors import RunError
 from argosy.study import Member
+from argosy.training.devices import backend_of
+from argosy.training.member import fill_buffers
+from argosy.training.randomness import Randomness
 
-__all__ = ["opened"]
+__all__ = ["opened", "random_states_kept"]
 
 
-def opened(member: Member, weights: Mapping[str, Any]) -> nn.Module:
-    """The member's network with these weights, in ``eval()`` on the CPU; raises RunError where it is another one."""
-    network: nn.Module = member.model()
+def opened(member: Member, weights: Mapping[str, Any], seed: int) -> nn.Module:
+    """The member's network with these weights, in ``eval()`` on the CPU; raises RunError where it is another one.
+
+    It is built under the seed, as for training: what a network draws and its weights do not hold is the same again.
+    """
+    with random_states_kept(), Randomness.seeded(seed, backend_of("cpu:0")).building():
+        network: nn.Module = member.model()
     try:
+        fill_buffers(network, weights, torch.device("cpu"))
         network.load_state_dict(weights)
     except RuntimeError as error:
         first = str(error).splitlines()[1].strip().rstrip(".")
@@ -23,3 +35,15 @@ def opened(member: Member, weights: Mapping[str, Any]) -> nn.Module:
             "the run's own study."
         ) from error
     return network.eval()
+
+
+@contextlib.contextmanager
+def random_states_kept() -> Iterator[None]:
+    """Inside, generators of the process may be seeded and drawn from, which are somebody else's."""
+    before = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])
+        torch.default_generator.set_state(before[2])

@@ -1,8 +1,6 @@
 """What networks make of samples: every sample is prepared once, as the study prepares validation samples, for all networks."""
 
-import contextlib
-import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -11,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from argosy.ensembling.answering import answer
+from argosy.ensembling.opening import random_states_kept
 from argosy.stream.blocks import ALIGNMENT, Block, Place
 from argosy.stream.pulse import Pulse
 from argosy.stream.sources import Source, open_split, probed
@@ -51,7 +50,7 @@ def predict(networks: Sequence[nn.Module], data: Data, *, seed: int, indices: Se
     skipped, is left out.
     """
     device = next((tensor.device for tensor in networks[0].state_dict().values()), torch.device("cpu"))
-    with _random_states_kept(), torch.no_grad():
+    with random_states_kept(), torch.no_grad():
         for network in networks:
             network.eval()
         source = _opened(data, seed)
@@ -99,15 +98,3 @@ def _prepared(source: Source, indices: np.ndarray[Any, Any]) -> Block:
     block = source.layout.block(place, memory[-memory.ctypes.data % ALIGNMENT :])
     source.fill(block, 0, indices)
     return block
-
-
-@contextlib.contextmanager
-def _random_states_kept() -> Iterator[None]:
-    """Preparation seeds the generators of the process, which are somebody else's here."""
-    before = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
-    try:
-        yield
-    finally:
-        random.setstate(before[0])
-        np.random.set_state(before[1])
-        torch.default_generator.set_state(before[2])

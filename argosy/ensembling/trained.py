@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from argosy.ensembling.combining import Combine
@@ -16,6 +15,7 @@ from argosy.ensembling.opening import opened
 from argosy.ensembling.predict import predict, samples_of
 from argosy.errors import RunError
 from argosy.fold import RunState
+from argosy.stream.order import member_seed
 from argosy.study import Member, Study
 from argosy.training import checkpoint
 
@@ -45,7 +45,7 @@ class Trained:
                 f"the study has no member {name!r}, only {', '.join(study.names)}; give the run's own study."
             )
         best = checkpoint.load(self.directory / "members" / name / saved.best, saved.best_sha256)
-        return opened(study.member(name), best["model"])
+        return opened(study.member(name), best["model"], self._seed(name))
 
     def predict(self, network: nn.Module, samples: Any) -> Tensor:
         """See `Networks.predict`."""
@@ -61,19 +61,19 @@ class Trained:
         """See `Networks.ensemble`."""
         study = self._study()
         networks = {name: self.load(name) for name in names}
-        members = [study.member(name) for name in names]
+        members, seeds = [study.member(name) for name in names], [self._seed(name) for name in names]
         combine = combine or _usual(members)
         if study.data.has_val and _all_validated_alike(members):
             chosen = members[0].val_subset
             predicted = predict(list(networks.values()), study.data, seed=study.seed, indices=chosen)
-            return make(networks, predicted, combine=combine, select=select, calibrate=calibrate)
+            return make(networks, seeds, predicted, combine=combine, select=select, calibrate=calibrate)
         if select is not None or calibrate:
             found = "have validation samples of their own each" if study.data.has_val else "have no validation samples"
             raise RunError(
                 f"members {', '.join(map(repr, names))} {found}, and select= and calibrate= need the same for all. Leave "
                 "them out, or choose members that share theirs, with members=."
             )
-        return alike(networks, combine)
+        return alike(networks, seeds, combine)
 
     def out_of_fold(self, names: Sequence[str]) -> Tensor:
         """See `Networks.out_of_fold`."""
@@ -86,12 +86,19 @@ class Trained:
                     f"member {name!r} has no val_subset, so it holds out no fold. Ask for members made by argosy.kfold."
                 )
             parts.append(predict([network], study.data, seed=study.seed, indices=study.member(name).val_subset))
-        total = torch.zeros(parts[0].length, *parts[0].outputs[0].shape[1:])
-        times = torch.zeros(parts[0].length, *[1] * (total.dim() - 1))
+        first = parts[0].outputs[0]
+        total = first.new_zeros(parts[0].length, *first.shape[1:])
+        times = first.new_zeros(parts[0].length, *[1] * (total.dim() - 1))
         for part in parts:
-            total.index_add_(0, part.indices, part.outputs[0])
-            times.index_add_(0, part.indices, torch.ones(len(part.indices), *times.shape[1:]))
+            total.index_add_(0, part.indices, part.outputs[0].to(total.dtype))
+            times.index_add_(0, part.indices, times.new_ones(len(part.indices), *times.shape[1:]))
         return total / times
+
+    def _seed(self, name: str) -> int:
+        """Under which the member's network is built; see `argosy.training.member.build`."""
+        study = self._study()
+        member = study.member(name)
+        return member_seed(study.seed, name) if member.seed is None else member.seed
 
     def _study(self) -> Study:
         if self.study is None:

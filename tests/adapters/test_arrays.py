@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim import SGD
 
 import argosy
-from argosy.errors import StudyError
+from argosy.errors import MemberError, StudyError
 
 RANDOM = np.random.RandomState(0)
 X = RANDOM.normal(size=(120, 4))
@@ -48,3 +48,28 @@ def test_numbers_are_predicted_without_a_directory_and_without_validation(tmp_pa
     assert not fitted.report.directory.exists()
     with pytest.raises(StudyError, match="needs classes"):
         fitted.predict_proba(X)
+
+
+HOW = {"launcher": "inline", "devices": "cpu:1", "stop": argosy.MaxEpochs(1)}
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_why_no_member_finished_an_epoch_is_told(tmp_path: Path, kept: bool) -> None:
+    whole = np.arange(480).reshape(120, 4)
+    with pytest.raises(MemberError, match=r"'net' has failed:(.|\n)*same dtype(.|\n)*give X as floats") as told:
+        argosy.fit(whole, WORDS, member(), directory=tmp_path if kept else None, **HOW)
+    assert "argosy status" not in str(told.value)
+
+
+def test_a_table_of_numbers_and_flags_is_one_of_numbers(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    table = pandas.DataFrame({"a": X[:, 0], "flag": X[:, 1] > 0, "whole": np.arange(120), "c": X[:, 3]})
+    fitted = argosy.fit(table, WORDS, member(), directory=tmp_path, **HOW)
+    plain = table.astype("float64").to_numpy()
+    assert np.array_equal(fitted.predict_proba(table), fitted.predict_proba(plain))
+    assert np.array_equal(fitted.predict_proba(table.astype(object).to_numpy()), fitted.predict_proba(plain))
+    table["city"], table["missing"] = WORDS, pandas.array([None, *range(119)], dtype="Int64")
+    table["code"] = "7"
+    for use in (fitted.predict, lambda table: argosy.fit(table, WORDS, member(), **HOW)):
+        with pytest.raises(StudyError, match="than numbers in 3 of its 7 columns: 'city', 'missing', 'code'"):
+            use(table)

@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import evidence
 import numpy as np
 import pytest
 import torch
@@ -17,6 +18,10 @@ from torch.utils.data import DataLoader, TensorDataset
 import argosy
 from argosy.errors import StudyError
 from argosy.stream.order import member_seed, permutation
+from argosy.training import checkpoint
+from argosy.training.devices import backend_of
+from argosy.training.member import LiveMember, build
+from argosy.training.solo import Solo
 
 lightning = pytest.importorskip("lightning.pytorch")
 torchmetrics = pytest.importorskip("torchmetrics")
@@ -100,8 +105,59 @@ class Two(lightning.LightningModule):
         return [encoder, decoder], [StepLR(encoder, step_size=4, gamma=0.9)]
 
 
-def data() -> argosy.Data:
-    return argosy.Data(arrays=(X, Y), val_arrays=(X[HELD_OUT], Y[HELD_OUT]))
+class Accumulating(lightning.LightningModule):
+    """Steps on the gradients of three batches, and returns no loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.net = nn.Linear(6, 4).double()
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        self.manual_backward(functional.cross_entropy(self.net(batch[0]), batch[1]) / 3)
+        if (batch_idx + 1) % 3 == 0:
+            optimizer = self.optimizers()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    def validation_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return functional.cross_entropy(self.net(batch[0]), batch[1])
+
+    def configure_optimizers(self) -> Any:
+        return SGD(self.parameters(), lr=0.3)
+
+
+class Following(lightning.LightningModule):
+    """Its learning rate follows what training logs."""
+
+    def __init__(self, monitor: str, **how: bool) -> None:
+        super().__init__()
+        self.monitor, self.how = monitor, how
+        self.net = nn.Linear(6, 4).double()
+        self.right = torchmetrics.Accuracy(task="multiclass", num_classes=4)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        scores = self.net(batch[0])
+        loss = functional.cross_entropy(scores, batch[1])
+        self.right(scores, batch[1])
+        self.log("train_right", self.right, on_epoch=True)
+        self.log("train_loss", loss, **self.how)
+        return loss
+
+    def on_train_epoch_end(self) -> None:
+        self.log("train_wrong", 1.0 - self.right.compute())
+
+    def validation_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return functional.cross_entropy(self.net(batch[0]), batch[1])
+
+    def configure_optimizers(self) -> Any:
+        optimizer = SGD(self.parameters(), lr=0.5)
+        plateau = ReduceLROnPlateau(optimizer, patience=0, factor=0.5, threshold=0.3)
+        return {"optimizer": optimizer, "lr_scheduler": plateau, "monitor": self.monitor}
+
+
+def data(*, validated: bool = True) -> argosy.Data:
+    return argosy.Data(arrays=(X, Y), val_arrays=(X[HELD_OUT], Y[HELD_OUT]) if validated else None)
 
 
 class Orders:
@@ -119,8 +175,8 @@ class Orders:
         return iter([order[start : start + BATCH] for start in range(0, len(X), BATCH)])
 
 
-def by_lightning(name: str, module: Any, path: Path) -> tuple[dict[str, Tensor], dict[str, float]]:
-    """Weights, and the figures of the last validation."""
+def by_trainer(name: str, module: Any, path: Path, *, validated: bool = True) -> Any:
+    """The Trainer that has trained it."""
     samples = TensorDataset(torch.from_numpy(X), torch.from_numpy(Y))
     held_out = TensorDataset(*(tensor[HELD_OUT] for tensor in samples.tensors))
     torch.manual_seed(member_seed(0, name))
@@ -138,20 +194,37 @@ def by_lightning(name: str, module: Any, path: Path) -> tuple[dict[str, Tensor],
             default_root_dir=path,
             use_distributed_sampler=False,
         )
-        trainer.fit(built, DataLoader(samples, batch_sampler=Orders()), DataLoader(held_out, batch_size=BATCH))
-    return built.state_dict(), {name: float(value) for name, value in trainer.callback_metrics.items()}
+        shown = DataLoader(held_out, batch_size=BATCH) if validated else None
+        trainer.fit(built, DataLoader(samples, batch_sampler=Orders()), shown)
+    return trainer
+
+
+def by_lightning(name: str, module: Any, path: Path, **rest: Any) -> tuple[dict[str, Tensor], dict[str, float]]:
+    """Weights, and the figures of the last validation."""
+    trainer = by_trainer(name, module, path, **rest)
+    figures = {name: float(value) for name, value in trainer.callback_metrics.items()}
+    return trainer.lightning_module.state_dict(), figures
+
+
+def run(directory: Path, member: argosy.Member, epochs: int, *, validated: bool = True, **settings: Any) -> Any:
+    """What came of the member."""
+    terms = {"validations_per_epoch": settings.pop("validations_per_epoch", 1)}
+    study = argosy.Study(data=data(validated=validated), members=[member], stop=argosy.MaxEpochs(epochs), **terms)
+    given = {"launcher": "inline", "devices": "cpu:1", "block_size": 11, **settings}
+    return argosy.train(study, directory=directory, **given).rows[0]
 
 
 def trained(
-    directory: Path, member: argosy.Member, epochs: int = EPOCHS, launcher: str = "inline"
+    directory: Path, member: argosy.Member, epochs: int = EPOCHS, **rest: Any
 ) -> tuple[dict[str, Tensor], dict[str, float]]:
-    study = argosy.Study(data=data(), members=[member], stop=argosy.MaxEpochs(epochs))
-    report = argosy.train(study, directory=directory, launcher=launcher, devices="cpu:1", block_size=11)
-    assert report.rows[0].status == "done", report.rows[0].reason
-    folder = directory / "members" / member.name
-    weights = torch.load(folder / "last.pt", weights_only=True)["model"]
-    lines = [line.split(",") for line in (folder / "metrics.csv").read_text().splitlines()]
-    return weights, {name: float(value) for name, value in zip(lines[0], lines[-1], strict=True)}
+    row = run(directory, member, epochs, **rest)
+    assert row.status == "done", row.reason
+    lines = [line.split(",") for line in (row.folder / "metrics.csv").read_text().splitlines()]
+    return state_of(row.folder)["model"], {name: float(value) for name, value in zip(lines[0], lines[-1], strict=True)}
+
+
+def state_of(folder: Path) -> dict[str, Any]:
+    return torch.load(folder / "last.pt", weights_only=True)
 
 
 def equal(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
@@ -182,6 +255,85 @@ def test_a_module_that_steps_its_optimizers_itself(tmp_path: Path) -> None:
     assert reached["val_loss"] > 0
 
 
+@pytest.mark.parametrize("validated", [True, False])
+def test_gradients_of_several_batches_are_those_of_the_trainer(tmp_path: Path, validated: bool) -> None:
+    weights, _ = by_lightning("sum", Accumulating, tmp_path, validated=validated)
+    member = argosy.from_lightning("sum", Accumulating, batch_size=BATCH)
+    trained(tmp_path / "x", member, epochs=1, validated=validated)
+    found, reached = trained(tmp_path / "x", member, validated=validated)
+    equal(found, weights)
+    assert reached["train_loss"] > 0
+    often, _ = trained(tmp_path / "often", member, validated=validated, validations_per_epoch=2)
+    equal(often, weights)
+
+
+@pytest.mark.parametrize("validated", [True, False])
+@pytest.mark.parametrize(
+    ("monitor", "how"),
+    [
+        ("train_loss", {}),
+        ("train_loss", {"on_step": False, "on_epoch": True}),
+        ("train_loss", {"on_epoch": True}),
+        ("train_loss_epoch", {"on_epoch": True}),
+        ("train_loss_step", {"on_epoch": True}),
+        ("train_wrong", {}),
+    ],
+)
+def test_a_learning_rate_follows_what_training_logs(
+    tmp_path: Path, validated: bool, monitor: str, how: dict[str, bool]
+) -> None:
+    module = partial(Following, monitor, **how)
+    trainer = by_trainer("net", module, tmp_path, validated=validated)
+    member = argosy.from_lightning("net", module, batch_size=BATCH)
+    weights, _ = trained(tmp_path / "x", member, validated=validated)
+    equal(weights, trainer.lightning_module.state_dict())
+    (found,) = state_of(tmp_path / "x" / "members" / "net")["schedule"]["loop"]["schedulers"]
+    wanted = trainer.lr_scheduler_configs[0].scheduler.state_dict()
+    assert found["best"] == pytest.approx(float(wanted["best"]), abs=1e-6 if monitor == "train_wrong" else 1e-10)
+    assert found["num_bad_epochs"] == wanted["num_bad_epochs"]
+    assert found["_last_lr"] == wanted["_last_lr"]
+    assert found["_last_lr"][0] < 0.5
+
+
+def alive(module: Any) -> LiveMember:
+    member = argosy.from_lightning("net", module, batch_size=BATCH)
+    return build(member, backend_of("cpu:0"), study_seed=0, objective="train_loss", mode="min")
+
+
+def steps(live: LiveMember, first: int, last: int) -> None:
+    solo = Solo(live)
+    for number in range(first, last):
+        batch = slice(4 * number, 4 * number + 4)
+        with solo.active():
+            solo.try_step((torch.from_numpy(X[batch]), torch.from_numpy(Y[batch])), 4)
+
+
+def bits(live: LiveMember) -> str:
+    saved = live.state_dict()
+    return evidence.fingerprint({name: saved[name] for name in ("model", "optimizer", "schedule", "steps")})
+
+
+@pytest.mark.parametrize("module", [Accumulating, partial(Following, "train_loss", on_epoch=True)])
+def test_what_batches_leave_to_the_next_is_saved_between_them(tmp_path: Path, module: Any) -> None:
+    straight, cut, other = alive(module), alive(module), alive(module)
+    steps(straight, 0, 9)
+    steps(cut, 0, 5)
+    checkpoint.save(checkpoint.plain(cut.state_dict()), tmp_path / "x.pt")
+    other.load_state_dict(checkpoint.load(tmp_path / "x.pt"))
+    steps(other, 5, 9)
+    for live in (straight, other):
+        live.move_schedule(0.0)
+    assert bits(other) == bits(straight)
+
+
+@pytest.mark.parametrize(("monitor", "validated"), [("val_loss", False), ("val_auc", True)])
+def test_a_learning_rate_that_follows_nothing_is_told(tmp_path: Path, monitor: str, validated: bool) -> None:
+    member = argosy.from_lightning("net", partial(Following, monitor), batch_size=BATCH)
+    row = run(tmp_path, member, 2, validated=validated)
+    assert row.status == "failed"
+    assert f"its learning rate follows '{monitor}', which training did not log, and validation logged n" in row.reason
+
+
 class Hooked(Classifier):
     """Does something between backward pass and step."""
 
@@ -198,6 +350,4 @@ def test_hooks_that_nobody_would_call_are_refused() -> None:
 
 def test_a_figure_that_is_not_logged_is_missed_before_training(tmp_path: Path) -> None:
     member = argosy.from_lightning("net", Classifier, batch_size=BATCH, metrics=["val_auc"])
-    study = argosy.Study(data=data(), members=[member], stop=argosy.MaxEpochs(1))
-    report = argosy.train(study, directory=tmp_path, launcher="inline", devices="cpu:1")
-    assert "does not log 'val_auc'; it logs val_loss, val_acc, val_f1" in report.rows[0].reason
+    assert "does not log 'val_auc'; it logs val_loss, val_acc, val_f1" in run(tmp_path, member, 1).reason

@@ -44,8 +44,8 @@ def cnn(width: int) -> nn.Module:
 def member(name: str, width: int = 8, **rest: object) -> argosy.Member:
     """One network for digits."""
     optimizer = partial(Adam, lr=0.01)
-    given = {"metrics": {"accuracy": argosy.accuracy}, **rest}
-    return argosy.Member(name, model=partial(cnn, width), optimizer=optimizer, batch_size=32, **given)
+    given = {"model": partial(cnn, width), "metrics": {"accuracy": argosy.accuracy}, **rest}
+    return argosy.Member(name, optimizer=optimizer, batch_size=32, **given)
 
 
 def trained(
@@ -116,14 +116,71 @@ def test_an_ensemble_is_exported(report: argosy.Report) -> None:
 def test_a_prediction_is_what_the_network_says_and_touches_no_random_state(report: argosy.Report) -> None:
     states = random.getstate(), np.random.get_state()[1].copy(), torch.get_rng_state()
     network = report.best().load()
-    torch.set_rng_state(states[2])
     with torch.no_grad():
         expected = network(X[VAL])
     for samples in (None, X[VAL], X[VAL].numpy(), (X[VAL],), (X[VAL], Y[VAL])):
         torch.testing.assert_close(report.predict(samples, network), expected)
+    torch.testing.assert_close(report.predict(), expected)
     assert random.getstate() == states[0]
     assert np.array_equal(np.random.get_state()[1], states[1])
     assert torch.equal(torch.get_rng_state(), states[2])
+
+
+class Projected(nn.Module):
+    """Looks at samples through what it has drawn, which its ``state_dict`` does not hold, and fills a buffer when it sees the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("projection", torch.randn(64, 16) / 4, persistent=False)
+        self.register_buffer("scale", None)
+        self.shift = np.random.rand()
+        self.layer = nn.Linear(16, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.scale is None:
+            self.scale = torch.full((1,), 2.0)
+        return self.layer(x @ self.projection * self.scale + self.shift)
+
+
+def test_a_network_is_built_again_under_the_seed_that_it_was_trained_with(tmp_path: Path) -> None:
+    seeded = {"one": None, "two": 5}
+    members = [member(name, model=Projected, seed=seed) for name, seed in seeded.items()]
+    report = trained(tmp_path, members, epochs=1)
+    ensemble = report.ensemble()
+    for row in ensemble.scores[1:]:
+        metrics = report.member(row["network"]).metrics
+        assert (row["accuracy"], row["nll"]) == pytest.approx((metrics["val_accuracy"], metrics["val_loss"]), rel=1e-5)
+    ensemble.save(tmp_path / "ensemble.pt")
+    assert torch.equal(Ensemble.load(tmp_path / "ensemble.pt", members)(X[TEST]), ensemble(X[TEST]))
+
+
+def test_an_ensemble_of_networks_from_elsewhere_is_saved_as_well(tmp_path: Path) -> None:
+    networks = {"one": cnn(8), "two": cnn(8)}
+    ensemble = Ensemble(networks, combine="logits", weights=[0.5, 0.5], temperatures=[1.0, 1.0])
+    ensemble.save(tmp_path / "ensemble.pt")
+    again = Ensemble.load(tmp_path / "ensemble.pt", [member(name) for name in networks])
+    assert torch.equal(again(X[TEST]), ensemble(X[TEST]))
+
+
+class Double(nn.Module):
+    """Computes in float64, whatever it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 10).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x.double())
+
+
+def test_predictions_of_folds_have_the_dtype_of_the_networks(tmp_path: Path) -> None:
+    folds = argosy.kfold(member("double", model=Double), 3, samples=600)
+    every = (X[TRAIN], Y[TRAIN])
+    report = trained(tmp_path, folds, data=argosy.Data(arrays=every, val_arrays=every), epochs=1)
+    found = report.out_of_fold("double")
+    assert found.dtype == torch.float64
+    fold = folds[0]
+    assert torch.equal(found[fold.val_subset], report.predict(X[fold.val_subset], report.member(fold.name).load()))
 
 
 class Counted(studies.Vectors):

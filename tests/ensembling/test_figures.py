@@ -8,11 +8,13 @@ import pytest
 import torch
 from scipy.optimize import minimize_scalar
 from sklearn.metrics import log_loss
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from argosy.ensembling.calibrate import SPAN, temperature
 from argosy.ensembling.combining import combined, quantiles, variance
+from argosy.ensembling.making import make
+from argosy.ensembling.predict import Predicted
 from argosy.ensembling.scores import class_scores, disagreement, number_scores
 from argosy.ensembling.select import ROUNDS, greedy
 
@@ -106,6 +108,27 @@ def test_the_temperature_of_a_network_that_is_never_or_always_wrong_is_bounded()
     logits = 3.0 * torch.eye(4)
     assert temperature(logits, torch.arange(4)) == pytest.approx(1 / SPAN)
     assert temperature(logits, torch.arange(4).roll(1)) == pytest.approx(SPAN)
+
+
+def test_the_temperature_of_logits_that_are_not_finite() -> None:
+    logits, target = members(1)
+    ruled_out = torch.cat([logits[0], torch.full((60, 1), -math.inf, dtype=torch.float64)], dim=1)
+    assert temperature(ruled_out, target) == temperature(logits[0], target)
+    for value in (math.nan, math.inf, -math.inf):
+        logits[0, 0, target[0]] = value
+        assert temperature(logits[0], target) == 1.0
+
+
+def test_an_ensemble_is_worth_what_its_members_with_a_weight_are() -> None:
+    logits, target = members(3)
+    logits[1] = math.nan
+    networks: dict[str, nn.Module] = {name: nn.Identity() for name in ("one", "two", "three")}
+    predicted = Predicted(list(logits), target, torch.arange(60), 60)
+    ensemble = make(networks, [0, 0, 0], predicted, combine="probabilities", select="greedy", calibrate=False)
+    own, *alone = ensemble.scores
+    found = combined(logits[[0, 2]], ensemble.weights, ensemble.temperatures, "probabilities")
+    assert own["nll"] == pytest.approx(class_scores(found, target)["nll"], rel=1e-6)
+    assert [math.isnan(row["nll"]) for row in alone] == [False, True, False]
 
 
 def loss_of(weights: list[float], outputs: Tensor, target: Tensor, combine: str) -> float:

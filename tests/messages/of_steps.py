@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn import functional
 from torch.optim import SGD
 from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torchmetrics import MeanMetric
 
 import argosy
 import argosy.adapters
@@ -99,6 +100,22 @@ class Largest(Lit):
         self.log("val_largest", 1.0, reduce_fx="max")
 
 
+class Following(Lit):
+    """Its learning rate follows what nothing logs."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = SGD(self.parameters(), lr=0.1)
+        return {"optimizer": optimizer, "lr_scheduler": ReduceLROnPlateau(optimizer), "monitor": "train_acc"}
+
+
+class Objective(Following):
+    """Its learning rate follows an object of torchmetrics that training logs."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.log("train_acc", MeanMetric())
+        return super().training_step(batch, batch_idx)
+
+
 class Silent(Lit):
     """Its validation says nothing."""
 
@@ -106,9 +123,9 @@ class Silent(Lit):
         """Nothing."""
 
 
-def lit(module: Any, **fields: Any) -> None:
+def lit(module: Any, epochs: int = 1, **fields: Any) -> None:
     """A LightningModule, trained."""
-    trained(argosy.from_lightning("lit", module, batch_size=20, **fields))
+    trained(argosy.from_lightning("lit", module, batch_size=20, **fields), stop=argosy.MaxEpochs(epochs))
 
 
 def without_lightning(patch: pytest.MonkeyPatch) -> None:
@@ -130,11 +147,11 @@ def tracked(*trackers: Any) -> None:
     argosy.train(study, directory="runs/x", trackers=trackers)
 
 
-def fitted(**rest: Any) -> Any:
+def fitted(samples: Any = ARRAYS[0], **rest: Any) -> Any:
     """Numbers, fitted."""
     net = argosy.Member("net", model=linear, optimizer=partial(SGD, lr=0.1), batch_size=20, loss=nn.MSELoss())
     how: dict[str, Any] = {"stop": argosy.MaxEpochs(1), "launcher": "inline", "devices": "cpu:1", **rest}
-    return argosy.fit(ARRAYS[0], np.zeros((40, 10), np.float32), net, **how)
+    return argosy.fit(samples, np.zeros((40, 10), np.float32), net, **how)
 
 
 CASES = {
@@ -154,12 +171,16 @@ CASES = {
     "a network that is no LightningModule": lambda: lit(linear),
     "a LightningModule with two optimizers": lambda: lit(Two),
     "a LightningModule whose schedule watches a metric at every step": lambda: lit(Watching),
+    "a LightningModule whose schedule watches what nothing logs": lambda: lit(Following, epochs=2),
+    "a LightningModule whose schedule watches a torchmetrics object of training": lambda: lit(Objective),
     "a LightningModule that logs the largest value": lambda: lit(Largest),
     "a LightningModule without a validation loss": lambda: lit(Silent),
     "a LightningModule that does not log a metric": lambda: lit(Lit, metrics=["val_acc"]),
     "a network of Hugging Face on pairs": lambda: trained(
         argosy.from_huggingface("bert", linear, optimizer=partial(SGD, lr=0.1), batch_size=20)
     ),
+    "argosy.fit of strings": lambda: fitted(np.full((40, 12), "red")),
+    "argosy.fit of whole numbers, with a network that wants floats": lambda: fitted(ARRAYS[0].astype(int)),
     "argosy.fit holds out everything": lambda: fitted(validation=1.0),
     "probabilities of numbers": lambda: fitted().predict_proba(ARRAYS[0]),
     "an unknown tracker": lambda: tracked("comet"),

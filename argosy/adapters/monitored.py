@@ -1,0 +1,87 @@
+"""What a LightningModule logs in training under the names that its learning rates follow, summed up as Lightning does."""
+
+import numbers
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import torch
+
+from argosy.errors import StudyError
+
+__all__ = ["MEANS", "Monitored"]
+
+MEANS = ("mean", "avg", torch.mean)
+"""What Lightning takes for the mean of batches."""
+
+HOOKS = ("on_train_epoch_start", "training_step", "on_train_epoch_end")
+"""Where a module may log in training; of what several of them log under one name, the last one's mean counts."""
+
+
+class Monitored:
+    """Means over the epoch, and last values.
+
+    What is logged with ``on_epoch`` counts by its mean, weighted by samples, and with ``on_step`` alone by its last value. With
+    both, the mean is ``<name>_epoch`` as well, and the last value is ``<name>_step``.
+    """
+
+    def __init__(self, names: Collection[str]) -> None:
+        self._names = frozenset(names)
+        self._sums: dict[str, tuple[Any, int]] = {}
+        """By hook and name: the sum over samples, and their number."""
+        self._last: dict[str, Any] = {}
+
+    def add(
+        self,
+        name: str,
+        value: Any,
+        rows: int,
+        *,
+        hook: str,
+        on_step: bool | None,
+        on_epoch: bool | None,
+        reduce_fx: Any,
+    ) -> None:
+        """Of so many samples; None are the hook's defaults. Raises StudyError where a learning rate cannot follow that."""
+        in_step = hook == "training_step"
+        by_step = in_step if on_step is None else on_step
+        by_epoch = not in_step if on_epoch is None else on_epoch
+        of_step, of_epoch = (f"{name}_step", f"{name}_epoch") if by_step and by_epoch else (name, name)
+        if self._names.isdisjoint((name, of_step, of_epoch)):
+            return
+        a_number = isinstance(value, torch.Tensor | numbers.Number)
+        if not a_number or (by_epoch and reduce_fx not in MEANS):
+            how = f"with reduce_fx={reduce_fx!r}" if a_number else f"as an object of {type(value).__name__}"
+            raise StudyError(
+                f"its learning rate follows {name!r}, which {hook} logs {how}; of what training logs, it can follow numbers "
+                "and their means. Let it log one, or monitor a value of validation_step."
+            )
+        number = torch.as_tensor(value).detach().double()
+        if by_step:
+            self._last[of_step] = number
+        if by_epoch:
+            for key in dict.fromkeys((f"{hook}.{name}", f"{hook}.{of_epoch}")):
+                total, count = self._sums.get(key, (0.0, 0))
+                self._sums[key] = total + number * rows, count + rows
+
+    def mean(self, name: str) -> Any:
+        """Over the epoch so far; None where it is not logged with ``on_epoch``."""
+        found = next((self._sums[f"{hook}.{name}"] for hook in reversed(HOOKS) if f"{hook}.{name}" in self._sums), None)
+        return None if found is None else found[0] / found[1]
+
+    def last(self, name: str) -> Any:
+        """The value that was logged last; None where it is not logged by step."""
+        return self._last.get(name)
+
+    def clear(self) -> None:
+        """An epoch has ended."""
+        self._sums.clear()
+        self._last.clear()
+
+    def state_dict(self) -> dict[str, Any]:
+        """For a checkpoint within an epoch."""
+        sums = {key: (float(total), count) for key, (total, count) in self._sums.items()}
+        return {"sums": sums, "last": {name: float(value) for name, value in self._last.items()}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """From a checkpoint."""
+        self._sums, self._last = dict(state["sums"]), dict(state["last"])
