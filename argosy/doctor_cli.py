@@ -11,7 +11,7 @@ from argosy.errors import StudyError
 from argosy.output import Json, show, write
 
 if TYPE_CHECKING:
-    from argosy.running.doctor import Check
+    from argosy.running.machine_checks import Check
 
 __all__ = ["doctor"]
 

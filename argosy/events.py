@@ -18,7 +18,6 @@ __all__ = [
     "MemberRested",
     "MemberStarted",
     "NodeCame",
-    "Packed",
     "Passed",
     "PlanMade",
     "Profiled",
@@ -33,7 +32,6 @@ __all__ = [
     "SharingChosen",
     "Skipped",
     "Split",
-    "StepsAlone",
     "Used",
     "WorkerLost",
 ]
@@ -167,63 +165,6 @@ class MemberStarted(Event):
     mkldnn: bool
     notes: tuple[str, ...] = ()
     """What is unusual about it: private copies, NumPy's random state."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Packed(Event):
-    """Which programs step these members of a device from here on; they may all be one."""
-
-    device: str
-    programs: tuple[tuple[str, ...], ...]
-    """The members of each; one alone is stepped by itself."""
-    settled: bool
-    """Whether it is to stay so; else it is tried."""
-    seconds_per_sample: tuple[tuple[int, float], ...]
-    """What was measured so far of plain programs: (members in a program, seconds of a training sample of one member)."""
-    step_bytes: tuple[tuple[int, int], ...] = ()
-    """And (members in a program of this kind, bytes that a step takes for each of them), where the device counts them."""
-    reason: str = ""
-    """Why there are no more members in a program."""
-    kind: str = "plain"
-    """How the programs make their steps: plain, graphed (captured whole) or compiled."""
-    seconds_by_kind: tuple[tuple[str, int, float], ...] = ()
-    """What was measured of those that are not plain: (kind, members in a program, seconds)."""
-    refused: Mapping[str, str] = field(default_factory=dict)
-    """Kinds that are not for these members, and why."""
-
-    @property
-    def size(self) -> int:
-        """Members of the largest program."""
-        return max(map(len, self.programs))
-
-    @property
-    def seconds(self) -> Mapping[tuple[str, int], float]:
-        """Of a training sample of one member, by kind of program and members in it."""
-        plain = {("plain", size): seconds for size, seconds in self.seconds_per_sample}
-        return plain | {(kind, size): seconds for kind, size, seconds in self.seconds_by_kind}
-
-    @property
-    def improvement(self) -> float | None:
-        """(sum of T_i - T_pack) / sum of T_i of the largest program that was measured; negative where it is slower.
-
-        T_i is what a member's sample takes alone in a plain program, T_pack what one of all of them takes together, by the
-        fastest kind. None where it is not known.
-        """
-        alone = ("plain", 1)
-        largest = max((size for _, size in self.seconds), default=1)
-        together = [
-            seconds for (kind, size), seconds in self.seconds.items() if size == largest and (kind, size) != alone
-        ]
-        return 1.0 - min(together) / self.seconds[alone] if together and alone in self.seconds else None
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepsAlone(Event):
-    """These members of a device can be no program with others of it."""
-
-    device: str
-    reasons: Mapping[str, str]
-    """By member."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,16 +7,16 @@ import sys
 from pathlib import Path
 
 import argosy
-from argosy.running.doctor import WANTED_VERSIONS
+from argosy.running.machine_checks import WANTED_VERSIONS
 
 PACKAGE = Path(argosy.__file__).parent
 TIERS = [
     {"errors", "requirements", "wording"},
     {"system", "traces"},
     {"stopping", "cluster", "events", "diagnosis", "intervals", "tracking"},
-    {"study", "settings", "profiles", "commands", "plans"},
+    {"study", "settings", "profiles", "packs", "commands", "feeder_commands", "plans"},
     {"fold", "members", "repetitions", "resampling"},
-    {"report"},
+    {"leg_results", "report"},
     {"planning", "tuning"},
     {"stream"},
     {"training"},

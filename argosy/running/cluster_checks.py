@@ -6,7 +6,7 @@ Rank 0 is the measure: whatever is unlike there is to be mended elsewhere.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from argosy.running.doctor import Check
+from argosy.running.machine_checks import Check
 
 __all__ = ["Here", "Link", "Looked", "Samples", "judge"]
 
@@ -75,7 +75,7 @@ def judge(nodes: Sequence[Here], size: int, looked: Mapping[int, Looked], refusa
     checks = [
         judge_nodes(nodes, size, refusals),
         judge_calls(links, silent),
-        judge_versions(nodes),
+        judge_equal_versions(nodes),
         judge_clocks(links),
         judge_bandwidth(links),
     ]
@@ -116,7 +116,7 @@ def judge_calls(links: Sequence[tuple[Here, Here, Link]], silent: Sequence[Here]
     )
 
 
-def judge_versions(nodes: Sequence[Here]) -> Check:
+def judge_equal_versions(nodes: Sequence[Here]) -> Check:
     """Those of rank 0 everywhere."""
     wanted = nodes[0].versions
     unlike = [(node, found) for node in nodes if (found := _unlike(node.versions, wanted))]

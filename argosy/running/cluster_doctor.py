@@ -24,9 +24,10 @@ from types import TracebackType
 import argosy
 from argosy.errors import ArgosyError, PlanError, WorkerError
 from argosy.running.cluster_checks import Here, Link, Looked, Samples, judge
-from argosy.running.doctor import Check, versions_of
+from argosy.running.doctor import versions_of
 from argosy.running.gathering import board_of, call_driver, certificate_in, key_in, open_door
 from argosy.running.journal import own_directory
+from argosy.running.machine_checks import Check
 from argosy.running.place import Place, place_of
 from argosy.stream.door import Door, dial
 from argosy.stream.tls import Certificate
@@ -214,7 +215,7 @@ def _gather(door: Door, size: int) -> list[tuple[Here, Peer]]:
     joined: dict[int, tuple[Here, Peer]] = {}
     deadline = time.monotonic() + JOIN_SECONDS
     while len(joined) < size - 1 and (left := deadline - time.monotonic()) > 0:
-        select.select([door], [], [], min(left, TICK_SECONDS))
+        door.wait(min(left, TICK_SECONDS))
         for _, peer in door.enter():
             with contextlib.suppress(EOFError):
                 for here in peer.wait(ANSWER_SECONDS):

@@ -4,10 +4,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from argosy.events import Checkpoint, Event
+from argosy.packs import Packed, StepsAlone
 
 __all__ = ["from_line", "to_line"]
 
-KINDS = {kind.__name__: kind for kind in Event.__subclasses__() if kind is not Checkpoint}
+# Python knows the subclasses of imported files alone: those of packs are named.
+KINDS = {kind.__name__: kind for kind in (*Event.__subclasses__(), Packed, StepsAlone) if kind is not Checkpoint}
 
 
 def to_line(event: Event) -> dict[str, Any]:
