@@ -76,6 +76,15 @@ class NodeFlow:
             **{name: sum(gauge[name] for gauge in gauges) for name in COUNTED},
         )
 
+    def queues(self, stage: str) -> tuple[float, float | None]:
+        """Mean fill of those before and behind a stage."""
+        if stage == "training":
+            return self.to_train, None
+        if stage == "exchange":
+            return self.to_exchange, self.to_train
+        # Where nothing is exchanged, training comes next.
+        return self.to_prepare, self.to_exchange if self.exchanged_bytes else self.to_train
+
     @property
     def preparing_rate(self) -> float:
         """SC'18's r_p: samples/s that this node prepares while it prepares."""
@@ -106,6 +115,10 @@ class Diagnosis:
     """SC'18's r_c, of the slowest device: samples/s of the stream while its members step on them, or are validated."""
     peak_rate: float
     """peak(n), of the node that receives least."""
+    queue_before: float
+    """Mean fill of the queue before the stage, from 0 to 1."""
+    queue_behind: float | None
+    """Of the next one; None behind training."""
     verdict: str
     """The stage, its figure, and what to change."""
 
@@ -127,12 +140,15 @@ def diagnose(gauges: Iterable[tuple[str, Mapping[str, Any]]]) -> Diagnosis | Non
     if not preparing or not paces or max(flow.seconds for flow in flows) < EARLY:
         return None
     stage, flow = _bottleneck(flows, preparing, min(paces))
+    queue_before, queue_behind = flow.queues(stage)
     found = Diagnosis(
         stage=stage,
         node=flow.node,
         preparing_rate=_together(preparing),
         taking_rate=min(paces),
         peak_rate=min(flow.peak_rate for flow in flows),
+        queue_before=queue_before,
+        queue_behind=queue_behind,
         verdict="",
     )
     words = {"preparation": _of_preparation, "exchange": _of_exchange, "training": _of_training}

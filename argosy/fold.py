@@ -18,7 +18,6 @@ from argosy.events import (
     MemberRested,
     MemberStarted,
     NodeCame,
-    Packed,
     Passed,
     Proposed,
     Retried,
@@ -29,10 +28,10 @@ from argosy.events import (
     SharingChosen,
     Skipped,
     Split,
-    StepsAlone,
     Used,
     WorkerLost,
 )
+from argosy.packs import Packed, StepsAlone
 
 __all__ = ["OVER", "WRONG", "MemberState", "RunState"]
 
@@ -126,6 +125,12 @@ class MemberState:
         here = (event.epoch, event.position)
         self.saved = [c for c in self.saved if (c.epoch, c.position + c.carried) <= here]
 
+    def retry(self) -> None:
+        """It goes on from its newest file, behind which its code may train otherwise: so the best weights are those of then."""
+        self.status, self.reason = "waiting", ""
+        if len(self.saved) > 1 and self.saved[-1].file == self.saved[-2].file:
+            del self.saved[-1]
+
     def clone(self, event: Cloned, source: "MemberState") -> None:
         """What is behind the other one at its file is behind this one as well."""
         self.source, self.changes, self.inherited = source.name, event.changes, event.checkpoint
@@ -159,7 +164,8 @@ class RunState:
     """The same of samples that were prepared ahead and thrown away."""
     holes: dict[tuple[str, int], set[int]] = field(default_factory=dict)
     """Indices of broken samples, by split and stream epoch."""
-    used: list[Used] = field(default_factory=list)
+    used: list[list[Used]] = field(default_factory=list)
+    """What workers said at their end, for each driver: it names its workers anew."""
     lost: list[WorkerLost] = field(default_factory=list)
     passed: list[list[Passed]] = field(default_factory=list)
     """Sections that legs are through, for each driver: it counts its legs anew."""
@@ -175,6 +181,8 @@ class RunState:
     """Members that somebody brought when the run had begun."""
     in_step: set[str] = field(default_factory=set)
     """Members whose epochs are those of the stream, whenever they come: what they reach depends on nobody."""
+    killed: int = 0
+    """Drivers that did not come to their end, and after which another one came."""
     seconds: float = 0.0
     """Of all drivers that worked on the run and ended in order; so are the CPU seconds."""
     cpu_seconds: float = 0.0
@@ -219,7 +227,7 @@ class RunState:
                 self.member(name).assign(epoch, stream_epoch)
         elif isinstance(event, Retried):
             for name in event.members:
-                self.member(name).status, self.member(name).reason = "waiting", ""
+                self.member(name).retry()
         elif isinstance(event, Cloned):
             self.member(event.member).clone(event, self.member(event.source))
         elif isinstance(event, Divided):
@@ -231,8 +239,10 @@ class RunState:
 
     def _apply_to_run(self, event: Event) -> None:
         if isinstance(event, RunStarted):
+            self.killed += self.started is not None and self.ended is None
             self.started, self.ended = event, None
             self.passed.append([])
+            self.used.append([])
         elif isinstance(event, RunEnded):
             self.ended = event
             self.seconds += event.seconds
@@ -255,7 +265,7 @@ class RunState:
         elif isinstance(event, Skipped):
             self.holes.setdefault((event.split, event.epoch), set()).add(event.index)
         elif isinstance(event, Used):
-            self.used.append(event)
+            self.used[-1].append(event)
         elif isinstance(event, WorkerLost):
             self.lost.append(event)
         elif isinstance(event, Packed):

@@ -1,4 +1,4 @@
-"""What commands print: text for people, or one JSON object, alone on the standard output."""
+"""What commands print and write: text for people, or one JSON object, alone on the standard output; files."""
 
 import functools
 import io
@@ -6,12 +6,15 @@ import json
 import math
 import os
 import sys
+from pathlib import Path
 from typing import Annotated, Any, TextIO
 
 import typer
 from rich.console import Console, RenderableType
 
-__all__ = ["Json", "finite", "open_what_is_closed", "show", "stdout_of_json", "write"]
+from argosy.errors import PlanError
+
+__all__ = ["Json", "console", "finite", "open_what_is_closed", "show", "stdout_of_json", "to_be_written", "write"]
 
 
 @functools.cache
@@ -35,12 +38,17 @@ Json = Annotated[
 ]
 
 
+def console(**settings: Any) -> Console:
+    """A console, as rich has it, that shows names and messages as they are: ``iou[cat]`` is no style, and ``:x:`` no picture."""
+    return Console(markup=False, emoji=False, highlight=False, **settings)
+
+
 def show(table: RenderableType) -> None:
     """A table, as wide as what it goes to."""
     # Files and pipes have no width of their own.
     terminal = sys.stdout.isatty()
     page = io.StringIO()
-    Console(file=page, force_terminal=terminal, width=None if terminal else 160).print(table, highlight=False)
+    console(file=page, force_terminal=terminal, width=None if terminal else 160).print(table)
     write(page.getvalue().rstrip("\n"))
 
 
@@ -54,6 +62,14 @@ def write(value: Any) -> None:
         print(text, file=stdout, flush=True)
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stdout.fileno())
+
+
+def to_be_written(path: Path) -> Path:
+    """Where a file is to be written after minutes of measuring, and after what the study file does to this process's folder."""
+    path = path.absolute()
+    if path.is_dir() or not os.access(path.parent, os.W_OK):
+        raise PlanError(f"{path} cannot be written; give a file, in a folder that is there and that you may write in.")
+    return path
 
 
 def finite(value: Any) -> Any:

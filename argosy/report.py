@@ -1,5 +1,6 @@
 """What came out: the fold of a run's events, as values a person or a program can ask."""
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -9,14 +10,16 @@ from typing import Any, Literal, Protocol
 
 from argosy.diagnosis import Diagnosis, diagnose
 from argosy.errors import RunError
-from argosy.events import Packed, Passed, SharingChosen
+from argosy.events import SharingChosen
 from argosy.fold import MemberState, RunState
+from argosy.leg_results import LegResult, gauges_of, legs_of
+from argosy.packs import Packed
 from argosy.repetitions import Comparison, Repetitions
 from argosy.requirements import check_choice, check_whole
 from argosy.study import Repetition
-from argosy.wording import differing, html_table
+from argosy.wording import differing, html_table, last_line
 
-__all__ = ["LegResult", "MemberResult", "Networks", "Report"]
+__all__ = ["MemberResult", "Networks", "Report"]
 
 
 class Networks(Protocol):
@@ -83,67 +86,6 @@ class MemberResult:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LegResult:
-    """One leg: what was predicted of its sections, each when it began, and what came. A section that a fault cut short is not in it."""
-
-    leg: str
-    """Its number; where several drivers worked on the run, behind that of the driver."""
-    sections: int
-    samples: int
-    """Of the stream."""
-    seconds: float
-    predicted_seconds: float
-    waiting_seconds: Mapping[str, float]
-    """By device: time outside of its members' own steps and validation."""
-    planning_seconds: float
-    changing_seconds: float
-    """Until members that came aboard were ready."""
-    saving_seconds: float
-    """That its devices took for the files of members, added up."""
-
-    @classmethod
-    def of(cls, leg: str, passed: Sequence[Passed], saving_seconds: float) -> "LegResult":
-        """From the sections of one leg."""
-        devices = dict.fromkeys(device for section in passed for device in section.stepping)
-        return cls(
-            leg=leg,
-            sections=len(passed),
-            samples=sum(section.samples for section in passed),
-            seconds=round(sum(section.seconds for section in passed), 3),
-            predicted_seconds=round(sum(section.predicted_seconds for section in passed), 3),
-            waiting_seconds={
-                device: round(sum(max(s.seconds - s.stepping[device], 0.0) for s in passed if device in s.stepping), 3)
-                for device in devices
-            },
-            planning_seconds=round(sum(section.planning_seconds for section in passed), 3),
-            changing_seconds=round(sum(section.changing_seconds for section in passed), 3),
-            saving_seconds=round(saving_seconds, 3),
-        )
-
-    @property
-    def samples_per_second(self) -> float:
-        """The pace that it had."""
-        return self.samples / self.seconds if self.seconds else 0.0
-
-    @property
-    def predicted_samples_per_second(self) -> float:
-        """The pace that it was to have."""
-        return self.samples / self.predicted_seconds if self.predicted_seconds else 0.0
-
-
-def _legs_of(state: RunState) -> tuple[LegResult, ...]:
-    legs: dict[tuple[int, int], list[Passed]] = {}
-    for driver, passed in enumerate(state.passed, start=1):
-        for section in passed:
-            legs.setdefault((driver, section.leg), []).append(section)
-    several = len(state.passed) > 1
-    return tuple(
-        LegResult.of(f"{driver}.{leg}" if several else str(leg), sections, state.saving.get((driver, leg), 0.0))
-        for (driver, leg), sections in legs.items()
-    )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Report:
     """What came out of a run: its members, best first."""
 
@@ -154,6 +96,9 @@ class Report:
     """running, done, paused, failed, or interrupted: its driver was killed."""
     reason: str
     seconds: float
+    """Of drivers that came to their end; so are the CPU seconds and joules."""
+    killed_drivers: int
+    """Those that did not: how long they worked the journal's times alone tell."""
     preparations: float
     """How often each training sample was prepared per epoch of the stream."""
     preparations_alone: float
@@ -177,8 +122,14 @@ class Report:
     legs: tuple[LegResult, ...]
     """What was predicted, and what came."""
     gauges: Mapping[str, Mapping[str, Any]]
-    """What stages did and how full the queues between them were, by worker."""
+    """What stages did and how full the queues between them were, by worker; where several drivers worked on the run, its name is
+    behind the number of the driver."""
     networks: Callable[[], Networks] = field(repr=False)
+
+    @property
+    def last_packs(self) -> tuple[Packed, ...]:
+        """The last choice for each device and the members of it that may be one program."""
+        return tuple({(pack.device, frozenset(itertools.chain(*pack.programs))): pack for pack in self.packs}.values())
 
     def best(self) -> MemberResult:
         """The member with the best objective; raises RunError where no epoch was finished."""
@@ -276,7 +227,7 @@ class Report:
                 **row.hyperparameters,
                 "device": row.device,
                 "seconds": round(row.seconds, 3),
-                "reason": row.reason.strip().splitlines()[-1] if row.reason else "",
+                "reason": last_line(row.reason),
             }
             for row in self.rows
         ]
@@ -296,6 +247,7 @@ class Report:
             "status": self.status,
             "objective": self.objective,
             "seconds": round(self.seconds, 3),
+            "killed_drivers": self.killed_drivers,
             "preparations_per_sample_and_epoch": self.preparations,
             "preparations_alone": self.preparations_alone,
             "waiting_share": round(self.waiting_share, 4),
@@ -344,7 +296,8 @@ class Report:
             return not row.metrics, math.isnan(value), sign * value
 
         rows.sort(key=rank)
-        gauges = [used.gauge for used in state.used if "waiting_seconds" in used.gauge]
+        used = list(itertools.chain.from_iterable(state.used))
+        gauges = [one.gauge for one in used if "waiting_seconds" in one.gauge]
         waiting, busy = (sum(gauge[key] for gauge in gauges) for key in ("waiting_seconds", "busy_seconds"))
         return cls(
             rows=tuple(rows),
@@ -353,23 +306,24 @@ class Report:
             status="running" if at_work else state.ended.status if state.ended else "interrupted",
             reason=state.ended.reason if state.ended and not at_work else "",
             seconds=state.seconds,
+            killed_drivers=state.killed + (state.started is not None and state.ended is None and not at_work),
             preparations=state.preparations if state.started else 0.0,
             preparations_alone=state.preparations_alone,
             waiting_share=waiting / (waiting + busy) if waiting + busy else 0.0,
             cpu_seconds=state.cpu_seconds,
             joules=state.joules,
             sharing=state.sharing,
-            legs=_legs_of(state),
+            legs=legs_of(state),
             packs=tuple(state.packed),
             alone=state.alone,
-            diagnosis=diagnose((used.worker, used.gauge) for used in state.used),
+            diagnosis=diagnose((one.worker, one.gauge) for one in used),
             repetitions=Repetitions.of(
                 [(row.repetition, _outcome(row)) for row in rows if row.repetition is not None],
                 objective=objective,
                 mode=mode,
             ),
             networks=networks,
-            gauges={used.worker: {**used.gauge, "cpu_seconds": used.cpu_seconds} for used in state.used},
+            gauges=gauges_of(state),
         )
 
 

@@ -1,12 +1,16 @@
 """How figures are told to people: times in words, memory in units of its size, values in few letters, members by what they differ in."""
 
+import re
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from html import escape
 from typing import Any
 
-__all__ = ["differing", "html_table", "lasting", "shortened", "sized", "spelled", "told"]
+__all__ = ["differing", "html_table", "last_line", "lasting", "shortened", "sized", "spelled", "told"]
 
 SIZES = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
+PARTS = re.compile("-(?=[^-=]*=)")
+"""Between the parts of a name as grids make them."""
 UNITS = ((86400, "days"), (3600, "h"), (60, "min"), (1, "s"))
 
 
@@ -56,32 +60,67 @@ def spelled(found: Mapping[str, Any], names: Sequence[str]) -> str:
     return " ".join(f"{short[name]}={told(found[name])}" for name in names if name in found)
 
 
+def last_line(text: str) -> str:
+    """Of a traceback, the line that says what was raised."""
+    return (text.strip().splitlines() or [""])[-1]
+
+
 def shortened(names: Collection[str], width: int) -> dict[str, str]:
-    """Each name in so many letters, with what tells it from the others: what all begin with goes first, then its middle.
+    """Each name in so many letters, unlike all others: without what all share, then without the names of values, then without its middle.
 
-    >>> shortened(["resnet-wide-lr=0.1", "resnet-wide-lr=0.01"], 10)
-    {'resnet-wide-lr=0.1': '…0.1', 'resnet-wide-lr=0.01': '…0.01'}
+    >>> shortened(["resnet-wide-lr=0.1-hidden=8", "resnet-wide-lr=0.01-hidden=8"], 10)
+    {'resnet-wide-lr=0.1-hidden=8': '…lr=0.1', 'resnet-wide-lr=0.01-hidden=8': '…lr=0.01'}
+    >>> shortened(["mlp-lr=0.1-hidden=8", "mlp-lr=0.01-hidden=16"], 10)
+    {'mlp-lr=0.1-hidden=8': '…0.1-8', 'mlp-lr=0.01-hidden=16': '…0.01-16'}
     """
-    if all(len(name) <= width for name in names):
-        return {name: name for name in names}
-    begins = _common_beginning(names)
-    return {name: _fitting(f"…{name[begins:]}" if begins > 1 else name, width) for name in names}
+    parts = {name: PARTS.split(name) for name in sorted(names)}
+    shared = set.intersection(*map(set, parts.values())) if len(parts) > 1 else set()
+    own = {name: [part for part in its if part not in shared] for name, its in parts.items()}
+    unlike = ["-".join(its) for its in own.values()]
+    values = ["-".join(part.rpartition("=")[2] for part in its) for its in own.values()]
+    ways = ([*parts], unlike, _without_beginning(unlike), _without_beginning(values))
+    for way in ways:
+        labels = [_marked(label, name) for label, name in zip(way, parts, strict=True)]
+        if all(len(label) <= width for label in labels) and len({*labels}) == len(labels):
+            break
+    else:
+        labels = _numbered([_fitting(label, width) for label in labels], width)
+    found = dict(zip(parts, labels, strict=True))
+    return {name: found[name] for name in names}
 
 
-def _common_beginning(names: Collection[str]) -> int:
-    """Letters that all begin with, cut before the last word or number that differs within."""
-    first, last = min(names), max(names)
-    same = next((at for at, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
+def _without_beginning(labels: Sequence[str]) -> list[str]:
+    """Without the letters that all begin with, cut before the last word or number that differs within."""
+    first, last = min(labels, default=""), max(labels, default="")
+    same = next((at for at, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), 0)
     while same and (first[same - 1].isalnum() or first[same - 1] == "."):
         same -= 1
-    return same
+    return [label[same:] for label in labels]
 
 
-def _fitting(name: str, width: int) -> str:
-    if len(name) <= width:
-        return name
+def _marked(label: str, name: str) -> str:
+    return name if label in ("", name) else f"…{label}"
+
+
+def _fitting(label: str, width: int) -> str:
+    if len(label) <= width:
+        return label
     head = width // 3
-    return f"{name[:head]}…{name[len(name) - (width - head - 1) :]}"
+    return f"{label[:head]}…{label[len(label) - (width - head - 1) :]}"
+
+
+def _numbered(labels: Sequence[str], width: int) -> list[str]:
+    """Of equal ones, those after the first end in a number."""
+    found = dict[str, None]()
+    seen = Counter[str]()
+    for label in labels:
+        told = label
+        while told in found:
+            seen[label] += 1
+            number = f"~{seen[label] + 1}"
+            told = f"{label[: width - len(number)]}{number}"
+        found[told] = None
+    return [*found]
 
 
 def html_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:

@@ -53,6 +53,20 @@ def test_the_bottleneck_is_the_last_stage_behind_a_full_queue(fills: dict[str, f
     even = {"busy_seconds": 2.0, "filling_seconds": 2.0}
     found = of(feeder(**fills, **even), feeder(**fills, **even))
     assert (found.stage, found.verdict.split(":")[0]) == (stage, stage)
+    before, behind = {
+        "preparation": ("prepare", "exchange"),
+        "exchange": ("exchange", "train"),
+        "training": ("train", ""),
+    }[stage]
+    assert found.queue_before == pytest.approx(fills[before])
+    assert found.queue_behind == (pytest.approx(fills.get(behind, 0.0)) if behind else None)
+
+
+def test_on_one_node_training_is_behind_preparation() -> None:
+    alone = feeder(prepare=0.9, train=0.1, exchanged_bytes=0)
+    found = diagnose([("feeder-0", alone), ("cpu:0", TRAINER)])
+    assert found is not None
+    assert (found.stage, found.queue_before, found.queue_behind) == ("preparation", 0.9, 0.1)
 
 
 def test_the_faster_stage_is_not_accused_by_a_queue_that_never_fills() -> None:

@@ -1,5 +1,6 @@
 """The fold of a journal against a model that keeps everything: the last record wins."""
 
+from dataclasses import replace
 from random import Random
 
 from hypothesis import given
@@ -12,12 +13,16 @@ from argosy.events import (
     MemberEnded,
     MemberRested,
     MemberStarted,
+    Retried,
+    RunEnded,
     RunStarted,
     Saved,
     SectionEnded,
     Split,
+    Used,
 )
 from argosy.fold import FILES_KEPT, RunState
+from argosy.running.clones import newest_file
 
 SECTIONS = 3
 
@@ -131,7 +136,29 @@ def test_preparations_count_what_was_fed_against_the_sections_that_were(fed: lis
     assert state.preparations == sum(samples for _, _, samples in fed) / wanted
 
 
+def test_drivers_that_were_killed_are_counted_and_workers_are_those_of_their_driver() -> None:
+    begins = RunStarted(host="", pid=1, versions={}, settings={}, lengths={"train": 1})
+    ends = RunEnded(status="paused", reason="", seconds=2.0)
+    used = [Used(worker="cpu:0", cpu_seconds=seconds, gauge={}) for seconds in (1.0, 3.0)]
+    state = RunState.of([begins, begins, used[0], ends, begins, used[1]])
+    assert (state.killed, state.seconds) == (1, 2.0)
+    assert state.used == [[], used[:1], used[1:]]
+
+
 def test_a_member_is_split_until_one_device_has_it() -> None:
     shares = Split(member="m", devices=("cpu:0", "cpu:1"), shares=(0.25, 0.75))
     assert RunState.of([shares]).member("m").split == shares
     assert RunState.of([shares, Split(member="m", devices=("cpu:1",), shares=(1.0,))]).member("m").split is None
+
+
+def test_who_is_tried_again_has_the_best_weights_of_its_file() -> None:
+    """Those that were saved when it failed are of sections that its mended code may not repeat."""
+    state, file = RunState(), saved(1, 0, 0)
+    rescued = replace(file, checkpoint=replace(file.checkpoint, best="b.pt", best_sha256=""))
+    for event in (file, rescued, MemberEnded(member="m", status="failed", reason="")):
+        state.apply(event)
+    assert state.member("m").saved == [file.checkpoint, rescued.checkpoint]
+    assert newest_file(state.member("m")) == file.checkpoint
+    state.apply(Retried(members=("m",)))
+    assert state.member("m").saved == [file.checkpoint]
+    assert state.member("m").status == "waiting"

@@ -1,7 +1,10 @@
 """What trackers are told, and that none of them can touch a run."""
 
 import json
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -65,11 +68,25 @@ class Blocking(Recorder):
         self.release.wait()
 
 
-@pytest.fixture(autouse=True)
-def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Trackers import their libraries first, which takes longer than these runs."""
-    for seconds in ("LEAST_PATIENCE", "LEAST_CALL_PATIENCE"):
-        monkeypatch.setattr(trackers, seconds, 100.0)
+class Slow(Recorder):
+    """Takes a moment for each call, a longer one for the first."""
+
+    def open(self, directory: Path, group: str) -> None:
+        time.sleep(0.2)
+
+    def begin(self, member: str, hyperparameters: Mapping[str, Any]) -> None:
+        time.sleep(0.05)
+        super().begin(member, hyperparameters)
+
+
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody who takes a moment for a call has one at the end of a run."""
+    monkeypatch.setattr(trackers, "LEAST_PATIENCE", 0.1)
+    monkeypatch.setattr(trackers, "LEAST_CALL_PATIENCE", 0.02)
+
+
+def thread_of(tracker: str) -> threading.Thread:
+    return next(thread for thread in threading.enumerate() if thread.name == f"tracker {tracker}")
 
 
 def test_a_tracker_is_told_what_the_journal_says_and_a_later_one_all_of_it(tmp_path: Path) -> None:
@@ -89,11 +106,9 @@ def test_a_tracker_is_told_what_the_journal_says_and_a_later_one_all_of_it(tmp_p
 
 
 def test_trackers_that_fail_or_block_change_nothing_and_are_told_the_rest_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     train(tmp_path / "alone", 2)
-    # Who does not come back from a call is left behind, however long trackers have that do.
-    monkeypatch.setattr(trackers, "LEAST_CALL_PATIENCE", 1.0)
     failing, blocking = Failing(), Blocking()
     report = train(tmp_path / "x", 2, failing, blocking)
     said = capsys.readouterr().err.splitlines()
@@ -103,10 +118,34 @@ def test_trackers_that_fail_or_block_change_nothing_and_are_told_the_rest_later(
     assert said[0].startswith("tracker failing failed: OSError: no server (see ")
     assert said[1] == "tracker blocking is too slow; the same command again tells it what it has missed."
     assert "no server" in (tmp_path / "x" / "workers" / "tracker-failing.log").read_text()
+    left = thread_of("blocking")
     blocking.release.set()
+    left.join()
+    assert blocking.calls == [], "of who is left behind another driver may tell it"
     train(tmp_path / "x", 2, failing)
     told = [call[1:4] for call in failing.calls if call[0] == "log"]
     assert sorted(told[:1] + told[2:]) == [(name, steps, steps / 3) for name in ("one", "two") for steps in (3, 6)]
+
+
+def test_where_there_is_nothing_to_train_a_tracker_has_as_long_as_it_comes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    impatient(monkeypatch)
+    train(tmp_path / "x", 2)
+    slow, blocking = Slow(), Blocking()
+    train(tmp_path / "x", 2, slow)
+    assert [call[0] for call in slow.calls] == ["begin", "log", "log", "end"] * 2
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(trackers, "IDLE_CALL_PATIENCE", 0.1)
+    train(tmp_path / "x", 2, blocking)
+    assert capsys.readouterr().err.startswith("tracker blocking is too slow;")
+    blocking.release.set()
+
+
+def test_libraries_are_imported_before_the_run_begins() -> None:
+    pytest.importorskip("wandb")
+    program = "import sys; from argosy.tracking import named; named(['wandb']); sys.exit('wandb' not in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
 def test_a_tracker_with_too_much_before_it_is_told_nothing_more(
@@ -128,12 +167,18 @@ def test_what_is_no_tracker_is_refused_before_the_run(tmp_path: Path, given: Any
     assert not (tmp_path / "x").exists()
 
 
+def train_then_track(directory: Path, epochs: int, tracker: str) -> None:
+    """So that it is told all, however long its library takes beside other tests: these runs are short."""
+    train(directory, epochs)
+    train(directory, epochs, tracker)
+
+
 def test_tensorboard_has_a_run_for_each_member_over_a_resume(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    train(tmp_path, 1, "tensorboard")
-    train(tmp_path, 2, "tensorboard")
+    train_then_track(tmp_path, 1, "tensorboard")
+    train_then_track(tmp_path, 2, "tensorboard")
     for name, row in evidence.results(tmp_path).items():
         found = EventAccumulator(str(tmp_path / "tensorboard" / name))
         found.Reload()
@@ -146,8 +191,8 @@ def test_tensorboard_has_a_run_for_each_member_over_a_resume(tmp_path: Path) -> 
 
 def test_mlflow_has_a_run_for_each_member_over_a_resume(tmp_path: Path) -> None:
     mlflow = pytest.importorskip("mlflow")
-    train(tmp_path / "x", 1, "mlflow")
-    train(tmp_path / "x", 2, "mlflow")
+    train_then_track(tmp_path / "x", 1, "mlflow")
+    train_then_track(tmp_path / "x", 2, "mlflow")
     client = mlflow.MlflowClient(tracking_uri=(tmp_path / "x" / "mlruns").as_uri())
     runs = client.search_runs([client.get_experiment_by_name("x").experiment_id])
     results = evidence.results(tmp_path / "x")
@@ -163,8 +208,8 @@ def test_mlflow_has_a_run_for_each_member_over_a_resume(tmp_path: Path) -> None:
 
 def test_wandb_has_a_run_for_each_member_over_a_resume(tmp_path: Path) -> None:
     wandb = pytest.importorskip("wandb")
-    train(tmp_path, 1, "wandb")
-    train(tmp_path, 2, "wandb")
+    train_then_track(tmp_path, 1, "wandb")
+    train_then_track(tmp_path, 2, "wandb")
     files = sorted((tmp_path / "wandb").glob("offline-run-*/run-*.wandb"))
     assert len(files) == 4
     assert len({file.name for file in files}) == 2

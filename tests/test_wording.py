@@ -3,15 +3,17 @@
 import doctest
 
 import studies
+from hypothesis import given
+from hypothesis import strategies as st
 
 from argosy import wording
 from argosy.output import finite
-from argosy.wording import differing, html_table, shortened, spelled
+from argosy.wording import differing, html_table, last_line, shortened, spelled
 
 
 def test_the_examples_hold() -> None:
     found = doctest.testmod(wording)
-    assert (found.failed, found.attempted) == (0, 3)
+    assert (found.failed, found.attempted) == (0, 4)
 
 
 def test_members_are_told_by_what_differs() -> None:
@@ -27,10 +29,39 @@ def test_members_are_told_by_what_differs() -> None:
 
 def test_names_are_cut_where_they_are_alike() -> None:
     names = [f"network-lr=0.1-hidden={hidden}" for hidden in (8, 16, 128)]
-    assert list(shortened(names, 12).values()) == ["…8", "…16", "…128"]
+    assert list(shortened(names, 12).values()) == ["…hidden=8", "…hidden=16", "…hidden=128"]
+    assert list(shortened(names, 6).values()) == ["…8", "…16", "…128"]
     assert list(shortened(["short", "other"], 12).values()) == ["short", "other"]
     long = ["abcdefghijklmnopqrstuvwxyz", "zyxwvutsrqponmlkjihgfedcba"]
     assert {len(name) for name in shortened(long, 12).values()} == {12}
+
+
+def test_members_of_a_grid_have_labels_of_their_own() -> None:
+    grid = [
+        f"mlp-lr={lr}-hidden={hidden}-batch_size={size}"
+        for lr in (0.1, 0.01, 0.001)
+        for hidden in (16, 256)
+        for size in (32, 64)
+    ]
+    assert list(shortened(grid, 24).values())[:3] == ["…0.1-16-32", "…0.1-16-64", "…0.1-256-32"]
+    assert len({*shortened(grid, 12).values()}) == len({*shortened(grid, 8).values()}) == len(grid)
+
+
+@given(st.lists(st.text("ab1-=. ", max_size=40), unique=True), st.integers(12, 40))
+def test_labels_fit_and_are_unlike_in_whatever_order_members_come(names: list[str], width: int) -> None:
+    labels = shortened(names, width)
+    assert [*labels] == names
+    assert len({*labels.values()}) == len(names)
+    assert all(len(label) <= width for label in labels.values())
+    assert shortened(names[::-1], width) == labels
+
+
+def test_of_a_traceback_the_last_line_is_told() -> None:
+    assert [last_line(text) for text in ("", " \n", "Traceback\nValueError: too wide\n")] == [
+        "",
+        "",
+        "ValueError: too wide",
+    ]
 
 
 def test_a_table_is_escaped() -> None:

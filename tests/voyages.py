@@ -17,7 +17,6 @@ from argosy.events import (
     MemberEnded,
     MemberRested,
     MemberStarted,
-    Packed,
     Passed,
     PlanMade,
     RunEnded,
@@ -26,14 +25,26 @@ from argosy.events import (
     Used,
     WorkerLost,
 )
+from argosy.packs import Packed
 from argosy.plans import Flotilla, Placement, Plan
 from argosy.running.lines import to_line
 from argosy.running.study_json import summarize, write_json
 
-__all__ = ["DEVICES", "LENGTH", "asked", "flotilla", "leave", "voyage"]
+__all__ = ["DEVICES", "FEEDER", "LENGTH", "TRAINER", "asked", "flotilla", "leave", "voyage"]
 
 DEVICES = ("cpu:0", "cpu:1", "cpu:2", "cpu:3")
 LENGTH = 170
+QUEUE = {"mean": 0.5, "step_seconds": 0.5, "history": [0.1, 0.5, 0.9]}
+FEEDER: dict[str, Any] = {
+    **dict.fromkeys(("prepared", "delivered"), 2000),
+    **dict.fromkeys(("exchanged_bytes", "exchange_cpu_seconds"), 0),
+    **dict.fromkeys(("seconds", "busy_seconds", "filling_seconds"), 50.0),
+    **dict.fromkeys(("cores", "loaders"), 2),
+    **dict.fromkeys(("to_prepare", "to_exchange", "to_train"), QUEUE),
+    "preparation_cpu_seconds": 4.0,
+}
+"""Its gauge."""
+TRAINER = {"busy_seconds": 80.0, "waiting_seconds": 20.0, "samples": 9000, "rows": 2400, "training_seconds": 80.0}
 
 
 def asked(count: int, *, epochs: int) -> argosy.Study:
@@ -141,19 +152,9 @@ def _fault(home: dict[str, str], epoch: int, at: float) -> Iterator[tuple[float,
 
 
 def _farewell(at: float) -> Iterator[tuple[float, Event]]:
-    queue = {"mean": 0.5, "step_seconds": 0.5, "history": [0.1, 0.5, 0.9]}
-    feeder: dict[str, Any] = {
-        **dict.fromkeys(("prepared", "delivered"), 2000),
-        **dict.fromkeys(("exchanged_bytes", "exchange_cpu_seconds"), 0),
-        **dict.fromkeys(("seconds", "busy_seconds", "filling_seconds"), 50.0),
-        **dict.fromkeys(("cores", "loaders"), 2),
-        **dict.fromkeys(("to_prepare", "to_exchange", "to_train"), queue),
-    }
-    feeder["preparation_cpu_seconds"] = 4.0
-    yield at, Used(worker="feeder-0", cpu_seconds=5.0, gauge=feeder)
-    trainer = {"busy_seconds": 80.0, "waiting_seconds": 20.0, "samples": 9000, "rows": 2400, "training_seconds": 80.0}
+    yield at, Used(worker="feeder-0", cpu_seconds=5.0, gauge=FEEDER)
     for device in DEVICES:
-        yield at, Used(worker=device, cpu_seconds=90.0, gauge=trainer)
+        yield at, Used(worker=device, cpu_seconds=90.0, gauge=TRAINER)
     programs = (("a", "b"), ("c",))
     yield (
         at,

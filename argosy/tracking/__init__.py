@@ -1,6 +1,7 @@
 """Trackers: where people look at the figures of all that they train. Each member is a run there, in a group named after the study.
 
-A file for each; its library is imported when it is opened. `argosy.views.trackers` calls them, in a thread for each.
+A file for each; its library, which may take seconds, is imported with it, before the run begins. `argosy.views.trackers` calls
+them, in a thread for each.
 """
 
 import importlib

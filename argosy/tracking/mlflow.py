@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from mlflow import MlflowClient
+from mlflow.entities import Metric
+
 __all__ = ["MLflow"]
 
 STATUSES = {"failed": "FAILED", "diverged": "FAILED", "stopped": "KILLED", "paused": "SCHEDULED"}
@@ -27,8 +30,6 @@ class MLflow:
         """See `Tracker.open`."""
         # Without it MLflow keeps runs in no folder, but wants a database.
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
-        from mlflow import MlflowClient
-
         uri = self._uri or os.environ.get("MLFLOW_TRACKING_URI") or (directory / "mlruns").as_uri()
         self._client, self._directory = MlflowClient(tracking_uri=uri), str(directory)
         known = self._client.get_experiment_by_name(group)
@@ -51,8 +52,6 @@ class MLflow:
 
     def log(self, member: str, step: int, figures: Mapping[str, float]) -> None:
         """See `Tracker.log`."""
-        from mlflow.entities import Metric
-
         now = int(time.time() * 1000)
         metrics = [Metric(name, value, now, step) for name, value in figures.items()]
         self._client.log_batch(self._runs[member], metrics=metrics)

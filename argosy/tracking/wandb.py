@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+import wandb
+
 __all__ = ["WandB"]
 
 
@@ -24,8 +26,6 @@ class WandB:
 
     def begin(self, member: str, hyperparameters: Mapping[str, Any]) -> None:
         """See `Tracker.begin`."""
-        import wandb
-
         # The same whenever the run goes on; what two drivers write offline is one run when it is brought to a server.
         identity = hashlib.sha256(f"{self._directory}/{member}".encode()).hexdigest()[:16]
         run = wandb.init(

@@ -5,12 +5,13 @@ from collections.abc import Callable
 from html import escape
 from typing import Any
 
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from argosy.fold import RunState
+from argosy.output import console
 from argosy.plans import Plan
 from argosy.running.launcher import Job
 from argosy.running.phase import Phase
@@ -34,7 +35,7 @@ def progress_bar() -> View:
     """For where this program runs."""
     if _in_notebook():
         return Notebook(_display)
-    return Terminal(Console(stderr=True), draw_bar)
+    return Terminal(console(stderr=True), draw_bar)
 
 
 def draw_bar(screen: Screen, width: int, height: int) -> RenderableType:
@@ -92,9 +93,9 @@ class Notebook:
 
 
 def _in_notebook() -> bool:
+    """Whether what is shown goes to a page: there, and in no terminal, the shell has a kernel, whatever its class."""
     ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
-    return type(shell).__name__ == "ZMQInteractiveShell"
+    return ipython is not None and hasattr(ipython.get_ipython(), "kernel")
 
 
 def _display(html: str) -> Update:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from rich.table import Table
 from rich.text import Text
 
-from argosy.running.doctor import Check
+from argosy.running.machine_checks import Check
 
 __all__ = ["checks_table"]
 

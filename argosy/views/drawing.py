@@ -8,6 +8,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from argosy.diagnosis import Diagnosis
 from argosy.fold import OVER
 from argosy.views.screen import Berth, Row, Screen
 from argosy.wording import lasting, shortened
@@ -16,9 +17,9 @@ __all__ = ["draw", "in_a_line"]
 
 LINES_EACH = 12
 """Of a terminal, for one line of devices and one of what went wrong."""
-BOTTLENECK_LINES = 2
+BOTTLENECK_LINES = 3
 SHORTEST_LABEL = 12
-FIGURES = 42
+FIGURES = 44
 """Columns that a member's figures take."""
 WIDE = 30
 """Columns left beside names from which what differs is shown too."""
@@ -31,7 +32,7 @@ def in_a_line(screen: Screen) -> str:
         return f"{screen.phase[0].upper()}{screen.phase[1:]}, {lasting(screen.seconds)} so far."
     left = f", {_left(screen)}" if _left(screen) else ""
     best = "" if screen.best is None else f"; best {screen.objective} {screen.best[1]:.4g} ({screen.best[0]})"
-    slow = f"; bottleneck: {screen.bottleneck.partition(':')[0]}" if screen.bottleneck else ""
+    slow = f"; bottleneck: {screen.bottleneck.stage}" if screen.bottleneck is not None else ""
     return f"{screen.share:.0%} of all epochs ({_epochs(screen)}){left}; {_counts(screen)}{best}{slow}"
 
 
@@ -74,8 +75,8 @@ def _facts(screen: Screen, width: int, most: int) -> list[tuple[str, str]]:
         lines.append((_fleet(screen.berths), ""))
     else:
         lines += [(_berth(berth), "") for berth in screen.berths]
-    if screen.bottleneck:
-        told = f"Bottleneck: {screen.bottleneck}"
+    if screen.bottleneck is not None:
+        told = f"Bottleneck ({_queues(screen.bottleneck)}): {screen.bottleneck.verdict}"
         lines += [
             (line, "")
             for line in textwrap.wrap(
@@ -83,6 +84,11 @@ def _facts(screen: Screen, width: int, most: int) -> list[tuple[str, str]]:
             )
         ]
     return lines
+
+
+def _queues(found: Diagnosis) -> str:
+    behind = "" if found.queue_behind is None else f", behind it {found.queue_behind:.0%}"
+    return f"queue before it {found.queue_before:.0%} full{behind}"
 
 
 def _attention(screen: Screen, most: int) -> list[tuple[str, str]]:
@@ -138,7 +144,7 @@ def _table(screen: Screen, shown: Sequence[Row], width: int) -> Table:
     table = Table(box=None, pad_edge=False)
     for number, column in enumerate(columns):
         text = number < 1 + beside
-        table.add_column(column, justify="left" if text else "right", no_wrap=True, overflow="ellipsis")
+        table.add_column(Text(column), justify="left" if text else "right", no_wrap=True, overflow="ellipsis")
     for row in shown:
         named = [labels[row.name], *([row.differs] if beside else [])]
         table.add_row(*(Text(text) for text in (*named, *_figures(row))), style=_style(row))

@@ -13,7 +13,7 @@ def what_next(report: Report, command: str) -> str:
     """After `command` on a run, which goes on where it is typed again."""
     folder = shlex.quote(str(report.directory))
     lines = [f"Everything is in {folder}; of each member in members/NAME: best.pt (weights), metrics.csv, log.txt"]
-    failed = [row.name for row in report.rows if row.status == "failed"]
+    failed = _see_why(report)
     if report.status == "running":
         lines.append(f"Watch it:        argosy report {folder} --open --live")
         lines.append(f"Stop a member:   argosy stop {folder} NAME; Ctrl-C where it runs saves all")
@@ -21,8 +21,7 @@ def what_next(report: Report, command: str) -> str:
     if report.status in ("paused", "interrupted", "failed"):
         lines.append(f"Go on:           {command}")
     if failed:
-        lines.append(f"See why:         less {shlex.quote(str(report.member(failed[0]).folder / 'log.txt'))}")
-        lines.append(f"Mended:          {command} --retry-failed")
+        lines += [*failed, f"Mended:          {command} --retry-failed"]
     if any(row.metrics for row in report.rows):
         lines.append(f"Curves, devices: argosy report {folder} --open")
         lines.append(f"Best network:    argosy.load({str(report.directory)!r}, study=study).best().load()")
@@ -34,5 +33,12 @@ def what_next_of_search(report: SearchReport, command: str) -> str:
     folder = shlex.quote(str(report.run.directory))
     lines = [f"Everything is in {folder}, after {lasting(report.seconds)}"]
     lines.append(f"{'Go on:          ' if report.run.status == 'paused' else 'Search further: '} {command}")
+    lines += _see_why(report.run)
     lines.append(f"Curves, devices: argosy report {folder} --open")
     return "\n".join(lines)
+
+
+def _see_why(report: Report) -> list[str]:
+    """Where the first failed member says what happened; nothing where none has failed."""
+    failed = [row for row in report.rows if row.status == "failed"][:1]
+    return [f"See why:         less {shlex.quote(str(row.folder / 'log.txt'))}" for row in failed]

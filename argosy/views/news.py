@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from argosy.commands import Flowing, Progress
+from argosy.commands import Progress
 from argosy.events import MemberEnded, MemberRested, MemberStarted, RunStarted, SectionEnded, WorkerLost
+from argosy.feeder_commands import Flowing
 from argosy.plans import Flotilla, Plan
 
 __all__ = ["News"]

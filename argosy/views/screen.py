@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from argosy.diagnosis import diagnose
+from argosy.diagnosis import Diagnosis, diagnose
 from argosy.fold import OVER, WRONG, MemberState, RunState
 from argosy.study import Study
 from argosy.views.news import News
-from argosy.wording import differing, spelled
+from argosy.wording import differing, last_line, spelled
 
 __all__ = ["Berth", "Question", "Row", "Screen", "screen_of"]
 
@@ -88,7 +88,8 @@ class Screen:
     seconds_left: float | None
     counts: Mapping[str, int]
     """Members by status."""
-    bottleneck: str
+    bottleneck: Diagnosis | None
+    """None where it is too early to tell."""
     berths: tuple[Berth, ...]
     attention: tuple[str, ...]
     """What went wrong, newest first."""
@@ -111,7 +112,7 @@ def screen_of(question: Question, state: RunState, news: News, *, phase: str, no
     left = _epochs_left(study, states, begun)
     to_come = question.expected() if question.expected is not None else sum(left.values())
     epochs = sum(member.epochs + begun[name] for name, member in states.items())
-    found, ranks = diagnose(news.gauges.items()), _ranks(study, states)
+    ranks = _ranks(study, states)
     seconds = now - question.began
     left_seconds = _by_plan(state, news, left, to_come)
     if left_seconds is None and epochs > question.done_before:
@@ -124,7 +125,7 @@ def screen_of(question: Question, state: RunState, news: News, *, phase: str, no
         to_come=to_come,
         seconds_left=left_seconds,
         counts=Counter(member.status for member in states.values()),
-        bottleneck=found.verdict if found else "",
+        bottleneck=diagnose(news.gauges.items()),
         berths=_berths(states, news),
         attention=_attention(states, news, now),
         objective=study.objective,
@@ -200,7 +201,7 @@ def _berths(states: Mapping[str, MemberState], news: News) -> tuple[Berth, ...]:
 
 def _attention(states: Mapping[str, MemberState], news: News, now: float) -> tuple[str, ...]:
     wrong = [
-        (news.changed.get(name, -math.inf), f"{name} {state.status}: {_last_line(state.reason)}")
+        (news.changed.get(name, -math.inf), f"{name} {state.status}: {last_line(state.reason)}")
         for name, state in states.items()
         if state.status in WRONG
     ]
@@ -210,10 +211,6 @@ def _attention(states: Mapping[str, MemberState], news: News, now: float) -> tup
         if now - when < LATELY_SECONDS
     ]
     return tuple(text for _, text in sorted([*wrong, *lost], key=lambda item: item[0], reverse=True))
-
-
-def _last_line(reason: str) -> str:
-    return (reason.strip().splitlines() or [""])[-1]
 
 
 def _rows(

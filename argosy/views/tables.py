@@ -1,16 +1,17 @@
 """What came out, as text: the tables of a run and of a search, and what to do next."""
 
-import itertools
 from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from argosy.events import Packed
-from argosy.report import LegResult, Report
+from argosy.leg_results import LegResult
+from argosy.packs import Packed
+from argosy.report import Report
 from argosy.tuning.report import SearchReport
-from argosy.wording import told
+from argosy.views.means import Means
+from argosy.wording import last_line, told
 
 __all__ = ["report_table", "search_table"]
 
@@ -25,9 +26,8 @@ def search_table(report: SearchReport) -> Group:
         parameters = report.parameters.get(row.name, {})
         values = [told(parameters[name]) if name in parameters else "" for name in names]
         reached = f"{row.metrics[metric]:.4g}" if row.metrics else ""
-        reason = row.reason.strip().splitlines()[-1] if row.reason else ""
         source = [report.sources.get(row.name, "")] if report.sources else []
-        table.add_row(row.name, row.status, f"{row.epochs:g}", *source, reached, *values, reason)
+        table.add_row(row.name, row.status, f"{row.epochs:g}", *source, reached, *values, last_line(row.reason))
     text = (
         f"{report.run.status} after {report.seconds:.1f} s: {len(set(report.trials.values()))} trials, "
         f"{report.epochs:g} epochs, {report.trials_per_hour:,.0f} trials an hour."
@@ -74,16 +74,15 @@ def report_table(report: Report) -> Group:
     for row in report.rows:
         values = [f"{row.metrics[name]:.4g}" if name in row.metrics else "" for name in metrics]
         table.add_row(row.name, row.status, f"{row.epochs:g}", *values, f"{row.seconds:.1f}")
-    took = "" if report.status == "running" else f" after {report.seconds:.1f} s"
     text = (
-        f"{report.status}{took}. Each training sample was prepared {report.preparations:.1f} times "
+        f"{report.status}{_after(report)}. Each training sample was prepared {report.preparations:.1f} times "
         f"per epoch (one script per member: {report.preparations_alone:.1f})."
     )
     if report.gauges:
         text += f" Trainers waited for data {report.waiting_share:.0%} of their time."
     if report.sharing is not None and report.sharing.reason != "one node":
         text += f"\nNodes shared the stream: {report.sharing.sharing} ({report.sharing.reason})."
-    for pack in {(pack.device, frozenset(itertools.chain(*pack.programs))): pack for pack in report.packs}.values():
+    for pack in report.last_packs:
         text += f"\n{_pack_words(pack)}"
     if report.diagnosis is not None:
         text += f"\nBottleneck: {report.diagnosis.verdict}."
@@ -95,22 +94,24 @@ def report_table(report: Report) -> Group:
     return Group(table, *_repetitions(report), Text(text), *legs)
 
 
+def _after(report: Report) -> str:
+    """How long drivers worked on a run that is over, as far as they have said so."""
+    if report.status == "running" or not report.seconds:
+        return ""
+    killed = report.killed_drivers
+    others = f" and the time of {killed} driver{'s' * (killed > 1)} that {'were' if killed > 1 else 'was'} killed"
+    return f" after {report.seconds:.1f} s{others if killed else ''}"
+
+
 def _repetitions(report: Report) -> list[RenderableType]:
-    """Networks that several members repeat, where there are any: their means, and how they differ from the best."""
-    found = report.repetitions.configurations
-    if not found:
+    """Networks that several members repeat, where there are any."""
+    means = Means.of(report)
+    if means is None:
         return []
-    metrics = list(dict.fromkeys(metric for each in found for metric in each.metrics))
-    less = {each.second: str(each) for each in report.repetitions.comparisons}
-    table = Table("configuration", "done", *metrics, box=None, pad_edge=False)
-    if less:
-        table.add_column(f"{report.objective} less that of {found[0].name}")
-    for each in found:
-        means = [str(each.metrics.get(metric, "")) for metric in metrics]
-        differences = [less.get(each.name, "")] if less else []
-        table.add_row(each.name, f"{each.counted} of {each.repetitions}", *means, *differences)
-    pairs = " Differences are taken pair by pair." if less else ""
-    return [Text(""), table, Text(f"Means over repetitions, ± half of their 95 % intervals.{pairs}\n")]
+    table = Table(*means.columns, box=None, pad_edge=False)
+    for row in means.rows:
+        table.add_row(*row)
+    return [Text(""), table, Text(f"{means.text}\n")]
 
 
 def _legs_table(legs: Sequence[LegResult]) -> Table:

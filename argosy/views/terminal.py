@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a screen that is drawn anew; without a terminal, a line now and then."""
+"""What a person sees while a run goes on: a screen that is drawn anew; where no cursor can go back, a line now and then."""
 
 import time
 from collections.abc import Callable
@@ -6,6 +6,7 @@ from typing import Any
 
 from rich.console import Console, RenderableType
 from rich.live import Live
+from rich.text import Text
 
 from argosy.fold import RunState
 from argosy.plans import Plan
@@ -45,7 +46,7 @@ class Terminal:
         """See `View.begin`."""
         self.watch.begin(job, state)
         self._last_line = time.monotonic()
-        if self.console.is_terminal:
+        if _draws_anew(self.console):
             self._live = Live(console=self.console, auto_refresh=False, transient=True)
             self._live.start()
 
@@ -90,4 +91,9 @@ class Terminal:
         return (early and phase is not self._phase) or since > (LINE_SECONDS if early else LATER_SECONDS)
 
     def _print(self, text: str, style: str = "") -> None:
-        self.console.print(text, style=style or None, highlight=False, markup=False, soft_wrap=True)
+        self.console.print(Text(text, style), soft_wrap=True)
+
+
+def _draws_anew(console: Console) -> bool:
+    """Whether its cursor can go back: FORCE_COLOR makes a terminal of any file, and some terminals are dumb."""
+    return console.is_interactive and not console.is_dumb_terminal and console.file.isatty()

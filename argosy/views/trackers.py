@@ -2,12 +2,13 @@
 
 The driver puts calls into queues and waits for nobody. A tracker that has raised, or that has as many calls before it as there is
 room for, is told nothing more. At the end of a run all trackers together have a moment to take what is left, a small share of the
-run, and less where one does not come back from a call; a thread that is still at work then is left behind, and does not keep the
-process. How far a tracker was told of each member is in a file, and whoever goes on with the run, or runs its command again, begins
-with what is missing.
+run, and less where one does not come back from a call; where there was nothing to train, each has as long as it comes back from its
+calls. A thread that is still at work then is left behind: it makes no further call, and does not keep the process. How far a tracker
+was told of each member is in a file, and whoever goes on with the run, or runs its command again, begins with what is missing.
 """
 
 import contextlib
+import math
 import queue
 import re
 import sys
@@ -35,6 +36,8 @@ PATIENCE = 0.02
 """How long trackers have at the end of a run, and each of them for one call: a share of the run."""
 LEAST_PATIENCE, LEAST_CALL_PATIENCE = 1.0, 0.25
 """Seconds that they have in any case, and those for one call."""
+IDLE_CALL_PATIENCE = 60.0
+"""Seconds for one call where the driver had nothing to train: nobody waits for anything else."""
 Call = tuple[str, tuple[Any, ...]]
 """A method of `Tracker`, and its arguments."""
 
@@ -52,6 +55,8 @@ class Feed:
         self._calls: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name=f"tracker {name}", daemon=True)
         self._full = False
+        self._left = False
+        """Whether nobody waits for it any more."""
         self._error = ""
         self._came_back = 0.0
         """When its last call was over; written by its thread alone."""
@@ -80,13 +85,14 @@ class Feed:
             self._thread.join(left)
             if not self._thread.is_alive():
                 break
+        self._left = self._thread.is_alive()
         if self._error:
             return f"tracker {self.name} failed: {self._error} (see {self._log})"
-        return f"tracker {self.name} is too slow" if self._full or self._thread.is_alive() else ""
+        return f"tracker {self.name} is too slow" if self._full or self._left else ""
 
     def _work(self) -> None:
         while (call := self._calls.get()) is not None:
-            if self._error:
+            if self._error or self._left:
                 continue
             method, arguments = call
             try:
@@ -118,6 +124,8 @@ class Tracked:
         self._asked: Study | None = None
         self._begun: set[str] = set()
         """Members that trackers know, and that have not ended."""
+        self._trains = False
+        """Whether any member has begun."""
         self._since = time.monotonic()
 
     def begin(self, job: Job, state: RunState) -> None:
@@ -145,6 +153,7 @@ class Tracked:
         if isinstance(message, MemberStarted) and message.member not in self._begun:
             assert self._asked is not None
             self._begun.add(message.member)
+            self._trains = True
             self._tell("begin", message.member, self._asked.member(message.member).hyperparameters)
         elif isinstance(message, SectionEnded):
             self._tell("log", *_figures(message))
@@ -165,9 +174,11 @@ class Tracked:
         for member in sorted(self._begun):
             self._tell("end", member, "paused")
         share = PATIENCE * (time.monotonic() - self._since)
-        deadline = time.monotonic() + max(share, LEAST_PATIENCE)
+        deadline, call_seconds = time.monotonic() + max(share, LEAST_PATIENCE), max(share, LEAST_CALL_PATIENCE)
+        if not self._trains:
+            deadline, call_seconds = math.inf, IDLE_CALL_PATIENCE
         for feed in self._feeds:
-            if missed := feed.end(deadline, max(share, LEAST_CALL_PATIENCE)):
+            if missed := feed.end(deadline, call_seconds):
                 print(f"{missed}; the same command again tells it what it has missed.", file=sys.stderr)
 
     def _tell(self, method: str, *arguments: Any) -> None:

@@ -9,10 +9,12 @@ import voyages
 from rich.console import Console
 
 import argosy
+from argosy.output import show
 from argosy.report import Report
 from argosy.running.journal import timeline
-from argosy.views.endings import what_next
-from argosy.views.tables import report_table
+from argosy.tuning.report import SearchReport, TrialResult
+from argosy.views.endings import what_next, what_next_of_search
+from argosy.views.tables import report_table, search_table
 
 
 @pytest.fixture
@@ -37,6 +39,70 @@ def test_a_command_ends_with_where_everything_is_and_what_to_type(report: Report
     running = what_next(replace(report, status="running"), command)
     assert f"argosy report {report.directory} --open --live" in running
     assert "Go on:" not in running
+
+
+@pytest.mark.tampers
+def test_a_search_ends_with_where_a_failed_trial_says_what_happened(report: Report) -> None:
+    failed = next(row for row in report.rows if row.status == "failed")
+    assert f"less {failed.folder / 'log.txt'}" in what_next_of_search(searched(report), "argosy tune search.py")
+    rows = tuple(row for row in report.rows if row is not failed)
+    assert "less" not in what_next_of_search(searched(replace(report, rows=rows)), "argosy tune search.py")
+
+
+def searched(report: Report) -> SearchReport:
+    """A search of which this is the run."""
+    return SearchReport(
+        run=report,
+        rows=tuple(map(TrialResult.of, report.rows)),
+        parameters={row.name: {"lr[0]": number} for number, row in enumerate(report.rows)},
+        trials={row.name: number for number, row in enumerate(report.rows)},
+        sources={},
+        seconds=20.0,
+        epochs=10.0,
+        packed_seconds=0.0,
+        first_comparison_seconds=None,
+        best_seconds=None,
+        study=None,
+    )
+
+
+@pytest.mark.tampers
+def test_names_and_messages_are_shown_as_they_are(report: Report, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = tuple(replace(row, metrics={**row.metrics, "iou[cat]": 0.5}, reason="no [/x] in :x:") for row in report.rows)
+    strange = replace(report, rows=rows, objective="iou[cat]")
+    show(report_table(strange))
+    show(search_table(searched(strange)))
+    told = capsys.readouterr().out
+    assert told.count("iou[cat]") == 2
+    assert told.count("no [/x] in :x:") == len(rows)
+    assert "lr[0]" in told
+
+
+@pytest.mark.tampers
+def test_of_drivers_that_were_killed_nobody_knows_how_long_they_worked(tmp_path: Path) -> None:
+    study = voyages.asked(2, epochs=2)
+    killed = list(voyages.voyage(study, epochs=1, end=False))
+    later = [(5000.0 + seconds, event) for seconds, event in voyages.voyage(study, epochs=2)]
+    voyages.leave(tmp_path / "killed", study, iter(killed))
+    voyages.leave(tmp_path / "later", study, iter([*killed, *later]))
+    voyages.leave(tmp_path / "twice", study, iter([*killed, *killed, *later]))
+    told = [printed(argosy.load(tmp_path / name)) for name in ("killed", "later", "twice")]
+    assert "\ninterrupted. Each" in told[0]
+    assert "\ndone after 22.0 s and the time of 1 driver that was killed. Each" in told[1]
+    assert "\ndone after 22.0 s and the time of 2 drivers that were killed. Each" in told[2]
+
+
+@pytest.mark.tampers
+def test_workers_of_several_drivers_are_told_apart(tmp_path: Path) -> None:
+    study = voyages.asked(2, epochs=2)
+    first = list(voyages.voyage(study, epochs=1))
+    later = [(5000.0 + seconds, event) for seconds, event in voyages.voyage(study, epochs=2)]
+    voyages.leave(tmp_path / "run", study, iter([*first, *later]))
+    report = argosy.load(tmp_path / "run")
+    assert [leg.leg for leg in report.legs] == ["1.1", "2.1"]
+    assert [worker for worker in report.gauges if "feeder" in worker] == ["1.feeder-0", "2.feeder-0"]
+    assert len(report.gauges) == 2 * (1 + len(voyages.DEVICES))
+    assert sum(gauge["cpu_seconds"] for gauge in report.gauges.values()) == 2 * (5.0 + 90.0 * len(voyages.DEVICES))
 
 
 @pytest.mark.tampers

@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,10 @@ from argosy import reporting_cli
 from argosy.running import journal
 from argosy.running.journal import timeline
 from argosy.views.html import page as page_of
-from argosy.views.html.chronicle import Chronicle, Mark
+from argosy.views.html.chronicle import Chronicle, Mark, Span
+from argosy.views.html.gantt import gantt
 from argosy.views.html.page import Section, figure, page
+from argosy.views.html.predictions import predictions
 from argosy.views.html.report import write_news, write_report
 
 
@@ -80,6 +83,52 @@ def test_the_report_is_one_small_file_with_everything(tmp_path: Path) -> None:
     assert "4.00 CPU seconds for 2,000 prepared samples, 2,000 µs a sample" in text
     assert "package-0 5,000 J" in text
     assert "members take" in text
+
+
+@pytest.mark.tampers
+def test_a_page_of_one_leg_does_not_teach_the_word(tmp_path: Path) -> None:
+    written(tmp_path, members=3, epochs=2, faults=0)
+    report = argosy.load(tmp_path / "run")
+    told = str(predictions(report)).split()
+    assert not any("leg" in word for word in told)
+    several = str(predictions(replace(report, legs=(*report.legs, replace(report.legs[0], leg="2")))))
+    assert all(name in several for name in ("'leg 1', 'leg 2'", "A leg is", "<th>leg</th>"))
+
+
+@pytest.mark.tampers
+def test_means_over_repetitions_are_on_the_page(tmp_path: Path) -> None:
+    fleet = [*argosy.replicate(studies.member("good"), seeds=3), *argosy.replicate(studies.member("slow"), seeds=2)]
+    study = studies.study(voyages.LENGTH, fleet=fleet)
+    voyages.leave(tmp_path / "run", study, voyages.voyage(study, epochs=2))
+    report = argosy.load(tmp_path / "run")
+    text = write_report(report, timeline(tmp_path / "run")).read_text()
+    best, other = report.repetitions.configurations
+    means = [str(found.metrics["val_loss"]) for found in (best, other)]
+    assert ">Repetitions</h2>" in text
+    assert "<td>3 of 3</td>" in text and "<td>1 of 2</td>" in text
+    assert any(" ± " in mean for mean in means)
+    assert all(f"<td>{mean}</td>" in text for mean in means)
+    assert f"<th>val_loss less that of {best.name}</th>" in text
+    assert ">Repetitions<" not in written(tmp_path / "alone", members=3, epochs=1).read_text()
+
+
+@pytest.mark.tampers
+def test_a_page_tells_how_long_drivers_worked_that_were_killed(tmp_path: Path) -> None:
+    study = voyages.asked(2, epochs=30)
+    killed = list(voyages.voyage(study, epochs=28, end=False))
+    voyages.leave(tmp_path / "run", study, iter(killed))
+    text = write_report(argosy.load(tmp_path / "run"), timeline(tmp_path / "run")).read_text()
+    assert "interrupted after 4 min 40 s: 2 members" in text
+
+
+def test_members_with_long_names_have_rows_of_their_own() -> None:
+    names = [f"mlp-lr={lr}-hidden={hidden}-batch_size=32" for lr in (0.1, 0.001) for hidden in (16, 32, 64, 256)]
+    spans = [
+        Span(member=name, device="cpu:0", flotilla=1, begin_seconds=0.0, end_seconds=1.0, came_from="")
+        for name in names
+    ]
+    (drawn,) = gantt(Chronicle(spans=spans, seconds=1.0)).figures
+    assert len({*drawn["layout"]["yaxis"]["categoryarray"]}) == len(names)
 
 
 def test_plotly_s_script_stands_in_a_page_as_it_is_published() -> None:

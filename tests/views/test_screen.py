@@ -13,6 +13,7 @@ from rich.console import Console
 import argosy
 from argosy.commands import Progress
 from argosy.events import Event, MemberEnded, PlanMade
+from argosy.feeder_commands import Flowing
 from argosy.fold import RunState
 from argosy.plans import Plan
 from argosy.views.drawing import draw, in_a_line
@@ -48,7 +49,7 @@ def seen(
         if isinstance(event, PlanMade):
             news.sail(Plan.from_json(event.plan))
     for message in more:
-        news.hear("cpu:0", message, now)
+        news.hear("feeder-0" if isinstance(message, Flowing) else "cpu:0", message, now)
     question = asking(study, rest.pop("expected", None))
     return screen_of(question, state, news, phase=rest.pop("phase", "training"), now=now)
 
@@ -70,7 +71,10 @@ def hundred(*, faults: int = 5) -> Screen:
     ]
     gauge = {"waiting_seconds": 1.0, "busy_seconds": 9.0, "samples": 1, "rows": 500, "training_seconds": 9.0}
     losses = dict.fromkeys(names, 0.25)
-    heard = [Progress(blocks=1, samples=dict.fromkeys(names, 100), losses=losses, gauge=gauge)]
+    heard = [
+        Progress(blocks=1, samples=dict.fromkeys(names, 100), losses=losses, gauge=gauge),
+        Flowing(gauge={**voyages.FEEDER, "to_train": {"mean": 0.94}}),
+    ]
     return seen(study, [*voyages.voyage(study, epochs=5, faults=faults, end=False), *failed], more=heard)
 
 
@@ -87,11 +91,30 @@ def test_a_hundred_members_are_readable(width: int, height: int) -> None:
     assert ("cpu:0 is lost: killed by signal 9" in text) is (height == 50)
     assert "RuntimeError: out of luck" in text
     assert "epochs" in text and "5.6/20" in text
+    told = " ".join(text.split())
+    assert "Bottleneck (queue before it 50% full, behind it 94%): preparation: 500 samples/s a core on" in told
     # Names are too long for 80 columns and alike at their beginning: what differs tells them apart.
     rows = [line.split()[0] for line in lines if "5.6/20" in line]
-    assert len(rows) >= height - 18
+    assert len(rows) >= height - 19
     assert len({line.rstrip() for line in lines if "5.6/20" in line}) == len(rows)
     assert lines[-1].startswith("and ") and lines[-1].endswith(" more")
+
+
+def test_at_80_columns_members_that_only_their_names_tell_apart_have_labels_of_their_own() -> None:
+    names = [
+        f"residual-network-depth={depth}-hidden={hidden}-batch_size={size}-weight_decay=0.0005-warmup_epochs=5-norm={norm}"
+        for depth in (2, 4)
+        for hidden in (16, 256)
+        for size in (32, 64)
+        for norm in ("batch", "layer")
+    ]
+    study = studies.study(voyages.LENGTH, fleet=[studies.member(name) for name in names], epochs=1000)
+    samples = dict.fromkeys(names, 123 * voyages.LENGTH + 100)
+    progress = Progress(blocks=1, samples=samples, losses=dict.fromkeys(names, 123.4567), gauge={})
+    lines = drawn(seen(study, voyages.voyage(study, epochs=123, end=False), more=[progress]), 80, 40)
+    rows = [line.partition(" 123.6/1000 ")[0].strip() for line in lines if " 123.6/1000 " in line]
+    assert len({*rows}) == len(rows) == 16
+    assert not any(row.endswith("…") or "~" in row for row in rows)
 
 
 def test_what_needs_a_look_comes_first() -> None:

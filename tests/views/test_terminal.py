@@ -1,8 +1,10 @@
 """Views as people meet them: lines where no terminal is, a bar in scripts and notebooks, notices that stay."""
 
 import io
+import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,10 +20,17 @@ from argosy.running.launcher import Job
 from argosy.running.phase import Phase
 from argosy.settings import Settings
 from argosy.views import terminal
-from argosy.views.bar import Notebook, draw_bar
+from argosy.views.bar import Notebook, draw_bar, progress_bar
 from argosy.views.terminal import Terminal
 
 PAIR = [studies.member("one"), studies.member("two", hidden=8)]
+
+
+class Tty(io.StringIO):
+    """A terminal."""
+
+    def isatty(self) -> bool:
+        return True
 
 
 def begun(view: Any, study: argosy.Study, directory: Path) -> RunState:
@@ -94,22 +103,44 @@ def test_without_a_terminal_ten_lines_are_followed_by_one_a_minute(
     assert all(line.startswith("40% of all epochs (200 of 500)") for line in lines[3:])
 
 
+@pytest.mark.parametrize(
+    ("file", "environment", "drawn"),
+    [
+        (Tty, {"TERM": "xterm"}, True),
+        (Tty, {"TERM": "dumb"}, False),
+        (io.StringIO, {"TERM": "xterm", "FORCE_COLOR": "1"}, False),
+    ],
+)
+def test_a_screen_is_drawn_only_where_it_can_be_drawn_anew(
+    tmp_path: Path, file: type[io.StringIO], environment: dict[str, str], drawn: bool
+) -> None:
+    console = Console(file=file(), width=100, _environ=environment)
+    view, study = Terminal(console), voyages.asked(4, epochs=10)
+    state = begun(view, study, tmp_path)
+    tell(view, state, *(event for _, event in voyages.voyage(study, epochs=4, end=False)))
+    view.tick(Phase.SAILING)
+    view.end()
+    text = console.file.getvalue()
+    assert ("\x1b[" in text) is drawn
+    assert ("40%, 16 of 40 epochs" if drawn else "40% of all epochs (16 of 40)") in text
+
+
 def test_of_what_goes_wrong_the_first_few_are_told_at_once(tmp_path: Path) -> None:
     console = Console(file=io.StringIO(), width=200)
     view, study = Terminal(console), voyages.asked(20, epochs=5)
     state = begun(view, study, tmp_path)
     for name in study.names:
-        reason = "Traceback:\n  line 1\n  line 2\nValueError: too wide [bold]"
+        reason = "Traceback:\n  line 1\n  line 2\nValueError: too :x: wide [bold]"
         tell(view, state, MemberEnded(member=name, status="failed", reason=reason))
         tell(view, state, WorkerLost(worker="cpu:1", detail="killed"))
     text = console.file.getvalue()
-    assert text.count("failed: ValueError: too wide [bold]") == 3
+    assert text.count("failed: ValueError: too :x: wide [bold]") == 3
     assert text.count("cpu:1 is lost: killed; its members go on from their checkpoints") == 3
     assert str(tmp_path / "members" / next(iter(study.names)) / "log.txt") in text.replace("\n", "")
 
 
 def test_a_bar_is_one_line(tmp_path: Path) -> None:
-    console = Console(file=io.StringIO(), width=100, force_terminal=True, color_system=None)
+    console = Console(file=Tty(), width=100, force_terminal=True, color_system=None)
     view, study = Terminal(console, draw_bar), voyages.asked(4, epochs=10)
     state = begun(view, study, tmp_path)
     tell(view, state, *(event for _, event in voyages.voyage(study, epochs=4, end=False)))
@@ -137,6 +168,15 @@ def test_a_notebook_has_one_output_that_changes(tmp_path: Path) -> None:
     assert shown[0] == ""
     assert '<progress max="1" value="0.4' in shown[1]
     assert "failed: ValueError: &lt;b&gt;" in shown[-1]
+
+
+@pytest.mark.parametrize(("shell", "notebook"), [({"kernel": 1}, True), ({}, False)])
+def test_a_bar_is_the_output_of_a_cell_wherever_the_shell_has_a_kernel(
+    monkeypatch: pytest.MonkeyPatch, shell: dict[str, int], notebook: bool
+) -> None:
+    ipython = SimpleNamespace(get_ipython=lambda: SimpleNamespace(**shell))
+    monkeypatch.setitem(sys.modules, "IPython", ipython)
+    assert isinstance(progress_bar(), Notebook) is notebook
 
 
 def test_progress_and_a_view_are_one_too_many(tmp_path: Path) -> None:

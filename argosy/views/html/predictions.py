@@ -7,7 +7,6 @@ from argosy.wording import html_table
 __all__ = ["predictions"]
 
 COLUMNS = (
-    "leg",
     "sections",
     "samples",
     "seconds",
@@ -21,28 +20,29 @@ COLUMNS = (
 
 def predictions(report: Report) -> Section:
     """Actual beside predicted seconds of every leg."""
-    title = "Predicted and actual"
-    if not report.legs:
+    title, legs = "Predicted and actual", report.legs
+    if not legs:
         return Section(title=title, text=["No section has been passed by all of its members."])
-    names = [f"leg {leg.leg}" for leg in report.legs]
+    # A run of a single one need not teach the word.
+    several = len(legs) > 1
+    names = [f"leg {leg.leg}" for leg in legs] if several else ["training"]
     drawn = [
-        {"type": "bar", "name": "actual", "x": names, "y": [leg.seconds for leg in report.legs]},
-        {"type": "bar", "name": "predicted", "x": names, "y": [leg.predicted_seconds for leg in report.legs]},
+        {"type": "bar", "name": "actual", "x": names, "y": [leg.seconds for leg in legs]},
+        {"type": "bar", "name": "predicted", "x": names, "y": [leg.predicted_seconds for leg in legs]},
     ]
-    actual, predicted = (sum(getattr(leg, name) for leg in report.legs) for name in ("seconds", "predicted_seconds"))
+    actual, predicted = (sum(getattr(leg, name) for leg in legs) for name in ("seconds", "predicted_seconds"))
     off = f": {actual / predicted:.2f} times as long as predicted" if predicted else ""
-    text = [
-        "A leg is a stretch of the data that some members read together; predictions are made when a section begins, of "
-        f"training alone{off}."
-    ]
+    text = [f"Predictions are made when a section of the data begins, of training alone{off}."]
+    if several:
+        text.append("A leg is a stretch of the data that some members read together.")
     rows = [
         [
-            *(leg.leg, leg.sections, leg.samples, leg.seconds, leg.predicted_seconds),
+            *([leg.leg] if several else []),
+            *(leg.sections, leg.samples, leg.seconds, leg.predicted_seconds),
             *(leg.samples_per_second, leg.predicted_samples_per_second, leg.planning_seconds, leg.changing_seconds),
         ]
-        for leg in report.legs
+        for leg in legs
     ]
     layout = {"barmode": "group", "yaxis": {"title": {"text": "seconds"}}}
-    return Section(
-        title=title, text=text, figures=[figure(drawn, height=300, **layout)], table=html_table(COLUMNS, rows)
-    )
+    table = html_table([*(["leg"] if several else []), *COLUMNS], rows)
+    return Section(title=title, text=text, figures=[figure(drawn, height=300, **layout)], table=table)

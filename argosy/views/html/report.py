@@ -14,7 +14,9 @@ from argosy.views.html.leaderboard import leaderboard
 from argosy.views.html.page import Section, news_of, page, write_page
 from argosy.views.html.predictions import predictions
 from argosy.views.html.queues import queues
+from argosy.views.html.repetitions import repetitions
 from argosy.views.html.savings import savings
+from argosy.views.means import Means
 from argosy.wording import lasting
 
 __all__ = ["write_news", "write_report"]
@@ -44,9 +46,11 @@ def write_news(report: Report, timeline: Iterable[tuple[float, Event]]) -> None:
 
 def _contents(report: Report, chronicle: Chronicle) -> tuple[str, list[Section]]:
     """Title, and every section that the run has something for."""
+    means = Means.of(report)
     sections = [
-        _overview(report),
+        _overview(report, chronicle),
         leaderboard(report),
+        *([repetitions(means)] if means else []),
         curves(report, chronicle),
         gantt(chronicle),
         queues(report),
@@ -57,11 +61,13 @@ def _contents(report: Report, chronicle: Chronicle) -> tuple[str, list[Section]]
     return f"{report.directory.name}: {report.status}", sections
 
 
-def _overview(report: Report) -> Section:
+def _overview(report: Report, chronicle: Chronicle) -> Section:
     counts = Counter(row.status for row in report.rows)
     members = ", ".join(f"{count} {status}" for status, count in counts.most_common())
     epochs = sum(row.epochs for row in report.rows)
-    took = f" after {lasting(report.seconds)}" if report.seconds else ""
+    # A driver that was killed has not said how long it worked.
+    seconds = chronicle.seconds if report.killed_drivers else report.seconds
+    took = f" after {lasting(seconds)}" if seconds else ""
     text = [f"{report.status}{took}: {len(report.rows)} members ({members}), {epochs:,g} epochs in all."]
     best = report.rows[0] if report.rows and report.rows[0].metrics else None
     if best is not None:

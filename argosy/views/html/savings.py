@@ -1,10 +1,9 @@
 """What sharing the stream and packing members saved, with what that was measured by."""
 
-import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from argosy.events import Packed
+from argosy.packs import Packed
 from argosy.report import Report
 from argosy.views.html.page import Section, bars, figure
 from argosy.wording import html_table, lasting
@@ -15,8 +14,7 @@ __all__ = ["savings"]
 def savings(report: Report) -> Section:
     """CPU time of preparation against one script a member; time of a sample in a program against alone."""
     figures, text = _sharing(report)
-    packs = {(pack.device, frozenset(itertools.chain(*pack.programs))): pack for pack in report.packs}.values()
-    rows = [row for pack in packs for row in _pack(pack)]
+    rows = [row for pack in report.last_packs for row in _pack(pack)]
     if rows:
         text.append("Members alike that were stepped as one program, by what was measured while they trained:")
     columns = (

@@ -1,0 +1,12 @@
+"""Networks that several members repeat, as folds or seeds: their means, and how they differ from the best."""
+
+from argosy.views.html.page import Section
+from argosy.views.means import Means
+from argosy.wording import html_table
+
+__all__ = ["repetitions"]
+
+
+def repetitions(means: Means) -> Section:
+    """One row a network; a click on a column sorts."""
+    return Section(title="Repetitions", text=[means.text], table=html_table(means.columns, means.rows))
