@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shlex
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -13,13 +14,13 @@ import typer
 from rich.console import Console
 
 from argosy import doctor_cli, planning_cli, reporting_cli, steering_cli
-from argosy.errors import ArgosyError
-from argosy.output import Json, open_what_is_closed, show, write
+from argosy.errors import ArgosyError, PlanError
+from argosy.output import Json, console, open_what_is_closed, show, to_be_written, write
 from argosy.profiles import load_profiles, save_profiles
 from argosy.reporting_cli import print_report, typed
 from argosy.running.place import Place, place_asked, seconds_left
 from argosy.settings import Settings, Sharing
-from argosy.steering_cli import RunDirectory, StudyFile
+from argosy.steering_cli import StudyFile
 from argosy.study import Study
 from argosy.system import means_refused
 from argosy.tuning.search import Store
@@ -41,9 +42,15 @@ app = typer.Typer(
 app.command("simulate")(planning_cli.simulate)
 for command in (
     *(steering_cli.stop, steering_cli.add, steering_cli.clone),
-    *(reporting_cli.status, reporting_cli.report, doctor_cli.doctor),
+    *(reporting_cli.status, reporting_cli.report, reporting_cli.audit, doctor_cli.doctor),
 ):
     app.command()(command)
+
+
+def _of_several_nodes(help: str) -> Any:
+    """An option in the part of ``--help`` that people with one machine may skip."""
+    return typer.Option(help=help, rich_help_panel="Several nodes")
+
 
 SearchFile = Annotated[Path, typer.Argument(help="Python file with a variable `search`.")]
 Directory = Annotated[Path, typer.Option("--dir", help="Directory of the run; the same command again resumes.")]
@@ -55,12 +62,12 @@ LauncherName = Annotated[
         help="inline: one process. agents: one node each, in a job of srun, mpirun or torchrun; auto sees that. ray: a Ray cluster."
     ),
 ]
-Address = Annotated[str | None, typer.Option(help="Of the Ray cluster: auto, ray://host:10001, local.")]
-Nodes = Annotated[int, typer.Option(help="Nodes on this machine, each with its own feeder, ring and devices.")]
+Address = Annotated[str | None, _of_several_nodes("Of the Ray cluster: auto, ray://host:10001, local.")]
+Nodes = Annotated[int, _of_several_nodes("Nodes on this machine, each with its own feeder, ring and devices.")]
 SharingName = Annotated[
-    Sharing, typer.Option(help="How nodes share the stream: a pipeline by name, or auto, which measures.")
+    Sharing, _of_several_nodes("How nodes share the stream: a pipeline by name, or auto, which measures.")
 ]
-PreparingNodes = Annotated[int | None, typer.Option(help="Nodes that prepare, in a broadcast pipeline.")]
+PreparingNodes = Annotated[int | None, _of_several_nodes("Nodes that prepare, in a broadcast pipeline.")]
 Cores = Annotated[int | None, typer.Option(help="Cores that the whole run may use; by default all.")]
 Packing = Annotated[Literal["auto", "interleaved"], typer.Option(help="How members share a device.")]
 Numerics = Annotated[Literal["equivalent", "exact"], typer.Option(help="exact: only programs bit-equal to solo.")]
@@ -204,19 +211,27 @@ def demo(
     as_json: Json = False,
 ) -> None:
     """Train eight unlike networks on scikit-learn's handwritten digits, every sample prepared once."""
+    directory = directory.absolute()
+    folders = {"balanced": directory}
+    if compare:
+        folders["solo"] = directory.with_name(f"{directory.name}-solo")
     reports = {}
-    for policy in ("balanced", "solo") if compare else ("balanced",):
+    for policy, folder in folders.items():
         with _launcher("processes") as place:
             from argosy.demo import study  # beside the launcher's own imports
 
-            folder = directory if policy == "balanced" else directory.with_name(f"{directory.name}-solo")
             settings = Settings(devices=devices, policy=policy)
             reports[policy] = _train(study, settings, folder, launcher=place, quiet=as_json)
-    for report in reports.values():
-        _finish(report, as_json=as_json)
-    if compare and not as_json:
-        ratio = reports["solo"].seconds / reports["balanced"].seconds
-        write(f"The same study with a pipeline for each member took {ratio:.2f} times as long.")
+        if reports[policy].status != "done":
+            break
+    ratio = reports["solo"].seconds / reports["balanced"].seconds if len(reports) == 2 else None
+    if as_json and compare:
+        write({**{policy: report.to_json() for policy, report in reports.items()}, "times_as_long": ratio})
+    else:
+        for report in reports.values():
+            _finish(report, as_json=as_json)
+        if ratio is not None:
+            write(f"The same study with a pipeline for each member took {ratio:.2f} times as long.")
     raise typer.Exit(max(_exit_code(report) for report in reports.values()))
 
 
@@ -229,10 +244,17 @@ def plan(
         str | None, typer.Option(help="nodes x devices x memory, as 2x4x80GB: explain that instead.")
     ] = None,
     profiles: Annotated[Path | None, typer.Option(help="From `argosy profile` on one such device.")] = None,
-    html: Annotated[Path | None, typer.Option(help="Draw the cluster's timeline here (extra: report).")] = None,
+    html: Annotated[Path | None, typer.Option(help="Draw the cluster's timeline here.")] = None,
     as_json: Json = False,
 ) -> None:
     """Explain who would share which device at which pace, on this machine or on a cluster, without training."""
+    if cluster is None and (profiles or html):
+        raise PlanError(
+            "--profiles and --html are about the cluster of --cluster, which was not given; give it, as in --cluster 2x4x80GB, or "
+            "leave them out."
+        )
+    found = None if profiles is None else load_profiles(profiles)
+    html = None if html is None else to_be_written(html)
     with _launcher("processes") as place:
         from argosy import api  # beside the launcher's own imports
         from argosy.running.studyfile import load_study
@@ -240,25 +262,33 @@ def plan(
         settings, study = Settings(devices=devices, policy=policy), load_study(study_file)
         if cluster is None:
             made = api.plan(study, settings=settings, launcher=place)
-            write(made.to_json() if as_json else made.explain())
+            train_them = typed().replace(" plan ", " run ", 1)
+            write(made.to_json() if as_json else f"{made.explain()}\n\nTrain them:      {train_them}")
             return
-        found = None if profiles is None else load_profiles(profiles)
         forecast = api.forecast_cluster(study, cluster, settings=settings, launcher=place, profiles=found)
-        if html is not None:
-            write_timeline(forecast.simulation, html)
-        write(forecast.to_json() if as_json else forecast.explain())
+    if html is not None:
+        write_timeline(forecast.simulation, html)
+    if as_json:
+        write(forecast.to_json())
+        return
+    write(f"{forecast.explain()}\n")
+    if html is not None:
+        write(f"Timeline:        {html}")
+    train_there = ["srun", "argosy", "run", str(study_file), *([] if policy == "balanced" else ["--policy", policy])]
+    write(f"Train there:     {shlex.join(train_there)}")
 
 
 @app.command()
 def profile(
     study_file: StudyFile,
     out: Annotated[Path, typer.Option(help="File for `argosy plan --profiles`.")] = Path("profiles.json"),
-    node_devices: Annotated[int, typer.Option(help="Devices of a node of the cluster to come.")] = 4,
+    node_devices: Annotated[int, typer.Option(help="Devices of a node of the cluster to come.", min=1)] = 4,
     pairs: Annotated[bool, typer.Option("--pairs", help="Also what every two members spare on one device.")] = False,
     devices: Devices = None,
     as_json: Json = False,
 ) -> None:
-    """Measure what the members cost, as FLEET does: 48 batches each, alone and in groups of up to M_t devices."""
+    """Measure what the members cost, alone and in groups of devices, as FLEET does: for `argosy plan --profiles`."""
+    out = to_be_written(out)
     with _launcher("processes") as place:
         from argosy import api  # beside the launcher's own imports
         from argosy.running.studyfile import load_study
@@ -283,19 +313,8 @@ def profile(
         from argosy.views.pairs import pairs_table
 
         show(pairs_table(found))
-
-
-@app.command()
-def audit(directory: RunDirectory, as_json: Json = False) -> None:
-    """Check that every member saw every sample of its epochs exactly once, in order; exit code 1 if not."""
-    from argosy.running import audit as auditing
-
-    found = auditing.audit(directory)
-    if as_json:
-        write({"directory": str(directory), "passes": not found, "found": found})
-    else:
-        write("\n".join(found) or f"{directory}: every member saw every sample of its epochs exactly once, in order.")
-    raise typer.Exit(1 if found else 0)
+    plan_it = shlex.join(["argosy", "plan", str(study_file), "--cluster", "2x4x80GB", "--profiles", str(out)])
+    write(f"\nWritten:         {out}\nPlan a cluster:  {plan_it}")
 
 
 def main() -> None:
@@ -309,7 +328,7 @@ def main() -> None:
             raise
         # Not wrapped where no terminal is: a path is to be copied as it is.
         said = f"{type(told).__name__}: {told}"
-        Console(stderr=True).print(said, style="red", highlight=False, markup=False, soft_wrap=True)
+        console(stderr=True).print(said, style="red", soft_wrap=True)
         sys.exit(told.exit_code)
 
 

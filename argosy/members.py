@@ -1,19 +1,20 @@
 """Several members from one: the points of a grid, the same network under several seeds."""
 
 import itertools
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from argosy.errors import StudyError
-from argosy.requirements import check_whole, shown
+from argosy.requirements import check_callable, check_whole, shown
 from argosy.study import Member, Repetition
 
 __all__ = ["grid", "repeated", "replicate"]
 
 
 def grid(build: Callable[..., Member], **axes: Sequence[Any]) -> list[Member]:
-    """One member per point of a grid, named after it.
+    """One member per point of a grid, named after it: a function or class among the values by its own name.
 
     >>> from functools import partial
     >>> def mlp(lr, hidden):
@@ -21,13 +22,9 @@ def grid(build: Callable[..., Member], **axes: Sequence[Any]) -> list[Member]:
     >>> [m.name for m in grid(mlp, lr=[0.1, 0.01], hidden=[64])]
     ['mlp-lr=0.1-hidden=64', 'mlp-lr=0.01-hidden=64']
     """
-    members = []
-    for point in itertools.product(*axes.values()):
-        values = dict(zip(axes, point, strict=True))
-        member = build(**values)
-        suffix = "-".join(f"{key}={value}" for key, value in values.items())
-        members.append(replace(member, name=f"{member.name}-{suffix}"))
-    return members
+    check_callable("argosy.grid: build", build, "a function from a value of each axis to an argosy.Member")
+    points = itertools.product(*(_axis(axis, values) for axis, values in axes.items()))
+    return [_at(build, dict(zip(axes, point, strict=True))) for point in points]
 
 
 def replicate(member: Member, seeds: int | Sequence[int] = 8) -> list[Member]:
@@ -61,6 +58,36 @@ def repeated(member: Member, what: str, *, overlap: float = 0.0, **changes: Any)
         overlap = max(overlap, member.repetition.overlap)
     repetition = Repetition(of=of, under=under, overlap=overlap)
     return replace(member, name=f"{member.name}-{what}", repetition=repetition, **changes)
+
+
+def _axis(axis: str, values: Any) -> list[Any]:
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise StudyError(
+            f"argosy.grid: {axis} is {shown(values)}; it must be a list of the values to try, as [0.1, 0.01]."
+        )
+    found = list(values)
+    if not found:
+        raise StudyError(f"argosy.grid: {axis} has no values, so there is no point in the grid; give at least one.")
+    return found
+
+
+def _at(build: Callable[..., Member], point: dict[str, Any]) -> Member:
+    """The member at a point."""
+    member = build(**point)
+    if not isinstance(member, Member):
+        raise StudyError(f"argosy.grid: build returned {shown(member)}; it must return an argosy.Member.")
+    words = (f"{axis}={_in_a_name(axis, value)}" for axis, value in point.items())
+    return replace(member, name="-".join([member.name, *words]))
+
+
+def _in_a_name(axis: str, value: Any) -> str:
+    word = f"{getattr(value, '__name__', value)}"
+    if not re.fullmatch(r"[\w.=+-]+", word):
+        raise StudyError(
+            f"argosy.grid: {axis} has {shown(value)} among its values, which cannot stand in a member's name, as that becomes a "
+            "folder; give words or numbers, and let build make of them what it needs."
+        )
+    return word
 
 
 def _seeds(seeds: Any) -> Sequence[int]:

@@ -1,27 +1,24 @@
-"""``argosy simulate`` and the planning half of ``argosy plan``: read tables, profiles and journals, decide, print."""
+"""``argosy simulate``: read tables or a journal, decide, print."""
 
 import csv
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 
 from argosy.cluster import Cluster
-from argosy.errors import ArgosyError, PlanError
+from argosy.errors import PlanError
 from argosy.planning import POLICIES
-from argosy.planning.forecast import Forecast, forecast
 from argosy.planning.hindsight import Hindsight
 from argosy.planning.outcomes import Simulation
 from argosy.planning.policy import Moving
 from argosy.planning.replay import Network, ReplayCharges, replay, workload_of
-from argosy.profiles import Preparation, Profile, load_profiles
 from argosy.running.journal import read_journal, timeline
-from argosy.views.timeline import write_timeline
 
-__all__ = ["explain_cluster", "plan_cluster", "read_networks", "read_scaling", "simulate"]
+__all__ = ["cluster_of", "read_networks", "read_scaling", "simulate"]
 
 REPLAYED = tuple(name for name in POLICIES if name != "exact")
 """What ``--policy all`` means: ``exact`` solves only small cases."""
@@ -69,42 +66,30 @@ def simulate(
         preparation_samples_per_second=preparation,
         one_pace=one_pace,
     )
-    try:
-        workload = workload_of(
-            read_networks(table),
-            scaling=read_scaling(scaling) if scaling else (),
-            samples_per_epoch=samples,
-            device_memory_bytes=int(memory_gb * 1e9),
-            activation_bytes=int(activation_gb * 1e9),
-            node_devices=node_devices,
-            epochs_known=epochs_known,
-        )
-        runs = [
-            replay(
-                name,
-                workload,
-                cluster_of(size, node_devices, memory_gb).devices,
-                charges=charges,
-                draws=draws,
-                clock=time.perf_counter,
-            )
-            for size in _sizes(devices)
-            for name in _policies(policy)
-        ]
-    except ArgosyError as error:
-        _refuse(error)
+    clusters = [cluster_of(size, node_devices, memory_gb) for size in _sizes(devices)]
+    workload = workload_of(
+        read_networks(table),
+        scaling=read_scaling(scaling) if scaling else (),
+        samples_per_epoch=samples,
+        device_memory_bytes=int(memory_gb * 1e9),
+        activation_bytes=int(activation_gb * 1e9),
+        node_devices=node_devices,
+        epochs_known=epochs_known,
+    )
+    runs = [
+        replay(name, workload, cluster.devices, charges=charges, draws=draws, clock=time.perf_counter)
+        for cluster in clusters
+        for name in _policies(policy)
+    ]
     typer.echo(json.dumps([run.to_json() for run in runs]) if as_json else _table(runs))
 
 
 def _simulate_run(directory: Path, policy: str, *, as_json: bool) -> None:
     """A run at the rates and for the epochs that its members had, beside what it took."""
-    try:
-        read_journal(directory)  # says what is wrong with a directory that holds no run
-        past = Hindsight.of(timeline(directory))
-        own = [past.policy] if past.policy in POLICIES else []
-        runs = [past.under(name, clock=time.perf_counter) for name in dict.fromkeys((*own, *_policies(policy)))]
-    except ArgosyError as error:
-        _refuse(error)
+    read_journal(directory)  # says what is wrong with a directory that holds no run
+    past = Hindsight.of(timeline(directory))
+    own = [past.policy] if past.policy in POLICIES else []
+    runs = [past.under(name, clock=time.perf_counter) for name in dict.fromkeys((*own, *_policies(policy)))]
     if as_json:
         actual = {past.policy: {"actual_seconds": past.seconds}}
         typer.echo(json.dumps([run.to_json() | actual.get(run.policy, {}) for run in runs]))
@@ -115,62 +100,9 @@ def _simulate_run(directory: Path, policy: str, *, as_json: bool) -> None:
     typer.echo(f"{_table(runs)}\nThe run itself took {past.seconds:,.1f} s under {past.policy}{simulated}.")
 
 
-def plan_cluster(
-    profiles: Annotated[Path, typer.Argument(help="profiles written by: argosy profile --out")],
-    cluster: Annotated[str, typer.Option(help="nodes x devices x memory, as in 2x4x80GB")],
-    samples: Annotated[int, typer.Option(help="samples of one epoch")],
-    epochs: Annotated[int, typer.Option(help="epochs of every member")] = 1,
-    policy: Annotated[str, typer.Option(help=f"one of {', '.join(POLICIES)}")] = "balanced",
-    html: Annotated[Path | None, typer.Option(help="draw the timeline here (extra: report)")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="print one object")] = False,
-) -> None:
-    """Explain what a cluster would do, on a machine that has none of it."""
-    try:
-        found = load_profiles(profiles)
-        result = explain_cluster(
-            found,
-            cluster,
-            epochs={profile.member: epochs for profile in found},
-            samples_per_epoch=samples,
-            policy=policy,
-            profiles_from=f"carried from {profiles}",
-        )
-        if html:
-            write_timeline(result.simulation, html)
-    except ArgosyError as error:
-        _refuse(error)
-    typer.echo(json.dumps(result.to_json()) if as_json else result.explain())
-
-
-def explain_cluster(
-    profiles: Sequence[Profile],
-    cluster: str,
-    *,
-    epochs: Mapping[str, int],
-    samples_per_epoch: int,
-    policy: str = "balanced",
-    preparation: Preparation | None = None,
-    profiles_from: str = "measured here",
-) -> Forecast:
-    """The forecast for a cluster written as in ``2x4x80GB``, of the kind of device that the profiles were measured on."""
-    kinds = sorted({profile.device_kind for profile in profiles})
-    if len(kinds) != 1:
-        found = ", ".join(map(repr, kinds)) or "none"
-        raise PlanError(f"the profiles must be of one kind of device; found {found}. Measure all members on one.")
-    return forecast(
-        profiles,
-        Cluster.parse(cluster, kind=kinds[0]),
-        epochs=epochs,
-        samples_per_epoch=samples_per_epoch,
-        policy=policy,
-        preparation=preparation,
-        profiles_from=f"{profiles_from}, on one {kinds[0]}",
-    )
-
-
 def cluster_of(devices: int, node_devices: int, memory_gb: float) -> Cluster:
     """So many devices in equal nodes; PlanError where they do not fill them."""
-    if devices < 1 or devices % node_devices:
+    if devices < 1 or node_devices < 1 or devices % node_devices:
         raise PlanError(f"{devices} devices do not fill nodes of {node_devices}; change --devices or --node-devices.")
     return Cluster.parse(f"{devices // node_devices}x{node_devices}x{memory_gb:.12g}GB")
 
@@ -186,7 +118,7 @@ def read_networks(path: Path) -> list[Network]:
                     epochs=int(row["epochs"]),
                     model_bytes=int(float(row["model_mb"]) * 1e6),
                 )
-                for row in csv.DictReader(file)
+                for row in csv.DictReader(file, restval="")
             ]
     except (OSError, KeyError, ValueError) as error:
         raise PlanError(
@@ -198,7 +130,7 @@ def read_scaling(path: Path) -> list[list[float]]:
     """Curves of rates on 1, 2, … devices, one a row under a header."""
     try:
         with path.open(newline="") as file:
-            return [[float(rate) for rate in row] for row in list(csv.reader(file))[1:]]
+            return [[float(rate) for rate in row] for row in list(csv.reader(file))[1:] if row]
     except (OSError, ValueError) as error:
         raise PlanError(f"cannot read the scaling curves {path} ({error!r}); give it a header, then rates.") from error
 
@@ -227,15 +159,3 @@ def _table(runs: Sequence[Simulation]) -> str:
             f"{run.moves:>5}  {run.idle_share:>5.1%}  {run.planner_seconds:>9.2f}"
         )
     return "\n".join(lines)
-
-
-def _refuse(error: ArgosyError) -> NoReturn:
-    typer.echo(f"{type(error).__name__}: {error}", err=True)
-    raise typer.Exit(error.exit_code)
-
-
-if __name__ == "__main__":
-    app = typer.Typer(no_args_is_help=True)
-    app.command("simulate")(simulate)
-    app.command("plan")(plan_cluster)
-    app()

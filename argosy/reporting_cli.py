@@ -1,4 +1,4 @@
-"""``argosy status`` and ``argosy report``: where a run is and what came out, as text, as JSON, as a page."""
+"""``argosy status``, ``report`` and ``audit``: where a run is, what came out, and whether it is right."""
 
 import shlex
 import sys
@@ -15,7 +15,7 @@ from argosy.steering_cli import RunDirectory
 if TYPE_CHECKING:
     from argosy.report import Report
 
-__all__ = ["print_report", "report", "status", "typed"]
+__all__ = ["audit", "print_report", "report", "status", "typed"]
 
 SHARE = 0.05
 """Of the time that may go into a page of a run that goes on: a large one is written less often."""
@@ -43,7 +43,7 @@ def status(
 
 def report(
     directory: RunDirectory,
-    html: Annotated[bool, typer.Option("--html", help="As a page with pictures, report.html (extra: report).")] = False,
+    html: Annotated[bool, typer.Option("--html", help="As a page with pictures, report.html.")] = False,
     open_: Annotated[bool, typer.Option("--open", help="Show the page in a browser.")] = False,
     live: Annotated[bool, typer.Option("--live", help="Write the page again and again while the run goes on.")] = False,
     as_json: Json = False,
@@ -68,6 +68,22 @@ def report(
         webbrowser.open(page.resolve().as_uri())
     if goes_on:
         _keep_writing(directory)
+
+
+def audit(directory: RunDirectory, as_json: Json = False) -> None:
+    """Check that every member saw every sample of its epochs exactly once, in order; exit code 1 if not."""
+    from argosy.running import audit as auditing
+
+    found = auditing.audit(directory)
+    if as_json:
+        write({"directory": str(directory), "passes": not found, "found": found})
+    elif found:
+        write("\n".join([*found, "", "Train these members again, in another directory."]))
+    else:
+        write(
+            f"{directory}: every member saw every sample of its epochs exactly once, in order. Nothing is left to do."
+        )
+    raise typer.Exit(1 if found else 0)
 
 
 def print_report(found: "Report", command: str) -> None:

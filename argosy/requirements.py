@@ -57,7 +57,8 @@ def check_number(what: str, value: Any, *, least: float = -math.inf, above: floa
 def check_choice(what: str, value: Any, choices: Collection[str]) -> None:
     """One of a few."""
     if not isinstance(value, str) or value not in choices:
-        raise StudyError(f"{what} is {shown(value)}; it can be {' or '.join(map(repr, choices))}.")
+        *others, last = map(repr, choices)
+        raise StudyError(f"{what} is {shown(value)}; it can be {', '.join(others)} or {last}.")
 
 
 def check_callable(what: str, value: Any, wanted: str) -> None:

@@ -4,13 +4,16 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from argosy.errors import StudyError
+from argosy.requirements import check_choice, check_number, check_whole
 
 __all__ = ["Settings", "Sharing"]
 
 Sharing = Literal["auto", "none", "local", "all-shared", "single-broadcast", "multi-broadcast"]
 
-MOST_NODES = 120
-"""The ring has two slots for each, and a slot's number is one byte."""
+MOST = {"nodes": 120, "loader_workers": 1023}
+"""Each node's ring has two slots for each, which are a gigabyte for so many. Of so many loader workers signs of life are seen."""
+LEAST = {"nodes": 1, "loader_workers": 0, "block_size": 1, "threads": 1, "cores": 1, "preparing_nodes": 1}
+"""Of what is counted."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,9 +56,10 @@ class Settings:
     """Whether members that failed in an earlier run go on from their newest checkpoints, now that the study is mended."""
 
     def __post_init__(self) -> None:
-        _one_of("sharing", self.sharing, get_args(Sharing))
-        _one_of("packing", self.packing, ("auto", "interleaved"))
-        _one_of("numerics", self.numerics, ("equivalent", "exact"))
+        check_choice("sharing", self.sharing, get_args(Sharing))
+        check_choice("packing", self.packing, ("auto", "interleaved"))
+        check_choice("numerics", self.numerics, ("equivalent", "exact"))
+        self._check_numbers()
         if self.sharing == "none" and self.policy != "solo":
             raise StudyError(
                 "sharing 'none' gives every member a pipeline of its own; that is policy 'solo', and policy is "
@@ -72,19 +76,21 @@ class Settings:
                 f"preparing_nodes belongs to sharing single-broadcast and multi-broadcast; found {self.sharing!r}. Choose "
                 "one of these, or leave it out."
             )
-        lowest = {"loader_workers": 0, "block_size": 1, "threads": 1, "cores": 1, "preparing_nodes": 1}
-        for name, least in lowest.items():
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise StudyError(f"{name} is {value}; it must be at least {least}.")
-        if not 1 <= self.nodes <= MOST_NODES:
-            raise StudyError(f"nodes is {self.nodes}; it must be from 1 to {MOST_NODES}.")
         if self.preparing_nodes is not None and self.preparing_nodes > self.nodes:
             raise StudyError(
                 f"preparing_nodes is {self.preparing_nodes}; there are {self.nodes} nodes (--nodes). Give at most as many."
             )
 
-
-def _one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise StudyError(f"{name} is {value!r}; choose one of {', '.join(choices)}.")
+    def _check_numbers(self) -> None:
+        for name, least in LEAST.items():
+            value = getattr(self, name)
+            if value is not None or name in ("nodes", "threads"):
+                check_whole(name, value, least=least)
+        for name, most in MOST.items():
+            if (getattr(self, name) or 0) > most:
+                raise StudyError(f"{name} is {getattr(self, name)}; a run can have up to {most}. Give at most as many.")
+        check_number("checkpoint_seconds", self.checkpoint_seconds, least=0.0)
+        # Nothing shows progress in no time at all: every worker would count as lost.
+        check_number("hang_seconds", self.hang_seconds, above=0.0)
+        if self.time_limit is not None:
+            check_number("time_limit", self.time_limit, least=0.0)

@@ -48,7 +48,7 @@ class Stop(ABC):
 
     @abstractmethod
     def reason(self, history: History) -> str | None:
-        """Why the member stops after its last section, or None to go on."""
+        """Why the member stops after its last section, or None to go on, as every rule says before the first one."""
 
     @property
     @abstractmethod
@@ -81,7 +81,7 @@ class MaxEpochs(Stop):
     epochs: float
 
     def __post_init__(self) -> None:
-        check_number("MaxEpochs: epochs", self.epochs, least=0)
+        check_number("MaxEpochs: epochs", self.epochs, above=0)
 
     def reason(self, history: History) -> str | None:
         """See `Stop.reason`."""
@@ -104,7 +104,7 @@ class MaxSteps(Stop):
     steps: int
 
     def __post_init__(self) -> None:
-        check_whole("MaxSteps: steps", self.steps, least=0)
+        check_whole("MaxSteps: steps", self.steps, least=1)
 
     def reason(self, history: History) -> str | None:
         """See `Stop.reason`."""
@@ -123,7 +123,7 @@ class MaxSamples(Stop):
     samples: int
 
     def __post_init__(self) -> None:
-        check_whole("MaxSamples: samples", self.samples, least=0)
+        check_whole("MaxSamples: samples", self.samples, least=1)
 
     def reason(self, history: History) -> str | None:
         """See `Stop.reason`."""
@@ -146,7 +146,7 @@ class MaxSeconds(Stop):
     seconds: float
 
     def __post_init__(self) -> None:
-        check_number("MaxSeconds: seconds", self.seconds, least=0)
+        check_number("MaxSeconds: seconds", self.seconds, above=0)
 
     def reason(self, history: History) -> str | None:
         """See `Stop.reason`."""

@@ -2,15 +2,21 @@
 
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import forked
 import pytest
+import studies
 import torch
 from disks import fill_up
 
+from argosy import cli
 from argosy.training import checkpoint
 
 HEAD = """
@@ -61,18 +67,106 @@ def test_run_status_report_audit(folder: Path) -> None:
     assert json.loads(argosy(folder, "report", "runs/x", "--json").stdout)["members"] == ran["members"]
     assert json.loads(argosy(folder, "status", "runs/x", "--json").stdout)["status"] == "done"
     assert json.loads(argosy(folder, "audit", "runs/x", "--json").stdout)["passes"] is True
+    assert "Nothing is left to do." in argosy(folder, "audit", "runs/x").stdout
     assert "has ended (done)" in argosy(folder, "stop", "runs/x", "a", code=2).stderr
     assert "prepared 1.0 times" in argosy(folder, "report", "runs/x").stdout
     untracked = argosy(folder, "run", "study.py", "--launcher", "inline", "--track", "comet", code=2)
     assert "there is no tracker 'comet'" in untracked.stderr
 
 
-def test_plan_explains(folder: Path) -> None:
-    assert "predicted pace" in argosy(folder, "plan", "study.py", "--devices", "cpu:1").stdout
+def test_plan_explains_and_says_how_to_train(folder: Path) -> None:
+    said = argosy(folder, "plan", "study.py", "--devices", "cpu:1").stdout
+    assert "predicted pace" in said
+    assert "argosy run study.py --devices cpu:1\n" in said
 
 
-def test_profile_with_a_matrix_of_pairs(folder: Path) -> None:
-    assert "spared by two" in argosy(folder, "profile", "study.py", "--node-devices", "1", "--pairs").stdout
+def test_profiles_of_a_study_explain_a_cluster_wherever_the_study_file_goes(folder: Path) -> None:
+    (folder / "study.py").write_text(f"import os\nos.chdir('/')\n{STUDY}")
+    said = argosy(folder, "profile", "study.py", "--out", "p.json", "--node-devices", "1", "--pairs").stdout
+    assert "spared by two" in said
+    assert f"argosy plan study.py --cluster 2x4x80GB --profiles {folder / 'p.json'}\n" in said
+    said = argosy(
+        *(folder, "plan", "study.py", "--cluster", "1x2x8GB", "--profiles", "p.json", "--html", "t.html")
+    ).stdout
+    assert "profiles: carried, on one cpu" in said
+    assert f"{folder / 't.html'}\n" in said and "srun argosy run study.py\n" in said
+    assert "flotilla 0" in (folder / "t.html").read_text()
+
+
+def test_a_study_of_which_a_member_fails_has_neither_plan_nor_profiles(folder: Path) -> None:
+    (folder / "study.py").write_text(STUDY.replace("hidden=8", "width=8"))
+    for command in ("plan", "profile"):
+        said = argosy(folder, command, "study.py", "--devices", "cpu:1", code=2).stderr
+        assert "1 of 2 members could not be measured: 'b' (TypeError: Net.__init__() got an unexpected keyword" in said
+    assert not (folder / "profiles.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("plan study.py --profiles p.json", "--profiles and --html are about the cluster of --cluster"),
+        ("plan study.py --html t.html", "give it, as in --cluster 2x4x80GB, or leave them out."),
+        ("plan study.py --cluster 1x1x8GB --profiles p.json", "cannot read profiles from p.json"),
+        ("plan study.py --cluster 1x1x8GB --html nowhere/t.html", "nowhere/t.html cannot be written; give a file"),
+        ("profile study.py --out nowhere/p.json", "nowhere/p.json cannot be written; give a file, in a folder that is"),
+        ("profile study.py --out .", "cannot be written; give a file"),
+        ("profile study.py --node-devices 0", "Invalid value for '--node-devices'"),
+    ],
+)
+def test_what_cannot_be_done_in_the_end_is_said_before_anything_is_measured(
+    folder: Path, words: str, says: str
+) -> None:
+    (folder / "study.py").write_text("open('read', 'w')\n")
+    found = argosy(folder, *words.split(), code=2)
+    assert says in found.stderr and "Traceback" not in found.stderr
+    assert not (folder / "read").exists()
+
+
+def test_the_help_of_run_greets_nobody_with_several_nodes(folder: Path) -> None:
+    first, several = argosy(folder, "run", "--help").stdout.split("Several nodes")
+    assert "--devices" in first
+    for word in ("flotilla", "leg", "feeder", "ring", "--nodes", "sharing", "preparing"):
+        assert not re.search(rf"(?<!\w){word}\b", first), word
+    assert all(option in several for option in ("--nodes", "--sharing", "--preparing-nodes"))
+
+
+def demo(folder: Path, *words: str, code: int = 0, **member: Any) -> subprocess.CompletedProcess[str]:
+    """``argosy demo`` with a smaller study, in its own process."""
+
+    def smaller() -> None:
+        import argosy.demo
+
+        os.environ["KEY"] = "Ctrl-C"
+        argosy.demo.study = studies.study(fleet=[studies.member(**member)], epochs=1)
+        inline = partial(cli._launcher, "inline")
+        cli._launcher = lambda name: inline()
+
+    found = forked.command(folder, ["demo", "--devices", "cpu:1", *words], first=smaller)
+    assert found.returncode == code, found.stdout + found.stderr
+    return found
+
+
+def test_the_demo_compares_in_one_object_and_beside_any_folder(folder: Path) -> None:
+    (folder / "here").mkdir()
+    told = json.loads(demo(folder / "here", "--compare", "--json", "--dir", ".").stdout)
+    assert [told[policy]["status"] for policy in ("balanced", "solo")] == ["done", "done"]
+    assert told["times_as_long"] > 0
+    assert (folder / "here-solo" / "journal.jsonl").exists()
+    assert "times as long" in demo(folder / "here", "--compare", "--dir", ".").stdout
+
+
+def ctrl_c(batch: Any) -> Any:
+    """An augmentation during which a person presses a key, once."""
+    if os.environ.pop("KEY", None):
+        signal.raise_signal(signal.SIGINT)
+    return batch
+
+
+def test_ctrl_c_in_the_first_of_two_demos_begins_no_second(folder: Path) -> None:
+    told = json.loads(demo(folder, "--compare", "--json", "--dir", "run", code=130, augment=ctrl_c).stdout)
+    assert told["balanced"]["status"] == "paused"
+    assert "solo" not in told and told["times_as_long"] is None
+    assert not (folder / "run-solo").exists()
 
 
 def test_every_keyword_of_train_is_a_flag() -> None:

@@ -17,11 +17,11 @@ VALUES = st.sampled_from([float("nan"), -1.0, 0.0, 0.5, 1.0, 2.0, float("inf")])
 def leaves(sections: int) -> st.SearchStrategy[Stop]:
     """Rules of one part."""
     return st.one_of(
-        st.integers(0, 12).map(lambda count: MaxEpochs(count / sections)),
-        st.floats(0, 4).map(MaxEpochs),
-        st.integers(0, 9).map(MaxSeconds),
-        st.integers(0, 90).map(MaxSteps),
-        st.integers(0, 900).map(MaxSamples),
+        st.integers(1, 12).map(lambda count: MaxEpochs(count / sections)),
+        st.floats(0.01, 4).map(MaxEpochs),
+        st.integers(1, 9).map(MaxSeconds),
+        st.integers(1, 90).map(MaxSteps),
+        st.integers(1, 900).map(MaxSamples),
         st.builds(Plateau, st.just("val_loss"), st.integers(1, 4), st.sampled_from([0.0, 0.5])),
         st.builds(Target, st.just("val_loss"), VALUES.filter(math.isfinite), st.sampled_from([None, "max"])),
     )
@@ -61,12 +61,17 @@ def test_what_is_certain_comes_before_the_rule_can_stop_the_member(
 
 
 @given(cases())
+def test_no_rule_is_met_before_the_first_section(case: tuple[Stop, list[dict[str, float]], int]) -> None:
+    assert case[0].reason([]) is None, "nobody would train, and nobody would end"
+
+
+@given(cases())
 def test_no_rule_goes_on_beyond_its_bound(case: tuple[Stop, list[dict[str, float]], int]) -> None:
     rule, rows, sections = case
     if rule.max_epochs is None:
         return
     last = sections_in(rule.max_epochs, sections)
-    if 0 < last <= len(rows):
+    if last <= len(rows):
         assert rule.reason(rows[:last]) is not None
 
 
@@ -114,11 +119,15 @@ def test_the_direction_of_a_metric_is_told_by_the_words_of_its_name_or_asked_for
 
 
 REFUSED = {
-    "epochs": (lambda: MaxEpochs(-1), "MaxEpochs: epochs is -1; it must be a finite number from 0 up."),
+    "epochs": (lambda: MaxEpochs(-1), "MaxEpochs: epochs is -1; it must be a finite number above 0."),
+    "no epochs": (lambda: MaxEpochs(0), "MaxEpochs: epochs is 0; it must be a finite number above 0."),
+    "no seconds": (lambda: MaxSeconds(0.0), "MaxSeconds: seconds is 0.0; it must be a finite number above 0."),
+    "no steps": (lambda: MaxSteps(0), "MaxSteps: steps is 0; it must be a whole number (an int) from 1."),
+    "no samples": (lambda: MaxSamples(0), "MaxSamples: samples is 0; it must be a whole number (an int) from 1."),
     "epochs in words": (lambda: MaxEpochs("3"), "MaxEpochs: epochs is '3'"),
     "no end": (lambda: MaxEpochs(math.inf), "MaxEpochs: epochs is inf; it must be a finite number"),
     "seconds": (lambda: MaxSeconds(math.nan), "MaxSeconds: seconds is nan"),
-    "steps": (lambda: MaxSteps(0.5), "MaxSteps: steps is 0.5; it must be a whole number (an int) from 0."),
+    "steps": (lambda: MaxSteps(0.5), "MaxSteps: steps is 0.5; it must be a whole number (an int) from 1."),
     "samples": (lambda: MaxSamples(True), "MaxSamples: samples is True; it must be a whole number"),
     "patience": (lambda: Plateau("val_loss", 0), "Plateau: patience is 0; it must be a whole number (an int) from 1."),
     "delta": (lambda: Plateau("val_loss", 1, -0.1), "Plateau: min_delta is -0.1"),

@@ -1,5 +1,6 @@
 """What a study refuses when it is made: one sentence each, before anything starts."""
 
+import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -95,7 +96,7 @@ MEMBERS = {
     "drop_last": (given(drop_last="no"), "drop_last is 'no'; it can be True or False."),
     "precision": (
         given(precision="float8"),
-        "precision is 'float8'; it can be 'float32' or 'bfloat16' or 'float16'.",
+        "precision is 'float8'; it can be 'float32', 'bfloat16' or 'float16'.",
     ),
     "per": (given(schedule_per="batch"), "schedule_per is 'batch'; it can be 'epoch' or 'step'."),
     "metrics": (given(metrics=[argosy.accuracy]), "metrics is an instance of list; it must be a dict"),
@@ -173,7 +174,24 @@ STUDIES = {
         f"watches 'val_loss', and {WATCH}",
     ),
 }
-REFUSED = {**MEMBERS, **DATA, **STUDIES}
+GRIDS = {
+    "grid of a member": (
+        lambda: argosy.grid(studies.member(), lr=[0.1]),
+        "argosy.grid: build is an instance of Member; it must be a function from a value of each axis to an argosy.Member.",
+    ),
+    "axis of one number": (lambda: argosy.grid(studies.member, lr=0.1), "argosy.grid: lr is 0.1; it must be a list"),
+    "axis of one word": (
+        lambda: argosy.grid(studies.member, precision="float16"),
+        "precision is 'float16'; it must be",
+    ),
+    "axis of nothing": (lambda: argosy.grid(studies.member, lr=[0.1], hidden=()), "argosy.grid: hidden has no values"),
+    "grid of networks": (lambda: argosy.grid(studies.Mlp, hidden=[4]), "build returned an instance of Mlp; it must"),
+    "axis of pairs": (
+        lambda: argosy.grid(lambda sizes: studies.member(), sizes=[(4, 4)]),
+        "argosy.grid: sizes has an instance of tuple among its values, which cannot stand in a member's name",
+    ),
+}
+REFUSED = {**MEMBERS, **DATA, **STUDIES, **GRIDS}
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -192,6 +210,27 @@ def test_what_is_meant_is_taken() -> None:
     tried = studies.member(metrics={"top-5 %": argosy.accuracy}, stop=argosy.Target("lr", 1e-4, mode="min"))
     study = argosy.Study(data=arrays(val=True), members=iter([tried]), objective="val_top-5 %", mode="max")
     assert study.names == {"mlp"}
+
+
+def test_functions_and_classes_of_a_grid_stand_in_names_as_they_are_called() -> None:
+    def build(loss: Any, lr: float) -> argosy.Member:
+        return studies.member(loss=loss() if isinstance(loss, type) else loss, lr=lr)
+
+    axes = {"loss": [nn.CrossEntropyLoss, nn.functional.cross_entropy], "lr": np.array([0.1, 1e-5])}
+    assert [member.name for member in argosy.grid(build, **axes)] == [
+        "mlp-loss=CrossEntropyLoss-lr=0.1",
+        "mlp-loss=CrossEntropyLoss-lr=1e-05",
+        "mlp-loss=cross_entropy-lr=0.1",
+        "mlp-loss=cross_entropy-lr=1e-05",
+    ]
+
+
+def test_masks_become_subsets_as_the_tutorial_says() -> None:
+    tutorial = (Path(__file__).parents[1] / "docs" / "tutorial.md").read_text()
+    said = re.search(r"of a mask:\s`(.+?)` of an array, `(.+?)` of a tensor", tutorial)
+    assert said is not None
+    for words, mask in zip(said.groups(), (np.arange(9) > 4, torch.arange(9) > 4), strict=True):
+        assert list(studies.member(subset=eval(words, {"mask": mask})).subset) == [5, 6, 7, 8]
 
 
 def test_positional_arguments_are_hyperparameters_by_the_names_of_their_parameters() -> None:

@@ -30,6 +30,7 @@ __all__ = [
     "Situation",
     "best_with_known_epochs",
     "make_plan",
+    "policy_called",
 ]
 
 POLICIES: dict[str, Policy] = {
@@ -72,8 +73,7 @@ def make_plan(
     ``cluster`` is every device, free or not. A member is split only if its profile says that it may be. ``balanced``
     with the epochs and samples of every member simulates itself, ``rounds`` and ``solo``, and takes the best.
     """
-    if policy not in POLICIES:
-        raise PlanError(f"unknown policy {policy!r}; choose one of {', '.join(POLICIES)}.")
+    policy_called(policy)
     left = epochs_left or {}
     situation = Situation(
         waiting=tuple(profile for profile in profiles if left.get(profile.member, 1) > 0),
@@ -98,6 +98,13 @@ def make_plan(
     )
     plan.check(profiles, devices)
     return plan
+
+
+def policy_called(name: str) -> Policy:
+    """The policy of that name; raises PlanError where there is none."""
+    if name not in POLICIES:
+        raise PlanError(f"unknown policy {name!r}; choose one of {', '.join(POLICIES)}.")
+    return POLICIES[name]
 
 
 def best_with_known_epochs(situation: Situation, charges: Charges) -> str:

@@ -1,10 +1,12 @@
 """What a cluster would do with a study, before there is one: plan, makespan, bottleneck, and what more devices would buy."""
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from argosy.cluster import Cluster
+from argosy.errors import PlanError
 from argosy.planning import POLICIES, WITH_KNOWN_EPOCHS, make_plan
 from argosy.planning.choice import CLEARLY, simulate_best
 from argosy.planning.outcomes import Charges, Simulation, Workload
@@ -13,7 +15,7 @@ from argosy.planning.simulate import simulate
 from argosy.plans import Plan
 from argosy.profiles import Preparation, Profile
 
-__all__ = ["Forecast", "Growth", "forecast"]
+__all__ = ["Forecast", "Growth", "explain_cluster", "forecast"]
 
 MORE_DEVICES = (2, 4)
 """Clusters so many times as large are tried beside the one asked for."""
@@ -84,7 +86,10 @@ def forecast(
     moving: Moving | None = None,
     profiles_from: str = "measured here",
 ) -> Forecast:
-    """Plan and simulate on this cluster and on larger ones of the same nodes; every node prepares with all its cores."""
+    """Plan and simulate on this cluster and on larger ones of the same nodes; every node prepares with all its cores.
+
+    Larger clusters that the policy has no plan for are left out: ``exact`` solves small cases only.
+    """
     workload = Workload(profiles=tuple(profiles), epochs=epochs, samples_per_epoch=samples_per_epoch)
 
     def simulated(times: int) -> Simulation:
@@ -96,15 +101,43 @@ def forecast(
 
     simulation, prepared = simulated(1), _prepared(cluster, preparation)
     plan = make_plan(profiles, cluster.devices, policy=simulation.policy, preparation_samples_per_second=prepared)
+    growth = []
+    for times in MORE_DEVICES:
+        with contextlib.suppress(PlanError):
+            makespan_seconds = simulated(times).makespan_seconds
+            growth.append(Growth(devices=times * len(cluster.devices), makespan_seconds=makespan_seconds))
     return Forecast(
         plan=plan,
         simulation=simulation,
         bottleneck=_bottleneck(plan, profiles, prepared),
-        growth=tuple(
-            Growth(devices=times * len(cluster.devices), makespan_seconds=simulated(times).makespan_seconds)
-            for times in MORE_DEVICES
-        ),
+        growth=tuple(growth),
         profiles_from=profiles_from,
+    )
+
+
+def explain_cluster(
+    profiles: Sequence[Profile],
+    cluster: str,
+    *,
+    epochs: Mapping[str, int],
+    samples_per_epoch: int,
+    policy: str = "balanced",
+    preparation: Preparation | None = None,
+    profiles_from: str = "measured here",
+) -> Forecast:
+    """The forecast for a cluster written as in ``2x4x80GB``, of the kind of device that the profiles were measured on."""
+    kinds = sorted({profile.device_kind for profile in profiles})
+    if len(kinds) != 1:
+        found = ", ".join(map(repr, kinds)) or "none"
+        raise PlanError(f"the profiles must be of one kind of device; found {found}. Measure all members on one.")
+    return forecast(
+        profiles,
+        Cluster.parse(cluster, kind=kinds[0]),
+        epochs=epochs,
+        samples_per_epoch=samples_per_epoch,
+        policy=policy,
+        preparation=preparation,
+        profiles_from=f"{profiles_from}, on one {kinds[0]}",
     )
 
 

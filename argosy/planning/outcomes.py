@@ -7,6 +7,7 @@ from typing import Any
 from argosy.errors import PlanError
 from argosy.planning.policy import Moving
 from argosy.profiles import Profile
+from argosy.requirements import check_number
 
 __all__ = ["Charges", "Failure", "Segment", "Simulation", "Workload"]
 
@@ -60,6 +61,12 @@ class Charges:
     """Of every stream more than there ever were at once: another feeder opens the data."""
     one_pace: bool = True
     """Members of a flotilla wait for one another in the stream; else each trains at its own rate, as if buffers were endless."""
+
+    def __post_init__(self) -> None:
+        check_number("Charges: flotilla_seconds", self.flotilla_seconds, least=0)
+        check_number("Charges: slowdown", self.slowdown, above=0)
+        if self.preparation_samples_per_second is not None:
+            check_number("Charges: preparation_samples_per_second", self.preparation_samples_per_second, above=0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

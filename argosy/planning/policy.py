@@ -8,6 +8,7 @@ from typing import Protocol
 from argosy.cluster import Device
 from argosy.plans import Flotilla
 from argosy.profiles import Profile
+from argosy.requirements import check_number
 
 __all__ = ["FILES", "Moving", "Policy", "Situation"]
 
@@ -22,6 +23,11 @@ class Moving:
     """Of one device; devices send and receive at the same time."""
     one_link: bool = False
     """The whole cluster shares that bandwidth."""
+
+    def __post_init__(self) -> None:
+        check_number("Moving: rebalance_seconds", self.rebalance_seconds, least=0)
+        if self.bytes_per_second != math.inf:
+            check_number("Moving: bytes_per_second", self.bytes_per_second, above=0)
 
 
 FILES = Moving(rebalance_seconds=0.1, bytes_per_second=2e8)

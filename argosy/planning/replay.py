@@ -12,6 +12,7 @@ from argosy.planning.outcomes import Charges, Simulation, Workload
 from argosy.planning.policy import Moving
 from argosy.planning.simulate import simulate
 from argosy.profiles import Profile
+from argosy.requirements import check_whole
 from argosy.wording import sized
 
 __all__ = ["Network", "ReplayCharges", "replay", "workload_of"]
@@ -76,7 +77,7 @@ def workload_of(
     def profile(network: Network) -> Profile:
         resident = 3 * network.model_bytes
         activation = min(activation_bytes, device_memory_bytes - resident)
-        if activation <= 0:
+        if resident >= device_memory_bytes:
             raise PlanError(
                 f"network {network.name!r} needs {sized(resident)} without activations; the device has "
                 f"{sized(device_memory_bytes)}. Give devices more memory, or leave the network out."
@@ -114,6 +115,7 @@ def replay(
 
     Where it may see the epochs of all members, ``balanced`` simulates the alternatives and takes the best, as it does in plans.
     """
+    check_whole("draws", draws, least=1)
     if policy == "balanced" and workload.epochs_known:
         best = simulate_best(WITH_KNOWN_EPOCHS, workload, devices, charges=charges.of(policy), clock=clock)
         return replace(best, policy=policy)

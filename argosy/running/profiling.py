@@ -8,6 +8,7 @@ from argosy.running.driver import Driver
 from argosy.running.journal import Journal
 from argosy.running.launcher import Job, Workers
 from argosy.running.view import Silent
+from argosy.wording import last_line
 
 __all__ = ["measure"]
 
@@ -15,7 +16,10 @@ __all__ = ["measure"]
 def measure(
     job: Job, cluster: Cluster, workers: Workers, journal: Journal, *, node_devices: int | None = None
 ) -> Costs:
-    """What the members of a job cost, on twins that are thrown away; with `node_devices` as FLEET measures."""
+    """What the members of a job cost, on twins that are thrown away; with `node_devices` as FLEET measures.
+
+    Raises PlanError where a member fails: a plan of the others would look like one of the study.
+    """
     driver = Driver(job, cluster, workers, journal, RunState(), Silent(), node_devices=node_devices, only_measure=True)
     with workers:
         try:
@@ -23,9 +27,13 @@ def measure(
         finally:
             driver.stop_workers()
     roster, measuring = driver.roster, driver.measuring
-    if not roster.waiting:
-        reasons = [f"{m.name}: {m.reason.strip().splitlines()[-1]}" for m in driver.state.members.values() if m.reason]
-        raise PlanError(f"no member could be measured; mend what they raised: {'; '.join(reasons)}.")
+    ended = [driver.state.member(one.name) for one in roster.study.members if one.name not in roster.waiting]
+    if ended:
+        reasons = ", ".join(f"{member.name!r} ({last_line(member.reason)})" for member in ended)
+        raise PlanError(
+            f"{len(ended)} of {len(roster.study.members)} members could not be measured: {reasons}. Mend what they raised, or leave "
+            "them out of the study."
+        )
     return Costs(
         profiles=tuple(measuring.profiles(roster.waiting, roster.study)),
         notes=measuring.notes,

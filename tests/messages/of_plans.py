@@ -10,14 +10,15 @@ import studies
 from planning.cases import GB, devices, profile
 
 import argosy
-from argosy import api
+from argosy import api, cli
 from argosy.cluster import Cluster, Device, Node
 from argosy.planning import make_plan
+from argosy.planning.forecast import explain_cluster
 from argosy.planning.hindsight import Hindsight
 from argosy.planning.outcomes import Workload
 from argosy.planning.replay import Network, workload_of
 from argosy.planning.simulate import simulate
-from argosy.planning_cli import cluster_of, explain_cluster, read_networks, read_scaling
+from argosy.planning_cli import cluster_of, read_networks, read_scaling
 from argosy.planning_cli import simulate as replayed
 from argosy.plans import Flotilla, Placement, Plan
 from argosy.profiles import Preparation, Profile, ShardCost, load_profiles
@@ -81,14 +82,7 @@ def ask(**options: Any) -> None:
     given = {"devices": "4", "policy": "solo", "samples": 100, "slowdown": 1.0, "rebalance_seconds": 2.0}
     given |= {"memory_gb": 16.0, "activation_gb": 4.0, "node_devices": 4, "gb_per_second": 1.0, "draws": 1}
     given |= {"flotilla_seconds": 0.0, "one_link": False, "one_pace": False, "scaling": None, "as_json": True}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("argosy.planning_cli._refuse", raised)
-        replayed(Path("networks.csv"), **{**given, **options})
-
-
-def raised(error: BaseException) -> None:
-    """Instead of a message and an exit code."""
-    raise error
+    replayed(Path("networks.csv"), **{**given, **options})
 
 
 def damaged() -> None:
@@ -96,9 +90,9 @@ def damaged() -> None:
     Profile.from_json({"member": "a"})
 
 
-def measured_by_nobody() -> None:
-    """Every member's factory raises."""
-    study = of_studies.study(members=[studies.member("mlp", model=of_studies.misspelt)])
+def measured_but_for_one() -> None:
+    """The factory of one of two members raises."""
+    study = of_studies.study(members=[studies.member("mlp"), studies.member("wide", model=of_studies.misspelt)])
     api.profile(study, settings=Settings(devices="cpu:1"), launcher=Inline())
 
 
@@ -188,7 +182,9 @@ CASES = {
     "a file that holds no profiles": lambda: load_profiles(Path("profiles.json")),
     "a profile of another version": damaged,
     "profiles of other members": carried,
-    "no member that can be measured": measured_by_nobody,
+    "a member that fails while it is measured": measured_but_for_one,
+    "profiles of a cluster that is not given": lambda: cli.plan(Path("study.py"), profiles=Path("profiles.json")),
+    "a file in a folder that is not there": lambda: cli.profile(Path("study.py"), out=Path("nowhere/profiles.json")),
     "launcher inline with several nodes": of_one_node,
     "--devices that cannot be read": lambda: discover(Settings(devices="cuda:first")),
     "--devices of an unknown kind": lambda: discover(Settings(devices="gpu:0")),

@@ -1,19 +1,18 @@
-"""What ``argosy plan`` says about a cluster that does not exist, and the command line of the planner."""
+"""What ``argosy plan`` says about a cluster that does not exist, and what ``argosy simulate`` does with a table."""
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
+import forked
 import pytest
-import typer
-from typer.testing import CliRunner
 
 from argosy.errors import PlanError
-from argosy.planning.forecast import forecast
+from argosy.planning.forecast import explain_cluster, forecast
 from argosy.planning.replay import Network, ReplayCharges, replay, workload_of
-from argosy.planning_cli import cluster_of, explain_cluster, plan_cluster, simulate
-from argosy.profiles import Preparation, save_profiles
+from argosy.planning_cli import cluster_of
+from argosy.profiles import Preparation
+from argosy.views.timeline import write_timeline
 from planning.cases import GB, devices, profile
 
 NETWORKS = "name,samples_per_second,epochs,model_mb\n" + "".join(
@@ -23,13 +22,6 @@ CURVES = "r1,r2,r3,r4\n20,37,53,68\n60,110,160,205\n"
 LIMITS = {"epochs": {"a": 3, "b": 2}, "samples_per_epoch": 1000}
 
 
-def app() -> typer.Typer:
-    planner = typer.Typer()
-    planner.command("simulate")(simulate)
-    planner.command("plan")(plan_cluster)
-    return planner
-
-
 @pytest.fixture
 def tables(tmp_path: Path) -> Path:
     (tmp_path / "networks.csv").write_text(NETWORKS)
@@ -37,12 +29,16 @@ def tables(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def simulate(tables: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """``argosy simulate`` beside the tables."""
+    return forked.command(tables, ["simulate", *words])
+
+
 def test_simulate_prints_one_object_a_policy_and_size(tables: Path) -> None:
     options = "--devices 4,8 --policy all --samples 500 --slowdown 1.115 --rebalance-seconds 2 --memory-gb 16 --json"
-    files = [str(tables / "networks.csv"), "--scaling", str(tables / "curves.csv")]
-    found = CliRunner().invoke(app(), ["simulate", *files, *options.split()])
-    assert found.exit_code == 0, found.output
-    rows = json.loads(found.output)
+    found = simulate(tables, "networks.csv", "--scaling", "curves.csv", *options.split())
+    assert found.returncode == 0, found.stderr
+    rows = json.loads(found.stdout)
     assert [(row["policy"], row["devices"]) for row in rows] == [
         (policy, size)
         for size in (4, 8)
@@ -59,10 +55,10 @@ def test_simulate_prints_one_object_a_policy_and_size(tables: Path) -> None:
 
 def test_simulate_takes_known_epochs_and_a_price_of_preparation(tables: Path) -> None:
     def makespans(*options: str) -> dict[str, float]:
-        command = [str(tables / "networks.csv"), "--devices", "4", "--policy", "balanced,solo", "--json", *options]
-        found = CliRunner().invoke(app(), ["simulate", *command])
-        assert found.exit_code == 0, found.output
-        return {row["policy"]: row["makespan_seconds"] for row in json.loads(found.output)}
+        words = ["--devices", "4", "--policy", "balanced,solo", "--draws", "3", "--json", *options]
+        found = simulate(tables, "networks.csv", *words)
+        assert found.returncode == 0, found.stderr
+        return {row["policy"]: row["makespan_seconds"] for row in json.loads(found.stdout)}
 
     blind, seeing, fed = makespans(), makespans("--epochs-known"), makespans("--preparation", "100")
     assert seeing["solo"] == blind["solo"] and seeing["balanced"] <= min(seeing["solo"], blind["balanced"])
@@ -77,52 +73,57 @@ def test_simulate_takes_known_epochs_and_a_price_of_preparation(tables: Path) ->
         (["--devices", "four"], "give numbers"),
         (["--policy", "best"], "unknown policy"),
         (["--memory-gb", "0.5"], "without activations"),
+        (["--memory-gb", "0"], "give it more than 0"),
+        (["--node-devices", "0"], "do not fill nodes of 0"),
+        (["--samples", "0"], "give it at least 1"),
+        (["--draws", "0"], "draws is 0; it must be a whole number"),
+        (["--slowdown", "0"], "slowdown is 0.0; it must be a finite number above 0"),
+        (["--gb-per-second", "0"], "bytes_per_second is 0.0; it must be a finite number above 0"),
+        (["--rebalance-seconds", "-1"], "rebalance_seconds is -1.0; it must be a finite number from 0"),
+        (["--flotilla-seconds", "-1"], "flotilla_seconds is -1.0; it must be a finite number from 0"),
+        (["--preparation", "0"], "preparation_samples_per_second is 0.0; it must be a finite number above 0"),
     ],
 )
 def test_simulate_refuses_with_what_to_do(tables: Path, changes: list[str], says: str) -> None:
-    found = CliRunner().invoke(app(), ["simulate", str(tables / "networks.csv"), "--devices", "4", *changes])
-    assert found.exit_code == 2
-    assert says in found.output and "PlanError" in found.output
+    found = simulate(tables, "networks.csv", "--devices", "4", *changes)
+    assert found.returncode == 2
+    assert says in found.stderr and "Traceback" not in found.stderr
 
 
-def test_simulate_names_the_columns_that_a_table_needs(tables: Path) -> None:
-    found = CliRunner().invoke(app(), ["simulate", str(tables / "curves.csv")])
-    assert found.exit_code == 2 and "give it the columns" in found.output
+@pytest.mark.parametrize("row", ["n6,80", "   ", "n6,80,9,", "n6,fast,9,90"])
+def test_simulate_names_the_columns_that_every_row_needs(tables: Path, row: str) -> None:
+    (tables / "networks.csv").write_text(f"{NETWORKS}{row}\n")
+    found = simulate(tables, "networks.csv")
+    assert found.returncode == 2 and "give it the columns name, samples_per_second" in found.stderr
 
 
-def test_the_module_runs_alone(tables: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "argosy.planning_cli",
-        "simulate",
-        str(tables / "networks.csv"),
-        "--policy",
-        "solo",
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert "solo" in done.stdout
+def test_blank_lines_of_tables_are_passed_over(tables: Path) -> None:
+    words = ["--policy", "solo,fleet", "--draws", "1"]
+    before = simulate(tables, "networks.csv", "--scaling", "curves.csv", *words).stdout.splitlines()
+    (tables / "networks.csv").write_text(f"{NETWORKS}\n")
+    (tables / "curves.csv").write_text(f"{CURVES}\n")
+    after = simulate(tables, "networks.csv", "--scaling", "curves.csv", *words).stdout.splitlines()
+    assert len(before) == 3 and [line.split()[:5] for line in after] == [line.split()[:5] for line in before]
 
 
-def test_a_plan_for_a_cluster_says_who_shares_and_who_is_split(tmp_path: Path) -> None:
+def test_a_step_may_need_no_memory_besides_the_models(tables: Path) -> None:
+    assert simulate(tables, "networks.csv", "--policy", "solo", "--activation-gb", "0").returncode == 0
+
+
+def test_a_plan_for_a_cluster_says_who_shares_and_who_is_split() -> None:
     members = [profile("a", 5.0, 9.0, 13.0, splittable=True), profile("b", 40.0)]
-    save_profiles(tmp_path / "p.json", members)
-    arguments = ["plan", str(tmp_path / "p.json"), "--cluster", "1x2x80GB", "--samples", "1000", "--epochs", "3"]
-    text = CliRunner().invoke(app(), arguments).output
-    for part in ("carried from", "on one gpu", "split over several devices: a", "predicted makespan", "bottleneck:"):
+    found = explain_cluster(members, "1x2x80GB", profiles_from="carried", **LIMITS)
+    text = found.explain()
+    for part in ("carried, on one gpu", "split over several devices: a", "predicted makespan", "bottleneck:"):
         assert part in text
     assert "with 4 devices" in text
-    value = json.loads(CliRunner().invoke(app(), [*arguments, "--json"]).output)
-    assert value["plan"]["flotillas"][0]["placements"][0]["member"] == "a"
+    assert found.to_json()["plan"]["flotillas"][0]["placements"][0]["member"] == "a"
 
 
 def test_the_timeline_is_a_page(tmp_path: Path) -> None:
-    save_profiles(tmp_path / "p.json", [profile("a", 5.0), profile("b", 40.0)])
-    page = tmp_path / "t.html"
-    arguments = ["plan", str(tmp_path / "p.json"), "--cluster", "1x2x80GB", "--samples", "10", "--html", str(page)]
-    found = CliRunner().invoke(app(), arguments)
-    assert found.exit_code == 0, found.output
-    assert "flotilla 0" in page.read_text()
+    found = explain_cluster([profile("a", 5.0), profile("b", 40.0)], "1x2x80GB", **LIMITS)
+    write_timeline(found.simulation, tmp_path / "t.html")
+    assert "flotilla 0" in (tmp_path / "t.html").read_text()
 
 
 @pytest.mark.parametrize(
@@ -151,6 +152,14 @@ def test_more_devices_buy_time() -> None:
     found = explain_cluster(members, "1x1x80GB", **LIMITS)
     assert [growth.devices for growth in found.growth] == [2, 4]
     assert found.growth[0].makespan_seconds < found.simulation.makespan_seconds
+
+
+def test_larger_clusters_that_a_policy_has_no_plan_for_are_left_out() -> None:
+    pytest.importorskip("highspy")
+    members = [profile("a", 5.0, 9.0, 13.0, splittable=True), profile("b", 40.0)]
+    found = explain_cluster(members, "1x4x80GB", policy="exact", **LIMITS)
+    assert found.plan.policy == "exact" and not found.growth
+    assert [growth.devices for growth in explain_cluster(members, "1x2x80GB", policy="exact", **LIMITS).growth] == [4]
 
 
 def test_more_nodes_prepare_more() -> None:

@@ -4,12 +4,11 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
+import forked
 import pytest
 import studies
-from typer.testing import CliRunner
 
 import argosy
-from argosy.cli import app
 from argosy.errors import PlanError
 from argosy.events import Checkpoint, MemberEnded, MemberStarted, PlanMade, Profiled, RunStarted, Saved, SectionEnded
 from argosy.planning.hindsight import Hindsight
@@ -84,15 +83,15 @@ def test_the_command_simulates_a_run_beside_what_it_took(tmp_path: Path) -> None
     study = studies.study(fleet=fleet, epochs=1)
     report = argosy.train(study, directory=tmp_path / "run", launcher="inline", devices="cpu:2")
     assert report.legs[0].saving_seconds > 0
-    words = ["simulate", str(tmp_path / "run"), "--policy", "solo,balanced"]
-    rows = json.loads(CliRunner().invoke(app, [*words, "--json"]).output)
+    words = ["simulate", "run", "--policy", "solo,balanced"]
+    rows = json.loads(forked.command(tmp_path, [*words, "--json"]).stdout)
     assert [row["policy"] for row in rows] == ["balanced", "solo"], "its own policy first"
     assert 0 < rows[0]["actual_seconds"] < report.seconds and "actual_seconds" not in rows[1]
     assert all(row["devices"] == 2 and row["makespan_seconds"] > 0 for row in rows)
-    text = CliRunner().invoke(app, words).output
+    text = forked.command(tmp_path, words).stdout
     assert "The run itself took" in text and "under balanced, simulated" in text
 
 
 def test_the_command_refuses_a_directory_without_a_run(tmp_path: Path) -> None:
-    found = CliRunner().invoke(app, ["simulate", str(tmp_path)])
-    assert found.exit_code != 0 and "holds no run" in found.output
+    found = forked.command(tmp_path, ["simulate", "."])
+    assert found.returncode == 2 and "holds no run" in found.stderr

@@ -1,0 +1,48 @@
+"""What settings cannot be is said when they are made, before anything is started or journaled for them."""
+
+import math
+from pathlib import Path
+
+import pytest
+import studies
+
+import argosy
+from argosy.errors import PlanError, StudyError
+from argosy.settings import Settings
+from argosy.stream.pulse import MOST_LOADERS
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("hang_seconds", 0),
+        ("hang_seconds", math.nan),
+        ("checkpoint_seconds", -1.0),
+        ("time_limit", "1h"),
+        ("cores", "4"),
+        ("threads", None),
+        ("nodes", 2.0),
+        ("nodes", 0),
+        ("loader_workers", True),
+    ],
+)
+def test_numbers_that_cannot_be_are_refused(setting: str, value: object) -> None:
+    with pytest.raises(StudyError, match=f"{setting} is {value!r}; it must be a "):
+        Settings(**{setting: value})
+
+
+@pytest.mark.parametrize(("setting", "most"), [("nodes", 120), ("loader_workers", MOST_LOADERS)])
+def test_more_than_a_run_can_have_is_refused(setting: str, most: int) -> None:
+    Settings(**{setting: most})
+    with pytest.raises(StudyError, match=f"{setting} is {most + 1}; a run can have up to {most}"):
+        Settings(**{setting: most + 1})
+
+
+def test_times_of_zero_are_for_those_that_mean_at_once() -> None:
+    assert Settings(checkpoint_seconds=0, time_limit=0).hang_seconds == 120.0
+
+
+def test_a_misspelt_policy_is_refused_before_a_run_begins(tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match="unknown policy 'balancd'; choose one of balanced, exact"):
+        argosy.train(studies.study(), directory=tmp_path, launcher="inline", policy="balancd")
+    assert not (tmp_path / "journal.jsonl").read_text()
