@@ -11,7 +11,7 @@ from argosy.fold import MemberState, RunState
 from argosy.running.journal import read_journal
 from argosy.running.study_json import found_study
 from argosy.stream.order import Indices, Selection, split_order, used_elements
-from argosy.stream.schedule import section_start
+from argosy.stream.schedule import section_stop
 
 __all__ = ["audit"]
 
@@ -58,7 +58,7 @@ def _audit_member(
             order = split_order(summary["seed"], split, ended.stream_epoch, length)
             elements = selection.length
             if split == "train":
-                stop = section_start(ended.section + 1, length, per_epoch) or length
+                stop = section_stop(ended.section, length, per_epoch)
                 elements = _elements(selection, order, stop, described)
             expected = selection.digest(
                 order, elements=elements, holes=sorted(holes.get((split, ended.stream_epoch), ()))

@@ -101,7 +101,7 @@ class Cutter:
         return mine == theirs and np.array_equal(self.positions, other.positions)
 
     def take(self, block: Block, *, private: bool = False, after: Batch | None = None) -> Iterator[Batch]:
-        """The batches that this block completes, behind the last committed one; with `private`, none is a view of the block.
+        """The batches that this block completes, behind the last committed one; with `private`, each may be written into.
 
         `after` is a batch that is under way and not committed yet: then the batches behind that one.
         """
@@ -119,7 +119,8 @@ class Cutter:
             elif start == first:
                 yield elements.batch(start, end, private=private)
             else:
-                yield self._gathering(first, end, block).completed(elements.piece(start, end), block, end)
+                piece = elements.piece(start, end)
+                yield self._gathering(first, end, block).completed(piece, block, end, private=private)
             start = first = end
 
     def labels(self, block: Block) -> Indices:
@@ -236,10 +237,10 @@ class _Gathering:
         self.elements += piece.elements
         self.digest = self.digest.plus(piece.digest)
 
-    def completed(self, piece: Carried, block: Block, stop: int) -> Batch:
+    def completed(self, piece: Carried, block: Block, stop: int, *, private: bool) -> Batch:
         """The batch with its last piece; that is not added, because it comes again if this batch is never committed."""
         rows = self._copy(piece)
-        data = unflatten([leaf[:rows] for leaf in self.leaves], block.tree)
+        data = unflatten([_slice(leaf, 0, rows, private=private) for leaf in self.leaves], block.tree)
         sound = None if rows == stop - self.first else self.sound
         return Batch(data, rows, self.digest.plus(piece.digest), stop, sound)
 

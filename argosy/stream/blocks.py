@@ -143,7 +143,7 @@ class Block:
         """The same rows with other leaves; their versions count from here."""
         return Block(self.place, tree, leaves, self.indices, self.sound)
 
-    def apart(self, leaves: tuple[torch.Tensor, ...]) -> "Block":
+    def copied_out(self, leaves: tuple[torch.Tensor, ...]) -> "Block":
         """The block with copies of its leaves, which needs nothing of the memory that it lies in."""
         return Block(self.place, self.tree, leaves, self.indices.copy(), self.sound.copy(), self._labels())
 
@@ -167,12 +167,13 @@ def sample_leaves(sample: Any) -> tuple[list[torch.Tensor], Structure]:
 
 def _tensor(leaf: Any) -> torch.Tensor:
     if isinstance(leaf, torch.Tensor):
-        return leaf.detach() if leaf.requires_grad else leaf
-    if isinstance(leaf, bool | int | np.integer | np.bool_):
+        tensor = leaf.detach() if leaf.requires_grad else leaf
+        return tensor.resolve_conj().resolve_neg()  # else it may be a view of other bits
+    if isinstance(leaf, bool | int):
         return torch.as_tensor(leaf)
     if isinstance(leaf, float):
         return torch.tensor(leaf, dtype=torch.float64)
-    if isinstance(leaf, np.ndarray | np.floating) and leaf.dtype.kind != "O":
+    if isinstance(leaf, np.ndarray | np.generic) and leaf.dtype.kind in "biufc":
         # Torch warns of memory that must not be written to: a row of a memory map, say.
         return torch.as_tensor(leaf if leaf.flags.writeable else leaf.copy())
     raise Unfit(
@@ -183,7 +184,7 @@ def _tensor(leaf: Any) -> torch.Tensor:
 
 def _kind(leaf: Any) -> str:
     kind = f"{type(leaf).__module__}.{type(leaf).__name__}".removeprefix("builtins.")
-    return f"{kind} with dtype object" if isinstance(leaf, np.ndarray) else kind
+    return f"{kind} with dtype {leaf.dtype}" if isinstance(leaf, np.ndarray) else kind
 
 
 def _aligned(size: int) -> int:

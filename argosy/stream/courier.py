@@ -23,14 +23,14 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from argosy.commands import Team
+from argosy.feeder_commands import Team
 from argosy.stream.death import die_with_parent, name_process
 from argosy.stream.meeting import FORMING, store_at
 from argosy.stream.ring import Ring
 from argosy.stream.sharing import PIPELINES, Hop, Pipeline, candidates
 from argosy.stream.wire import Peer
 
-__all__ = ["Broken", "Carried", "Courier", "Exchanges", "start_courier"]
+__all__ = ["Broken", "Exchanged", "Courier", "Exchanges", "start_courier"]
 
 NEVER = datetime.timedelta(days=365)
 """Timeout of an exchange: another node may rightly be busy for long, and the driver decides who is lost."""
@@ -47,7 +47,7 @@ class Order(NamedTuple):
     hops: tuple[Hop, ...]
 
 
-class Carried(NamedTuple):
+class Exchanged(NamedTuple):
     """From a courier: one more hop is done, so many are left."""
 
     slot: int
@@ -165,7 +165,7 @@ class _Way:
                 work, order = self.under_way.get()
                 work.wait()
                 rest = order.hops[1:]
-                self.say(Carried(order.slot, len(rest)))
+                self.say(Exchanged(order.slot, len(rest)))
                 if rest:
                     self.ways[rest[0].group].start(order._replace(hops=rest))
         except Exception as error:  # thread boundary: a courier that cannot exchange is of no use

@@ -8,8 +8,9 @@ begun is announced to its end, and nothing after it, until there is credit again
 
 from collections.abc import Iterator, Mapping
 
-from argosy.commands import Credit, Held, Hold, Leg
+from argosy.errors import StudyError
 from argosy.events import Fed
+from argosy.feeder_commands import Credit, Held, Hold, Leg
 from argosy.stream.blocks import Place
 from argosy.stream.schedule import places
 
@@ -20,6 +21,11 @@ class Course:
     """One leg after another; pure bookkeeping."""
 
     def __init__(self, lengths: Mapping[str, int], *, per_epoch: int, block_size: int) -> None:
+        if lengths and lengths["train"] < per_epoch:
+            raise StudyError(
+                f"validations_per_epoch is {per_epoch}, and Data.train has {lengths['train']} samples, so that nothing would be trained "
+                "between some validations. Give at most as many."
+            )
         self.lengths = lengths
         self.per_epoch = per_epoch
         self.block_size = block_size

@@ -10,21 +10,22 @@ for those of the others; a slot is free again when every reader and the courier 
 import os
 import selectors
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import repeat
 from multiprocessing.connection import Connection
 from typing import Any
 
-from argosy.commands import Credit, Exit, Feed, Flowing, Hold, Open, Opened, Parted, Probe, Probed, UseLoaders
+from argosy.commands import Exit
 from argosy.events import Skipped, Used
+from argosy.feeder_commands import Credit, Feed, Flowing, Hold, Open, Opened, Parted, Probe, Probed, UseLoaders
 from argosy.settings import Settings
-from argosy.stream.courier import Broken, Carried, Courier, Exchanges, start_courier
+from argosy.stream.courier import Broken, Courier, Exchanged, Exchanges, start_courier
 from argosy.stream.course import Course
 from argosy.stream.door import Door
 from argosy.stream.gauges import Queues, StreamGauge
 from argosy.stream.preparation import Filling, Preparation
-from argosy.stream.pulse import Pulse
+from argosy.stream.pulse import MOST_LOADERS, Pulse
 from argosy.stream.ring import Ring
 from argosy.stream.schedule import Orders, choose_block_size
 from argosy.stream.sharing import PIPELINES, Turn
@@ -76,7 +77,7 @@ class _Feeder:
             wanted_loaders=wanted_loaders,
             inherited=self._connections,
             watch=lambda loader: self._watch(loader.connection, partial(self.preparation.hear, loader)),
-            forget=lambda loader: self._forget(loader.connection),
+            forget=lambda loader: self.selector.unregister(loader.connection),
         )
         self.readers: dict[str, Peer] = {}
         self.team = ""
@@ -94,12 +95,12 @@ class _Feeder:
         self.running = True
         self.flowing = False
         """Whether a trainer has been through a block."""
-        self._since = time.monotonic()
-        self._told = self._since
+        self._since = self._told = time.monotonic()
 
-    def run(self) -> None:
-        """Until the driver says Exit or is gone."""
-        self._watch(self.driver, self._obey)
+    def run(self, said: Iterable[Any]) -> None:
+        """Do what the driver has said already, and then what it says, until it says Exit or is gone."""
+        self._obey(said)
+        self._watch(self.driver, lambda: self._obey(self.driver.receive()))
         self._watch(self.door, self._admit)
         for _ in range(self.preparation.wanted_loaders):
             self.preparation.start_loader()
@@ -126,8 +127,9 @@ class _Feeder:
 
     # ---- what peers say
 
-    def _obey(self) -> None:
-        for command in self.driver.receive():
+    def _obey(self, commands: Iterable[Any]) -> None:
+        """Do what the driver has said."""
+        for command in commands:
             if isinstance(command, Credit):
                 self.course.allow(command)
             elif isinstance(command, Hold):
@@ -184,7 +186,7 @@ class _Feeder:
         """End the exchange with the other nodes, whatever is under way."""
         courier, self.courier = self.courier, None
         if courier is not None:
-            self._forget(courier.connection)
+            self.selector.unregister(courier.connection)
             self.gauge.exchange_cpu_seconds += courier.end()
             self.sending.clear()
             for slot in [slot for slot, holders in self.held.items() if courier in holders]:
@@ -193,8 +195,8 @@ class _Feeder:
     def _hear_courier(self) -> None:
         assert self.courier is not None
         message = self.courier.take()
-        if isinstance(message, Carried):
-            self._carried(message)
+        if isinstance(message, Exchanged):
+            self._exchanged(message)
         elif isinstance(message, Exchanges):
             self._part()
             self._answer_probe(message)
@@ -210,7 +212,7 @@ class _Feeder:
         )
         self.driver.send(probed)
 
-    def _carried(self, message: Carried) -> None:
+    def _exchanged(self, message: Exchanged) -> None:
         """A hop is done: a block has arrived here, or is where it should be."""
         assert self.courier is not None
         filling = self.preparation.of_slot(message.slot)
@@ -241,7 +243,7 @@ class _Feeder:
             self._lose_reader(peer)
 
     def _lose_reader(self, peer: Peer) -> None:
-        self._forget(peer)
+        self.selector.unregister(peer)
         peer.close()
         for slot in [slot for slot, holders in self.held.items() if peer in holders]:
             self._give_back(slot, peer)
@@ -339,9 +341,6 @@ class _Feeder:
     def _watch(self, source: Peer | Door | Connection, handler: Callable[[], None]) -> None:
         self.selector.register(source, READ, handler)
 
-    def _forget(self, source: Peer | Connection) -> None:
-        self.selector.unregister(source)
-
 
 def feed(
     driver: Peer,
@@ -357,10 +356,10 @@ def feed(
     keep_bytes: int,
 ) -> None:
     """Life of a feeder that may use so many cores: open the data when told so, then feed legs until told to exit."""
-    (command,) = driver.wait()
+    command, *others = driver.wait()
     assert isinstance(command, Open)
     began = time.monotonic()
-    count = settings.loader_workers if settings.loader_workers is not None else cores
+    count = settings.loader_workers if settings.loader_workers is not None else min(cores, MOST_LOADERS)
     # Its name is one of the host that this process was started on, wherever a dataset takes it.
     door = Door(key)
 
@@ -376,6 +375,7 @@ def feed(
     ring = Ring(slots=slots, slot_bytes=max(s.layout.block_bytes(block_size) for s in sources.values()))
     parallel = any(source.parallel for source in sources.values())
     lengths = {name: source.length for name, source in sources.items()}
+    course = Course(lengths, per_epoch=per_epoch, block_size=block_size)
     driver.send(
         Opened(
             address=door.address,
@@ -392,9 +392,9 @@ def feed(
         door,
         ring,
         sources,
-        Course(lengths, per_epoch=per_epoch, block_size=block_size),
+        course,
         Orders(seed, lengths),
         pulse,
         wanted_loaders=count if parallel else 0,
         cores=cores,
-    ).run()
+    ).run(others)

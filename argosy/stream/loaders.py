@@ -121,9 +121,9 @@ def _work(feeder: int, pulse: Pulse, connection: Connection, ring: Ring, sources
     while True:
         try:
             task: Task = connection.recv()
+            connection.send(run_task(task, ring, sources))
         except (EOFError, OSError):
-            return 0
-        connection.send(run_task(task, ring, sources))
+            return 0  # the feeder has hung up
 
 
 def run_task(task: Task, ring: Ring, sources: dict[str, Source]) -> Done:

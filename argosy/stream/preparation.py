@@ -63,7 +63,7 @@ class Preparation:
         wanted_loaders: int,
         inherited: Callable[[], Iterable[Connection | Peer]],
         watch: Callable[[Loader], None],
-        forget: Callable[[Loader], None],
+        forget: Callable[[Loader], object],
     ) -> None:
         self.ring = ring
         self.sources = sources

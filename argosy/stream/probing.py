@@ -1,18 +1,16 @@
 """What must be known of a Dataset before it is fed, and is learned from a few samples that are prepared for that alone."""
 
 import hashlib
-import random
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 
 from argosy.errors import StudyError
 from argosy.stream.blocks import Layout, sample_leaves
-from argosy.stream.samples import THROWN, refusal
+from argosy.stream.samples import THROWN, generator_states, refusal
 
 __all__ = ["Facts", "confirm", "fingerprint_of", "probe"]
 
@@ -135,17 +133,13 @@ def _gathers(dataset: Any, singly: dict[int, Leaves]) -> bool:
     """Whether a list of samples is what they are one by one, and draws nothing from the generators."""
     if not hasattr(dataset, "__getitems__"):
         return False
-    before = _generator_states()
+    before = generator_states()
     try:
         together = [sample_leaves(sample)[0] for sample in dataset.__getitems__(list(singly))]
     except THROWN:  # as above: it is asked for single samples, as if it had no lists
         return False
-    untouched = all(np.array_equal(a, b) for a, b in zip(before, _generator_states(), strict=True))
+    untouched = generator_states() == before
     return untouched and len(together) == len(singly) and all(map(_equal, singly.values(), together))
-
-
-def _generator_states() -> list[Any]:
-    return [random.getstate()[1], np.random.get_state()[1], torch.default_generator.get_state().numpy()]  # type: ignore[index]
 
 
 def _equal(some: Leaves, others: Leaves) -> bool:

@@ -14,9 +14,11 @@ from dataclasses import dataclass
 
 from argosy.stream.memory import memory_file
 
-__all__ = ["Pulse", "Sign"]
+__all__ = ["MOST_LOADERS", "Pulse", "Sign"]
 
-SLOTS = 1024
+MOST_LOADERS = 1023
+"""Of a worker, that can have a pulse."""
+SLOTS = 1 + MOST_LOADERS
 SLOT_BYTES = 256
 BEAT, STATE, NUMBER, LENGTH, IN_USE = range(5)
 """Words of a slot, of 8 bytes each. The first slot's last one has the number of slots that were ever used."""
@@ -73,8 +75,8 @@ class Pulse:
 
     def slot(self, number: int) -> "Pulse":
         """Of loader 1, 2, … of this worker; whoever starts in a slot finds it idle."""
-        if not 0 < number < SLOTS:
-            raise ValueError(f"loader {number} has no pulse: a worker has at most {SLOTS - 1} loaders")
+        if not 0 < number <= MOST_LOADERS:
+            raise ValueError(f"loader {number} has no pulse: a worker has at most {MOST_LOADERS} loaders")
         first = memoryview(self._memory)[:TEXT].cast("q")
         first[IN_USE] = max(first[IN_USE], number)
         found = Pulse(self._memory, number)

@@ -12,7 +12,7 @@ from argosy.stream.blocks import Unfit
 from argosy.stream.order import sample_seed
 from argosy.stream.pulse import Pulse
 
-__all__ = ["THROWN", "has_drawn", "prepare", "reason", "refusal", "seed_everything"]
+__all__ = ["THROWN", "generator_states", "has_drawn", "prepare", "reason", "refusal", "seed_everything"]
 
 THROWN = (Exception, SystemExit)
 """What a person's Dataset may raise and is answered for; SystemExit comes from code that parses a command line."""
@@ -38,6 +38,13 @@ def has_drawn(index: int, *, epoch: int, split: str, seed: int) -> bool:
 def _drawn() -> tuple[float, float, float]:
     """A number from each of the three."""
     return random.random(), np.random.random_sample(), torch.rand((), dtype=torch.float64).item()
+
+
+def generator_states() -> tuple[Any, ...]:
+    """Where the three stand: equal to what it was, if nobody has drawn meanwhile."""
+    of_numpy: Any = np.random.get_state()
+    _, words, *place = of_numpy
+    return random.getstate(), words.tobytes(), place, torch.default_generator.get_state().numpy().tobytes()
 
 
 def seed_everything(seed: int) -> None:

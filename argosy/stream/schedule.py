@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator, Mapping
 
-from argosy.commands import Leg
+from argosy.feeder_commands import Leg
 from argosy.stream.blocks import Layout, Place
 from argosy.stream.order import Indices, split_order
 
-__all__ = ["Orders", "choose_block_size", "places", "section_start"]
+__all__ = ["Orders", "choose_block_size", "places", "section_start", "section_stop"]
 
 BLOCK_BYTES = 4 * 2**20
 
@@ -16,11 +16,16 @@ def section_start(section: int, length: int, per_epoch: int) -> int:
     return section % per_epoch * length // per_epoch
 
 
+def section_stop(section: int, length: int, per_epoch: int) -> int:
+    """Element of its epoch's order behind the section's last one."""
+    return length if (section + 1) % per_epoch == 0 else section_start(section + 1, length, per_epoch)
+
+
 def places(leg: Leg, section: int, lengths: Mapping[str, int], per_epoch: int, block_size: int) -> Iterator[Place]:
     """The blocks of one section of a leg, in order; its first one may begin before the section does."""
     epoch, length = section // per_epoch, lengths["train"]
     first = leg.position if section == leg.section else section_start(section, length, per_epoch)
-    stop = section_start(section + 1, length, per_epoch) or length
+    stop = section_stop(section, length, per_epoch)
     for split in lengths:
         low, high = (first, stop) if split == "train" else (0, lengths[split])
         # Where nobody misses a sample any more, and no validation follows, an empty block says that the section ends.

@@ -185,6 +185,9 @@ class DatasetSource(Source):
                     raise refusal(error, self.split, index) from error
                 holes.append((index, reason(error)))
                 leaves = []
+                for target in block.leaves:
+                    # `Data.on_device` is shown it, and could raise at what lay there before.
+                    target[row].zero_()
             for target, leaf in zip(block.leaves, leaves, strict=False):
                 target[row].copy_(leaf)
             block.indices[row] = index
@@ -315,7 +318,7 @@ def _rows(array: Any, what: str) -> Any:
                 f"Data: {what} is a tensor of layout {array.layout} on {array.device}; samples are gathered from dense "
                 "tensors in host memory. Give tensor.cpu(), or tensor.to_dense()."
             )
-        return array.detach()
+        return array.detach().resolve_conj().resolve_neg()
     try:
         torch.from_numpy(np.empty(0, array.dtype))
     except (TypeError, ValueError) as error:

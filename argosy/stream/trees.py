@@ -3,6 +3,7 @@
 Torch has the same in a private module whose structures change between versions; ours cross process borders.
 """
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -10,6 +11,7 @@ __all__ = ["Structure", "described", "flatten", "map_leaves", "unflatten"]
 
 Structure = Any
 """None for a leaf; else (type, keys or None, structures of the children)."""
+PLAIN = (tuple, list, dict)
 
 
 def flatten(tree: Any) -> tuple[list[Any], Structure]:
@@ -22,7 +24,10 @@ def flatten(tree: Any) -> tuple[list[Any], Structure]:
     else:
         return [tree], None
     parts = [flatten(child) for child in children]
-    return [leaf for leaves, _ in parts for leaf in leaves], (type(tree), keys, tuple(part for _, part in parts))
+    kind: Any = type(tree)
+    if kind not in PLAIN:
+        kind = _rebuilt_as(kind, keys, len(children))
+    return [leaf for leaves, _ in parts for leaf in leaves], (kind, keys, tuple(part for _, part in parts))
 
 
 def unflatten(leaves: Iterable[Any], structure: Structure) -> Any:
@@ -54,9 +59,29 @@ def _build(leaves: Iterator[Any], structure: Structure) -> Any:
     if structure is None:
         return next(leaves)
     kind, keys, parts = structure
-    children = [_build(leaves, part) for part in parts]
+    return _made(kind, keys, [_build(leaves, part) for part in parts])
+
+
+def _made(kind: Any, keys: tuple[Any, ...] | None, children: list[Any]) -> Any:
     if keys is not None:
-        return kind(zip(keys, children, strict=True))
-    if hasattr(kind, "_fields"):
-        return kind(*children)
-    return kind(children)
+        found = dict(zip(keys, children, strict=True))
+        return found if kind is dict else kind(found)
+    return kind(*children) if hasattr(kind, "_fields") else kind(children)
+
+
+@functools.cache
+def _rebuilt_as(kind: Any, keys: tuple[Any, ...] | None, count: int) -> Any:
+    """A type that takes so many leaves, whatever they are: this one, or what torch's default_collate would make of it.
+
+    A torch.Size takes numbers alone, and a defaultdict wants a factory.
+    """
+    children = [object() for _ in range(count)]
+    try:
+        made = _made(kind, keys, children)
+        if list(made if keys is None else made.values()) == children:
+            return kind
+    except (TypeError, ValueError, AttributeError):  # a person's class may look at what it is given
+        pass
+    if keys is not None:
+        return dict
+    return tuple if issubclass(kind, tuple) else list

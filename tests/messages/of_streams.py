@@ -11,6 +11,7 @@ import torch
 
 from argosy import Data
 from argosy.stream.blocks import Layout, Place
+from argosy.stream.course import Course
 from argosy.stream.door import NONCE, PROOF, dial
 from argosy.stream.loaders import Task, run_task
 from argosy.stream.preparation import TRIES, Preparation
@@ -159,6 +160,7 @@ CASES = {
     "a factory of data that raises": lambda: open_sources(Data(train=unreadable), seed=0),
     "a factory of data that returns none": lambda: open_sources(Data(train=lambda: 3), seed=0),
     "a dataset that differs whenever it is opened": another_one,
+    "more validations than samples": lambda: Course({"train": 6, "val": 9}, per_epoch=8, block_size=64),
     "a dataset that fails in a loader worker": lists,
     "a sample that kills loader workers": dying_loaders,
     "a name too long to call with": lambda: dial("\0argosy-door", b"key", "cpu:0" * 52),

@@ -24,9 +24,8 @@ __all__ = ["CASES"]
 
 def on_device(*works: Any) -> None:
     """What `Data.on_device` does to one block after another."""
-    turns = iter(works)
-    copies = Copies(backend_of("cpu:0"), lambda batch: next(turns)(batch))
-    for block in blocks(np.arange(8), 4):
+    copies = Copies(backend_of("cpu:0"))
+    for block, copies.on_device in zip(blocks(np.arange(4 * len(works)), 4), works, strict=True):
         copies.start(block)
 
 
@@ -84,6 +83,10 @@ CASES = {
     "a checkpoint that cannot be written": on_a_full_disk,
     "a state that is no plain data": lambda: checkpoint.plain({"queue": [Path("x")]}, "model"),
     "Data.on_device leaves out rows": lambda: on_device(lambda batch: batch[0][1:]),
+    "Data.on_device draws": lambda: on_device(lambda batch: (batch[0] + torch.rand(()), batch[1])),
+    "Data.on_device goes by all samples of a block": lambda: on_device(
+        lambda batch: (batch[0] - batch[0].mean(), batch[1])
+    ),
     "Data.on_device writes into its input later": lambda: on_device(lambda batch: batch, changed),
     "a member writes into its input later": lambda: trained(
         studies.member("mlp", model=lambda: Changing(12, 10), batch_size=20), stop=argosy.MaxEpochs(5), block_size=40

@@ -79,6 +79,13 @@ def test_a_run_goes_on_from_any_section(tmp_path: Path, monkeypatch: pytest.Monk
             assert cut[name][part] == value, (name, part)
 
 
+def test_a_section_may_be_of_one_sample(tmp_path: Path) -> None:
+    study = studies.study(6, val=9, fleet=[studies.member(batch_size=3)], validations_per_epoch=6)
+    report = argosy.train(study, directory=tmp_path, launcher="inline", numerics="exact")
+    assert report.preparations == 1.0
+    living.equal_alone(study, tmp_path)
+
+
 @pytest.mark.parametrize("launcher", ["inline", "processes"])
 def test_a_quarter_of_an_epoch_is_a_budget(tmp_path: Path, launcher: str) -> None:
     fleet = [studies.member("quarter", stop=argosy.MaxEpochs(0.25)), studies.member("more", stop=argosy.MaxEpochs(1.5))]

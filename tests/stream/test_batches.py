@@ -110,6 +110,20 @@ def test_private_batches_never_touch_the_block() -> None:
     assert not block.touched
 
 
+def test_what_is_written_into_a_batch_is_in_nothing_that_comes_again() -> None:
+    """A batch over two blocks that is never committed, as that of a split member that is saved while it is under way."""
+    order = np.arange(16, dtype=np.int64)
+    cutter = Cutter(selection=Selection.of(None, 16), order=order, batch_size=16, drop_last=False)
+    first, last = blocks(order, 8)
+    assert list(cutter.take(first, private=True)) == []
+    (batch,) = cutter.take(last, private=True)
+    batch.data[0].fill_(99)
+    assert cutter.carried is not None
+    assert cutter.carried.leaves[0][:, 0].tolist() == list(range(8))
+    (again,) = cutter.take(last, private=True)
+    assert again.data[0][:, 0].tolist() == list(range(16))
+
+
 def test_a_write_into_a_view_is_seen() -> None:
     order = np.arange(16, dtype=np.int64)
     cutter = Cutter(selection=Selection.of(None, 16), order=order, batch_size=8, drop_last=False)

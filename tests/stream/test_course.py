@@ -5,10 +5,10 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from argosy.commands import Credit, Hold, Leg
+from argosy.feeder_commands import Credit, Hold, Leg
 from argosy.stream.blocks import Place
 from argosy.stream.course import Course
-from argosy.stream.schedule import section_start
+from argosy.stream.schedule import section_start, section_stop
 
 
 def blocks(
@@ -38,8 +38,7 @@ def test_a_course_announces_what_it_may_and_prepares_no_further(seed: int) -> No
     prepared: dict[tuple[str, int, int], int] = {}
     for number in range(3):
         section = draw.randrange(9)
-        low = section_start(section, lengths["train"], per_epoch)
-        high = section_start(section + 1, lengths["train"], per_epoch) or lengths["train"]
+        low, high = (cut(section, lengths["train"], per_epoch) for cut in (section_start, section_stop))
         leg = Leg(number=number, section=section, position=draw.randint(low, high))
         for event in course.begin(leg):
             fed[event.split, event.epoch, event.section] = (

@@ -112,6 +112,20 @@ def test_a_caller_of_another_user_is_turned_away(monkeypatch: pytest.MonkeyPatch
     door.close()
 
 
+def test_more_call_at_once_than_the_kernel_keeps_for_a_door() -> None:
+    door, names = Door(bytes(32)), [str(number) for number in range(200)]
+    with ThreadPoolExecutor(len(names)) as pool:
+        calls = [pool.submit(dial, door.address, bytes(32), name) for name in names]
+        time.sleep(0.2)  # who prepares has not come to look at its door yet
+        entered: list[str] = []
+        while not all(call.done() for call in calls):
+            entered += [name for name, _ in door.enter()]
+        assert sorted(entered) == sorted(names)
+        for call in calls:
+            call.result().close()
+    door.close()
+
+
 def test_a_call_waits_where_too_many_files_are_open() -> None:
     door = Door(bytes(32))
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller:

@@ -16,12 +16,14 @@ import pytest
 import studies
 
 import argosy
-from argosy.commands import Credit, Exit, Feed, Leg, Open, Opened, Team
+import argosy.stream.feed as feeding
+from argosy.commands import Exit
 from argosy.events import Used
+from argosy.feeder_commands import Credit, Feed, Leg, Open, Opened, Team
 from argosy.settings import Settings
 from argosy.stream.door import dial
 from argosy.stream.feed import feed
-from argosy.stream.pulse import Pulse
+from argosy.stream.pulse import MOST_LOADERS, Pulse
 from argosy.stream.ring import RingReader
 from argosy.stream.wire import Peer
 
@@ -129,3 +131,20 @@ def test_a_feeder_forgets_its_courier_in_the_middle_of_what_it_says(tmp_path: Pa
             slow.send(Feed(leg=Leg.empty()))
         for _, driver, _ in found:
             assert last_word(driver).gauge["exchanged_bytes"] > 0
+
+
+class Asked(Exception):  # noqa: N818
+    """For so many loaders."""
+
+
+def test_of_very_many_cores_each_loader_still_has_a_pulse(monkeypatch: pytest.MonkeyPatch) -> None:
+    def asked(count: int, *_: Any, hang_up: Any, **__: Any) -> None:
+        hang_up()
+        raise Asked(count)
+
+    monkeypatch.setattr(feeding, "open_for", asked)
+    driver, theirs = Peer.pair()
+    driver.send(Open())
+    how = {"name": "feeder", "seed": 0, "per_epoch": 1, "key": KEY, "pulse": Pulse.private(), "keep_bytes": 0}
+    with pytest.raises(Asked, match=str(MOST_LOADERS)):
+        feed(theirs, lambda: None, Settings(), cores=5 * MOST_LOADERS, **how)

@@ -1,6 +1,7 @@
 """Datasets that read from open files, in forked loader workers: each has its own place in them, however they were opened."""
 
 import os
+import signal
 import sqlite3
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +17,7 @@ from torch.utils.data import Dataset
 
 import argosy
 from argosy.errors import StudyError, WorkerError
+from argosy.stream import spares
 
 ROWS = 96
 WIDTH = 12
@@ -143,3 +145,14 @@ class Ending(studies.Vectors):
 def test_a_dataset_that_ends_its_process_while_it_is_probed_is_named(tmp_path: Path) -> None:
     with pytest.raises(WorkerError, match=r"'feeder-10' is lost \(.* while preparing sample 0 of train\)"):
         train(argosy.Data(train=Ending(30)), tmp_path / "run", loader_workers=1)
+
+
+def test_a_spare_that_is_killed_in_its_feeders_place_ends_that_the_same_way() -> None:
+    """By how a worker ended, people are told whether memory ran out."""
+    pid = os.fork()
+    if pid == 0:
+        spare, word = spares._Spare.fork()
+        if word is None:
+            spare.go_on(spares._Word(facts={}, skip_errors=False), lambda: None)
+        os.kill(os.getpid(), signal.SIGKILL)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL

@@ -3,7 +3,9 @@
 import os
 import threading
 
-from argosy.stream.pulse import SLOT_BYTES, TEXT, Pulse, Sign
+import pytest
+
+from argosy.stream.pulse import MOST_LOADERS, SLOT_BYTES, TEXT, Pulse, Sign
 
 
 def one(pulse: Pulse) -> Sign:
@@ -42,6 +44,14 @@ def test_a_text_that_is_too_long_is_cut_and_touches_nobody_else() -> None:
     with pulse.busy("ü" * 300):
         assert one(pulse).doing == "ü" * ((SLOT_BYTES - TEXT) // 2)
         assert pulse.look()[1].doing == "loader"
+
+
+def test_there_is_room_for_so_many_loaders_and_no_more() -> None:
+    pulse = Pulse.private()
+    pulse.slot(MOST_LOADERS).start("preparing")
+    assert pulse.look()[MOST_LOADERS].doing == "preparing"
+    with pytest.raises(ValueError, match="at most 1023 loaders"):
+        pulse.slot(MOST_LOADERS + 1)
 
 
 def test_a_blocked_child_and_its_loaders_are_seen_through_the_descriptor() -> None:

@@ -85,8 +85,11 @@ def test_a_raising_sample_can_be_skipped() -> None:
     here = source(Broken(30), skip_errors=True)
     place = Place(leg=0, split="train", epoch=0, section=0, start=0, rows=3, last=True)
     block = here.layout.block(place, np.zeros(here.layout.block_bytes(3), np.uint8))
+    for leaf in block.leaves:
+        leaf.fill_(99)  # what the slot held before
     assert here.fill(block, 0, np.array([16, 17, 18])).holes == [(17, "OSError: truncated file")]
     assert block.sound.tolist() == [True, False, True]
+    assert [leaf[1].count_nonzero().item() for leaf in block.leaves] == [0, 0]
 
 
 class Lists(Dataset):
@@ -113,6 +116,27 @@ def test_getitems_is_used_where_it_is_deterministic() -> None:
     assert dataset.lists == 2
     # A Subset has __getitems__ too, and would draw many samples under one seed.
     assert not source(Subset(studies.Vectors(30), range(20))).facts.gathers
+
+
+class Drawing(Dataset):
+    """Draws from one generator, and seldom makes anything of it."""
+
+    def __init__(self, draw: Any) -> None:
+        self.draw = draw
+
+    def __len__(self) -> int:
+        return 30
+
+    def __getitem__(self, index):
+        return index + (float(self.draw()) > 99.0)
+
+
+@pytest.mark.parametrize(
+    "draw", [np.random.rand, np.random.randn, random.random, lambda: random.gauss(0.0, 1.0), lambda: torch.rand(())]
+)
+def test_lists_that_draw_are_not_asked_for(draw: Any) -> None:
+    """Whatever comes of it in the few samples that are tried."""
+    assert not source(Subset(Drawing(draw), range(20))).facts.gathers
 
 
 def test_arrays_and_tensor_datasets_take_the_fast_path() -> None:
@@ -205,6 +229,11 @@ OBJECTS = np.array([None, 1], dtype=object)
         ((X, 0), (X.double(), 1), r"has torch.float64 in its element 0, the first sample torch.float32\."),
         ((X, 0), None, r"holds None of type NoneType; the stream carries tensors, arrays and numbers\. Convert"),
         ((X, 0), (X, "cat"), r"holds 'cat' of type str;"),
+        (
+            (X, 0),
+            (np.array(["cat"]), 1),
+            r"holds array\(\['cat'\], dtype='<U3'\) of type numpy.ndarray with dtype <U3;",
+        ),
         ((X, 0), (OBJECTS, 1), r"holds array\(\[None, 1\], dtype=object\) of type numpy.ndarray with dtype object;"),
         ((X, 0), [X, 0], r"is built as \[·, ·\], the first one as \(·, ·\)\. Build all samples alike\."),
         ({"x": X, "y": 0}, {"x": X}, r"is built as \{'x': ·\}, the first one as \{'x': ·, 'y': ·\}\."),
@@ -260,6 +289,26 @@ def test_numbers_of_every_kind_and_a_class_as_factory() -> None:
     assert [leaf.tolist() for leaf in leaves[:5]] == [[4, 5], [0.5, 0.5], [True, True], [2, 2], [3, 3]]
     assert [str(leaf.dtype)[6:] for leaf in leaves[:5]] == ["int64", "float64", "bool", "float32", "uint8"]
     assert leaves[5][1].tolist() == [0, 1, 2] and not leaves[6].requires_grad
+
+
+def test_complex_numbers_of_every_kind() -> None:
+    """A sample of one is a NumPy scalar, and torch has tensors that are conjugated when they are read."""
+    z = torch.complex(torch.arange(6.0), torch.ones(6))
+
+    class Spectra(studies.Vectors):
+        def __getitem__(self, index: int) -> Any:
+            return {
+                "lazy": z.conj(),
+                "negative": z.conj().imag,
+                "one": np.complex64(index + 1j),
+                "half": np.float16(0.5),
+            }
+
+    leaves = fill(source(Spectra(6)), [4, 5])
+    assert torch.equal(leaves[0], z.conj().expand(2, 6)) and torch.equal(leaves[1], -z.imag.expand(2, 6))
+    assert leaves[2].tolist() == [4 + 1j, 5 + 1j] and leaves[3].dtype == torch.float16
+    here = open_sources(Data(arrays=(z.numpy(), z.conj(), z.conj().imag)), seed=0)["train"]
+    assert [leaf.tolist() for leaf in fill(here, [5, 0])] == [[5 + 1j, 1j], [5 - 1j, -1j], [-1.0, -1.0]]
 
 
 @pytest.mark.parametrize(

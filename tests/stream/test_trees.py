@@ -1,8 +1,11 @@
 """Samples are taken apart and put together without loss."""
 
-from collections import OrderedDict, namedtuple
+from collections import OrderedDict, defaultdict, namedtuple
+from types import MappingProxyType
+from typing import Any
 
 import pytest
+import torch
 
 from argosy.stream.trees import flatten, map_leaves, unflatten
 
@@ -17,6 +20,39 @@ def test_round_trip(tree) -> None:
     again = unflatten(leaves, structure)
     assert again == tree
     assert type(again) is type(tree)
+
+
+class Point(tuple):
+    """Of two numbers, each by itself."""
+
+    def __new__(cls, x: Any, y: Any) -> "Point":
+        return super().__new__(cls, (x, y))
+
+
+class Sizes(list[int]):
+    """Of what it is given."""
+
+    def __init__(self, images: Any) -> None:
+        super().__init__(len(image) for image in images)
+
+
+@pytest.mark.parametrize(
+    ("tree", "again"),
+    [
+        (torch.Size([3, 4]), (3, 4)),
+        (defaultdict(list, x=1, y=2), {"x": 1, "y": 2}),
+        (MappingProxyType({"x": 1}), {"x": 1}),
+        (Point(1, 2), (1, 2)),
+        (Sizes(["ab"]), [2]),
+    ],
+)
+def test_what_cannot_be_made_of_other_leaves_becomes_plain(tree: Any, again: Any) -> None:
+    leaves, structure = flatten({"sample": (torch.ones(1), tree)})
+    stacked = [torch.as_tensor([leaf]) for leaf in leaves]
+    made = unflatten(stacked, structure)["sample"][1]
+    assert made == again
+    plain = type(again) if not isinstance(tree, MappingProxyType) else MappingProxyType
+    assert type(made) is plain
 
 
 def test_structures_can_be_compared() -> None:

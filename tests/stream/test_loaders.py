@@ -1,0 +1,42 @@
+"""Loader workers, each alone with a feeder."""
+
+import os
+import time
+
+import numpy as np
+import pytest
+import studies
+
+from argosy import Data
+from argosy.stream.blocks import Place
+from argosy.stream.loaders import Task, start_loader
+from argosy.stream.pulse import Pulse
+from argosy.stream.ring import Ring
+from argosy.stream.sources import open_sources
+
+PLACE = Place(leg=0, split="train", epoch=0, section=0, start=0, rows=4, last=True)
+
+
+class Slow(studies.Vectors):
+    """A sample takes 50 ms."""
+
+    def __getitem__(self, index: int) -> object:
+        time.sleep(0.05)
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.02])
+def test_a_loader_whose_feeder_hangs_up_ends_in_peace(seconds: float) -> None:
+    """Before its task, or in the middle of it."""
+    pulse, descriptor = Pulse.create()
+    os.close(descriptor)
+    sources = open_sources(Data(train=Slow(4)), seed=0, pulse=pulse)
+    ring = Ring(slots=1, slot_bytes=sources["train"].layout.block_bytes(4))
+    loader = start_loader(1, pulse, ring, sources, [])
+    if seconds:
+        loader.give(Task(0, PLACE, 0, np.arange(4)))
+        while not pulse.look()[1].busy:
+            time.sleep(0.001)
+    loader.connection.close()
+    _, status = os.waitpid(loader.pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
