@@ -42,6 +42,10 @@ NEAR_AFTER_A_RUN = 1e-6
 """How far such weights may be apart after hundreds of steps, which multiply what rounding makes different."""
 GIB = 2**30
 ROUNDS = 9
+WIDE, MANY = 2048, 8
+"""Hidden units of members, and how many of these there are: weights, moments and a step of one take 1.3 GiB, a step of all 2.8."""
+SCARCE = 2.0
+"""GiB that hold them one by one, and not as one program."""
 
 
 # ---- runs with packs
@@ -120,17 +124,17 @@ def resumed_packs_are_uninterrupted(site: Site) -> Outcome:
 
 def a_pack_beyond_memory_trains_all(site: Site) -> Outcome:
     """Eight members that fit one by one, not as one program; against the same with all the memory of the device."""
-    hidden, batch, rest = (2048, 2048, 80.0) if site.real else (32, 64, 0.0)
+    hidden, batch, rest = (WIDE, 2048, 80.0) if site.real else (32, 64, 0.0)
     runs = []
-    for words, gib in (("ample", rest), ("scarce", 0.9)):
+    for words, gib in (("ample", rest), ("scarce", SCARCE)):
         members = [
             argosy.Member(
                 f"m{n}", model=partial(limited, gib, hidden), optimizer=partial(Adam, lr=1e-4 * n), batch_size=batch
             )
-            for n in range(1, 9)
+            for n in range(1, MANY + 1)
         ]
         runs.append(site.train(study(site, members), f"memory-{words}", devices=site.one))
-    names = [f"m{n}" for n in range(1, 9)]
+    names = [f"m{n}" for n in range(1, MANY + 1)]
     reasons = sorted({event["reason"] for event in events(runs[1], "Packed")} - {""})
     ended = [event["reason"] for event in events(runs[1], "MemberEnded") if event["status"] != "done"]
     outcome = near(differences(runs[0], runs[1], names, metrics=False), runs[1], reasons=reasons, failed=ended)

@@ -16,7 +16,7 @@ from torch.optim import Adam, Optimizer
 
 from argosy import Member
 from argosy.commands import Report
-from argosy.events import Packed
+from argosy.packs import Packed
 from argosy.stream.blocks import Block, Layout, Place
 from argosy.stream.pulse import Pulse
 from argosy.stream.schedule import Orders
@@ -86,7 +86,7 @@ class Task:
         found = layout.block(place, np.zeros(layout.block_bytes(rows), np.uint8))
         found.indices[:], found.sound[:] = order, True
         leaves = tuple(array[torch.from_numpy(order)].to(self._backend.device) for array in self._arrays)
-        return found.apart(leaves)
+        return found.copied_out(leaves)
 
 
 class Side(Protocol):

@@ -4,8 +4,10 @@
   before its event has passed, as a slot does that is released too early. Events pass after some queries.
 * Its default generator is its own: `noise` draws from it.
 * Memory ends at ``LATE_BYTES`` (counted in every operation of torch's while the device is active), and what a killed
-  process held comes back ``LATE_RETURN_SECONDS`` after its end, if processes share a ``LATE_LEDGER``.
-* `poison` makes every later call raise, as a failed assertion of a CUDA kernel does.
+  process held comes back ``LATE_RETURN_SECONDS`` after its end, if processes share a ``LATE_LEDGER``. The first product of
+  matrices takes work space for good, and so does the first one of a backward pass.
+* `poison` makes every later call raise, as a failed assertion of a CUDA kernel does; of one that `poison_later` asks for the
+  host hears when it looks next whether an event has passed.
 
 ``ARGOSY_DEVICES=late`` makes it known to all processes of a run; `devices` does that in a test.
 """
@@ -30,11 +32,14 @@ from argosy.errors import WorkerError
 from argosy.training import devices as kinds
 from argosy.training.devices import Backend, Hardware
 
-__all__ = ["Late", "LateEvent", "devices", "forget", "noise", "poison"]
+__all__ = ["Late", "LateEvent", "devices", "forget", "noise", "poison", "poison_later"]
 
 COUNT = 4
 QUERIES = 3
 GIB = 2**30
+WORK_SPACE = 4096
+"""Bytes that a library takes."""
+PRODUCTS = {torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default}
 
 
 def _limit() -> int:
@@ -60,6 +65,7 @@ class LateEvent:
 
     def query(self) -> bool:
         """See `Event.query`."""
+        state.poison = state.poison or state.coming_poison
         _alive()
         self.queries += 1
         if self.queries >= QUERIES:
@@ -84,6 +90,8 @@ class State:
     """Of this process: what a driver would keep."""
 
     poison: str = ""
+    coming_poison: str = ""
+    """Which nobody has heard of."""
     lost: int = 0
     """Copies whose source died on the way."""
     pinned: set[int] = field(default_factory=set)
@@ -120,6 +128,11 @@ def poison(*_: Any) -> Any:
     _alive()
 
 
+def poison_later() -> None:
+    """Break the device in the middle of what it is asked for."""
+    state.coming_poison = "late error: device-side assert triggered"
+
+
 def noise(batch: Any) -> Any:
     """An augmentation that draws from the device's own generator."""
     inputs, target = batch
@@ -138,9 +151,14 @@ class Counted(TorchDispatchMode):
         self.ledger = ledger
         self.in_use = self.peak = 0
         self._known: set[int] = set()
+        self._work_space: set[bool] = set()
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         _alive()
+        backward = torch._C._current_autograd_node() is not None
+        if function in PRODUCTS and backward not in self._work_space:
+            self._work_space.add(backward)
+            self._count(WORK_SPACE)
         result = function(*args, **(kwargs or {}))
         given = {storage_of(t) for t in _tensors((args, kwargs))}
         for tensor in _tensors(result):

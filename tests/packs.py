@@ -55,6 +55,34 @@ class Transformer(nn.Module):
         return self.head(self.layer(self.embed(x.unflatten(1, (4, 4)))).mean(1))
 
 
+class Masked(nn.Module):
+    """Means of the features up to each one. The mask is a buffer of truth values, and may be filled only when it is needed."""
+
+    def __init__(self, width: int = 12, *, filled: bool = True) -> None:
+        super().__init__()
+        self.width = width
+        self.register_buffer("mask", self._made() if filled else None, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.mask is None:
+            self.mask = self._made()
+        return x.unsqueeze(1).expand(len(x), self.width, self.width).masked_fill(self.mask, 0.0).mean(2)
+
+    def _made(self) -> Tensor:
+        return torch.ones(self.width, self.width, dtype=torch.bool).triu(1)
+
+
+class Empty(nn.Module):
+    """A weight without a number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(12, 0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.weight.sum(1)
+
+
 def mlp(dropout: float = 0.0, hidden: int = 12) -> nn.Module:
     """One hidden layer."""
     return nn.Sequential(nn.Linear(16, hidden), nn.Tanh(), nn.Dropout(dropout), nn.Linear(hidden, 4))
@@ -141,7 +169,8 @@ def train(
             history[one.member.name].append(one.end_section(1))
         gone = [one.member.name for one in program.members if (ends or {}).get(one.member.name) == epoch + 1]
         if gone and isinstance(program, Fused):
-            program = program.without(gone)
+            program.release()
+            program = Fused.of([one for one in program.members if one.member.name not in gone])
     return history
 
 

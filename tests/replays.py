@@ -2,7 +2,7 @@
 
 * Recording does nothing: what the work moves meanwhile is put back, of the random generator too.
 * A replay makes the operators again on the same memory, and nothing of what Python did between them.
-* To read a value on the host raises.
+* To read a value on the host raises: there, and where a recorder is strict.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from argosy.training import recorders
 
-__all__ = ["TapeRecorder", "recorded", "replayable"]
+__all__ = ["TapeRecorder", "closed", "recorded", "replayable"]
 
 Made = TypeVar("Made")
 READS = {torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default}
@@ -55,6 +55,12 @@ class Tape(TorchDispatchMode):
             whole = torch.empty(0, dtype=tensor.dtype).set_(tensor.untyped_storage())
             self.moved[address] = whole, whole.clone()
 
+    @property
+    def memory_bytes(self) -> int:
+        """See `Recording.memory_bytes`: all that was made on the way."""
+        made = {storage(t): t.untyped_storage().nbytes() for *_, found in self.calls for t in found}
+        return sum(size for address, size in made.items() if address in self.born)
+
     def put_back(self) -> None:
         """Let nothing have been done."""
         for whole, before in self.moved.values():
@@ -74,6 +80,16 @@ class Tape(TorchDispatchMode):
     def close(self) -> None:
         """See `Recording.close`."""
         self.calls.clear()
+        closed.append(self)
+
+
+class Strict(TorchDispatchMode):
+    """Reads no values."""
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function in READS:
+            raise RuntimeError("called a synchronizing operation")
+        return function(*args, **(kwargs or {}))
 
 
 def storage(tensor: Tensor) -> int:
@@ -88,6 +104,7 @@ class TapeRecorder:
     device: torch.device
     asked: list[str] = field(default_factory=list)
     """Of its stream, in order."""
+    draws_apart: bool = False
 
     def __post_init__(self) -> None:
         recorded.append(self)
@@ -107,6 +124,11 @@ class TapeRecorder:
         """See `Recorder.join`."""
         self.asked.append("join")
 
+    def strict(self) -> Strict:
+        """See `Recorder.strict`."""
+        self.asked.append("strict")
+        return Strict()
+
     def record(self, work: Callable[[], Made]) -> tuple[Tape, Made]:
         """See `Recorder.record`."""
         self.asked.append("record")
@@ -119,13 +141,20 @@ class TapeRecorder:
             torch.default_generator.set_state(generator)
         return tape, made
 
+    def close(self) -> None:
+        """See `Recorder.close`."""
+        self.asked.append("close")
+
 
 recorded: list[TapeRecorder] = []
 """All that a test has made."""
+closed: list[Tape] = []
+"""Of these."""
 
 
 @pytest.fixture
 def replayable(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let CPUs have recorders."""
     recorded.clear()
+    closed.clear()
     monkeypatch.setitem(recorders.RECORDERS, "cpu", TapeRecorder)

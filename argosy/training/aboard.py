@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from argosy.commands import StartMember
-from argosy.events import MemberStarted, Packed, SectionEnded
+from argosy.events import MemberStarted, SectionEnded
+from argosy.packs import Packed
 from argosy.stream.blocks import Place
 from argosy.stream.schedule import Orders
 from argosy.training import checkpoint
@@ -45,10 +46,11 @@ class Aboard:
         live.private, live.randomness.uses_others = PRIVATE in start.notes, NUMPY_RANDOM in start.notes
         position = 0
         if start.checkpoint is not None:
+            built = [dict(group) for group in live.optimizer.param_groups]
             # The driver has compared its sum. The file's own tensors go again; what is copied from them stays.
             with large_outside():
                 position = live.load_state_dict(checkpoint.load(files.folder / start.checkpoint.file))
-            change(live, start.changes)
+            change(live, start.changes, built)
         live.begin_epoch(orders, start.stream_epoch, position)
         first = start.stream_epoch * sections + live.section
         leads = start.seat is None or start.seat.rank == 0

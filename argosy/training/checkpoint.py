@@ -9,7 +9,7 @@ import ctypes
 import hashlib
 import os
 import re
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -150,8 +150,10 @@ def sum_of(path: Path) -> str:
 def plain(value: Any, where: str = "state", *, host: bool = False) -> Any:
     """The value with NumPy's types converted; raises CheckpointError for what could not be reloaded.
 
-    Tensors keep their memory, but a view is cloned, because it would be saved with its whole storage. With `host` all are
-    copied to host memory. What is one and the same stays so, and is saved once: tied weights, and views of the same.
+    Tensors of the host keep their memory, but a view is cloned, because it would be saved with its whole storage. Those of
+    other devices are copied to the host, as all are with `host`: a file that names a device opens only where there is one,
+    and views of a whole crew would be cloned where memory is scarce. What is one and the same stays so, and is saved once:
+    tied weights, and views of the same.
     """
     return _Walk(host).plain(value, (None, where))
 
@@ -179,6 +181,8 @@ class _Walk:
             copied = {
                 key: item if type(item) in SCALARS else self.plain(item, (where, key)) for key, item in value.items()
             }
+            if isinstance(value, Counter):  # as the milestones of a schedule
+                return Counter(copied)
             return OrderedDict(copied) if isinstance(value, OrderedDict) else copied
         if isinstance(value, list | tuple | set):
             kind = next(kind for kind in (list, tuple, set) if isinstance(value, kind))
@@ -192,11 +196,12 @@ class _Walk:
 
     def _tensor(self, value: torch.Tensor) -> torch.Tensor:
         value, storage = value.detach(), value.untyped_storage()
+        copies = self.host or value.device.type != "cpu"
         if storage.nbytes() == value.numel() * value.itemsize:
-            return self._on_host(value, storage) if self.host else value
+            return self._on_host(value, storage) if copies else value
         key = (storage.data_ptr(), value.storage_offset(), value.shape, value.stride(), value.dtype)
         if key not in self.views:
-            self.views[key] = value.to("cpu", copy=True) if self.host else value.clone()
+            self.views[key] = value.to("cpu", copy=True) if copies else value.clone()
         return self.views[key]
 
     def _on_host(self, value: torch.Tensor, storage: torch.UntypedStorage) -> torch.Tensor:

@@ -23,6 +23,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from argosy.stream.trees import flatten
 from argosy.traces import first_line
+from argosy.training.agreement import agree, largest
 from argosy.training.arena import Arena
 from argosy.training.forward import Data, Forward, Rows
 
@@ -171,17 +172,17 @@ def _put(buffer: Tensor, rows: Rows, after: Tensor) -> None:
 def _difference(of: Pass, found: Sequence[Tensor], losses: Tensor, gradients: Sequence[Tensor]) -> str:
     """What compiled code gives otherwise than the plain way, which has moved the buffers; empty where it gives the same."""
     columns, mine, *after = found
-    largest = max(float(gradient.abs().max()) for gradient in gradients)
+    size = max(map(largest, gradients))
     pairs, narrow = [("its losses are", mine, losses, 0.0)], HALF if of.forward.narrow else SINGLE
     for piece, gradient in zip(of.arena.pieces, gradients, strict=True):
-        pairs.append((f"the gradient of {piece.name!r} is", piece.over(columns), gradient, largest))
+        pairs.append((f"the gradient of {piece.name!r} is", piece.over(columns), gradient, size))
     for (name, buffer), moved in zip(of.arena.buffers.items(), after, strict=True):
         pairs.append((f"the buffer {name!r} is", moved, buffer[list(of.rows)], 0.0))
     for what, one, other, scale in pairs:
         tolerance = DOUBLE if other.dtype == torch.float64 else narrow
-        allowed = tolerance * max(scale, float(other.abs().max()) if other.numel() else 0.0, 1e-3)
+        allowed = tolerance * max(scale, largest(other), 1e-3)
         if not math.isfinite(allowed):
             continue  # what has overflowed says nothing
-        if not torch.allclose(one.double(), other.double(), rtol=0.0, atol=allowed, equal_nan=True):
+        if not agree(one, other, within=allowed):
             return f"compiled, {what} not what it is else"
     return ""

@@ -1,12 +1,13 @@
 """What CUDA alone can do, and ROCm under its name."""
 
 import contextlib
+import functools
 import gc
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -44,26 +45,84 @@ def _unpin(runtime: Any, address: int) -> None:
 # ---- graphs
 
 
+class Lane:
+    """A stream, and the graphs that were captured on it.
+
+    With any of them that is destroyed torch gives back the work space of the stream (2.12 and later, pytorch#193402), in which
+    the others still compute. So they are destroyed when none of them is replayed any more.
+    """
+
+    def __init__(self, stream: Any) -> None:
+        self.stream = stream
+        self.recorders = 0
+        """That capture there."""
+        self._open = 0
+        self._closed: list[Any] = []
+
+    def open(self) -> None:
+        """A graph is there that will be replayed."""
+        self._open += 1
+
+    def close(self, graph: Any) -> None:
+        """It is replayed no longer."""
+        self._open -= 1
+        self.drop(graph)
+
+    def drop(self, graph: Any) -> None:
+        """Destroy a graph that is not open, now or with others."""
+        self._closed.append(graph)
+        while self._closed and not self._open:
+            self._closed.pop().reset()
+
+
+LANES = 32
+"""Streams in torch's pool, which it hands out in turn."""
+_BROKEN_OFF: list[Any] = []
+"""Graphs whose capture CUDA has ended: torch's allocator of pinned memory goes on asking them which streams are theirs."""
+
+
+@functools.cache
+def lanes_of(device: torch.device) -> Sequence[Lane]:
+    """Of a device, for the life of the process."""
+    return [Lane(torch.cuda.Stream(device)) for _ in range(LANES)]  # type: ignore[no-untyped-call]
+
+
 class CudaRecorder:
-    """See `argosy.training.recorders.Recorder`."""
+    """See `argosy.training.recorders.Recorder`. Where there are more of them than streams, some have one together."""
+
+    # Before (pytorch#176752), where a generator stands was written for a replay while that of another program might still read it.
+    draws_apart: ClassVar[bool] = torch.__version__ >= "2.13"
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._lane = min(lanes_of(device), key=lambda lane: lane.recorders)
+        self._lane.recorders += 1
 
     @contextlib.contextmanager
     def own(self) -> Iterator[None]:
         """See `Recorder.own`."""
-        with torch.cuda.stream(self._stream):
+        with torch.cuda.stream(self._lane.stream):
             yield
 
     def fork(self) -> None:
         """See `Recorder.fork`."""
-        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        self._lane.stream.wait_stream(torch.cuda.current_stream(self._device))
 
     def join(self) -> None:
         """See `Recorder.join`."""
-        torch.cuda.current_stream(self._device).wait_stream(self._stream)
+        torch.cuda.current_stream(self._device).wait_stream(self._lane.stream)
+
+    @contextlib.contextmanager
+    def strict(self) -> Iterator[None]:
+        """See `Recorder.strict`."""
+        before = torch.cuda.get_sync_debug_mode()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Synchronization debug mode is a prototype")
+            torch.cuda.set_sync_debug_mode("error")
+        try:
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
 
     def record(self, work: Callable[[], Made]) -> tuple["CudaRecording", Made]:
         """See `Recorder.record`. Its memory is a pool of its own."""
@@ -73,29 +132,54 @@ class CudaRecorder:
         torch.cuda.synchronize(self._device)
         gc.collect()
         torch.cuda.empty_cache()
-        collects = gc.isenabled()
+        held, collects = torch.cuda.memory_reserved(self._device), gc.isenabled()
         gc.disable()
         try:
-            with torch.cuda.stream(self._stream):
-                made = _captured(graph, work)
+            with torch.cuda.stream(self._lane.stream):
+                made = self._captured(graph, work)
         finally:
             if collects:
                 gc.enable()
-        return CudaRecording(graph), made
+        self._lane.open()
+        return CudaRecording(graph, self._lane, torch.cuda.memory_reserved(self._device) - held), made
 
+    def _captured(self, graph: Any, work: Callable[[], Made]) -> Made:
+        pool = torch.cuda.graph_pool_handle()
+        try:
+            # Other threads may ask things of CUDA that a capture does not allow: those of autograd, of pinned memory, of a tracker.
+            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+            made = work()
+            graph.capture_end()
+        except BaseException:
+            self._break_off(graph, pool)
+            raise
+        return made
 
-def _captured(graph: Any, work: Callable[[], Made]) -> Made:
-    # Other threads may ask things of CUDA that a capture does not allow: those of autograd, of pinned memory, of a tracker.
-    graph.capture_begin(capture_error_mode="thread_local")
-    try:
-        made = work()
-    except BaseException:
-        with suppress(RuntimeError):
-            graph.capture_end()  # it only says that something was raised
-        graph.reset()
-        raise
-    graph.capture_end()
-    return made
+    def _break_off(self, graph: Any, pool: tuple[int, int]) -> None:
+        """End a capture that has failed.
+
+        Where CUDA did so before, torch raises in the middle: its allocator still takes the pool's part, so that memory which
+        other streams have used is never free again, and its generator raises at every draw until a capture ends well.
+        """
+        try:
+            graph.capture_end()
+        except RuntimeError:
+            _BROKEN_OFF.append(graph)
+            with suppress(
+                RuntimeError
+            ):  # where all but the making of the graph went well, the allocator knows of the end
+                torch._C._cuda_endAllocateToPool(self._device.index, pool)
+                torch._C._cuda_releasePool(self._device.index, pool)
+            another, little = torch.cuda.CUDAGraph(), torch.zeros(1, device=self._device)
+            another.capture_begin(capture_error_mode="thread_local")
+            little.zero_()
+            another.capture_end()
+            self._lane.drop(another)
+        self._lane.drop(graph)
+
+    def close(self) -> None:
+        """See `Recorder.close`."""
+        self._lane.recorders -= 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +187,8 @@ class CudaRecording:
     """See `argosy.training.recorders.Recording`."""
 
     graph: Any
+    lane: Lane
+    memory_bytes: int
 
     def replay(self) -> None:
         """See `Recording.replay`."""
@@ -110,4 +196,4 @@ class CudaRecording:
 
     def close(self) -> None:
         """See `Recording.close`."""
-        self.graph.reset()
+        self.lane.close(self.graph)

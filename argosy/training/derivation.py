@@ -35,11 +35,21 @@ class Derivation:
         self._shares: dict[tuple[torch.Size, torch.dtype, float], Tensor] = {}
 
     def of(
-        self, rows: Rows, part: Data, share: float, losses: Callable[[], Tensor], leaves: Sequence[Tensor]
+        self,
+        rows: Rows,
+        part: Data,
+        share: float,
+        losses: Callable[[], Tensor],
+        leaves: Sequence[Tensor],
+        *,
+        plain: bool,
     ) -> Derived:
-        """Of these members, on a part of a batch with such a share of it; `losses` computes them from the `leaves`."""
+        """Of these members, on a part of a batch with such a share of it; `losses` computes them from the `leaves`.
+
+        With `plain`, it is the networks' own code that runs.
+        """
         plainly = partial(self._by_autograd, rows, share, losses, leaves)
-        if self._compilation is None:
+        if self._compilation is None or plain:
             return plainly()
         factors = torch.full((len(rows),), share, dtype=self._arena.weights.dtype, device=self._arena.weights.device)
         if self._scales is not None:

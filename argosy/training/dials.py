@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from argosy.training.kernels import Kernel, Numbers
+from argosy.training.kernels import Kernel, Numbers, sent
 from argosy.training.recorders import Uncaptured
 
 __all__ = ["Dials"]
@@ -39,9 +39,7 @@ class Dials:
         shown = [number for of_kernel in numbers for own in of_kernel for row in own for number in row]
         if shown != self._shown:
             self._shown = shown
-            # The host does not wait for a copy from pinned memory, which torch keeps until it has passed.
-            apart = self._all.device.type == "cuda"
-            self._all.copy_(torch.tensor(shown, dtype=self._all.dtype, pin_memory=apart), non_blocking=apart)
+            self._all.copy_(sent(shown, self._all))
 
 
 def _numbers(kernels: Sequence[Kernel]) -> Sequence[Sequence[Numbers]]:

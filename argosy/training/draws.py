@@ -69,7 +69,9 @@ def own_rates(base: nn.Module, models: Sequence[nn.Module]) -> None:
 
 
 def rate_of(module: nn.Module) -> str | None:
-    """The attribute of a module that is a dropout's rate."""
+    """The attribute of a module of torch's that is a dropout's rate: who knows what one's own does with it."""
+    if not type(module).__module__.startswith("torch."):
+        return None
     if isinstance(module, nn.modules.dropout._DropoutNd):
         return "p"
     return "dropout" if isinstance(module, nn.MultiheadAttention) else None
@@ -101,8 +103,9 @@ class OwnDraws(TorchFunctionMode):
             return self._masked(function, *args, **kwargs)
         if _draws(function, args, kwargs):
             return self._one_by_one(function, args, kwargs)
-        if function in ATTENTION and self._states[0].backend.device.type == "cpu":
-            # Torch's fast one for the CPU would run for one member after another.
+        if function in ATTENTION:
+            # Torch's fast ones: for the CPU, it would run for one member after another; for others, it would keep nothing for
+            # a backward pass, of which vmap does not let it know (pytorch#134784).
             with sdpa_kernel(SDPBackend.MATH):
                 return function(*args, **kwargs)
         return function(*args, **kwargs)

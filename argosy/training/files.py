@@ -62,10 +62,12 @@ class Kept:
 class Files:
     """Of a member aboard; it goes on from a checkpoint, or from nothing."""
 
-    def __init__(self, folder: Path, resumed: Checkpoint | None) -> None:
+    def __init__(self, folder: Path, resumed: Checkpoint | None, *, inherited: bool = False) -> None:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         self.newest = resumed
+        self.own = resumed is not None and not inherited
+        """Whether one was written for this member: that of a clone's source stands for other hyper-parameters."""
         self.proved = resumed is not None
         """Whether a file of this member was opened again: the first one proves that all later ones can be."""
         self.kept = Kept(folder, resumed)
@@ -88,7 +90,7 @@ class Files:
         if current:
             best = file
         elif (weights := live.best_state()) is not None:
-            best = f"best-e{weights['epoch']:04d}.{weights['section']}.pt"
+            best = _file_of_best(weights)
             items.insert(0, (checkpoint.plain(weights), self.folder / best))
         saved = Checkpoint(
             file=file,
@@ -108,12 +110,25 @@ class Files:
         saved = replace(draft.saved, sha256=sums[-1])
         if draft.best_is_current or len(sums) > 1:
             saved = replace(saved, best_sha256=sums[0])
-        self.newest = saved
+        self.newest, self.own = saved, True
         self.kept.add(saved)
         if not self.proved:
             checkpoint.load(self.folder / saved.file, saved.sha256)
             self.proved = True
         return saved
+
+    def save_best(self, live: LiveMember) -> Checkpoint | None:
+        """Write the best weights of a member that ends, where host memory alone has them.
+
+        Returns the newest checkpoint with them, to be journaled: the member may stand in the middle of a step, so
+        nothing else of it is worth a file. None where there is nothing to write.
+        """
+        weights = None if live.best_is_current else live.best_state()
+        if weights is None or self.newest is None or not self.own:
+            return None
+        file = _file_of_best(weights)
+        sha256 = checkpoint.save(checkpoint.plain(weights), self.folder / file)
+        return replace(self.newest, best=file, best_sha256=sha256)
 
 
 class Saving:
@@ -142,18 +157,24 @@ class Saving:
         return self.wanted or self.overdue or time.monotonic() - self._last >= self.seconds / SHARE
 
     @contextlib.contextmanager
-    def timed(self) -> Iterator[None]:
-        """Inside, members are saved."""
+    def timed(self, *, everybody: bool) -> Iterator[None]:
+        """Inside, members are saved: the whole crew, or some of it."""
         started = time.monotonic()
         yield
-        self._last = time.monotonic()
-        self.seconds = self._last - started
+        ended = time.monotonic()
+        self.seconds = ended - started
+        if everybody:
+            self._last = ended
 
     def write(self, drafts: Mapping[str, tuple[Files, Draft]]) -> Iterator[tuple[str, Callable[[], Checkpoint]]]:
         """Write all of these together; yields for each member what proves its file and says what is to be journaled."""
         sums = iter(checkpoint.save_all([item for _, draft in drafts.values() for item in draft.items]))
         for name, (files, draft) in drafts.items():
             yield name, partial(files.written, draft, [next(sums) for _ in draft.items])
+
+
+def _file_of_best(weights: Mapping[str, Any]) -> str:
+    return f"best-e{weights['epoch']:04d}.{weights['section']}.pt"
 
 
 def settle_links(folder: Path, saved: Checkpoint) -> None:

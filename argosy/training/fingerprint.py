@@ -21,7 +21,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from argosy.training.draws import rate_of
 from argosy.training.member import LiveMember
 
-__all__ = ["Fingerprint", "attributes", "obstacle"]
+__all__ = ["Fingerprint", "attributes", "obstacle", "token"]
 
 STRUCTURE = {"_parameters", "_buffers", "_modules", "training"}
 """Attributes of every module that are compared by other means, or that programs set themselves."""

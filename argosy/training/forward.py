@@ -6,7 +6,7 @@ vectorised function sees as if they were one member's; afterwards they are its o
 
 import contextlib
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -87,11 +87,12 @@ class Forward:
         data: Data,
         rows: Rows,
         states: Sequence[Randomness],
+        look: Callable[[Any], None],
     ) -> tuple[Tensor, Any]:
         """Losses of each member ``[rows, …]`` and, in evaluation, what networks made of the samples; buffers move.
 
         Tensors are ``[rows, *shape]``, leaves of what was made ``[rows, samples, …]``; `rows` are the members' numbers among
-        all, and `states` their random states.
+        all, and `states` their random states. Before there is a loss, `look` is shown what a member's network has made.
         """
         leaves, structure = flatten(data.tree)
         moved: list[str] = []
@@ -103,7 +104,7 @@ class Forward:
             try:
                 self._hold(tensors)
                 with OwnDraws(states, rows):
-                    losses, output = self._of_one(samples)
+                    losses, output = self._of_one(samples, look)
                 found = {name: self._held(name) for name in buffers}
             finally:
                 self._hold(self._own)
@@ -130,7 +131,7 @@ class Forward:
         samples = unflatten(leaves, flatten(data.tree)[1])
         try:
             self._hold(tensors)
-            own, output = self._of_one(samples)
+            own, output = self._of_one(samples, lambda output: None)
             losses = own[0] if own else cross_entropy(output, pair_of(self._member, samples)[1])
             return widened(losses), [self._held(name) for name in buffers]
         finally:
@@ -140,7 +141,7 @@ class Forward:
     def _default_loss(self) -> bool:
         return self._member.step is None and self._member.loss is None
 
-    def _of_one(self, data: Any) -> tuple[tuple[Tensor, ...], Any]:
+    def _of_one(self, data: Any, look: Callable[[Any], None]) -> tuple[tuple[Tensor, ...], Any]:
         """What `Solo` computes: the losses, none for the default one, and the output where it is wanted."""
         member = self._member
         if member.step is not None:
@@ -148,6 +149,7 @@ class Forward:
             return (made[0] if isinstance(made, tuple) else made,), ()
         inputs, target = pair_of(member, data)
         output = self._network(inputs)
+        look(output)
         if member.loss is None:
             return (), output
         return (member.loss(output, target),), () if self._training else output

@@ -9,18 +9,15 @@ their weights are gathered, and their own optimizers step them.
 """
 
 import contextlib
-import math
 import time
 import warnings
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from functools import partial
 from operator import itemgetter
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from argosy.stream.batches import Batch
 from argosy.stream.blocks import Block
@@ -28,7 +25,9 @@ from argosy.stream.trees import map_leaves
 from argosy.training.arena import Arena
 from argosy.training.compiled import Compilation
 from argosy.training.derivation import Derivation
+from argosy.training.foreseen import Foreseen
 from argosy.training.forward import Data, Forward, Rows
+from argosy.training.fused_steps import FusedSteps, Part
 from argosy.training.heap import large_outside
 from argosy.training.kernels import Kernel, kind_of
 from argosy.training.made import Made
@@ -42,21 +41,6 @@ from argosy.training.turns import Turn, equally_long, own, shared, turns
 __all__ = ["Fused"]
 
 There = TypeVar("There")
-
-
-@dataclass(slots=True)
-class Part:
-    """The members of a turn that are stepped at once, between `begin` and `finish`."""
-
-    rows: Rows
-    totals: Tensor
-    """Sum over the batch of each one's losses, float64 ``[rows]``."""
-    gradients: Tensor
-    """``[rows, columns]``."""
-    idle: frozenset[str]
-    """Weights that had no part in the losses: their optimizers leave them alone."""
-    overflowed: frozenset[int] = frozenset()
-    """Rows whose gradients have: they make no step."""
 
 
 class Fused:
@@ -73,14 +57,11 @@ class Fused:
         self._lives = tuple(lives)
         self._forward = forward
         self._arena = arena
-        self._kernels = kernels
-        self._even = True
-        """Whether all weights of a member have made equally many steps, which is what kernels are for."""
         self._device = lives[0].backend.device
         self._scales = LossScales.of([live.loss_scale for live in lives], self._device)
         self._compilation = compilation
         self._derivation = Derivation(lives, forward, arena, self._scales, compilation)
-        self._limits = self._clip_limits()
+        self._steps = FusedSteps(lives, arena, kernels, self._scales)
         self._augment = any(live.member.augment for live in lives)
         self._states: Sequence[Randomness] = [live.randomness for live in lives]
         """That the members draw from."""
@@ -88,17 +69,12 @@ class Fused:
         """Turns with a batch for each member."""
         self._begins = not lives[0].steps
         """Whether the first turn of all is still to come."""
-        self._watched = {
-            row
-            for row, live in enumerate(lives)
-            if live.loss_scale is not None or (live.schedule is not None and live.member.schedule_per == "step")
-        }
-        """Members of whose steps there is more than their kernel does."""
         self._turn: Turn = ()
         """Begun, and not finished."""
         self._parts: list[Part] = []
         self._before: tuple[Sequence[Mark], dict[str, Tensor]] | None = None
         """Random states and buffers before the turn begun."""
+        self._foreseen = Foreseen(self._lives)
         self._faults: dict[str, Exception] = {}
         """What the code of single members has raised in the turn at hand."""
 
@@ -132,8 +108,8 @@ class Fused:
 
     @property
     def kernels(self) -> Sequence[Kernel]:
-        """That step them wherever all are stepped at once; none while some weights of theirs have made fewer steps than others."""
-        return self._kernels if self._even else ()
+        """See `FusedSteps.kernels`."""
+        return self._steps.kernels
 
     @contextlib.contextmanager
     def active(self, *, keep: bool = False) -> Iterator[None]:
@@ -158,6 +134,7 @@ class Fused:
         for live, cutter in zip(self._lives, cutters, strict=True):
             live.keep_best()
             live.cutter = cutter
+        self._foreseen.note(block, cutters, augment=True)
         return turns(cutters, block)
 
     def begin(self, batch: Turn) -> None:
@@ -188,11 +165,9 @@ class Fused:
         """See `Program.finish`."""
         with large_outside() if self._begins else contextlib.nullcontext():
             for part in self._parts:
-                if self._scales is not None:
-                    part.overflowed = self._scales.divide(part.gradients, part.rows)
-                self._clip(part)
+                self._steps.prepare(part)
             for part in self._parts:
-                self._step(part)
+                self._faults |= self._steps.make(part)
         if len(self._parts) == 1 and len(self._parts[0].rows) == len(self._lives):
             samples = self.made.add(self._turn, self._parts[0].totals)
         else:
@@ -225,6 +200,7 @@ class Fused:
         cutters = shared([_there(live.val_cutter) for live in self._lives])
         for live, cutter in zip(self._lives, cutters, strict=True):
             live.val_cutter = cutter
+        self._foreseen.note(block, cutters, augment=False)
         for turn in turns(cutters, block):
             made = [
                 (rows, self._values(rows, self.inputs(rows, turn, augment=False), *self._tensors(rows)))
@@ -269,22 +245,17 @@ class Fused:
             for live, cutter in zip(self._lives, own(cutters), strict=True):
                 setattr(live, name, cutter)
         self._turn, self._parts, self._before = (), [], None
+        self._foreseen.clear()
         self._derivation.release()
-        for kernel in self._kernels:
-            kernel.dissolve()
+        self._steps.release()
         self._arena.dissolve()
-
-    def without(self, names: Collection[str]) -> "Fused":
-        """The program of the others, which close up; those that go have memory of their own. Between two turns."""
-        self.release()
-        return Fused.of([live for live in self._lives if live.member.name not in names], self._compilation)
 
     # ---- a turn
 
     def whole(self, data: Data) -> Part:
         """Losses and clipped gradients of all members, outside of a turn."""
         part = self._differentiated(range(len(self._lives)), data)
-        self._clip(part)
+        self._steps.prepare(part)
         return part
 
     def _differentiated(self, rows: Rows, data: Data) -> Part:
@@ -296,7 +267,8 @@ class Fused:
         totals = []
         for part in data.pieces(self._lives[0].member.accumulate):
             values = partial(self._losses, rows, part, weights, buffers)
-            losses, found = self._derivation.of(rows, part, part.samples / data.samples, values, leaves)
+            share, plain = part.samples / data.samples, self._foreseen.pending
+            losses, found = self._derivation.of(rows, part, share, values, leaves, plain=plain)
             if gradients is None and all(gradient is not None and gradient.is_contiguous() for gradient in found):
                 gradients = torch.cat([gradient.view(len(rows), -1) for gradient in found if gradient is not None], 1)
                 idle.clear()
@@ -335,7 +307,9 @@ class Fused:
         return torch.tensor(rows, device=self._device)
 
     def inputs(self, rows: Rows, turn: Turn, *, augment: bool = True) -> Data:
-        """The samples of members with equally long batches."""
+        """The samples of members with equally long batches. Raises OwnFaults for labels that some have no output for."""
+        self._faults |= self._foreseen.errors()
+        self._tell_faults()
         first = _there(turn[rows[0]])
         if augment and self._augment:
             return Data.of([self._augmented(row, _there(turn[row]).data) for row in rows], first.rows)
@@ -353,7 +327,8 @@ class Fused:
     def _values(
         self, rows: Rows, data: Data, weights: dict[str, Tensor], buffers: dict[str, Tensor]
     ) -> tuple[Tensor, Any]:
-        values = self._forward.values(weights, buffers, data, rows, [self._states[row] for row in rows])
+        states = [self._states[row] for row in rows]
+        values = self._forward.values(weights, buffers, data, rows, states, self._foreseen.look)
         if buffers is not self._arena.buffers:
             index = self._index(rows)
             for name, buffer in buffers.items():
@@ -362,62 +337,6 @@ class Fused:
 
     def _losses(self, rows: Rows, data: Data, weights: dict[str, Tensor], buffers: dict[str, Tensor]) -> Tensor:
         return self._values(rows, data, weights, buffers)[0]
-
-    # ---- a step
-
-    def _clip_limits(self) -> Tensor | None:
-        """The norm to which each member's gradient is clipped ``[members]``, infinity where it is not."""
-        limits = [live.member.clip_grad_norm for live in self._lives]
-        if all(limit is None for limit in limits):
-            return None
-        return self._arena.weights.new_tensor([math.inf if limit is None else limit for limit in limits])
-
-    @torch.no_grad()
-    def _step(self, part: Part) -> None:
-        self._even = self._even and not part.idle
-        stepped: set[int] = set()
-        if self._even and len(part.rows) == len(self._lives) and not part.overflowed:
-            # All of them have the memory for it before the first one moves: a turn is undone whole, or made.
-            for kernel, move in [(kernel, kernel.ready(part.gradients[kernel.rows])) for kernel in self._kernels]:
-                if move is not None:
-                    move()
-                    stepped.update(range(kernel.rows.start, kernel.rows.stop))
-        for number, row in enumerate(part.rows):
-            if row in stepped and row not in self._watched:
-                continue
-            live = self._lives[row]
-            try:
-                if row in part.overflowed:
-                    live.optimizer._opt_called = True  # for its schedule, as in `Solo`
-                elif row not in stepped:
-                    self._step_itself(row, part.gradients[number], part.idle)
-                if live.loss_scale is not None:
-                    live.loss_scale.follow(overflowed=row in part.overflowed)
-                if live.schedule is not None and live.member.schedule_per == "step":
-                    live.schedule.step()
-            except Exception as error:  # boundary between a member's code and ours
-                self._faults[live.member.name] = error
-
-    @torch.no_grad()
-    def _clip(self, part: Part) -> None:
-        """As `clip_grad_norm_` does it for each."""
-        if self._limits is None:
-            return
-        limits = self._limits if len(part.rows) == len(self._lives) else self._limits[self._index(part.rows)]
-        factors = (limits / (part.gradients.norm(dim=1) + 1e-6)).clamp(max=1.0)
-        part.gradients.mul_(torch.where(limits.isinf(), torch.ones_like(factors), factors).unsqueeze(1))
-
-    def _step_itself(self, row: int, gradients: Tensor, idle: frozenset[str]) -> None:
-        """A step of the member's own optimizer, on its views."""
-        live, parameters = self._lives[row], self._arena.parameters[row]
-        for piece, parameter in zip(self._arena.pieces, parameters, strict=True):
-            parameter.grad = None if piece.name in idle else piece.of(gradients)
-        with live.randomness.active(), torch.enable_grad():
-            live.optimizer.step()
-            if type(live.optimizer).zero_grad is not Optimizer.zero_grad:
-                live.optimizer.zero_grad(set_to_none=True)
-        for parameter in parameters:
-            parameter.grad = None
 
 
 def _there(value: There | None) -> There:

@@ -18,6 +18,7 @@ from argosy.stream.batches import Cutter
 from argosy.stream.blocks import Block
 from argosy.stream.order import Selection
 from argosy.traces import first_line
+from argosy.training.agreement import agree, largest
 from argosy.training.devices import out_of_memory
 from argosy.training.fingerprint import Fingerprint, attributes, obstacle
 from argosy.training.fused import Fused
@@ -106,7 +107,7 @@ class Trial:
 
 def _mismatch(lives: Sequence[LiveMember], block: Block) -> str | None:
     """Why these members are not to be one program; None where they are. Where memory ends, fewer of them are tried, down to two."""
-    double = True
+    double, block = True, _filled(block, lives)
     while True:
         attempt = _attempt(lives, block, double=double)
         if attempt.crowded and len(lives) > 2:
@@ -145,11 +146,11 @@ def _attempt(lives: Sequence[LiveMember], block: Block, *, double: bool) -> Atte
         return Attempt.of("its own step", error, len(lives), alone=True)
     try:
         together = _together(_twins(lives, block, double=double), _given(block, double=double))
+        pairs = zip(alone, together, strict=True)
+        found = (words for pair in pairs for words in _differences(*pair, DOUBLE if double else SINGLE))
+        return Attempt(reason=next(found, None))
     except Exception as error:  # the same boundary
         return Attempt.of("as one program it", error, len(lives))
-    pairs = zip(alone, together, strict=True)
-    found = (words for pair in pairs for words in _differences(*pair, DOUBLE if double else SINGLE))
-    return Attempt(reason=next(found, None))
 
 
 # ---- twins
@@ -158,17 +159,33 @@ def _attempt(lives: Sequence[LiveMember], block: Block, *, double: bool) -> Atte
 def _twins(lives: Sequence[LiveMember], block: Block, *, double: bool) -> list[LiveMember]:
     """Copies that stand before the block, each with batches of its own where the members have such."""
     twins = [live.trial() for live in lives]
-    apart = any(live.member.subset is not None for live in lives)
+    in_subsets = _in_subsets(lives)
     order = np.arange(block.place.rows, dtype=np.int64)
     for number, twin in enumerate(twins):
         if double:
             _make_double(twin)
-        seen = np.roll(order, -number)[:-1].tolist() if apart else None
+        seen = np.roll(order, -number)[:-1].tolist() if in_subsets else None
         cutter = functools.partial(Cutter, selection=Selection.of(seen, len(order)), order=order, drop_last=False)
         member = twin.member
         twin.cutter = cutter(batch_size=member.batch_size)
         twin.val_cutter = cutter(batch_size=member.eval_batch_size or member.batch_size)
     return twins
+
+
+def _in_subsets(lives: Sequence[LiveMember]) -> bool:
+    """Whether some have one, so that batches differ."""
+    return any(live.member.subset is not None for live in lives)
+
+
+def _filled(block: Block, lives: Sequence[LiveMember]) -> Block:
+    """The sound rows of a block. Of a short one some come again, as where members are measured: no micro-batch is a single sample."""
+    member, sound = lives[0].member, block.sound.nonzero()[0]
+    least = max(-(-len(sound) // member.accumulate), 2) * member.accumulate
+    least = min(least, member.batch_size) + _in_subsets(lives)  # each twin has one less then
+    rows = torch.from_numpy(np.resize(sound, max(least, len(sound))))
+    leaves = tuple(leaf.index_select(0, rows.to(leaf.device)) for leaf in block.leaves)
+    place, labels = replace(block.place, start=0, rows=len(rows)), None if block.labels is None else block.labels[rows]
+    return Block(place, block.tree, leaves, block.indices[rows], block.sound[rows], labels)
 
 
 def _make_double(live: LiveMember) -> None:
@@ -181,9 +198,8 @@ def _make_double(live: LiveMember) -> None:
 
 def _given(block: Block, *, double: bool) -> Block:
     """A copy of the block, for a trial."""
-    leaves = (leaf.double() if double and leaf.is_floating_point() else leaf for leaf in block.leaves)
-    place = replace(block.place, start=0)
-    return Block(place, block.tree, tuple(leaves), block.indices, block.sound).private()
+    leaves = (leaf.double() if double and leaf.is_floating_point() else leaf.clone() for leaf in block.leaves)
+    return replace(block, leaves=tuple(leaves))
 
 
 # ---- trials
@@ -242,13 +258,16 @@ def _differences(alone: Trial, fused: Trial, tolerance: float) -> Iterator[str]:
         names = ", ".join(sorted(alone.gradients.keys() ^ fused.gradients.keys()))
         yield f"as one program other weights get a gradient: {names}"
         return
-    largest = max((float(gradient.abs().max()) for gradient in alone.gradients.values()), default=0.0)
-    pairs = [(f"the gradient of {n!r}", g, fused.gradients[n], largest) for n, g in alone.gradients.items()]
-    pairs += [(f"the buffer {n!r}", b, theirs.model.get_buffer(n), 0.0) for n, b in mine.model.named_buffers()]
+    buffers, found_buffers = dict(mine.model.named_buffers()), dict(theirs.model.named_buffers())
+    if buffers.keys() != found_buffers.keys():
+        yield f"as one program other buffers are filled: {', '.join(sorted(buffers.keys() ^ found_buffers.keys()))}"
+        return
+    size = max(map(largest, alone.gradients.values()), default=0.0)
+    pairs = [(f"the gradient of {n!r}", g, fused.gradients[n], size) for n, g in alone.gradients.items()]
+    pairs += [(f"the buffer {n!r}", b, found_buffers[n], 0.0) for n, b in buffers.items()]
     trained, validated = (mine.train.sums, theirs.train.sums), (mine.val.values(), theirs.val.values())
     for split, (one, other) in (("training", trained), ("validation", validated)):
         pairs += [(f"the {split} {n}", torch.tensor(v), torch.tensor(other[n]), 0.0) for n, v in one.items()]
     for what, number, found, scale in pairs:
-        allowed = tolerance * max(scale, float(number.abs().max()) if number.numel() else 0.0, 1e-3)
-        if not torch.allclose(number.double(), found.double(), rtol=0.0, atol=allowed, equal_nan=True):
+        if not agree(number, found, within=tolerance * max(scale, largest(number), 1e-3)):
             yield f"as one program {what} is another than alone"

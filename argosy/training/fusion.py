@@ -7,16 +7,17 @@ and a member that comes aboard again is stepped as it was.
 """
 
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from argosy.commands import Report
-from argosy.events import Event, Packed, StepsAlone
+from argosy.events import Event
+from argosy.packs import Packed, StepsAlone
 from argosy.stream.blocks import Block
 from argosy.stream.pulse import Pulse
 from argosy.traces import first_line
 from argosy.training.aboard import Aboard
 from argosy.training.compiled import Compilation
-from argosy.training.devices import Backend, out_of_memory
+from argosy.training.devices import out_of_memory
 from argosy.training.fingerprint import Fingerprint
 from argosy.training.fused_admission import admit
 from argosy.training.graphed import refusal
@@ -24,7 +25,7 @@ from argosy.training.kin import ALONE, Candidate, Kin, Kind, divided
 from argosy.training.member import LiveMember
 from argosy.training.units import Unit
 
-__all__ = ["Fusion"]
+__all__ = ["Fusion", "weight_bytes"]
 
 PAIRS = 2
 """That are tried at least: if none of them was faster as one program, those to come are not tried. In a short trial that is dear."""
@@ -39,7 +40,7 @@ class Fusion:
         device: str,
         units: list[Unit],
         emit: Callable[[Report], None],
-        save: Callable[[Iterable[str]], list[Event]],
+        save: Callable[[Collection[str]], list[Event]],
         pulse: Pulse,
         *,
         allowed: bool,
@@ -70,8 +71,11 @@ class Fusion:
     # ---- who is kin
 
     def look(self, block: Block) -> None:
-        """Before the steps of a training block: find out who of those aboard can be one program, if there are new ones."""
-        if not self._newcomers:
+        """Before the steps of a training block: find out who of those aboard can be one program, if there are new ones.
+
+        A block without any sample, as at the end of an epoch of which all steps were made before, says nothing of them.
+        """
+        if not self._newcomers or not block.sound.any():
             return
         self._newcomers = False
         there: dict[tuple[int, int], list[Unit]] = {}
@@ -101,7 +105,7 @@ class Fusion:
         for names in admission.packs:
             members = [unit for unit in units if unit.names[0] in names]
             known = next((unit.kin for unit in members if unit.kin is not None), None)
-            kin = known or Kin(weight_bytes=_weight_bytes(members[0].crew[0].live))
+            kin = known or Kin(weight_bytes=weight_bytes(members[0].crew[0].live))
             kin.kinds = self._kinds_of(members[0], alike=True)
             for unit in members:
                 unit.kin = kin
@@ -189,7 +193,7 @@ class Fusion:
 
     def _go_on(self, kin: Kin, count: int) -> None:
         """With what is next, for a round or for good."""
-        kin.foresee(count, _room(self._of(kin)[0].crew[0].live.backend))
+        kin.foresee(count, self._room(kin))
         wanted, events = kin.next(count), list[Event]()
         present = [(len(unit.crew), unit.kind) for unit in self._of(kin)]
         changes = present != [(len(part), wanted.kind) for part in divided(range(count), wanted.size)]
@@ -206,6 +210,19 @@ class Fusion:
                 self._pairs[kin] = kin.costs[TWO] < kin.costs[ALONE]
         if changes or (kin.costs and not measures):
             self._emit(Report(events=(*events, self._packed(kin, units, settled=not measures))))
+
+    def _room(self, kin: Kin) -> int | None:
+        """Bytes that tensors of these may still take on their device; None where nobody counts them.
+
+        What others' captured steps keep is theirs; what their own do is given back where they change programs.
+        """
+        backend = self._of(kin)[0].crew[0].live.backend
+        in_use = backend.memory_in_use()
+        if in_use is None:
+            return None
+        kind, _, number = backend.name.partition(":")
+        kept = sum(unit.kept_bytes for unit in self._units if unit.kin is not kin)
+        return backend.hardware(kind)[int(number)].memory_bytes - backend.foreign_memory() - in_use - kept
 
     def _packed(self, kin: Kin, units: Sequence[Unit], *, settled: bool) -> Packed:
         known = sorted(kin.costs.items())
@@ -260,14 +277,6 @@ class Fusion:
         self._units[at:at] = made
 
 
-def _weight_bytes(live: LiveMember) -> int:
+def weight_bytes(live: LiveMember) -> int:
+    """Of what a member trains."""
     return sum(weight.numel() * weight.itemsize for weight in live.model.parameters() if weight.requires_grad)
-
-
-def _room(backend: Backend) -> int | None:
-    """Bytes that this process's tensors may still take there; None where nobody counts them."""
-    in_use = backend.memory_in_use()
-    if in_use is None:
-        return None
-    kind, _, number = backend.name.partition(":")
-    return backend.hardware(kind)[int(number)].memory_bytes - backend.foreign_memory() - in_use

@@ -22,6 +22,7 @@ from argosy.training.dials import Dials
 from argosy.training.forward import Data
 from argosy.training.member import LiveMember
 from argosy.training.program import OwnFaults, Program
+from argosy.training.randomness import Mark
 from argosy.training.recorders import Recorder, Recording, Uncaptured, recorder_of, records
 from argosy.training.turns import Turn
 from argosy.training.whole import Whole, obstacle_to, whole_of
@@ -62,6 +63,8 @@ class Graphed:
         """Of that turn: sums of the losses ``[members]``."""
         self._apart = False
         """Whether its work goes to a stream of its own."""
+        self._draws = False
+        """Whether a recorded step draws random numbers."""
 
     @classmethod
     def of(cls, program: Program[Any]) -> "Graphed":
@@ -78,6 +81,16 @@ class Graphed:
         """Whether its whole steps are recorded."""
         return self._replayed is not None
 
+    @property
+    def memory_bytes(self) -> int:
+        """Of the device's, which a recorded step keeps for itself."""
+        return 0 if self._replayed is None else self._replayed.recording.memory_bytes
+
+    @property
+    def shares_draws(self) -> bool:
+        """Whether its replays draw random numbers by memory that those of other programs use as well."""
+        return self._draws and not self._recorder.draws_apart
+
     @contextlib.contextmanager
     def active(self, *, keep: bool = False) -> Iterator[None]:
         """See `Program.active`."""
@@ -86,6 +99,8 @@ class Graphed:
                 yield
             finally:
                 self._whole.made.tell()
+                for live in self._lives:
+                    live.train.fetch()  # here, where it waits for the steps that sum
 
     def cut(self, block: Block) -> Iterator[Any]:
         """See `Program.cut`."""
@@ -94,11 +109,11 @@ class Graphed:
     def begin(self, batch: Any) -> None:
         """See `Program.begin`; weights that move as a whole move here."""
         turn = self._whole.turn(batch) if self._whole.kernels else None
+        self._whole.remember()
         if turn is None:
             self._whole.made.tell()
             self._program.begin(batch)
             return
-        self._whole.remember()
         data = self._whole.inputs(turn)
         self._dials.turn()
         self._totals = self._step(data)
@@ -108,10 +123,13 @@ class Graphed:
         """See `Program.finish`."""
         turn, self._turn = self._turn, None
         if turn is None:
-            return self._program.finish()
+            samples = self._program.finish()
+            self._whole.forget()
+            return samples
         for kernel in self._whole.kernels:
             kernel.note_step()
         samples = self._whole.made.add(turn, self._totals)
+        self._whole.forget()
         self._move_schedules()
         return samples
 
@@ -128,9 +146,9 @@ class Graphed:
         """See `Program.release`."""
         self.join()
         if self._replayed is not None:
-            self._lives[0].backend.synchronize()
-            self._replayed.recording.close()
+            self._close(self._replayed)
             self._replayed = None
+        self._recorder.close()
         self._whole.release()
 
     # ---- beside others
@@ -171,14 +189,20 @@ class Graphed:
             raise
 
     def _operators(self, data: Data, *, watched: bool = False) -> Tensor:
-        look = self._whole.look() if watched else None
-        totals, gradients = self._whole.gradients(data)
-        if look is not None:
-            look()
+        with self._watched() if watched else contextlib.nullcontext():
+            totals, gradients = self._whole.gradients(data)
         with torch.no_grad():
             for kernel, numbers in zip(self._whole.kernels, self._dials.of_kernels, strict=True):
                 kernel.move(gradients[kernel.rows], numbers)
         return totals
+
+    @contextlib.contextmanager
+    def _watched(self) -> Iterator[None]:
+        """Inside, gradients raise for what would be left out of a recorded step, the last time also for what may not be in one."""
+        look = self._whole.look()
+        with self._recorder.strict() if self._warm == WARM_UP else contextlib.nullcontext():
+            yield
+        look()
 
     def _warmed_up(self, data: Data) -> Tensor:
         self._recorder.fork()
@@ -191,10 +215,9 @@ class Graphed:
     def _recorded(self, data: Data) -> Tensor:
         """A step by which it is seen that replays lead where plain steps do."""
         random = self._lives[0].randomness
-        mark = random.here()
-        replayed = self._record(data)
-        moving = self._moving()
+        mark, moving = random.here(), self._moving()
         before = [tensor.clone() for tensor in moving]
+        replayed = self._record(data)
         try:
             random.stand_at(mark)
             replayed_totals = replayed.step(data).clone()
@@ -205,9 +228,14 @@ class Graphed:
             _check(there, [totals, *moving], [torch.zeros_like(totals), *before])
         except BaseException:
             _put(before, moving)
+            self._close(replayed)
             raise
-        self._replayed = replayed
+        self._replayed, self._draws = replayed, _moved(mark, random.here())
         return totals
+
+    def _close(self, replayed: "Replayed") -> None:
+        self._lives[0].backend.synchronize()
+        replayed.recording.close()
 
     def _record(self, data: Data) -> "Replayed":
         (leaves, structure), device = flatten(data.tree), self._whole.arena.weights.device
@@ -271,9 +299,9 @@ class Replayed:
 
 @contextlib.contextmanager
 def together(programs: Sequence[Program[Any]]) -> Iterator[None]:
-    """Inside, the steps of these programs are side by side on their device, if all of them are replayed."""
+    """Inside, the steps of these programs are side by side on their device, if all are replayed and no two share their draws."""
     apart = [program for program in programs if isinstance(program, Graphed) and program.replays]
-    if len(apart) < max(len(programs), 2):
+    if len(apart) < max(len(programs), 2) or sum(program.shares_draws for program in apart) > 1:
         apart = []
     for program in apart:
         program.fork()
@@ -282,6 +310,12 @@ def together(programs: Sequence[Program[Any]]) -> Iterator[None]:
     finally:
         for program in apart:
             program.join()
+
+
+def _moved(one: Mark, other: Mark) -> bool:
+    """Whether torch's random states stand elsewhere, the host's or the device's."""
+    states = zip(one[:2], other[:2], strict=True)
+    return any(state is not None and not torch.equal(state, later) for state, later in states)
 
 
 def _put(values: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
@@ -293,11 +327,11 @@ def _put(values: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
 def _check(there: Sequence[Tensor], plainly: Sequence[Tensor], before: Sequence[Tensor]) -> None:
     """Raise Uncaptured where a replay has led elsewhere than a plain step, from the same place."""
     for replayed, plain, start in zip(there, plainly, before, strict=True):
-        if bool((_apart(plain, replayed) > ALIKE * _apart(plain, start)).any()):
+        if bool((_distance(plain, replayed) > ALIKE * _distance(plain, start)).any()):
             raise Uncaptured("replayed, its step leads elsewhere")
 
 
-def _apart(one: Tensor, other: Tensor) -> Tensor:
+def _distance(one: Tensor, other: Tensor) -> Tensor:
     """How far each member's parts are from each other."""
     apart = (one.double() - other.double()).reshape(len(one), one[0].numel())
     lengths: Tensor = torch.linalg.vector_norm(apart, dim=1)

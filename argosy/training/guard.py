@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from argosy.commands import OutOfMemory, Report
 from argosy.errors import DiskError, WorkerError
-from argosy.events import MemberEnded
+from argosy.events import MemberEnded, Saved
 from argosy.system import files_refused, means_refused
 from argosy.traces import trace_of
 from argosy.training.devices import Backend, memory_returned, out_of_memory, poisoned
@@ -34,13 +34,23 @@ class Drop(Protocol):
 class Guard:
     """Of one trainer."""
 
-    def __init__(self, device: str, backend: Backend, members: Path, emit: Callable[[Any], None], drop: Drop) -> None:
+    def __init__(
+        self,
+        device: str,
+        backend: Backend,
+        members: Path,
+        emit: Callable[[Any], None],
+        drop: Drop,
+        save_best: Callable[[str], list[Saved]],
+    ) -> None:
         self._device = device
         self._backend = backend
         self._members = members
         """Folder of members' folders."""
         self._emit = emit
         self._drop = drop
+        self._save_best = save_best
+        """Writes the best weights of a member that are in no file, and says what is to be journaled of that."""
 
     def __call__(self, name: str, action: Callable[[], Any], *, again: bool = False) -> Any:
         """Run a piece of a member's own code; what it raises ends that member, and gives None.
@@ -53,17 +63,22 @@ class Guard:
             raise
         except Exception as error:  # boundary between a member's code and ours
             self.check_process(repr(name), error)
-            if again and out_of_memory(error) and memory_returned(self._backend, patience=RETURN_SECONDS):
-                return self(name, action)
-            if out_of_memory(error):
-                built = self._drop(name)
-                batch_norm = built is not None and has_batch_norm(built.model)
-                self._emit(OutOfMemory(member=name, detail=str(error), batch_norm=batch_norm))
+            if not out_of_memory(error):
+                self.log(name, "".join(traceback.format_exception(error)))
+                self.end(name, "failed", trace_of(error))
                 return None
-            self.log(name, "".join(traceback.format_exception(error)))
-            self._drop(name, failed=True)
-            self.end(name, "failed", trace_of(error))
-            return None
+            detail = str(error)
+        # Outside of the handler, whose traceback holds what the action has made.
+        if again and memory_returned(self._backend, patience=RETURN_SECONDS):
+            return self(name, action)
+        self.crowded_out(name, detail)
+        return None
+
+    def crowded_out(self, name: str, detail: str) -> None:
+        """A member has no room here: the driver says where it goes on, or in which steps."""
+        built = self._drop(name)
+        batch_norm = built is not None and has_batch_norm(built.model)
+        self._emit(OutOfMemory(member=name, detail=detail, batch_norm=batch_norm))
 
     def check_process(self, who: str, error: Exception) -> None:
         """Raise where that is no fault of a member's, and nobody's next step can be trusted."""
@@ -73,9 +88,10 @@ class Guard:
             raise Poisoned(f"{self._device} is of no more use to this process since {who} raised {error!r}") from error
 
     def end(self, name: str, status: str, reason: str) -> None:
-        """A member leaves the run."""
-        self._drop(name)
-        self._emit(Report(events=(MemberEnded(member=name, status=status, reason=reason),)))
+        """A member leaves the run; what its report shows as its best is in a file."""
+        saved = self._save_best(name)
+        self._drop(name, failed=status == "failed")
+        self._emit(Report(events=(*saved, MemberEnded(member=name, status=status, reason=reason))))
 
     def log(self, name: str, text: str) -> None:
         """Write into a member's ``log.txt``."""

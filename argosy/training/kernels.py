@@ -20,7 +20,7 @@ from torch.optim import optimizer as torch_optimizer
 
 from argosy.training.arena import Arena, Piece
 
-__all__ = ["Kernel", "Numbers", "is_unusual", "kind_of"]
+__all__ = ["Kernel", "Numbers", "is_unusual", "kind_of", "sent"]
 
 UNUSUAL = ("maximize", "amsgrad", "capturable", "differentiable", "dampening")
 """Options of which an optimizer makes its steps itself."""
@@ -79,8 +79,15 @@ class Tile:
     def placed(self, numbers: Numbers) -> Tensor:
         """``[rows, numbers]`` where the weights are."""
         if not self.shown or self.shown[0][0] != numbers:
-            self.shown[:] = [(numbers, torch.tensor(numbers, dtype=self.weights.dtype, device=self.weights.device))]
+            self.shown[:] = [(numbers, sent(numbers, self.weights))]
         return self.shown[0][1]
+
+
+def sent(numbers: Sequence[float] | Numbers, like: Tensor) -> Tensor:
+    """Numbers of the type of a tensor where that is, without the host's waiting for what was asked for before."""
+    # Pinned memory, which torch keeps until the copy has passed.
+    apart = like.device.type == "cuda"
+    return torch.tensor(numbers, dtype=like.dtype, pin_memory=apart).to(like.device, non_blocking=apart)
 
 
 class Kernel:

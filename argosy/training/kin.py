@@ -7,7 +7,7 @@ a second makes steps dearer, never cheaper. It is asked again when somebody join
 is near enough is known from what was tried before.
 
 A size that memory is not expected to hold is not tried: what steps took of it is measured in the same rounds, and more
-members take as much more.
+members take as much more. Nor are captured steps, where memory would not hold those of all members at once.
 """
 
 import itertools
@@ -116,6 +116,11 @@ class Kin:
         nearest = min(self.needs, key=lambda known: (known.kind != "plain", abs(known.size - count)))
         need = max(self.needs[nearest] + self.weight_bytes * (nearest.size == 1), 1)
         self.foreseen = max(int((1 - HEADROOM) * room) // need, 1)
+        if "graphed" in self.kinds and count * need > (1 - HEADROOM) * room:
+            # Each captured step has memory of its own for good.
+            self.refused["graphed"] = (
+                f"captured, steps of {count} would keep {count * need / MIB:,.1f} MiB, of {room / MIB:,.1f} that are left"
+            )
         if self.foreseen < min(count, self.fits):
             self.reason = f"{count} in a program would take {count * need / MIB:,.1f} MiB for a step, of {room / MIB:,.1f} that are left"
 

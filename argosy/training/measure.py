@@ -18,7 +18,8 @@ from argosy.stream.blocks import Block
 from argosy.stream.trees import flatten, unflatten
 from argosy.training.admission import check_state, wants_classes
 from argosy.training.copies import same_bits
-from argosy.training.devices import Backend
+from argosy.training.devices import Backend, out_of_memory
+from argosy.training.fingerprint import token
 from argosy.training.heap import large_outside
 from argosy.training.member import LiveMember
 from argosy.training.solo import Solo
@@ -30,6 +31,7 @@ STEPS = 5
 SECONDS = 0.030
 PRIVATE = "writes into its input: gets private copies"
 NUMPY_RANDOM = "draws from numpy or random: their states are swapped"
+MOVING = "steps change {}, which is in no file and begins anew behind one: let it be a buffer, by register_buffer"
 
 
 def measuring(
@@ -59,20 +61,25 @@ def measuring(
     yield
     batch = _Shown(block, live.member.batch_size, micro_batches=live.member.accumulate)
     saved = _SavedBytes()
-    with saved:
-        warm_up = _timed_step(trial, batch, backend)
+    trial, warm_up = _first_step(trial, live, batch, saved, backend)
     yield
+    # A schedule of steps may know how many there will be, and these are none of them.
+    schedule, trial.live.schedule = trial.live.schedule, None
     gradients = _bytes(p for p in live.model.parameters() if p.requires_grad)
     activations = max(saved.peak, _spent(trial, batch, backend) - gradients)
+    unsaved = _in_no_file(trial.live.model)  # what a first step has filled for good would be filled again
     seconds = yield from _step_seconds(trial, batch, warm_up, backend, thorough=thorough)
+    moving = [where for where, value in _in_no_file(trial.live.model).items() if unsaved.get(where) != value]
     with large_outside():
         tried = _Shown(block, live.member.batch_size)
         whole = why_whole(live, tried.data, tried.rows) if groups > 1 else ""
     shares = 1 if whole and not thorough else groups
     shard_seconds = yield from _shard_seconds(trial, block, backend, shares, thorough=thorough)
     check_state(live.member, trial.live.optimizer)
+    trial.live.schedule = schedule
     trial.live.move_schedule(1.0)
     unusual = {PRIVATE: wrote or batch.written, NUMPY_RANDOM: not trial.live.randomness.others_equal(before)}
+    unusual |= {MOVING.format(where): True for where in moving[:1]}
     held = state_bytes(trial.live)
     activations = int(activations * live.member.batch_size / batch.rows)
     return Measured(
@@ -113,6 +120,26 @@ def _try_validation(trial: Solo, block: Block) -> bool:
     with trial.active():
         trial.try_validation(batch.data, batch.rows)
     return batch.written
+
+
+def _first_step(
+    trial: Solo, live: LiveMember, batch: "_Shown", saved: "_SavedBytes", backend: Backend
+) -> tuple[Solo, float]:
+    """Who has made it, and its seconds; what autograd kept for it is counted.
+
+    Some code does not bear that, as `torch.func.grad` does not: another twin makes its step, without. An error that was
+    the member's own comes again there.
+    """
+    try:
+        with saved:
+            return trial, _timed_step(trial, batch, backend)
+    except RuntimeError as error:
+        if out_of_memory(error):
+            raise
+    # Outside of the handler, whose traceback holds what the step has made.
+    again = Solo(live.trial())
+    again.live.randomness = trial.live.randomness
+    return again, _timed_step(again, batch, backend)
 
 
 def _spent(trial: Solo, batch: "_Shown", backend: Backend) -> int:
@@ -174,6 +201,18 @@ def has_batch_norm(model: nn.Module) -> bool:
     return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
 
 
+def _in_no_file(model: nn.Module) -> dict[str, Any]:
+    """Tokens of numbers and tensors that layers hold and no file has, but for tensors that a pass computes anew."""
+    found = {}
+    for name, module in model.named_modules():
+        buffers = {key: module._buffers.get(key) for key in module._non_persistent_buffers_set}
+        for key, value in {**vars(module), **buffers}.items():
+            is_tensor = isinstance(value, torch.Tensor) and value.is_leaf and value.layout is torch.strided
+            if is_tensor or type(value) in (bool, int, float):
+                found[f"{key!r} of {f'layer {name!r}' if name else 'the network'}"] = token(value)
+    return found
+
+
 def state_bytes(live: LiveMember) -> int:
     """Weights, buffers and optimizer state."""
     model = [*live.model.parameters(), *live.model.buffers()]
@@ -208,15 +247,19 @@ class _SavedBytes:
         self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, lambda held: held.tensor)
 
     def _pack(self, tensor: torch.Tensor) -> _Held:
-        storage, held = tensor.untyped_storage(), _Held(tensor)
+        held = _Held(tensor)
+        self._held.add(held)
+        if tensor.layout is torch.strided:  # a sparse one has no storage
+            self._count(tensor.untyped_storage(), held)
+        return held
+
+    def _count(self, storage: torch.UntypedStorage, held: _Held) -> None:
         address, size = storage.data_ptr(), storage.nbytes()
         if not self._holders[address]:
             self._now += size
             self.peak = max(self.peak, self._now)
         self._holders[address] += 1
         weakref.finalize(held, self._let_go, address, size).atexit = False
-        self._held.add(held)
-        return held
 
     def _let_go(self, address: int, size: int) -> None:
         self._holders[address] -= 1

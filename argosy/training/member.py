@@ -6,7 +6,7 @@ neighbours, the block size, the device's other work, or where it was interrupted
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,9 +27,10 @@ from argosy.training.own import own_optimizers
 from argosy.training.precision import LossScale, scale_of
 from argosy.training.randomness import Randomness
 from argosy.training.tally import Tally, total_of
+from argosy.training.twins import twins
 from argosy.training.validation import Validation
 
-__all__ = ["Best", "LiveMember", "build"]
+__all__ = ["Best", "LiveMember", "build", "fill_buffers"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,8 @@ class LiveMember:
     one_pass: bool = False
     """Whether kernels may step it that round otherwise than its optimizer."""
     best: Best | None = None
+    outputs: torch.Tensor | None = None
+    """Of the form of what its network makes, without memory, once labels to come were compared with it."""
     loss_scale: LossScale | None = field(init=False)
     """In float16."""
     train: Tally = field(init=False)
@@ -149,8 +152,7 @@ class LiveMember:
 
     def commit_several(self, count: int, rows: int, digest: Digest, totals: torch.Tensor, event: Event) -> None:
         """So many batches were stepped on, which the cutter knows; the sums of their losses are on their way to the host."""
-        self.train.add(rows, digest, {})
-        self.train.bring("loss", totals, event)
+        self.train.bring(rows, digest, "loss", totals, event)
         self.samples += rows
         self.steps += count
 
@@ -239,7 +241,7 @@ class LiveMember:
 
     def trial(self) -> "LiveMember":
         """A twin whose steps leave this member as it is."""
-        model, optimizer, schedule = copy.deepcopy((self.model, self.optimizer, self.schedule))
+        model, optimizer, schedule = twins(self.model, self.optimizer, self.schedule)
         twin = LiveMember(
             self.member, self.backend, model, optimizer, schedule, self.randomness.copy(), self.objective, self.mode
         )
@@ -271,6 +273,7 @@ class LiveMember:
 
     def load_state_dict(self, state: dict[str, Any]) -> int:
         """Take up a saved state of the same member, just built; returns its position for `begin_epoch`."""
+        fill_buffers(self.model, state["model"], self.backend.device)
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         if self.schedule is not None:
@@ -314,11 +317,20 @@ def build(
 def _optimizer(member: Member, model: nn.Module) -> tuple[Any, Any]:
     """A member's optimizer, and its schedule."""
     assert member.optimizer is not None
-    optimizer = member.optimizer(model.parameters())
+    optimizer = member.optimizer(list(model.parameters()))  # which may make several groups of them
     check_optimizer(member, model, optimizer)
     schedule = None if member.schedule is None else member.schedule(optimizer)
     check_schedule(member, optimizer, schedule)
     return optimizer, schedule
+
+
+def fill_buffers(model: nn.Module, weights: Mapping[str, torch.Tensor], device: torch.device) -> None:
+    """Let buffers be there that are None until a forward pass: torch knows no place for what a file has of them."""
+    for name, module in model.named_modules():
+        for key, buffer in module._buffers.items():
+            found = weights.get(f"{name}.{key}" if name else key)
+            if buffer is None and found is not None:
+                module._buffers[key] = torch.empty_like(found, device=device)
 
 
 def _carried_state(carried: Carried) -> dict[str, Any]:

@@ -11,12 +11,13 @@ from torch import nn
 from torch.nn import functional
 
 from argosy.errors import StudyError
-from argosy.stream.batches import Batch, Cutter
+from argosy.stream.batches import Batch
 from argosy.stream.blocks import Block
-from argosy.stream.order import Digest, Indices
+from argosy.stream.order import Digest
 from argosy.stream.trees import map_leaves
 from argosy.study import Member
-from argosy.training.admission import check_gradients, check_labels, wants_classes
+from argosy.training.admission import check_gradients, check_labels
+from argosy.training.foreseen import Foreseen
 from argosy.training.heap import large_outside
 from argosy.training.member import LiveMember
 from argosy.training.one_pass import one_pass
@@ -36,11 +37,11 @@ class Solo:
         self._losses: torch.Tensor | None = None
         """Of that batch, per sample or their mean; None where all its samples are broken."""
         self._weights: dict[tuple[torch.Size, torch.dtype, float], torch.Tensor] = {}
-        self._labels: list[Indices] = []
-        """To come, and not seen to have outputs yet."""
-        self._outputs: torch.Tensor | None = None
-        """Of the form of the network's, without memory."""
+        self._foreseen = Foreseen((live,))
         self._own_zero_grad = type(live.optimizer).zero_grad is not torch.optim.Optimizer.zero_grad
+        stepped = {id(parameter) for group in live.optimizer.param_groups for parameter in group["params"]}
+        self._strays = [parameter for parameter in live.model.parameters() if id(parameter) not in stepped]
+        """Weights of no optimizer, whose gradients nobody else would drop."""
 
     @property
     def members(self) -> tuple[LiveMember, ...]:
@@ -63,8 +64,7 @@ class Solo:
         assert live.cutter is not None
         live.keep_best()
         self.drop_gradients()
-        if live.member.augment is None:
-            self._foresee(block, live.cutter)
+        self._foreseen.note(block, (live.cutter,), augment=True)
         return live.cutter.take(block, private=live.private)
 
     def begin(self, batch: Batch) -> None:
@@ -107,6 +107,8 @@ class Solo:
 
         Right after each step: while the neighbours step they are memory, and lie in the middle of what they need.
         """
+        for parameter in self._strays:
+            parameter.grad = None
         if self._own_zero_grad:
             self.live.optimizer.zero_grad(set_to_none=True)
             return
@@ -119,7 +121,7 @@ class Solo:
         live = self.live
         assert live.val_cutter is not None
         live.model.eval()
-        self._foresee(block, live.val_cutter)
+        self._foreseen.note(block, (live.val_cutter,), augment=False)
         for batch in live.val_cutter.take(block, private=live.private):
             if batch.rows:
                 self._validate(batch)
@@ -130,8 +132,8 @@ class Solo:
 
     def check_ahead(self) -> None:
         """What a step checks on the host, before one that the host only asks for as a whole."""
-        if self._labels and self._outputs is not None:
-            self._check_foreseen(self._outputs)
+        for error in self._foreseen.errors().values():
+            raise error
 
     def try_labels(self, data: Any, whole: Any) -> None:
         """Show the network two samples; raises StudyError where it has no output for a target of the whole.
@@ -168,7 +170,7 @@ class Solo:
         """See `Program.release`."""
         self.drop_gradients()
         self._weights.clear()
-        self._labels.clear()
+        self._foreseen.clear()
         self._batch = self._losses = None
 
     # ---- a step
@@ -270,8 +272,7 @@ class Solo:
             return self._of_step(member.step(self.live.model, data))
         inputs, target = pair_of(member, data)
         output = self.live.model(inputs)
-        if self._labels:
-            self._check_foreseen(output)
+        self._foreseen.look(output)
         try:
             return self._loss((member.loss or cross_entropy)(output, target)), output, target
         except IndexError:
@@ -282,20 +283,6 @@ class Solo:
         """Losses, outputs and targets; the latter are None where an own step gave losses alone."""
         losses, output, target = made if isinstance(made, tuple) and len(made) == 3 else (made, None, None)
         return self._loss(losses), output, target
-
-    def _foresee(self, block: Block, cutter: Cutter) -> None:
-        """Note the labels of a block on an accelerator, which would be of no more use after one without an output."""
-        member = self.live.member
-        if block.labels is not None and member.step is None and wants_classes(member.loss):
-            self._labels.append(cutter.labels(block))
-
-    def _check_foreseen(self, output: Any) -> None:
-        """Raise StudyError for a label that the network has no output for, before the device meets it."""
-        if isinstance(output, torch.Tensor):
-            self._outputs = torch.empty(output.shape, device="meta")
-        labels, self._labels = self._labels, []
-        for foreseen in labels:
-            check_labels(self.live.member, output, torch.from_numpy(foreseen))
 
     def _loss(self, value: Any) -> torch.Tensor:
         if isinstance(value, torch.Tensor):

@@ -17,6 +17,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from argosy.stream.trees import map_leaves
+from argosy.traces import first_line
+from argosy.training.agreement import largest
 from argosy.training.fingerprint import attributes
 from argosy.training.member import LiveMember
 from argosy.training.solo import Solo
@@ -43,12 +45,12 @@ def why_whole(live: LiveMember, data: Any, rows: int) -> str:
         try:
             whole = _tried(live, given, (0, rows), double=double)
         except Exception as error:  # boundary between a member's code and ours: it may insist on its own types
-            reason = f"its step raises {_first_line(error)}"
+            reason = f"its step raises {first_line(error)}"
             continue
         try:
             shared = _tried(live, given, (0, -(-rows // 3), rows), double=double)
         except Exception as error:  # the same boundary
-            return f"on a share of a batch its step raises {_first_line(error)}"
+            return f"on a share of a batch its step raises {first_line(error)}"
         return next(_differences(live, whole, shared, DOUBLE if double else SINGLE), "")
     return reason
 
@@ -100,9 +102,9 @@ def _differences(live: LiveMember, whole: Tried, shared: Tried, tolerance: float
         names = ", ".join(sorted(whole.gradients.keys() ^ shared.gradients.keys()))
         yield f"in shares other weights get a gradient: {names}"
         return
-    largest = max((float(gradient.abs().max()) for gradient in whole.gradients.values()), default=0.0)
+    size = max(map(largest, whole.gradients.values()), default=0.0)
     for name, gradient in whole.gradients.items():
-        if not torch.allclose(gradient, shared.gradients[name], rtol=0.0, atol=tolerance * max(largest, 1e-3)):
+        if not torch.allclose(gradient, shared.gradients[name], rtol=0.0, atol=tolerance * max(size, 1e-3)):
             yield f"in shares the gradient of {name!r} is another than of the whole batch: its loss is no mean over samples"
     if abs(whole.loss - shared.loss) > tolerance * max(abs(whole.loss), 1e-3):
         yield "in shares its loss is another than of the whole batch"
@@ -114,8 +116,3 @@ def _equal(one: Tensor | None, other: Tensor | None) -> bool:
 
 def _doubled(leaf: Tensor) -> Tensor:
     return leaf.double() if leaf.is_floating_point() else leaf
-
-
-def _first_line(error: Exception) -> str:
-    words = str(error).strip().splitlines() or [""]
-    return f"{type(error).__name__}: {words[0]}"

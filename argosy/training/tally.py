@@ -1,8 +1,9 @@
 """Sums over what a member has stepped on or was evaluated on: means for its history, and the digest that proves it."""
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -11,6 +12,16 @@ from argosy.stream.order import Digest
 from argosy.training.devices import Backend, Event
 
 __all__ = ["Tally", "per_sample", "total_of", "totals_of"]
+
+
+class Coming(NamedTuple):
+    """Sums of batches on their way to the host."""
+
+    name: str
+    totals: torch.Tensor
+    event: Event
+    rows: int
+    """Samples of all batches up to the last of these."""
 
 
 class Tally:
@@ -25,8 +36,12 @@ class Tally:
         self.digest = Digest()
         self._sums: dict[str, float] = {}
         self._unread: dict[str, list[torch.Tensor]] = {}
-        self._coming: list[tuple[str, torch.Tensor, Event]] = []
-        """On their way to the host, in the order of the sequence."""
+        self._coming: list[Coming] = []
+        """In the order of the sequence."""
+        self._asked = 0
+        """How many of them there were when `finite` was asked last."""
+        self._told = 0
+        """Samples in the sums that the host has."""
 
     def add(self, rows: int, digest: Digest, totals: Mapping[str, torch.Tensor]) -> None:
         """Add a batch: of each value its `total_of` the batch."""
@@ -35,15 +50,16 @@ class Tally:
         self.rows += rows
         self.digest = self.digest.plus(digest)
 
-    def bring(self, name: str, totals: torch.Tensor, event: Event) -> None:
-        """Values of batches that were added without: one `total_of` each, on their way to the host."""
-        self._fetch()
-        self._coming.append((name, totals, event))
+    def bring(self, rows: int, digest: Digest, name: str, totals: torch.Tensor, event: Event) -> None:
+        """Add batches of which a value is on its way to the host: one `total_of` each."""
+        self.fetch()
+        self.add(rows, digest, {})
+        self._coming.append(Coming(name, totals, event, self.rows))
 
     @property
     def sums(self) -> Mapping[str, float]:
         """Sum of each value so far. Waits for a device that computes on its own."""
-        self._fetch()
+        self.fetch()
         self._read(len(self._coming))
         return self._sums
 
@@ -53,31 +69,39 @@ class Tally:
 
         That is up to here on the host, and up to the last time that this was asked on a device that computes on its own.
         """
-        before = len(self._coming)
-        self._fetch()
-        self._read(len(self._coming) if not self.backend.apart else before)
+        self.fetch()
+        self._read(self._asked if self.backend.apart else len(self._coming))
+        self._asked = len(self._coming)
         return all(map(math.isfinite, self._sums.values()))
 
-    def _fetch(self) -> None:
-        """Let the device bring what it has summed."""
+    def fetch(self) -> None:
+        """Let the device bring what it has summed, behind all that was asked for on the stream at hand."""
         for name, totals in self._unread.items():
-            self._coming.append((name, *self.backend.fetch(torch.stack(totals))))
+            self._coming.append(Coming(name, *self.backend.fetch(torch.stack(totals)), self.rows))
         self._unread.clear()
 
     def _read(self, count: int) -> None:
         """Add up the oldest of what comes."""
-        for name, totals, event in self._coming[:count]:
+        for name, totals, event, rows in self._coming[:count]:
             event.synchronize()
+            self._told = rows
             total = self._sums.get(name, 0.0)
             for of_batch in totals.tolist():
                 total += of_batch
             self._sums[name] = total
         del self._coming[:count]
+        self._asked = max(self._asked - count, 0)
 
     def means(self, names: Iterable[str]) -> dict[str, float]:
         """Mean of each value over the samples so far; NaN where there are none."""
         sums = self.sums
         return {name: sums[name] / self.rows if self.rows else math.nan for name in names}
+
+    def mean_by_now(self, name: str) -> float:
+        """Mean of a value over the samples whose sums are on the host; NaN where there are none. Never waits."""
+        self.fetch()
+        self._read(sum(1 for _ in itertools.takewhile(lambda coming: coming.event.query(), self._coming)))
+        return self._sums[name] / self._told if self._told else math.nan
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint within an epoch."""
@@ -87,6 +111,7 @@ class Tally:
         """From a checkpoint."""
         self._sums = dict(state["sums"])
         self.rows, self.digest = state["rows"], Digest(*state["digest"])
+        self._told = self.rows
 
 
 def total_of(value: torch.Tensor, rows: int) -> torch.Tensor:

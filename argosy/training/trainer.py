@@ -10,7 +10,7 @@ driver alone counts them.
 import math
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -44,10 +44,10 @@ from argosy.study import Member, Terms
 from argosy.traces import know_sources
 from argosy.training.aboard import Aboard
 from argosy.training.copies import Copies
-from argosy.training.devices import Backend
+from argosy.training.devices import Backend, out_of_memory
 from argosy.training.ends import sums_on
 from argosy.training.files import Files, Saving
-from argosy.training.fusion import Fusion
+from argosy.training.fusion import Fusion, weight_bytes
 from argosy.training.guard import Guard
 from argosy.training.heap import large_outside
 from argosy.training.kin import Kind
@@ -97,7 +97,7 @@ class Trainer:
         """Blocks of a later crew, until the driver says who that is, or that were measured on."""
         self.at_hand: Block | None = None
         """The block whose steps were left for a command."""
-        self.guard = Guard(name, backend, directory / "members", emit, self._drop)
+        self.guard = Guard(name, backend, directory / "members", emit, self._drop, self._save_best)
         self.trials = Trials(self._build, self.guard, emit, listen, backend, self.pulse)
         self.aboard: dict[str, Aboard] = {}
         self.units: list[Unit] = []
@@ -224,9 +224,25 @@ class Trainer:
             self.kept.append((block, self.crew))
 
     def _on_device(self, block: Block) -> Block:
+        """Where it finds no room there, the largest members leave until it does."""
         self.backend.activate()
         self.copies.release_done()
-        return self.copies.start(block)
+        emptied = False
+        while True:
+            try:
+                return self.copies.start(block)
+            except Exception as error:  # also what the study's own work on the block has to say of memory
+                if not out_of_memory(error) or (emptied and not self.aboard):
+                    raise
+                detail = str(error)
+            # Outside of the handler, whose traceback holds what was copied.
+            if emptied:
+                self.guard.crowded_out(max(self.aboard, key=self._weight_bytes), detail)
+            self.backend.empty_cache()
+            emptied = True
+
+    def _weight_bytes(self, name: str) -> int:
+        return weight_bytes(self.aboard[name].live)
 
     def _train_on(self, block: Block) -> None:
         started, place = time.perf_counter(), block.place
@@ -265,8 +281,12 @@ class Trainer:
                 ended = self.guard(name, partial(aboard.end_section, section, self.name))
                 if ended is not None and aboard.leads:
                     events.append(ended)
-        if self.saving.due:
-            events += self._save(list(self.aboard))
+        due = self.saving.due
+        # Who has no file of its own yet gets one: without it nothing could be said of its best weights, if it fails.
+        unsaved = [name for name, aboard in self.aboard.items() if due or (aboard.leads and not aboard.files.own)]
+        if unsaved:
+            events += self._save(unsaved)
+        if due:
             self.saving.wanted = False
         if self.aboard or events:
             # Nobody waits for an empty crew, and its late word could be taken for that of the next leg's.
@@ -282,6 +302,7 @@ class Trainer:
             if boarded is not None and self.aboard[start.member].leads:
                 started.append(boarded)
         self.trials.forget(crew_of_its_own=True)
+        self.copies.boarded()
         if started:
             self.emit(Report(events=tuple(started)))
         self._follow(command.crew)
@@ -291,7 +312,7 @@ class Trainer:
         live = self.trials.take(start.member)
         for note in start.notes:
             self.guard.log(start.member, note)
-        files = Files(self.directory / "members" / start.member, start.checkpoint)
+        files = Files(self.directory / "members" / start.member, start.checkpoint, inherited=bool(start.changes))
         sections = self.terms.validations_per_epoch
         aboard = Aboard.board(live, start, files, self.orders, sections=sections)
         self.aboard[start.member] = aboard
@@ -322,9 +343,10 @@ class Trainer:
 
     # ---- files
 
-    def _save(self, names: Iterable[str], *, carried: bool = False) -> list[Event]:
+    def _save(self, names: Collection[str], *, carried: bool = False) -> list[Event]:
         """Files for these members, flushed to the disk together."""
-        with self.pulse.busy("saving members", opaque=True), self.saving.timed():
+        everybody = self.aboard.keys() <= set(names)
+        with self.pulse.busy("saving members", opaque=True), self.saving.timed(everybody=everybody):
             drafts = {}
             for aboard in [self.aboard[name] for name in names if self.aboard[name].leads]:
                 name = aboard.name
@@ -334,6 +356,16 @@ class Trainer:
             written = {name: self.guard(name, save) for name, save in self.saving.write(drafts)}
         seconds = round(self.saving.seconds / max(len(written), 1), 5)
         return [Saved(member=n, checkpoint=saved, seconds=seconds) for n, saved in written.items() if saved is not None]
+
+    def _save_best(self, name: str) -> list[Saved]:
+        """A file for the best weights of a member that ends."""
+        aboard, started = self.aboard.get(name), time.monotonic()
+        if aboard is None or not aboard.leads:
+            return []
+        with self.pulse.busy("saving members", opaque=True):
+            saved = aboard.files.save_best(aboard.live)
+        seconds = round(time.monotonic() - started, 5)
+        return [] if saved is None else [Saved(member=name, checkpoint=saved, seconds=seconds)]
 
     def _must_save(self) -> bool:
         """Whether a crash would repeat more than it may."""
@@ -352,7 +384,7 @@ class Trainer:
             losses = {
                 name: mean
                 for name, aboard in self.aboard.items()
-                if not math.isnan(mean := aboard.live.train.means(["loss"])["loss"])
+                if not math.isnan(mean := aboard.live.train.mean_by_now("loss"))
             }
             samples = {name: aboard.samples for name, aboard in self.aboard.items() if aboard.leads}
             self.emit(Progress(blocks=self.blocks, samples=samples, losses=losses, gauge=asdict(self.gauge)))
@@ -363,7 +395,3 @@ class Trainer:
             "though it did not on its first batches. Clone the input before changing it; the run stops at the last "
             "checkpoints, which are sound."
         )
-
-
-def _raise(error: Exception) -> None:
-    raise error

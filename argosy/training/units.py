@@ -46,7 +46,7 @@ class Unit:
     in_round: int = 0
     """... and the samples that it was stepped on in them."""
     step_bytes: int | None = None
-    """What a step of it took at most beyond what was there before, in the round; None where the device does not count that."""
+    """What a step of it took at most beyond its members' states, in the round; None where the device does not count that."""
     broke: bool = False
     """Whether its step has raised, and is left to others."""
     together: bool = field(init=False)
@@ -120,7 +120,7 @@ class Unit:
         self.seconds += time.perf_counter() - started
         self.in_round += self.samples - before
         if held is not None:
-            self.step_bytes = max(self.step_bytes or 0, (backend.peak_memory() or 0) - held)
+            self.step_bytes = max(self.step_bytes or 0, (backend.peak_memory() or 0) - held + self.kept_bytes)
         return through
 
     def _step(self, block: Block, called: Callable[[], bool]) -> bool:
@@ -139,6 +139,11 @@ class Unit:
     def begin_round(self, *, measures: bool) -> None:
         """Be timed for some turns, or go on without limit."""
         self.turns, self.seconds, self.in_round, self.step_bytes = TURNS if measures else None, 0.0, 0, None
+
+    @property
+    def kept_bytes(self) -> int:
+        """Of the device's memory, in which captured steps are made and nothing else."""
+        return self.program.memory_bytes if isinstance(self.program, Graphed) else 0
 
     @property
     def need(self) -> int | None:

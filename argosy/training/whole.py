@@ -53,6 +53,9 @@ class Whole(Protocol):
     def remember(self) -> None:
         """Note where the members' random states stand."""
 
+    def forget(self) -> None:
+        """The turn is made: nothing leads back behind it."""
+
     def undo(self) -> None:
         """Let them stand there again, and the gradients be gone."""
 
@@ -132,6 +135,10 @@ class Several:
     def remember(self) -> None:
         """See `Whole.remember`."""
         self._before = self._marks()
+
+    def forget(self) -> None:
+        """See `Whole.forget`."""
+        self._before = ()
 
     def undo(self) -> None:
         """See `Whole.undo`."""
@@ -215,6 +222,10 @@ class Single:
         """See `Whole.remember`."""
         self._before = self._live.randomness.here()
 
+    def forget(self) -> None:
+        """See `Whole.forget`."""
+        self._before = None
+
     def undo(self) -> None:
         """See `Whole.undo`."""
         self._solo.drop_gradients()
@@ -222,7 +233,7 @@ class Single:
             table[name] = buffer  # a step may have assigned another
         if self._before is not None:
             self._live.randomness.go_back(self._before)
-            self._before = None
+            self.forget()
 
     def inputs(self, turn: Turn) -> Data:
         """See `Whole.inputs`."""

@@ -1,14 +1,29 @@
 """The command that checks everything on a GPU runs without one, in small: on CPUs, and on devices that behave like GPUs."""
 
+import importlib
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
+import late
 import pytest
+import torch
+
+from argosy.training.devices import backend_of
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu_all.py"
+devices = late.devices
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The command, as a module."""
+    monkeypatch.syspath_prepend(SCRIPT.parent)
+    return importlib.import_module(SCRIPT.stem)
 
 
 @pytest.mark.parametrize(
@@ -29,3 +44,38 @@ def test_sections_hold(devices: str, sections: list[str], tmp_path: Path) -> Non
     assert [section["holds"] for section in told["sections"]] == [True] * len(sections)
     (table,) = (tmp_path / "results").iterdir()
     assert table.read_text().count("| yes |") == len(sections)
+
+
+@pytest.mark.parametrize(
+    "section", ["together_is_alone", "resumed_is_uninterrupted", "a_killed_trainer_is_replaced"], ids=lambda name: name
+)
+def test_what_is_to_be_equal_to_the_bit_is_trained_exactly(
+    section: str, script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked = list[Any]()
+    monkeypatch.setattr(script.argosy, "train", lambda study, **settings: asked.append(settings["numerics"]))
+    monkeypatch.setattr(script, "differences", lambda *runs: {})
+    getattr(script, section)(script.Site(devices="cpu:2", folder=tmp_path))
+    assert len(asked) > 1
+    assert set(asked) == {"exact"}
+
+
+@pytest.mark.usefixtures("devices")
+def test_work_space_of_libraries_counts_for_no_member(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LATE_BYTES", "1000000")
+    backend = backend_of("late:0")
+    backend.activate()
+    before = script._memory_in_use(backend)
+    weights = torch.ones(8, 8, requires_grad=True)
+    (weights @ weights).sum().backward()
+    del weights
+    assert backend.memory_in_use() == before
+
+
+def test_members_of_scarce_memory_fit_in_it_one_by_one_alone(script: ModuleType) -> None:
+    packs = script.gpu_packs
+    with torch.device("meta"):
+        network = packs.network("plain", packs.WIDE)
+    weights = sum(weight.numel() * weight.itemsize for weight in network.parameters())
+    aboard, step = packs.MANY * 3 * weights, 2 * weights
+    assert aboard + step < packs.SCARCE * packs.GIB < aboard + packs.MANY * step + packs.GIB / 2

@@ -1,6 +1,7 @@
 """Runs on devices that are none: what a GPU does to a study must not show in its results. See `late`."""
 
 import gc
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import argosy
 from argosy import api
 from argosy.settings import Settings
 from argosy.stream.order import permutation
+from argosy.training.kin import Kin
 
 pytestmark = pytest.mark.usefixtures("devices")
 devices = late.devices
@@ -57,6 +59,28 @@ def test_a_member_that_runs_out_of_memory_gets_smaller_steps(tmp_path: Path, mon
     )
 
 
+class Wide(torch.utils.data.Dataset):
+    """Samples that are far larger than the members."""
+
+    def __len__(self) -> int:
+        return 128
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return torch.full((8000,), 0.001 * index), index % 3
+
+
+def test_a_block_that_finds_no_room_sends_the_largest_member_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet = [studies.member(f"m{outputs}", model=partial(nn.Linear, 8000, outputs), batch_size=8) for outputs in (3, 4)]
+    study = studies.study(data=argosy.Data(train=Wide()), fleet=fleet, epochs=1)
+    # A block twice while it is copied, and one of the members with its momentum, but not both.
+    monkeypatch.setenv("LATE_BYTES", str(2 * 64 * 8000 * 4 + 300_000))
+    report = argosy.train(study, directory=tmp_path, devices="late:0", block_size=64)
+    assert {row.name: row.status for row in report.rows} == {"m3": "done", "m4": "done"}
+    assert "late out of memory" in (tmp_path / "workers" / "late-0.log").read_text()
+
+
 def noisy() -> list[argosy.Member]:
     return [studies.member(f"noisy-{batch}", batch_size=batch, augment=late.noise) for batch in (16, 33)]
 
@@ -73,20 +97,23 @@ def test_random_states_of_a_device_belong_to_the_member(tmp_path: Path) -> None:
     assert together == alone
 
 
-def poisoned_once(batch: Any, flag: Path) -> Any:
+def poisoned_once(batch: Any, flag: Path, poison: Callable[[], Any]) -> Any:
     """As an index out of bounds in a kernel."""
     if flag.exists() and flag.read_text() == "now":
         flag.unlink()
-        late.poison()
+        poison()
     if flag.exists():
         flag.write_text("now" if len(flag.read_text()) > 12 else flag.read_text() + ".")
     return batch
 
 
-def test_a_poisoned_device_ends_its_process_and_no_member(tmp_path: Path) -> None:
+@pytest.mark.parametrize("poison", [late.poison, late.poison_later])
+def test_a_poisoned_device_ends_its_process_and_no_member(tmp_path: Path, poison: Callable[[], Any]) -> None:
+    """Whether the call that breaks it raises, or the trainer hears of it later, between two blocks."""
     flag = tmp_path / "flag"
     flag.touch()
-    fleet = [studies.member("breaks", augment=partial(poisoned_once, flag=flag)), studies.member("sound")]
+    breaks = partial(poisoned_once, flag=flag, poison=poison)
+    fleet = [studies.member("breaks", augment=breaks), studies.member("sound")]
     for run in ("broken", "whole"):
         argosy.train(studies.study(fleet=fleet), directory=tmp_path / run, devices="late:0", time_limit=100)
         assert not flag.exists()
@@ -130,3 +157,26 @@ def test_a_label_that_comes_late_ends_its_member_and_not_the_device(tmp_path: Pa
         "StudyError: member 'meets_it': a target is label 10, and its network has 10 outputs, for the labels 0 to 9. Give"
     )
     gc.collect()  # copies that nobody waits for any more are counted as lost while this test has the device
+
+
+def test_a_label_that_comes_late_to_one_program_ends_those_whom_it_reaches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def note(kin: Kin, seconds: float, samples: int, need: int | None = None) -> None:
+        kin.costs[kin.now] = 1.0 / kin.now.size
+
+    monkeypatch.setattr(Kin, "note", note)
+    inputs, last = torch.randn(320, 12, generator=torch.Generator().manual_seed(0)), int(permutation(0, 0, 320)[-1])
+    labels = (torch.arange(320) % 10).index_fill(0, torch.tensor(last), 10)
+    one = partial(studies.member, loss=Asserting(), metrics={}, batch_size=8)
+    fleet = [
+        *(one(name, model=partial(nn.Linear, 12, 10)) for name in "ab"),
+        one("c", model=partial(nn.Linear, 12, 11)),
+    ]
+    study = studies.study(data=argosy.Data(arrays=(inputs, labels)), fleet=fleet, epochs=1)
+    report = argosy.train(study, directory=tmp_path, launcher="inline", devices="late:0", block_size=64)
+    assert [["a", "b"]] in [line["programs"] for line in evidence.event_lines(tmp_path, "Packed")]
+    assert {row.name: row.status for row in report.rows} == {"a": "failed", "b": "failed", "c": "done"}
+    for name in "ab":
+        assert f"StudyError: member {name!r}: a target is label 10" in report.member(name).reason
+    gc.collect()  # as above

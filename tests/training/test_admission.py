@@ -10,8 +10,9 @@ import pytest
 import studies
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import prune
 from torch.optim import LBFGS, SGD, Adam, SparseAdam
-from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau, StepLR
+from torch.optim.lr_scheduler import LambdaLR, OneCycleLR, ReduceLROnPlateau, StepLR
 
 import argosy
 from argosy.errors import PlanError
@@ -151,8 +152,55 @@ class Rotated(nn.Module):
         return self.layer(x.to(torch.complex64)).abs()
 
 
+class Sloping(nn.Module):
+    """It adds a derivative of its first layer, which bears nobody who looks at what autograd keeps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(12, 12), nn.Linear(12, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(x + torch.func.grad(lambda z: self.first(z).square().sum())(x))
+
+
+class Mixing(nn.Module):
+    """Its features are mixed by a sparse matrix, which autograd keeps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("matrix", torch.eye(12).roll(1, 0).to_sparse(), persistent=False)
+        self.first, self.last = nn.Linear(12, 12), nn.Linear(12, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.sparse.mm(self.matrix, self.first(x).T).T)
+
+
+def pruned() -> nn.Module:
+    """Its weight is computed, and lies in a plain attribute."""
+    return prune.random_unstructured(nn.Linear(12, 10), "weight", 0.3)
+
+
+def quasi_newton(model: nn.Module) -> dict[str, Any]:
+    """An optimizer that keeps more than its state."""
+    return {"lbfgs": LBFGS(model.parameters(), lr=0.1, max_iter=2)}
+
+
+def closing(model: nn.Module, batch: Any, optimizers: Any) -> Tensor:
+    def closure() -> Tensor:
+        optimizers["lbfgs"].zero_grad()
+        loss = mean_loss(model, batch)
+        loss.backward()
+        return loss
+
+    return optimizers["lbfgs"].step(closure)
+
+
 def mean_loss(model: nn.Module, batch: Any) -> Tensor:
     return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+
+cycle = partial(OneCycleLR, max_lr=0.1, total_steps=4)
+"""As many steps as two epochs have."""
 
 
 def test_what_is_unusual_trains_and_goes_on_where_it_was(tmp_path: Path) -> None:
@@ -164,6 +212,11 @@ def test_what_is_unusual_trains_and_goes_on_where_it_was(tmp_path: Path) -> None
         studies.member("half", model=linear, precision="bfloat16", metrics={}, step=mean_loss),
         studies.member("large", model=linear, eval_batch_size=1000, loss=nn.CrossEntropyLoss(ignore_index=9)),
         studies.member("plateau", model=linear, schedule=ReduceLROnPlateau),
+        studies.member("pruned", model=pruned),
+        studies.member("sloping", model=Sloping),
+        studies.member("mixing", model=Mixing),
+        argosy.Member("lbfgs", model=linear, optimizers=quasi_newton, step=closing, validate=mean_loss, batch_size=50),
+        studies.member("counted", model=linear, schedule=cycle, schedule_per="step", batch_size=85),
     ]
     for run, epochs in (("whole", (2,)), ("parts", (1, 2))):
         for end in epochs:

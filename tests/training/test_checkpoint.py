@@ -2,7 +2,7 @@
 
 import errno
 import os
-from collections import namedtuple
+from collections import Counter, OrderedDict, namedtuple
 from pathlib import Path
 from typing import Any
 
@@ -94,9 +94,12 @@ def test_copies_for_the_host_do_not_change_with_the_model() -> None:
 def test_plain_values_open_without_code(tmp_path: Path) -> None:
     point = namedtuple("point", "x y")
     value = {"a": np.float64(1.5), "b": np.arange(3), "c": point(1, [2.0, None]), 4: {"d", "e"}, "e": (True, "x", b"y")}
+    value |= {"f": Counter([3, 3]), "g": OrderedDict(a=1)}
     checkpoint.save(plain(value), tmp_path / "plain.pt")
     loaded = checkpoint.load(tmp_path / "plain.pt")
     assert torch.equal(loaded.pop("b"), torch.arange(3))
+    kept = {"f": loaded.pop("f"), "g": loaded.pop("g")}
+    assert (kept, [*map(type, kept.values())]) == ({"f": {3: 2}, "g": {"a": 1}}, [Counter, OrderedDict])
     assert loaded == {"a": 1.5, "c": (1, [2.0, None]), 4: {"d", "e"}, "e": (True, "x", b"y")}
 
 

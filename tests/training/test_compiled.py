@@ -40,7 +40,9 @@ def compilations() -> tuple[int, int]:
 
 
 def network(hidden: int = 12) -> nn.Module:
-    return nn.Sequential(nn.Linear(16, hidden), nn.BatchNorm1d(hidden), nn.Tanh(), nn.Linear(hidden, 4))
+    return nn.Sequential(
+        nn.Linear(16, hidden), nn.BatchNorm1d(hidden), packs.Masked(hidden), nn.Tanh(), nn.Linear(hidden, 4)
+    )
 
 
 def members(**rest: Any) -> list[Member]:

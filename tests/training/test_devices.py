@@ -1,30 +1,38 @@
-"""Every path that a GPU would take, on a device that is late, apart and fragile: see `late`."""
+"""The paths that a GPU would take, on a device that is late, apart and fragile: see `late`, and docs/training.md for what it leaves out."""
 
 import gc
+import math
 import os
 import signal
 import subprocess
 import sys
 import time
+import weakref
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import forked
 import late
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from argosy.errors import PlanError, StudyError, WorkerError
 from argosy.running.launcher import discover
 from argosy.settings import Settings
 from argosy.stream.blocks import Block, Layout, Place
+from argosy.stream.order import Digest
 from argosy.stream.ring import Ring, RingReader
 from argosy.stream.wire import Peer
+from argosy.training import checkpoint, forks, guard
 from argosy.training import devices as kinds
-from argosy.training import forks
 from argosy.training.copies import Copies
 from argosy.training.devices import Backend, backend_of, memory_returned, out_of_memory, poisoned
+from argosy.training.draws import OwnDraws
+from argosy.training.tally import Tally
 
 pytestmark = pytest.mark.usefixtures("devices")
 devices = late.devices
@@ -242,6 +250,69 @@ def test_numbers_are_on_the_host_when_their_event_has_passed(name: str) -> None:
     assert late.state.waits == 0
 
 
+def batch_of(tally: Tally, loss: float) -> None:
+    """Two samples."""
+    tally.add(2, Digest(), {"loss": torch.tensor(2 * loss, dtype=torch.float64)})
+
+
+def block_of(tally: Tally, loss: float) -> late.LateEvent:
+    """Two samples as well, of a program that has summed the losses of many."""
+    totals, event = tally.backend.fetch(torch.tensor([2 * loss], dtype=torch.float64))
+    tally.bring(2, Digest(), "loss", totals, event)
+    return event
+
+
+def test_a_mean_of_what_has_been_told_waits_for_nothing(backend: Backend) -> None:
+    tally = Tally(backend)
+    assert math.isnan(tally.mean_by_now("loss"))
+    batch_of(tally, 1.0)
+    tally.fetch()
+    batch_of(tally, 3.0)
+    told = [tally.mean_by_now("loss") for _ in range(2 * late.QUERIES)]
+    assert math.isnan(told[0])
+    assert sorted(set(told[late.QUERIES :])) == [1.0, 2.0]
+    assert tally.means(["loss"]) == {"loss": 2.0}
+    here = Tally(backend_of("cpu:0"))
+    batch_of(here, 4.0)
+    assert here.mean_by_now("loss") == 4.0
+
+
+def test_whether_sums_are_numbers_is_asked_without_waiting_for_the_steps_at_hand(backend: Backend) -> None:
+    tally = Tally(backend)
+    events = [block_of(tally, 1.0)]
+    assert tally.finite
+    assert not events[0].passed
+    events.append(block_of(tally, math.nan))
+    assert tally.finite
+    assert [event.passed for event in events] == [True, False]
+    assert not tally.finite
+
+
+class Asked(TorchDispatchMode):
+    """Notes which operators are asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names = list[str]()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(function.name())
+        return function(*args, **(kwargs or {}))
+
+
+def test_attention_of_several_takes_no_kernel_that_keeps_nothing_for_a_backward_pass() -> None:
+    gpu = SimpleNamespace(backend=SimpleNamespace(device=torch.device("cuda:0")))
+
+    def attended(query: torch.Tensor) -> torch.Tensor:
+        with OwnDraws([gpu, gpu], range(2)):
+            return torch.nn.functional.scaled_dot_product_attention(query, query, query)
+
+    with Asked() as asked:
+        torch.vmap(attended)(torch.randn(2, 3, 1, 4, 8, requires_grad=True))
+    assert "aten::_safe_softmax" in asked.names
+    assert not any("attention" in name for name in asked.names)
+
+
 # ---- random states
 
 
@@ -259,6 +330,40 @@ def test_random_states_are_the_devices_own_and_lie_on_the_cpu(backend: Backend) 
     assert torch.equal(before, torch.default_generator.get_state())
     backend.set_random_state(None)
     assert backend_of("cpu:0").seeded_state(1) is None
+
+
+class Elsewhere(torch.Tensor):
+    """Says that it lies on another device, on which there is no memory left."""
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cuda:0")
+
+    def clone(self, **_: object) -> torch.Tensor:
+        raise torch.OutOfMemoryError("no memory")
+
+
+def test_what_is_saved_of_a_device_is_on_the_host() -> None:
+    whole = torch.arange(6.0).as_subclass(Elsewhere)
+    saved = checkpoint.plain({"whole": whole, "tied": whole, "view": whole[2:4]})
+    assert [values.tolist() for values in saved.values()] == [[*range(6)], [*range(6)], [2, 3]]
+    assert len({values.untyped_storage().data_ptr() for values in (whole, *saved.values())}) == 3
+    assert saved["whole"].device.type == "cpu"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_file_of_a_gpu_opens_without_one(tmp_path: Path) -> None:
+    matrix = torch.arange(6.0, device="cuda").view(2, 3)
+    before = torch.cuda.memory_allocated()
+    state = checkpoint.plain({"whole": matrix, "view": matrix[1]})
+    assert torch.cuda.memory_allocated() == before
+    checkpoint.save(state, tmp_path / "state.pt")
+    command = "import sys, torch; print(torch.load(sys.argv[1], weights_only=True)['view'].tolist())"
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    arguments = [sys.executable, "-c", command, str(tmp_path / "state.pt")]
+    done = subprocess.run(arguments, env=environment, check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == "[3.0, 4.0, 5.0]"
 
 
 def test_a_saved_optimizer_goes_to_its_parameters_and_its_step_stays_on_the_cpu() -> None:
@@ -354,6 +459,25 @@ def test_a_sticky_error_is_told_from_one_that_a_member_raised(backend: Backend) 
         late.poison()
     assert poisoned(backend)
     assert not poisoned(backend_of("cpu:0"))
+
+
+def test_what_ran_out_of_memory_is_gone_when_it_is_tried_again(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(guard, "memory_returned", lambda backend, patience: True)
+    made = list[weakref.ref[torch.Tensor]]()
+
+    def build() -> str:
+        if made:
+            return "there is room" if made[0]() is None else "what was made first is still there"
+        half = torch.zeros(8)
+        made.append(weakref.ref(half))
+        raise torch.OutOfMemoryError("no memory")
+
+    ends = guard.Guard(
+        "late:1", backend, tmp_path, list[object]().append, lambda name, failed=False: None, lambda _: []
+    )
+    assert ends("m", build, again=True) == "there is room"
 
 
 def test_a_device_that_was_used_before_the_fork_is_refused_after_it(monkeypatch: pytest.MonkeyPatch) -> None:

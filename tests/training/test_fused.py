@@ -30,10 +30,16 @@ from torch.optim.lr_scheduler import (
     StepLR,
 )
 
+from argosy.errors import StudyError
+from argosy.stream.blocks import Block
 from argosy.study import Member
 from argosy.training import checkpoint
+from argosy.training.compiled import Compilation
 from argosy.training.fingerprint import obstacle
 from argosy.training.fused import Fused
+from argosy.training.fused_admission import admit
+from argosy.training.member import LiveMember
+from argosy.training.program import OwnFaults
 from argosy.training.solo import Solo
 
 EPOCHS = 9
@@ -382,3 +388,107 @@ def test_left_at_any_turn_it_goes_on_behind_the_last_one_finished() -> None:
         difference([one.model.state_dict() for one in fused], [by_name[m.name].model.state_dict() for m in members])
         == 0.0
     )
+
+
+# ---- labels that come later, on a device that would be of no more use after them
+
+
+BOTH = packs.Orders(0, {"train": packs.TRAIN, "val": packs.TRAIN})
+
+
+def meeting(split: str) -> tuple[list[LiveMember], list[Block]]:
+    """Three members, one of which leaves out the last sample of the second epoch, and the blocks of two; its label has no output."""
+    (inputs, targets), _ = packs.samples()
+    last = int(BOTH.epoch(split, 1)[-1])
+    others = {f"{which}subset": [n for n in range(packs.TRAIN) if n != last] for which in ("", "val_")}
+    network = partial(packs.mlp, dropout=0.2)
+    lives = [packs.live(member(name, model=network, batch_size=8)) for name in "ab"]
+    lives.append(packs.live(member("c", model=network, batch_size=8, **others)))
+    found = []
+    for epoch, labels in enumerate((targets, targets.index_fill(0, torch.tensor(last), 4))):
+        (block,) = packs.blocks(
+            BOTH.epoch(split, epoch), packs.TRAIN, arrays=(inputs, labels), epoch=epoch, split=split
+        )
+        found.append(block.copied_out(block.leaves))
+    for one in lives:
+        one.begin_epoch(BOTH, 1)
+    return lives, found
+
+
+def go(program: Fused, block: Block) -> None:
+    """Through a block."""
+    if block.place.split == "train":
+        with program.active():
+            for turn in program.cut(block):
+                program.begin(turn)
+                program.finish()
+    else:
+        with program.active(keep=True):
+            for _ in program.evaluate(block):
+                pass
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_labels_without_an_output_end_those_to_whom_they_come_before_anybody_moves(split: str) -> None:
+    lives, (sound, later) = meeting(split)
+    program = Fused.of(lives)
+    go(program, sound)
+    for one in lives:
+        one.begin_epoch(BOTH, 1)
+    before = [state(one) for one in lives]
+    with pytest.raises(OwnFaults) as raised:
+        go(program, later)
+    assert raised.value.errors.keys() == {"a", "b"}
+    for name, error in raised.value.errors.items():
+        assert str(error).startswith(f"member {name!r}: a target is label 4, and its network has 4 outputs")
+    assert difference(before, [state(one) for one in lives]) == 0.0
+    program.release()
+    go(Fused.of(lives[2:]), later)
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_before_there_was_an_output_labels_are_nobodys_fault_yet(split: str) -> None:
+    lives, (_, later) = meeting(split)
+    program = Fused.of(lives)
+    before = [state(one) for one in lives]
+    with pytest.raises(StudyError, match="a target is label 4, and its network has 4 outputs"):
+        go(program, later)
+    program.undo()
+    assert difference(before, [state(one) for one in lives]) == 0.0
+
+
+def test_code_that_is_made_for_it_does_not_run_before_labels_could_be_compared() -> None:
+    class Made(Compilation):
+        runs = 0
+
+        def derive(self, of: Any, plainly: Any, *, whole: bool) -> Any:
+            self.runs += 1
+            return plainly()
+
+    lives, (sound, _) = meeting("train")
+    made = Made()
+    go(Fused.of(lives[:2], made), sound)
+    assert made.runs == packs.TRAIN // 8 - 1
+
+
+def test_labels_of_members_that_augment_are_not_compared() -> None:
+    lives, (_, later) = meeting("train")
+    for one in lives:
+        one.member = replace(one.member, augment=lambda batch: (batch[0], batch[1].clamp(max=3)))
+    go(Fused.of(lives), later)
+
+
+class Asserting(nn.CrossEntropyLoss):
+    """As its kernel on a device that computes by itself."""
+
+    def forward(self, output: Tensor, target: Tensor) -> Tensor:
+        assert int(target.max()) < 4
+        return super().forward(output, target)
+
+
+def test_a_trial_meets_no_label_without_an_output() -> None:
+    lives = [packs.live(member(name, model=packs.mlp, loss=Asserting())) for name in "ab"]
+    (_, later) = meeting("train")[1]
+    found = admit(lives, later)
+    assert found.packs == ()
+    assert all("raises StudyError: member" in reason and "label 4" in reason for reason in found.alone.values())

@@ -4,9 +4,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import packs
+import pytest
 import torch
+from blocks import blocks
 from packs import admission, pack
+from torch import nn
 from torch.nn import functional
 from torch.optim import SGD
 from torch.optim.lr_scheduler import LambdaLR
@@ -39,7 +43,7 @@ ODD = {
     ),
     "a schedule of its own": (odd(schedule=lookahead), "its schedule Unfreezing is none of torch's"),
     "part of the weights": (
-        odd(optimizer=lambda parameters: SGD([next(parameters)], lr=0.1)),
+        odd(optimizer=lambda parameters: SGD(parameters[:1], lr=0.1)),
         "the weight '0.bias' wants a gradient and is in no group",
     ),
 }
@@ -67,6 +71,20 @@ def test_what_may_differ_does_not_part_members() -> None:
 
 def test_a_single_member_has_nobody_to_be_fused_with() -> None:
     assert admission([odd()]).alone == {"odd": "there is no other member that could be fused with it"}
+
+
+def normed() -> nn.Module:
+    return nn.Sequential(nn.Linear(16, 12), nn.BatchNorm1d(12), nn.Tanh(), nn.Linear(12, 4))
+
+
+@pytest.mark.parametrize("rest", [{}, {"subset": range(90)}, {"accumulate": 4}, {"accumulate": 3, "batch_size": 8}])
+@pytest.mark.parametrize("rows", [1, 2, 5, 9])
+def test_the_last_few_samples_of_an_epoch_are_enough_to_try_members(rows: int, rest: dict[str, Any]) -> None:
+    """As where a run goes on with them. None of the micro-batches is of a single one, and holes are none of the samples."""
+    (*_, last) = blocks(np.arange(96), 95 - rows, arrays=packs.samples(torch.float32)[0], holes=[95])
+    assert int(last.sound.sum()) == rows
+    members = [packs.member(name, model=normed, dtype=torch.float32, **rest) for name in "abc"]
+    assert admit([packs.live(member) for member in members], last).packs == (("a", "b", "c"),)
 
 
 def test_two_are_spared_where_each_takes_one_pass() -> None:

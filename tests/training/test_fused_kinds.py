@@ -238,6 +238,8 @@ EXACT = {
     ),
     "vmap inside": doing(lambda self, x: torch.vmap(self.part)(x), partial(nn.Linear, 12, 12)),
     "weight norm": doing(lambda self, x: self.part(x), lambda: parametrizations.weight_norm(nn.Linear(12, 12))),
+    "a buffer of truth values": through(packs.Masked),
+    "a weight without a number": through(packs.Empty),
     "tied weights": Tied,
     "frozen and unused weights": Frozen,
 }
@@ -336,6 +338,10 @@ REFUSED = {
     "NumPy's random": (doing(lambda self, x: x * float(np.random.rand())), "its steps draw from numpy or random"),
     "a note of a step": (Noting, "a step changes 'last' of the network, which is no buffer"),
     "a tensor that is no buffer": (Counting, "a step changes 'seen' of the network, which is no buffer"),
+    "a buffer that a step fills": (
+        through(partial(packs.Masked, filled=False)),
+        "as one program other buffers are filled: part.mask",
+    ),
     "a hook": (partial(hooked, "layer"), "layer '1' has hooks, which would see all members at once"),
     "a weight's hook": (partial(hooked, "weight"), "the weight '0.weight' has hooks, which would never be called"),
     "a weight's later hook": (partial(hooked, "accumulated"), "the weight '0.weight' has hooks"),
@@ -355,3 +361,18 @@ def test_refused(kind: str) -> None:
     found = admission(pack(model))
     assert found.packs == () and found.alone.keys() == {"m0", "m1", "m2"}
     assert all(words.startswith(reason) or reason in words for words in found.alone.values()), found.alone
+
+
+class Shrinking(nn.Dropout):
+    """A dropout of one's own, which computes with its rate."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * (1 - self.p)
+
+
+def test_the_rate_of_a_dropout_of_ones_own_parts_members() -> None:
+    """Four are tried, and what the fifth has of its own would be seen by nobody."""
+    networks = [through(partial(Shrinking, rate)) for rate in (0.1, 0.1, 0.1, 0.1, 0.2)]
+    found = admission([packs.member(f"m{n}", model=model, dtype=torch.float32) for n, model in enumerate(networks)])
+    assert found.packs == (("m0", "m1", "m2", "m3"),)
+    assert "differs in 'p' of layer 'part'" in found.alone["m4"]

@@ -1,5 +1,6 @@
 """Which members of a trainer are tried as one program, by what was seen of others before."""
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -7,7 +8,8 @@ import packs
 import pytest
 
 from argosy.commands import Report
-from argosy.events import StepsAlone
+from argosy.packs import StepsAlone
+from argosy.stream.blocks import Block
 from argosy.stream.pulse import Pulse
 from argosy.stream.schedule import Orders
 from argosy.training.aboard import Aboard
@@ -52,3 +54,18 @@ def test_twos_are_tried_no_more_where_none_was_faster(
             reasons |= dict(event.reasons) if isinstance(event, StepsAlone) else {}
     assert {name for name, reason in reasons.items() if reason == SPARED} == ({"a7", "b7"} if spared else set())
     assert sorted(len(unit.crew) for unit in units) == ([1] * 6 if spared else [2] * 3)
+
+
+def test_a_block_without_samples_tells_nobody_whether_members_are_one_program(tmp_path: Path) -> None:
+    """It is the first that comes where a run goes on behind all steps of an epoch."""
+    (block,) = packs.blocks(ORDERS.epoch("train", 0), packs.TRAIN, arrays=packs.samples()[0])
+    leaves = tuple(leaf[:0] for leaf in block.leaves)
+    empty = Block(replace(block.place, rows=0), block.tree, leaves, block.indices[:0], block.sound[:0])
+    units, said = [Unit.of([aboard(tmp_path, name, 5)]) for name in "abc"], list[Report]()
+    fusion = Fusion("cpu:0", units, said.append, lambda names: [], Pulse.private(), allowed=True)
+    fusion.boarded()
+    fusion.look(empty)
+    assert not said and not any(unit.kin for unit in units)
+    fusion.look(block)
+    assert not any(isinstance(event, StepsAlone) for report in said for event in report.events)
+    assert all(unit.kin is units[0].kin is not None for unit in units)

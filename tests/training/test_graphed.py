@@ -2,7 +2,9 @@
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,12 +19,18 @@ from torch.optim import SGD, Adam, AdamW, RMSprop
 from torch.optim.lr_scheduler import ExponentialLR, LambdaLR, StepLR
 
 from argosy.errors import StudyError
+from argosy.stream.pulse import Pulse
 from argosy.stream.schedule import Orders
 from argosy.study import Member
+from argosy.training.devices import Cpu, Passed
 from argosy.training.fused import Fused
+from argosy.training.fusion import Fusion
 from argosy.training.graphed import Graphed, refusal, together
+from argosy.training.kin import ALONE, MIB, Kin
 from argosy.training.member import LiveMember
+from argosy.training.recorders import recorder_of
 from argosy.training.solo import Solo
+from argosy.training.units import Unit
 
 replayable = replays.replayable
 DEVICES = [
@@ -235,7 +243,7 @@ class Hungry(nn.CrossEntropyLoss):
 
 
 UNCAPTURED: Mapping[str, tuple[Member, str]] = {
-    "reads a value": (member("m", loss=reading), "operation not permitted when stream is capturing"),
+    "reads a value": (member("m", loss=reading), "called a synchronizing operation"),
     "runs out of memory": (member("m", loss=Hungry(reduction="none")), "no memory"),
     "notes for itself": (member("m", model=Noting), "a step changes 'calls' of the network, on the host"),
     "assigns a buffer": (member("m", model=Assigning), "a step changes the buffer 'mean', on the host"),
@@ -292,6 +300,7 @@ def test_a_replay_that_leads_elsewhere_is_found_before_it_counts() -> None:
     (found,) = on("cpu:0", [member("m", loss=growing)])
     raised = beyond(Graphed.of(Solo(found)), lambda: Solo(found), epochs=1)
     assert raised == ["replayed, its step leads elsewhere"]
+    assert len(replays.closed) == 1
 
 
 def test_what_makes_its_steps_itself_is_refused() -> None:
@@ -309,6 +318,19 @@ def test_refusal_of_a_device_without_recorders(monkeypatch: pytest.MonkeyPatch) 
     assert refusal(Solo(found)) == "its device captures no steps"
 
 
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("batch_size", [16, 20])
+def test_what_raises_in_validation_leads_nobody_back_behind_a_turn(count: int, batch_size: int) -> None:
+    """Also where the last turn was made plainly, as one of a shorter batch is."""
+    lives = on("cpu:0", [replace(SINGLES["augmented"], name=f"m{n}", batch_size=batch_size) for n in range(count)])
+    program = Graphed.of(Solo(lives[0]) if count == 1 else Fused.of(lives))
+    train(program, 1)
+    assert program.replays
+    before = [state(one) for one in lives]
+    program.undo()
+    assert difference(before, [state(one) for one in lives]) == 0.0
+
+
 def test_a_label_without_an_output_is_found_before_it_is_replayed() -> None:
     (found,) = on("cpu:0", [member("m", batch_size=8)])
     program = Graphed.of(Solo(found))
@@ -317,7 +339,7 @@ def test_a_label_without_an_output_is_found_before_it_is_replayed() -> None:
     for epoch, labels in enumerate((targets, torch.where(targets == 3, 9, targets))):
         found.begin_epoch(orders, epoch)
         for block in blocks(orders.epoch("train", epoch), 96, arrays=(inputs, labels), epoch=epoch):
-            apart = block.apart(block.leaves)  # as a device that is apart has it, with its labels on the host
+            apart = block.copied_out(block.leaves)  # as a device that is apart has it, with its labels on the host
             raises = pytest.raises(StudyError, match="a target is label 9") if epoch else contextlib.nullcontext()
             with raises, program.active():
                 for batch in program.cut(apart):
@@ -361,6 +383,125 @@ def test_unlike_members_step_side_by_side_once_all_are_replayed(device: str) -> 
     for one, other in zip(single, lives, strict=True):
         train(Solo(one), 3, size=96)
         assert difference(state(one), state(other)) <= 1e-10
+
+
+def asked_for(programs: Sequence[Graphed], epoch: int) -> list[list[str]]:
+    """What the recorder of each program was asked for in a block."""
+    arrays, _ = samples()
+    orders = Orders(0, {"train": len(arrays[0])})
+    for program in programs:
+        program.members[0].begin_epoch(orders, epoch)
+    (block,) = blocks(orders.epoch("train", epoch), 96, arrays=arrays, epoch=epoch)
+    for recorder in recorded:
+        recorder.asked.clear()
+    with together(programs):
+        for program in programs:
+            with program.active():
+                for batch in program.cut(there(block, program)):
+                    program.begin(batch)
+                    program.finish()
+    return [recorder.asked for recorder in recorded]
+
+
+def test_replays_that_share_what_they_draw_by_are_no_two_at_once() -> None:
+    kinds = ["dropout", "dropout", "sgd"]
+    programs = [Graphed.of(Solo(one)) for one in on("cpu:0", [SINGLES[kind] for kind in kinds])]
+    asked_for(programs, 0)
+    assert all(program.replays for program in programs)
+    assert asked_for(programs, 1) == [[]] * 3
+    apart = ["fork", "own", "over", "join"]
+    assert asked_for(programs[1:], 2) == [[], apart, apart]
+    for recorder in recorded:
+        recorder.draws_apart = True
+    assert asked_for(programs, 3) == [apart] * 3
+
+
+def test_losses_are_fetched_behind_the_steps_that_sum_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of turns as well in which somebody has no batch: such a turn is made plainly."""
+
+    def fetch(_: Cpu, tensor: Tensor) -> tuple[Tensor, Passed]:
+        recorded[-1].asked.append("fetch")
+        return tensor.clone(), Passed()
+
+    lives = on("cpu:0", PACKS["own samples"])
+    program = Graphed.of(Fused.of(lives))
+    train(program, 1)
+    assert program.replays
+    monkeypatch.setattr(Cpu, "fetch", fetch)
+    (arrays, _), uneven = samples(), 0
+    orders = Orders(0, {"train": len(arrays[0])})
+    for one in lives:
+        one.begin_epoch(orders, 1)
+    for block in blocks(orders.epoch("train", 1), 8, arrays=arrays, epoch=1):
+        recorded[-1].asked.clear()
+        program.fork()
+        with program.active():
+            for batch in program.cut(there(block, program)):
+                uneven += None in batch
+                program.begin(batch)
+                program.finish()
+        assert not any(one.diverged for one in lives)
+        assert "fetch" not in recorded[-1].asked[recorded[-1].asked.index("over") :]
+        program.join()
+    assert uneven
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("pack", ["momenta, schedules, clipping", "adams"])
+def test_the_host_waits_for_no_plain_step_of_a_pack(pack: str) -> None:
+    lives = on("cuda:0", PACKS[pack])
+    program = Fused.of(lives)
+    train(program, 1)
+    (arrays, _) = samples()
+    orders = Orders(0, {"train": len(arrays[0])})
+    for one in lives:
+        one.begin_epoch(orders, 1)
+    (block,) = blocks(orders.epoch("train", 1), 96, arrays=arrays, epoch=1)
+    with program.active(), recorder_of(lives[0].backend).strict():
+        for batch in program.cut(there(block, program)):
+            program.begin(batch)
+            program.finish()
+
+
+# ---- memory
+
+
+def test_what_a_recording_keeps_counts_for_its_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Cpu, "memory_in_use", lambda _: 1000)
+    monkeypatch.setattr(Cpu, "peak_memory", lambda _: 1100)
+    (one,) = on("cpu:0", [SINGLES["sgd"]])
+    unit = Unit(program=Graphed.of(Solo(one)), crew=(SimpleNamespace(live=one),), turns=100)
+    (arrays, _) = samples()
+    orders = Orders(0, {"train": len(arrays[0])})
+    one.begin_epoch(orders, 0)
+    (block,) = blocks(orders.epoch("train", 0), 96, arrays=arrays)
+    assert unit.kept_bytes == 0
+    unit.step(block, lambda: False)
+    assert unit.kept_bytes > 100
+    assert unit.need == 100 + unit.kept_bytes
+
+
+def test_captured_steps_are_refused_where_memory_would_not_hold_them_all_at_once() -> None:
+    found = []
+    for room in (1100, 1200):
+        kin = Kin(kinds=("plain", "graphed"), needs={ALONE: 250 * MIB})
+        kin.foresee(4, room * MIB)
+        found.append(kin.refused)
+    assert found == [{"graphed": "captured, steps of 4 would keep 1,000.0 MiB, of 1,100.0 that are left"}, {}]
+
+
+def test_memory_of_others_captured_steps_is_no_room() -> None:
+    late = SimpleNamespace(
+        name="late:1",
+        memory_in_use=lambda: 100,
+        foreign_memory=lambda: 20,
+        hardware=lambda kind: [None, SimpleNamespace(memory_bytes=1000)],
+    )
+    kin, crew = Kin(), [SimpleNamespace(live=SimpleNamespace(backend=late))]
+    units = [SimpleNamespace(kin=one, crew=crew, kept_bytes=kept) for one, kept in ((kin, 300), (Kin(), 50), (None, 0))]
+    fusion = Fusion("late:1", units, lambda report: None, lambda names: [], Pulse.private(), allowed=True)
+    assert fusion._room(kin) == 1000 - 100 - 20 - 50
 
 
 @pytest.mark.gpu

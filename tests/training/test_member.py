@@ -15,7 +15,7 @@ from blocks import blocks
 from late import devices  # noqa: F401
 from torch import nn
 from torch.optim import SGD
-from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
+from torch.optim.lr_scheduler import ConstantLR, MultiStepLR, ReduceLROnPlateau, SequentialLR, StepLR
 
 from argosy.commands import Measured
 from argosy.stream.blocks import Block
@@ -177,6 +177,61 @@ def test_a_member_that_moves_at_a_sections_end_needs_nothing_of_before(tmp_path:
             solo.live.begin_section()
     assert found == rows
     assert outcome(solo.live) == outcome(undisturbed.live)
+
+
+def milestones(optimizer: Any) -> Any:
+    return SequentialLR(optimizer, [ConstantLR(optimizer), MultiStepLR(optimizer, [1, 1, 3])], [6])
+
+
+def test_a_schedule_with_milestones_goes_on_behind_a_file(tmp_path: Path) -> None:
+    """At its beginning in a sequence it asks how often it has each of them."""
+    member = studies.member(schedule=milestones, schedule_per="step", batch_size=25)
+    solo = start(member)
+    rows = run(solo, 3)
+    again = start(member)
+    first = run(again, 1)
+    again.live.begin_epoch(ORDERS, 1)
+    again, _ = resumed(again.live.state_dict(), tmp_path, member)
+    assert [*first, *run(again, 2)] == rows
+    assert outcome(again.live) == outcome(solo.live)
+
+
+class Stray(nn.Module):
+    """Two layers, of which an optimizer may leave out one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(12, 8), nn.Linear(8, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.first(x))
+
+
+def last_alone(parameters: Any) -> SGD:
+    return SGD([*parameters][2:], lr=0.1)
+
+
+def test_a_weight_that_nobody_steps_has_no_gradient_of_earlier_steps(tmp_path: Path) -> None:
+    """Clipping would see it grow from step to step, and no file has it."""
+    member = studies.member(model=Stray, optimizer=last_alone, clip_grad_norm=0.1, batch_size=20)
+    solo, again = start(member), start(member)
+    run(solo, 2)
+    run(again, 1)
+    again, _ = resumed(again.live.state_dict(), tmp_path, member)
+    run(again, 1)
+    assert outcome(again.live) == outcome(solo.live)
+    assert all(parameter.grad is None for parameter in solo.live.model.parameters())
+
+
+def in_groups(parameters: Any) -> SGD:
+    """The usual way to let biases not decay."""
+    groups = [p for p in parameters if p.ndim > 1], [p for p in parameters if p.ndim <= 1]
+    return SGD([{"params": groups[0]}, {"params": groups[1], "weight_decay": 0.0}], lr=0.1, weight_decay=0.1)
+
+
+def test_an_optimizer_may_go_through_the_parameters_more_than_once() -> None:
+    live = start(studies.member(model=Stray, optimizer=in_groups)).live
+    assert [len(group["params"]) for group in live.optimizer.param_groups] == [2, 2]
 
 
 def test_only_random_states_that_were_drawn_from_are_saved() -> None:
@@ -391,6 +446,45 @@ def test_the_last_few_samples_of_an_epoch_are_enough_to_measure(rows: int, accum
     (*_, last) = blocks(ORDERS.epoch("train", 0), 40, arrays=(INPUTS, TARGETS), stop=40 + rows)
     member = studies.member(model=with_batch_norm, batch_size=32, accumulate=accumulate)
     assert measure(start(member), last, groups=2, validates=True).samples_per_second > 0
+
+
+class Holding(nn.Linear):
+    """It holds more than weights, and moves it at each step, or fills it at the first."""
+
+    def __init__(self, moves: str = "") -> None:
+        super().__init__(12, 10)
+        self.moves = moves
+        self.count, self.tensor, self.cached = 0, torch.zeros(1), None
+        self.register_buffer("unsaved", torch.zeros(1), persistent=False)
+        self.register_buffer("saved", torch.zeros(1))
+        self.register_buffer("filled", None)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.filled is None:
+            self.filled, self.cached = torch.ones(1), torch.ones(1)
+        if self.training and self.moves:
+            setattr(self, self.moves, getattr(self, self.moves) + 1)
+        return super().forward(x) * self.filled
+
+
+@pytest.mark.parametrize("moves", ["", "count", "tensor", "unsaved", "saved"])
+def test_what_moves_and_is_in_no_file_is_noted(moves: str) -> None:
+    (block, *_) = blocks(ORDERS.epoch("train", 0), 50, arrays=(INPUTS, TARGETS))
+    noted = measure(start(studies.member(model=partial(Holding, moves))), block).notes
+    assert [note.partition(",")[0] for note in noted] == (
+        [] if moves in ("", "saved") else [f"steps change {moves!r} of the network"]
+    )
+
+
+def test_a_buffer_that_was_filled_in_training_is_there_behind_a_file(tmp_path: Path) -> None:
+    member = studies.member(model=Holding)
+    solo, again = start(member), start(member)
+    rows = run(solo, 2)
+    first = run(again, 1)
+    again, _ = resumed(again.live.state_dict(), tmp_path, member)
+    assert torch.equal(again.live.model.filled, torch.ones(1))
+    assert [*first, *run(again, 1)] == rows
+    assert outcome(again.live) == outcome(solo.live)
 
 
 def drawing(output: torch.Tensor, target: torch.Tensor) -> float:

@@ -69,6 +69,7 @@ def summed(output: Tensor, target: Tensor) -> Tensor:
         ({"dtype": torch.float64}, ""),
         ({"model": packs.Transformer, "optimizer": AdamW, "accumulate": 3}, ""),
         ({"model": doing(strict)}, ""),
+        ({"model": lambda: nn.Sequential(nn.Linear(16, 12), packs.Empty(), nn.Linear(12, 4))}, ""),
         ({"model": doing(lambda m, x: x - x.mean(1, keepdim=True))}, ""),
         ({"model": packs.ResNet}, "BatchNorm"),
         ({"model": packs.convnet}, "draws random numbers"),

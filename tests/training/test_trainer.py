@@ -11,26 +11,29 @@ import pytest
 import studies
 import torch
 
-from argosy.commands import Board, Journaled, Leave, Leg, Measure, Measured, Pause, Paused, Report, Save, StartMember
+from argosy.commands import Board, Journaled, Leave, Measure, Measured, Pause, Paused, Report, Save, StartMember
 from argosy.errors import WorkerError
 from argosy.events import MemberEnded, MemberRested, Saved, SectionEnded
+from argosy.feeder_commands import Leg
 from argosy.settings import Settings
 from argosy.stream.blocks import ALIGNMENT, Block
 from argosy.stream.schedule import Orders, places
 from argosy.stream.sources import open_sources
 from argosy.study import Study
+from argosy.training import checkpoint
 from argosy.training.devices import backend_of
+from argosy.training.files import Saving
 from argosy.training.trainer import Trainer
 
 LENGTH, ROWS = 96, 32
 
 
-def stream(study: Study) -> Iterator[Block]:
+def stream(study: Study, epoch: int = 0) -> Iterator[Block]:
     """The blocks of one epoch."""
     sources = open_sources(study.data, seed=study.seed)
     lengths = {split: source.length for split, source in sources.items()}
     orders = Orders(study.seed, lengths)
-    for place in places(Leg(number=1, section=0, position=0), 0, lengths, 1, ROWS):
+    for place in places(Leg(number=1, section=epoch, position=0), epoch, lengths, 1, ROWS):
         source = sources[place.split]
         memory = np.empty(source.layout.block_bytes(place.rows) + ALIGNMENT, np.uint8)
         memory = memory[-memory.ctypes.data % ALIGNMENT :]
@@ -317,3 +320,81 @@ def test_a_checkpoint_that_cannot_be_read_for_now_is_no_members_failure(
     with pytest.raises(WorkerError, match=r"cannot be read: .*ulimit -n"):
         trainer.obey(Board(crew=2, start=(start,)))
     assert not events(said, MemberEnded)
+
+
+class EndsLater:
+    """An augmentation that is sound for some batches, and then raises or gives what is no number."""
+
+    def __init__(self, after: int, how: str) -> None:
+        self.left, self.how = after, how
+
+    def __call__(self, batch: Any) -> Any:
+        self.left -= 1
+        if self.left >= 0:
+            return batch
+        if self.how == "failed":
+            raise ValueError("later")
+        return batch[0] * float("nan"), batch[1]
+
+
+@pytest.mark.parametrize("how", ["failed", "diverged"])
+def test_who_ends_in_the_middle_of_a_section_leaves_its_best_weights(
+    tmp_path: Path, said: list[Any], driver: Listening, how: str
+) -> None:
+    """Those of a section after which no file was due; whatever else it is, a checkpoint it is not."""
+    augment = EndsLater(2 * LENGTH // 32 + 1, how)
+    study = studies.study(LENGTH, fleet=[studies.member("even", batch_size=32, augment=augment)])
+    trainer = make(study, tmp_path, said, driver)
+    trainer.obey(board(1, "even"))
+    for epoch in range(3):
+        for block in stream(study, epoch):
+            trainer.take(block, 1)
+        trainer.saving.seconds = 1e9
+    (ended,) = events(said, MemberEnded)
+    assert ended.status == how
+    assert [(section.epoch, section.best) for section in events(said, SectionEnded)] == [(0, True), (1, True)]
+    (first, last) = (event.checkpoint for event in events(said, Saved))
+    assert (last.file, last.sha256, last.epoch) == (first.file, first.sha256, 1), "where it would be tried again"
+    assert (first.best, last.best) == (first.file, "best-e0001.0.pt")
+    weights = checkpoint.load(tmp_path / "members" / "even" / last.best, last.best_sha256)
+    assert weights["value"] == events(said, SectionEnded)[1].metrics["val_loss"]
+    assert all(bool(tensor.isfinite().all()) for tensor in weights["model"].values())
+
+
+def test_a_newcomer_is_saved_after_its_first_section_and_the_others_when_it_is_due(
+    study: Study, trainer: Trainer, said: list[Any]
+) -> None:
+    trainer.obey(board(1, "even"))
+    for block in stream(study):
+        trainer.take(block, 1)
+    trainer.saving.seconds = 1e9
+    late = StartMember(member="odd", epoch=0, stream_epoch=1, checkpoint=None, accumulate=1, notes=())
+    trainer.obey(Board(crew=2, start=(late,)))
+    said.clear()
+    for block in stream(study, 1):
+        trainer.take(block, 2)
+    assert [event.member for event in events(said, SectionEnded)] == ["even", "odd"]
+    assert [event.member for event in events(said, Saved)] == ["odd"]
+
+
+def test_the_file_of_a_clones_source_is_none_of_its_own(trainer: Trainer, said: list[Any]) -> None:
+    trainer.obey(board(1, "odd"))
+    trainer.obey(Pause())
+    (saved,) = events(said, Saved)
+    for crew, changes in ((2, {}), (3, {"optimizer.lr": (0.05, 0.1)})):
+        start = StartMember(
+            member="odd", epoch=0, stream_epoch=0, checkpoint=saved.checkpoint, accumulate=1, notes=(), changes=changes
+        )
+        trainer.obey(Board(crew=crew, start=(start,), leave=("odd",)))
+        assert trainer.aboard["odd"].files.own == (not changes)
+
+
+def test_files_of_some_do_not_put_off_those_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    saving = Saving(checkpoint_seconds=5.0)
+    for everybody, overdue in ((False, True), (True, False)):
+        now[0] += 10.0
+        with saving.timed(everybody=everybody):
+            pass
+        assert saving.overdue == overdue

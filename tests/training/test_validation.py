@@ -173,6 +173,46 @@ def test_blocks_go_though_outputs_are_gathered(tmp_path: Path, launcher: str) ->
     assert 0.9 < found[0] <= 1.0
 
 
+class Keeping:
+    """A state that keeps the targets themselves, as torchmetrics' AUROC does."""
+
+    def __init__(self) -> None:
+        self.targets: list[torch.Tensor] = []
+
+    def update(self, output: torch.Tensor, target: torch.Tensor) -> None:
+        self.targets.append(target.flatten())
+
+    def compute(self) -> torch.Tensor:
+        return torch.cat(self.targets).float().mean()
+
+
+class Remembering(nn.Linear):
+    """A network that keeps what it is trained on, from its second epoch on."""
+
+    steps = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.steps += self.training
+        if self.training and self.steps > 20:
+            self.seen = [*getattr(self, "seen", ()), x[:1]]
+        return super().forward(x)
+
+
+def test_members_may_keep_what_they_are_shown(tmp_path: Path) -> None:
+    """More blocks of it than the ring has slots."""
+    fleet = [
+        studies.member("keeping", metrics={"kept": Keeping}, batch_size=16),
+        studies.member("remembering", model=partial(Remembering, 12, 10), batch_size=8),
+    ]
+    study, how = studies.study(200, val=150, fleet=fleet), {"block_size": 16, "devices": "cpu:1", "numerics": "exact"}
+    report = argosy.train(study, directory=tmp_path / "0", launcher="processes", time_limit=30.0, **how)
+    assert report.status == "done", "it stood still"
+    kept = {row.name: row.metrics for row in report.rows}["keeping"]["val_kept"]
+    assert kept == pytest.approx(4.5)
+    argosy.train(study, directory=tmp_path / "1", launcher="inline", **how)
+    assert evidence.results(tmp_path / "0") == evidence.results(tmp_path / "1")
+
+
 def noisy(output: torch.Tensor, target: torch.Tensor) -> float:
     """A bootstrap, say: it draws at the end."""
     return float(torch.rand(())) + float(np.random.rand())

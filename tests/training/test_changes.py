@@ -1,0 +1,77 @@
+"""A clone has the numbers that a member built with them would have, also where schedules and groups have their own."""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import packs
+import pytest
+from torch.optim import SGD
+from torch.optim.lr_scheduler import (
+    ChainedScheduler,
+    CosineAnnealingLR,
+    ExponentialLR,
+    LinearLR,
+    MultiStepLR,
+    SequentialLR,
+    StepLR,
+)
+
+from argosy.study import Member
+from argosy.training.changes import change
+from argosy.training.member import LiveMember
+
+
+def optimizer(parameters: Any, *, lr: float = 0.1, weight_decay: float = 0.1) -> SGD:
+    """Biases do not decay, and learn twice as fast."""
+    weights, biases = [p for p in parameters if p.ndim > 1], [p for p in parameters if p.ndim <= 1]
+    return SGD([{"params": weights, "weight_decay": weight_decay}, {"params": biases, "lr": 2 * lr}], lr=lr)
+
+
+def sequence(optimizer: Any) -> Any:
+    parts = [LinearLR(optimizer), MultiStepLR(optimizer, [1, 3]), CosineAnnealingLR(optimizer, 4)]
+    return SequentialLR(optimizer, parts, [3, 7])
+
+
+def chain(optimizer: Any) -> Any:
+    return ChainedScheduler([ExponentialLR(optimizer, 0.9), sequence(optimizer)], optimizer)
+
+
+SCHEDULES = {
+    "none": None,
+    "of one": partial(StepLR, step_size=2),
+    "of some, one after another": sequence,
+    "of some at once, of which one is of some": chain,
+}
+
+
+def member(schedule: Any, **numbers: float) -> Member:
+    return packs.member("clone", optimizer=partial(optimizer, **numbers), schedule=schedule)
+
+
+def rates(live: LiveMember, count: int) -> Iterator[list[float]]:
+    """Of each group, at so many steps."""
+    for _ in range(count):
+        yield [group["lr"] for group in live.optimizer.param_groups]
+        live.optimizer.step()
+        if live.schedule is not None:
+            live.schedule.step()
+
+
+@pytest.mark.parametrize("kind", SCHEDULES)
+def test_rates_go_on_as_those_of_a_member_that_was_built_so(kind: str) -> None:
+    source, clone, other = (packs.live(member(SCHEDULES[kind], lr=lr)) for lr in (0.1, 0.3, 0.3))
+    list(rates(source, 5))
+    built = [dict(group) for group in clone.optimizer.param_groups]
+    clone.load_state_dict(source.state_dict())
+    change(clone, {"optimizer.lr": (0.1, 0.3)}, built)
+    for found, expected in zip(rates(clone, 8), list(rates(other, 13))[5:], strict=True):
+        assert found == pytest.approx(expected)
+
+
+def test_a_number_is_that_of_each_group() -> None:
+    source, clone = packs.live(member(None)), packs.live(member(None, weight_decay=0.2))
+    built = [dict(group) for group in clone.optimizer.param_groups]
+    clone.load_state_dict(source.state_dict())
+    change(clone, {"optimizer.weight_decay": (0.1, 0.2)}, built)
+    assert [group["weight_decay"] for group in clone.optimizer.param_groups] == [0.2, 0.0]
