@@ -14,8 +14,7 @@ from argosy.events import SearchBegan
 from argosy.fold import RunState
 from argosy.loading import load
 from argosy.planning import make_plan
-from argosy.planning.forecast import Forecast
-from argosy.planning_cli import explain_cluster
+from argosy.planning.forecast import Forecast, explain_cluster
 from argosy.plans import Plan
 from argosy.profiles import Preparation, Profile
 from argosy.report import Report
@@ -23,6 +22,7 @@ from argosy.running.apart import Apart
 from argosy.running.clones import inherit
 from argosy.running.costs import Costs
 from argosy.running.driver import drive
+from argosy.running.identity import Identity
 from argosy.running.inline import Inline
 from argosy.running.journal import Journal, Lock, own_directory, read_journal, timeline
 from argosy.running.launcher import Job, Launcher
@@ -273,6 +273,11 @@ def run_search(
         brought = tuner.bring(state)
         begins = [SearchBegan(terms=tuner.terms), *(event for new in brought for event in new.events)]
         study = tuner.study
+        job = Job(study=study, settings=settings, directory=directory, lock=lock.descriptor)
+        # What is refused must not have been journaled: to undo the change would be refused then. Of trials alone: members that
+        # people have brought come later.
+        trials = {name: one for name, one in state.members.items() if name in study.names}
+        Identity(directory, trials).check(study)
         tuner.show(directory, store)
         for new in brought:
             if new.cloned is not None:
@@ -282,7 +287,6 @@ def run_search(
             state.apply(event)
         journal.commit()
         cluster = launcher.discover(settings)
-        job = Job(study=study, settings=settings, directory=directory, lock=lock.descriptor)
         watching.expect(partial(tuner.to_come, state))
         roles: dict[str, Any] = {"judges": [tuner], "bringers": [tuner], "packs": tuner.policy}
         try:

@@ -189,9 +189,12 @@ class Agent:
     def run(self, processes: Processes) -> int:
         """Serve until the run is over, and return 0; raises EOFError where the driver is gone before."""
         given = self._hear_what_is_given()
+        if given is None:
+            return 0
         sys.path += [folder for folder in given.path if folder not in sys.path]
         directory = self.directory or Path(given.directory)
-        self.sees_directory = (directory / "workers" / given.mark).exists()
+        # Not `Path.exists`, which raises where this node's user may not look.
+        self.sees_directory = os.path.exists(directory / "workers" / given.mark)  # noqa: PTH110
         directory = directory if self.sees_directory else self.scratch
         blobs = {role: os.open(self.scratch / BLOBS / role, os.O_RDONLY) for role in given.roles}
         lock = os.open(self.scratch, os.O_RDONLY)
@@ -206,14 +209,20 @@ class Agent:
             os.close(lock)
         return 0
 
-    def _hear_what_is_given(self) -> Given:
+    def _hear_what_is_given(self) -> Given | None:
+        """None where the run is over before anything is to be done."""
         while True:
             self._heard += self.peer.wait()
             while self._heard:
                 message = self._heard.popleft()
-                if isinstance(message, Given):
-                    return message
-                self._take(message)
+                match message:
+                    case Given():
+                        return message
+                    case End():
+                        self.arrivals.close()
+                        return None
+                    case Piece():
+                        self._take(message)
 
     def _take(self, piece: Piece) -> None:
         self.arrivals.take(piece)

@@ -7,7 +7,6 @@ calls without the key is hung up on, which ``workers/door.log`` tells. No node c
 """
 
 import os
-import select
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -112,7 +111,7 @@ class Agents:
                 f"what kept the others they say themselves, and {self.directory / 'workers' / 'door.log'} tells who was refused. "
                 "Start the job again."
             )
-        select.select([self._reception], [], [], LOOK_SECONDS)
+        self._reception.wait(LOOK_SECONDS)
         for joined, peer in self._reception.enter():
             check_versions(joined)
             self._joined[joined.rank] = joined, peer

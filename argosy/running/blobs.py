@@ -4,6 +4,7 @@ Arrays and tensors lie beside the pickle in the memory file, which whoever unpac
 the number of processes, until one writes into its own.
 """
 
+import contextlib
 import importlib
 import io
 import mmap
@@ -80,11 +81,15 @@ def dump(members: Iterable[Member]) -> bytes:
 def blobs_of(job: Job) -> dict[str, int]:
     """One blob per role, and the data: a trainer has no use for them, and a feeder has none for members."""
     study = job.study
-    return {
-        "data": data_to_descriptor(replace(study.data, on_device=None)),
-        "feeder": to_descriptor((job.settings, study.seed, study.validations_per_epoch), "what a feeder is told"),
-        "trainer": to_descriptor((study.terms, job.settings), "Data.on_device"),
-    }
+    told = (job.settings, study.seed, study.validations_per_epoch)
+    with contextlib.ExitStack() as undone:
+        data = data_to_descriptor(replace(study.data, on_device=None))
+        undone.callback(os.close, data)
+        feeder = to_descriptor(told, "what a feeder is told")
+        undone.callback(os.close, feeder)
+        trainer = to_descriptor((study.terms, job.settings), "Data.on_device")
+        undone.pop_all()
+    return {"data": data, "feeder": feeder, "trainer": trainer}
 
 
 def to_descriptor(value: Any, what: str) -> int:

@@ -1,11 +1,12 @@
 """The fork server: a process that imported torch once, has no threads, never computes, and forks workers on request.
 
 Contract. It is tied to the driver by the kernel before its first import, and every worker to it. One request is one
-message with its descriptors: the blob of the study, the worker's pulse, the run's lock. It answers each fork with the
-worker's pid and tells of each end. When the driver closes the socket, it kills what is left of its children and goes.
+message with its descriptors: the blob of the study, the worker's pulse, the run's lock, for a feeder the data. It answers
+each fork with the worker's pid and tells of each end. When the driver closes the socket, it kills what is left of its children and goes.
 """
 
 import contextlib
+import errno
 import functools
 import gc
 import json
@@ -32,6 +33,7 @@ from argosy.training.heap import allow_tcache, without_tcache
 __all__ = ["STOPPED_SECONDS", "ForkServer", "main", "reason_of"]
 
 FAREWELL_SECONDS = 5
+"""How long workers have to go by themselves when the run is over."""
 STOPPED_SECONDS = 5.0
 """How long a process of a run may stay stopped."""
 IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
@@ -67,7 +69,7 @@ class ForkServer:
         with contextlib.ExitStack() as undone, _no_stopped_child():
             words = undone.enter_context(os.fdopen(memory_file("argosy-fork-server"), "rb"))
             process = subprocess.Popen(
-                [sys.executable, "-c", program, json.dumps(sys.path), str(theirs.fileno()), str(os.getpid())],
+                [sys.executable, "-c", program, json.dumps(_path()), str(theirs.fileno()), str(os.getpid())],
                 pass_fds=[theirs.fileno()],
                 # Who asks whether there is a GPU must not start its driver, which would not survive the fork.
                 env={**without_tcache(os.environ), "PYTORCH_NVML_BASED_CUDA_CHECK": "1"},
@@ -83,8 +85,10 @@ class ForkServer:
 
     def fork(self, arguments: dict[str, Any], descriptors: list[int], log: Path) -> None:
         """Ask for a worker; it writes to `log` what would go to the terminal. The descriptors may be closed then."""
-        request = {"arguments": arguments, "log": str(log), "path": sys.path, "folder": str(Path.cwd())}
-        self.channel.send(request | {"descriptors": len(descriptors)}, descriptors)
+        request: dict[str, Any] = {"arguments": arguments, "log": str(log), "path": _path(), "folder": str(Path.cwd())}
+        # A study file that was read after the server's start may have set something that its own code reads.
+        request |= {"environment": dict(os.environ), "descriptors": len(descriptors)}
+        self.channel.send(request, descriptors)
         self.used = True
 
     def news(self) -> list[tuple[str, int, int | str | None]]:
@@ -116,6 +120,11 @@ def reason_of(words: str) -> str:
     return next((line for line in words.splitlines() if "rror" in line and not line[0].isspace()), "")
 
 
+def _path() -> list[str]:
+    """What Python itself heeds of ``sys.path``."""
+    return [folder for folder in sys.path if isinstance(folder, str)]
+
+
 @contextlib.contextmanager
 def _no_stopped_child() -> Iterator[None]:
     """Kill what this process starts meanwhile if it is stopped.
@@ -134,7 +143,10 @@ def _no_stopped_child() -> Iterator[None]:
                         child.kill()
 
     watcher = threading.Thread(target=watch, name="argosy-fork-server", daemon=True)
-    watcher.start()
+    try:
+        watcher.start()
+    except RuntimeError as error:  # what Python makes of a thread that the system refuses
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN)) from error
     try:
         yield
     finally:
@@ -163,8 +175,7 @@ def main() -> None:
     children: dict[int, str] = {}
     try:
         while True:
-            ready, _, _ = select.select([channel.fileno(), wake], [channel.fileno()] if channel.unsent else [], [])
-            if wake in ready:
+            if wake in _ready(channel, wake):
                 os.read(wake, 4096)
                 _tell_ends(channel, children)
             channel.flush()
@@ -187,6 +198,14 @@ def main() -> None:
     except OSError as error:
         print(f"OSError: {error}", file=sys.stderr)
     _bid_farewell(children)
+
+
+def _ready(channel: Peer, wake: int) -> set[int]:
+    """Descriptors that have something to tell, or room for what is unsent; not by ``select``, which knows none from 1024 up."""
+    poll = select.poll()
+    poll.register(channel, select.POLLIN | (select.POLLOUT if channel.unsent else 0))
+    poll.register(wake, select.POLLIN)
+    return {descriptor for descriptor, _ in poll.poll()}
 
 
 @functools.cache
@@ -223,6 +242,7 @@ def _fork(request: dict[str, Any], descriptors: list[int], work: Any, channel: P
 
 def _become(request: dict[str, Any], descriptors: list[int], work: Any) -> int:
     sys.path[:] = request["path"]
+    os.environ.update(request["environment"])
     os.chdir(request["folder"])
     log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(log, 1)

@@ -8,7 +8,7 @@ written beside its place, and is there when it is whole and on the disk.
 import os
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -109,14 +109,13 @@ class Arrivals:
             self._open.pop(piece.name).close()
             self._whole.append(piece.name)
 
-    def settle(self) -> Sequence[str]:
+    def settle(self) -> None:
         """Flush what is whole to the disk, all together, and put it where it belongs; raises DiskError."""
         whole, self._whole = self._whole, []
         for name in whole:
             (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
         if whole:
             settle([(self._beside(name), self.folder / name) for name in whole])
-        return whole
 
     def close(self) -> None:
         """Forget what is not whole."""

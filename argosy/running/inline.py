@@ -9,9 +9,10 @@ import numpy as np
 import torch
 
 from argosy.cluster import Cluster
-from argosy.commands import Attach, Credit, Exit, Feed, Hold, Leg, Lost, Open, Opened
+from argosy.commands import Attach, Exit, Lost
 from argosy.errors import PlanError
 from argosy.events import Skipped, Used
+from argosy.feeder_commands import Credit, Feed, Hold, Leg, Open, Opened
 from argosy.running.launcher import Job, discover
 from argosy.running.limits import memory_to_keep_in
 from argosy.settings import Settings

@@ -237,6 +237,8 @@ class Lock:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        # The run's own workers have gone; processes that a person's code forked there may live on, and hold it as well.
+        fcntl.flock(self.descriptor, fcntl.LOCK_UN)
         os.close(self.descriptor)
 
     def _wait(self) -> None:

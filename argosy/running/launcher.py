@@ -12,6 +12,7 @@ import psutil
 
 from argosy.cluster import Cluster, Device, Node
 from argosy.errors import PlanError
+from argosy.planning import policy_called
 from argosy.running.limits import usable_cores
 from argosy.settings import Settings
 from argosy.stream.pulse import Pulse
@@ -30,6 +31,9 @@ class Job:
     directory: Path
     lock: int
     """Descriptor of the run's lock: workers hold it as long as they live."""
+
+    def __post_init__(self) -> None:
+        policy_called(self.settings.policy)  # before anything is started for it
 
 
 class Workers(Protocol):

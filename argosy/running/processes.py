@@ -2,8 +2,8 @@
 
 Contract. The driver's thread never waits for a worker or for the fork server: what is said to them is kept until they
 take it, and written from `receive` alone. A worker is lost once, when nothing more can come from it: when its connection
-has broken, or before its first call at the word of the fork server. Of how it ended the fork server tells, and is given
-a moment for it.
+has broken, or at the word of the fork server: before its first call, or where its connection does not break with its end,
+since a process that a person's code forked holds it open. Of how it ended the fork server tells, and is given a moment for it.
 """
 
 import contextlib
@@ -95,7 +95,7 @@ class _Worker:
     peer: Peer | None = None
     """None until it has called, and when its connection has broken."""
     broke: float | None = None
-    """When that was."""
+    """When that was, or when the fork server told of its end."""
     ended: str = ""
     """How, as soon as the fork server has told, or whoever killed it."""
     unsent: list[Any] = field(default_factory=list)
@@ -179,7 +179,7 @@ class ProcessWorkers:
     def kill(self, worker: str) -> None:
         """See `Workers.kill`; one that was never forked hangs with the fork server, which takes all others along."""
         found = self.workers.get(worker)
-        if found is not None:
+        if found is not None and not found.ended:  # else its number may be another process's
             _kill(found.pid or self.server.process.pid)
 
     def enlist(self, worker: str, members: tuple[Member, ...]) -> None:
@@ -215,7 +215,8 @@ class ProcessWorkers:
             self._kill_stopped()
         for worker in list(self.workers.values()):
             if worker.broke is not None and time.monotonic() - worker.broke > NEWS_SECONDS:
-                self._lost(worker, "its connection broke")
+                self._let_go_of(worker)
+                self._lost(worker, worker.ended or "its connection broke")
         said, self.said = self.said, []
         return said
 
@@ -224,7 +225,8 @@ class ProcessWorkers:
         for worker in self._spoken_to:
             self._say(worker)
         self._spoken_to.clear()
-        self._watch(self.server.channel)
+        if self.server.channel.fileno() >= 0:  # else no other server could be started
+            self._watch(self.server.channel)
 
     def start(self, name: str, role: str) -> None:
         """Start a worker: a feeder or a trainer."""
@@ -281,11 +283,17 @@ class ProcessWorkers:
         try:
             self.said += [(worker.name, message) for message in peer.receive()]
         except EOFError:
-            self.selector.unregister(peer)
-            peer.close()
-            worker.peer, worker.broke = None, time.monotonic()
+            self._let_go_of(worker)
+            worker.broke = time.monotonic()
             if worker.ended:
                 self._lost(worker, worker.ended)
+
+    def _let_go_of(self, worker: _Worker) -> None:
+        """Close its connection, if it has one."""
+        if worker.peer is not None:
+            self.selector.unregister(worker.peer)
+            worker.peer.close()
+            worker.peer = None
 
     def _hear_server(self, events: int) -> None:
         self.server.channel.flush()
@@ -305,8 +313,10 @@ class ProcessWorkers:
             return
         worker.ended = worker.ended or (status if isinstance(status, str) else _how_it_ended(status))
         if worker.peer is None:
-            # Else its connection breaks, when everything has been heard that it said.
             self._lost(worker, worker.ended)
+        else:
+            # Its connection is about to break, when everything has been heard that it said.
+            worker.broke = time.monotonic()
 
     def _lost(self, worker: _Worker, detail: str) -> None:
         del self.workers[worker.name]

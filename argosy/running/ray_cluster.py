@@ -8,7 +8,6 @@ A node that appears while the run goes on gets an agent, and so does one that ha
 
 import contextlib
 import os
-import select
 import signal
 import threading
 import time
@@ -101,7 +100,7 @@ class Ray:
         began, failures = time.monotonic(), ""
         while not self._all_there(time.monotonic() - began):
             self._place()
-            select.select([reception], [], [], LOOK_SECONDS)
+            reception.wait(LOOK_SECONDS)
             for joined, peer in reception.enter():
                 check_versions(joined)
                 self._joined[joined.rank] = joined, peer

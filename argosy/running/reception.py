@@ -46,8 +46,12 @@ class Reception:
         """For selectors."""
         return self._door.fileno()
 
+    def wait(self, seconds: float) -> None:
+        """Until `enter` has something to do, or the time is over."""
+        self._door.wait(seconds)
+
     def enter(self) -> list[tuple[Joined, Peer]]:
-        """Agents that have called, with their first word, which they say at once."""
+        """Agents that have called, with their first word: they say it at once, and one that does not is waited for a moment."""
         return [(joined, peer) for _, peer in self._door.enter() for joined in _first_word(peer)]
 
     def close(self) -> None:

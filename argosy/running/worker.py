@@ -58,10 +58,10 @@ def work(arguments: dict[str, Any], descriptors: list[int]) -> int:
     driver = dial(arguments["address"], key, arguments["ticket"])
     try:
         pulse.start("unpacking what it was given", opaque=True)
-        given = from_descriptor(blob)
+        given = _unpacked(blob)
         pulse.rest()
         if arguments["role"] == "feeder":
-            data = partial(from_descriptor, descriptors[3])
+            data = partial(_unpacked, descriptors[3])
             _feed(driver, given, data, name=name, key=key, pulse=pulse, nodes_here=arguments["nodes_here"])
         else:
             directory = Path(arguments["directory"])
@@ -84,6 +84,14 @@ def work(arguments: dict[str, Any], descriptors: list[int]) -> int:
     finally:
         driver.drain(LAST_WORD_SECONDS)
     return 0
+
+
+def _unpacked(descriptor: int) -> Any:
+    """What people wrote may read files as it is unpacked, and the end of one of these is not the driver's."""
+    try:
+        return from_descriptor(descriptor)
+    except EOFError as error:
+        raise RuntimeError(f"EOFError: {error}") from error
 
 
 def _feed(
@@ -125,7 +133,20 @@ def _train(
     trainer = Trainer(
         terms, settings, directory, name=name, backend=backend, emit=driver.send, listen=commands.waiting, pulse=pulse
     )
-    blocks = _Blocks(name, key, pulse, trainer, backend)
+    try:
+        _serve(driver, commands, _Blocks(name, key, pulse, trainer, backend), trainer)
+    except (EOFError, Poisoned):
+        raise
+    except (
+        Exception
+    ) as error:  # boundary between a device and its process: what it has met is told to whoever asks it next
+        trainer.guard.check_process("its trainer", error)
+        raise
+
+
+def _serve(driver: Peer, commands: "_Commands", blocks: "_Blocks", trainer: Trainer) -> None:
+    """Give the trainer blocks and commands, until it is told to exit."""
+    pulse = trainer.pulse
     while True:
         took = blocks.give()
         started = time.perf_counter()
@@ -144,7 +165,7 @@ def _train(
             # A feeder that is gone has its driver start all again.
             elif blocks.peers or not isinstance(command, Measure | Board):
                 if isinstance(command, Measure) and command.crew is not None:
-                    backend.empty_cache()  # a leg begins: other members may need less
+                    trainer.backend.empty_cache()  # a leg begins: other members may need less
                 with pulse.busy(f"obeying {type(command).__name__}", opaque=True):
                     trainer.obey(command)
 

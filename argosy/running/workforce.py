@@ -6,8 +6,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from argosy.cluster import Cluster, Node
-from argosy.commands import Attach, Credit, Exit, Failed, Feed, Leg, Lost, Open, Opened, Probe, Team
+from argosy.commands import Attach, Exit, Failed, Lost
 from argosy.events import Used
+from argosy.feeder_commands import Credit, Feed, Leg, Open, Opened, Probe, Team
 from argosy.running.launcher import Workers
 from argosy.stream.sharing import PIPELINES
 from argosy.study import Member

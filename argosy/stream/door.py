@@ -116,6 +116,10 @@ class Door:
         """For selectors."""
         return self._selector.fileno()
 
+    def wait(self, seconds: float) -> None:
+        """Until `enter` has something to do, or the time is over."""
+        self._selector.select(seconds)
+
     def enter(self) -> list[tuple[str, Peer]]:
         """Callers that have just proved the key, with the name that they gave; never waits."""
         entered = []
@@ -223,7 +227,7 @@ def dial(address: Address, key: bytes, name: str, *, seconds: float = ANSWER_SEC
     caller = socket.socket(family, socket.SOCK_STREAM)
     caller.settimeout(seconds)
     try:
-        caller.connect(address)
+        _connect(caller, address, time.monotonic() + seconds)
         caller = caller if seal is None else seal(caller)
         nonce = _receive(caller, NONCE)
         challenge = os.urandom(NONCE)
@@ -241,6 +245,19 @@ def dial(address: Address, key: bytes, name: str, *, seconds: float = ANSWER_SEC
         )
     _hurry(caller)
     return Peer(caller)
+
+
+def _connect(caller: socket.socket, address: Address, deadline: float) -> None:
+    """Wait as well where so many call at once that the kernel keeps no more of them for the door, which it says at once."""
+    while True:
+        try:
+            caller.connect(address)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(BREATH_SECONDS)
+        else:
+            return
 
 
 def _listen_here() -> socket.socket:

@@ -162,7 +162,10 @@ class _Spare:
         self._tell(cloudpickle.dumps(word))
         hang_up()
         _, status = os.waitpid(self.pid, 0)
-        os._exit(max(os.waitstatus_to_exitcode(status), 0))
+        code = os.waitstatus_to_exitcode(status)
+        if code < 0:
+            os.kill(os.getpid(), -code)  # the two are one process to whoever asks how it ended
+        os._exit(max(code, 0))
 
     def _tell(self, word: bytes) -> None:
         # One that was killed hears nothing; where it was to go on, this process ends as it did.

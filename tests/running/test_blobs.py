@@ -2,7 +2,9 @@
 
 import contextlib
 import os
+import pickle
 import sqlite3
+import threading
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +20,10 @@ from torch.utils.data import Dataset
 
 import argosy
 from argosy.errors import StudyError
-from argosy.running.blobs import data_to_descriptor, from_descriptor, to_descriptor
+from argosy.running import worker
+from argosy.running.blobs import blobs_of, data_to_descriptor, from_descriptor, to_descriptor
+from argosy.running.launcher import Job
+from argosy.settings import Settings
 
 MB = 2**20
 
@@ -138,3 +143,33 @@ def test_data_in_memory_are_there_once_beside_the_caller_s_own(tmp_path: Path) -
     study = studies.study(data=data, fleet=fleet, epochs=1)
     argosy.train(study, directory=tmp_path / "run", devices="cpu:2", loader_workers=2, block_size=64)
     assert 128 <= float((tmp_path / "MB").read_text()) < 1.1 * 128
+
+
+def test_what_is_refused_leaves_no_copy_of_the_data_behind(tmp_path: Path) -> None:
+    """In a notebook each try would keep another one."""
+    lock = threading.Lock()
+    data = argosy.Data(arrays=(torch.zeros(4, 3),), on_device=lambda batch: batch if lock else None)
+    job = Job(study=studies.study(data=data), settings=Settings(), directory=tmp_path, lock=-1)
+    before = psutil.Process().num_fds()
+    with pytest.raises(StudyError, match=r"Data\.on_device cannot be sent"):
+        blobs_of(job)
+    assert psutil.Process().num_fds() == before
+
+
+class Index:
+    """Reads what belongs to it when it is unpacked, from a file that was cut."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"path": os.devnull}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        pickle.loads(Path(state["path"]).read_bytes())
+
+
+def test_a_file_that_ends_too_early_for_what_is_unpacked_is_not_the_drivers_end() -> None:
+    descriptor = to_descriptor(Index(), "a value")
+    try:
+        with pytest.raises(RuntimeError, match="EOFError: Ran out of input"):
+            worker._unpacked(descriptor)
+    finally:
+        os.close(descriptor)

@@ -13,10 +13,13 @@ from typing import Any
 import pytest
 import studies
 import torch
+from optuna.distributions import CategoricalDistribution
 
 import argosy
 from argosy.errors import RunError
+from argosy.events import Proposed, SearchBegan
 from argosy.running.code_digest import Code
+from argosy.running.journal import read_journal
 from argosy.running.studyfile import load_study
 
 FILE = """
@@ -267,3 +270,16 @@ def test_a_member_that_failed_may_be_mended(tmp_path: Path) -> None:
 
     assert train(asked(augment=broken), tmp_path).member("bad").status == "failed"
     assert train(asked(augment=studies.dawdle, hidden=24), tmp_path).member("good").status == "done"
+
+
+def test_a_search_that_is_refused_journals_nothing_of_it(tmp_path: Path) -> None:
+    space = {"lr": CategoricalDistribution([0.1])}
+    search = partial(argosy.tune, space=space, data=studies.study(val=0).data, max_epochs=1, scheduler="random")
+    search = partial(search, directory=tmp_path, launcher="inline", devices="cpu:1")
+    search(lambda parameters: studies.member(lr=parameters["lr"]), n_trials=1)
+    begun = [event for event in read_journal(tmp_path) if isinstance(event, SearchBegan | Proposed)]
+    with pytest.raises(RunError, match="another study"):
+        search(lambda parameters: studies.member(lr=parameters["lr"], hidden=9), n_trials=2)
+    assert [event for event in read_journal(tmp_path) if isinstance(event, SearchBegan | Proposed)] == begun
+    # To undo the change is what the message says.
+    assert len(search(lambda parameters: studies.member(lr=parameters["lr"]), n_trials=1).table()) == 1

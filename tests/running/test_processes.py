@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -135,6 +136,55 @@ def test_an_end_that_is_told_before_the_connection_breaks_is_told_once(
     assert lost(workers) == 0
     peer.close()
     assert lost(workers) == 1
+
+
+def test_a_worker_that_ended_is_lost_though_somebody_holds_its_connection_open(
+    workers: ProcessWorkers, servers: list[Server]
+) -> None:
+    """A process that a person's code forked there, which lives on."""
+    ticket = servers[0].asked[0]["ticket"]
+    peer = call(workers, ticket)
+    servers[0].tell(ticket, 7, None)
+    peer.send("last word")
+    servers[0].tell(ticket, 7, 9)
+    said = [message for _ in range(PATIENCE) for message in workers.receive(0.02)]
+    assert [message if isinstance(message, str) else type(message) for _, message in said] == ["last word", Lost]
+
+
+def test_where_no_other_server_can_be_started_the_workers_are_let_go_all_the_same(
+    workers: ProcessWorkers, servers: list[Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused() -> Server:
+        raise WorkerError("no more processes. Allow more.")
+
+    monkeypatch.setattr(processes, "ForkServer", SimpleNamespace(start=refused))
+    servers[0].far_end.close()
+    with pytest.raises(WorkerError, match="no more processes"):
+        lost(workers)
+    workers.receive(0)
+
+
+@pytest.mark.fresh
+def test_a_server_is_refused_in_a_sentence_where_not_even_a_thread_can_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(WorkerError, match=r"the fork server cannot be started.*ulimit -u"):
+        ForkServer.start()
+
+
+@pytest.mark.fresh
+def test_workers_have_what_was_set_since_their_server_began_and_no_path_that_python_ignores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.path", [*sys.path, tmp_path])
+    launcher = processes.Processes().warm()
+    monkeypatch.setenv("ARGOSY_TEST_ROWS", "40")
+    data = argosy.Data(train=lambda: studies.Vectors(int(os.environ["ARGOSY_TEST_ROWS"])))
+    study = studies.study(data=data, fleet=[studies.member()], epochs=1)
+    report = argosy.train(study, directory=tmp_path / "run", launcher=launcher, devices="cpu:1")
+    assert report.status == "done"
 
 
 @pytest.mark.parametrize(
