@@ -21,17 +21,11 @@ import argosy
 from argosy.cluster import Cluster
 from argosy.commands import (
     Board,
-    Credit,
     Exit,
-    Feed,
-    Hold,
     Leave,
-    Leg,
     Lost,
     Measure,
     Measured,
-    Open,
-    Opened,
     Pause,
     Paused,
     Progress,
@@ -41,6 +35,7 @@ from argosy.commands import (
     TimeSums,
 )
 from argosy.events import Checkpoint, Event, MemberRested, MemberStarted, Saved, SectionEnded, Used
+from argosy.feeder_commands import Credit, Feed, Hold, Leg, Open, Opened
 from argosy.planning.replay import workload_of
 from argosy.planning_cli import read_networks, read_scaling
 from argosy.profiles import Profile

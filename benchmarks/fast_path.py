@@ -15,7 +15,7 @@ from measuring import arguments, finish, hardware, quartiles, target
 from torch.utils.data import DataLoader, TensorDataset
 
 from argosy import Data
-from argosy.commands import Credit, Feed, Leg, Open
+from argosy.feeder_commands import Credit, Feed, Leg, Open
 from argosy.running.blobs import data_to_descriptor, from_descriptor
 from argosy.settings import Settings
 from argosy.stream.batches import Cutter

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from argosy.errors import ArgosyError, PlanError, StudyError
 from argosy.events import REFUSED
-from argosy.running.refusals import check_batch_norm, check_batches
+from argosy.running.refusals import check_batches
 from argosy.running.rehearsal import Rehearsal, Rehearsed
 from argosy.running.study_copy import StudyCopy
 from argosy.running.studyfile import load_copy
@@ -112,28 +112,26 @@ class Additions:
                     f"member {member.name!r} is {twin!r} once more, with the same seed; give it another seed, or leave it out."
                 )
 
-    def settle(self) -> list[str]:
-        """Answer where the costs of all members are known; returns those that are here from now on."""
-        driver, here = self.driver, list[str]()
+    def settle(self) -> None:
+        """Answer where the costs of all members are known: they are here from now on, or refused."""
+        driver = self.driver
         for file, names in list(self._measured.items()):
             if not all(name in driver.measuring.measured for name in names):
                 continue
             try:
-                check_batch_norm(map(driver.study.member, names), driver.lengths, driver.measuring.measured)
+                driver.voyage.departures.check_fit(names)
             except PlanError as error:
                 self._dismiss(file, str(error))
             else:
                 del self._measured[file]
                 self._answer(file, f"added {', '.join(names)}")
-                here += names
-        return here
 
     def failed(self, name: str, reason: str) -> bool:
         """A member ended before it was here; False where it is."""
         file = next((file for file, names in self._measured.items() if name in names), None)
         if file is None:
             return False
-        *more, last = reason.strip().splitlines()
+        *more, last = reason.strip().removesuffix(".").splitlines()
         log = f"; its traceback is in members/{name}/log.txt" if more else ""
         self._dismiss(file, f"member {name!r} failed while it was measured: {last}{log}.")
         return True

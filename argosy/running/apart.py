@@ -17,8 +17,9 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from argosy.commands import Flowing, Progress
+from argosy.commands import Progress
 from argosy.events import Event
+from argosy.feeder_commands import Flowing
 from argosy.fold import RunState
 from argosy.plans import Plan
 from argosy.running.launcher import Job

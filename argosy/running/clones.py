@@ -119,8 +119,9 @@ class Clones:
         clone, study = Clone.of(command), self.driver.study
         if clone.source not in study.names:
             raise RunError(f"no member {clone.source!r} is here; clone one of {', '.join(study.names)}.")
-        if clone.name in study.names:
-            raise StudyError(f"a member {clone.name!r} is here already; give the clone another name.")
+        if clone.source in self.driver.additions.names:
+            raise RunError(f"member {clone.source!r} is being added; clone it when that is answered.")
+        self._check_name(clone.name)
         clone.member(study.member(clone.source))
         self._waiting[file] = Waiting(command=command, clone=clone, older=self._newest(clone))
 
@@ -144,6 +145,7 @@ class Clones:
 
     def _take_up(self, file: str, command: Mapping[str, Any], clone: Clone, newest: Checkpoint | None) -> None:
         driver, checkpoint = self.driver, newest if clone.warm else None
+        self._check_name(clone.name)  # somebody may have brought another one while this one waited
         if clone.warm and checkpoint is None:
             raise RunError(
                 f"member {clone.source!r} has no file of an epoch's end, which a clone could begin with; clone it when it has "
@@ -160,10 +162,14 @@ class Clones:
         driver.record(cloned)
         driver.additions.admit(file, command, [member])
 
+    def _check_name(self, name: str) -> None:
+        if name in (*self.driver.study.names, *(waiting.clone.name for waiting in self._waiting.values())):
+            raise StudyError(f"a member {name!r} is here already, or asked for; give the clone another name.")
+
     def _device(self, member: str) -> str | None:
         """That saves a member which trains."""
         leg = self.driver.voyage.leg_of(member)
-        return None if leg is None else leg.devices_of(member)[0]
+        return None if leg is None else leg.savers[member]
 
     def _newest(self, clone: Clone) -> Checkpoint | None:
         return newest_file(self.driver.state.member(clone.source))
@@ -171,7 +177,10 @@ class Clones:
 
 def newest_file(source: MemberState) -> Checkpoint | None:
     """The one of an epoch's end, among the two that are surely there still."""
-    found = reversed(source.saved[-2:])
+    found = source.saved[-2:]
+    if len({saved.file for saved in found}) == 1:
+        found = found[:1]  # the second one has best weights from behind the file
+    found.reverse()
     return next((saved for saved in found if (saved.section, saved.position, saved.carried) == (0, 0, 0)), None)
 
 

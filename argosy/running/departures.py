@@ -5,14 +5,17 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 from argosy.cluster import Node
-from argosy.commands import Board, Credit, Leg, Probed, SumsTimed, UseLoaders
+from argosy.commands import Board, SumsTimed
+from argosy.errors import PlanError
 from argosy.events import NodeCame, PlanMade
+from argosy.feeder_commands import Credit, Leg, Probed, UseLoaders
 from argosy.planning import SKIPPING, Situation
+from argosy.planning.memory import require_fit
 from argosy.plans import Flotilla
 from argosy.running.clones import inherit
 from argosy.running.legs import Change, Sailing
 from argosy.running.phase import Phase
-from argosy.running.refusals import check_batches
+from argosy.running.refusals import check_batch_norm, check_batches
 from argosy.running.sharing_choice import SharingChoice
 from argosy.running.splitting import Timing
 from argosy.running.study_json import write_json
@@ -88,7 +91,8 @@ class Departures:
         leg = self._with_training_samples(roster.leg_for(roster.waiting, self.driver.lengths, number=self.leg_count))
         force.feed(team, leg, self.sharing.pipeline)
         ends = [roster.last_section(name) for name in roster.waiting]
-        horizon = None if None in ends else max(end for end in ends if end is not None)
+        # A clone may be at its end already.
+        horizon = None if None in ends else max(leg.section + 1, *(end for end in ends if end is not None))
         crews = dict.fromkeys(force.devices, self.voyage.crew_count)
         names = [feeder.name for feeder in team]
         for device in force.devices:
@@ -168,47 +172,78 @@ class Departures:
             self.welcome()
 
     def welcome(self) -> None:
-        """Members are to be added: they are measured beside those that train, where nobody like them is known."""
-        if not self.newcomers:
+        """Members are to be added: those wait at once whose like is known, the others are to be measured."""
+        if self.newcomers:
+            self.driver.measuring.want(map(self.driver.study.member, self.newcomers))
+            self.newcomers_known()
+
+    def measure_newcomers(self) -> None:
+        """Let those be measured whom nobody measures: beside members that train, or where nobody does by themselves."""
+        measuring, devices = self.driver.measuring, self.voyage.devices
+        if not measuring.missing & self.newcomers:
             return
-        measuring = self.driver.measuring
-        measuring.want(map(self.driver.study.member, self.newcomers))
-        if measuring.missing & self.newcomers and self.voyage.devices:
-            self._measure([min(self.voyage.devices, key=lambda device: len(self.voyage.crew_of(device)))], None)
-        self.newcomers_known()
+        if devices:
+            measuring.only_at(devices)
+            if measuring.representatives_beside:
+                self._measure([min(devices, key=lambda device: len(self.voyage.crew_of(device)))], None)
+        elif not self.voyage.legs and not self.sharing.waiting_for:
+            self.roster.enter(self.newcomers)
+            self.driver.measure()
+
+    def measures_beside(self, member: str) -> bool:
+        """Whether a member is to be added, and measured beside those that train."""
+        return member in self.newcomers and self.driver.phase is not Phase.MEASURING
 
     def newcomers_known(self) -> None:
         """Those whose costs are known wait from here on."""
-        driver = self.driver
-        here = driver.additions.settle()
-        ready = (n for n in self.newcomers if n in driver.measuring.measured and n not in driver.additions.names)
+        driver, measured = self.driver, self.driver.measuring.measured
+        driver.additions.settle()
+        ready = (name for name in self.newcomers - driver.additions.names if name in measured)
         entering = sorted(ready, key=self.roster.number)
-        if not here and not entering:
+        if not entering:
             return
         self.newcomers -= set(entering)
         self.roster.enter(entering)
+        driver.identity.add(driver.study, entering, measured=measured)
+        self.fail_unfit(entering)
         for name in entering:
             # A clone may have come before others that it is to begin with.
-            driver.faults.decided(name)
-        measured = driver.measuring.measured
-        driver.identity.add(driver.study, dict.fromkeys((*here, *entering)), measured=measured)
+            if name in self.roster.waiting:
+                driver.faults.decided(name)
         self.voyage.make_room()
+
+    def ended(self, member: str) -> None:
+        """A member has ended: one whose costs nobody knows yet was here all the same."""
+        if member in self.newcomers:
+            self.newcomers.discard(member)
+            self.driver.identity.add(self.driver.study, [member], measured=self.driver.measuring.measured)
+
+    def fail_unfit(self, names: Iterable[str]) -> None:
+        """Trials of a search that can train nowhere here have failed; the others go on."""
+        for name in tuple(names) if self.driver.bringers else ():
+            try:
+                self.check_fit([name])
+            except PlanError as error:
+                self.roster.leave([name])
+                self.driver.end(name, "failed", str(error))
+
+    def check_fit(self, names: Iterable[str]) -> None:
+        """Raise PlanError for one of these, whose costs are known, that can train nowhere here."""
+        members, measuring = [self.driver.study.member(name) for name in names], self.driver.measuring
+        check_batch_norm(members, self.driver.lengths, measuring.measured)
+        require_fit([measuring.profile(member) for member in members], self.launching.cluster.devices)
 
     def forget_measuring(self) -> None:
         """The stream that members were measured on, or somebody who read it, is gone."""
         self.measuring_leg = None
         self.timing.forget()
-        self.driver.measuring.again()
-
-    def measure_newcomers_at_rest(self) -> None:
-        """Nobody trains beside whom they could be measured."""
-        if self.voyage.legs or not self.driver.measuring.missing & self.newcomers:
-            return
-        names, self.newcomers = self.newcomers, set()
-        self.roster.enter(names)
-        self.driver.measure()
 
     # ---- new legs
+
+    @property
+    def seated(self) -> set[str]:
+        """Members that have a place, and board when it has been left: who of them waits, waits for no other."""
+        return {name for leg in self.voyage.legs for boarding in leg.boarding.values() for name in boarding.start}
 
     def launch(self) -> None:
         """Ask the policy what to start on the devices that are free."""
@@ -219,7 +254,7 @@ class Departures:
         measuring = self.driver.measuring
         # Whoever can join those that train is not sent off alone, before their next gate has shown whether it can.
         later = self.roster.joining if any(leg.holding for leg in self.voyage.legs) else set()
-        later = later | self.voyage.stragglers.not_yet()
+        later = later | self.voyage.stragglers.not_yet() | self.seated
         names = [name for name in self.roster.waiting if name not in later]
         profiles = measuring.profiles(names, self.driver.study)
         self.voyage.logbook.profiled(profiles)

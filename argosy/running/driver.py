@@ -12,34 +12,12 @@ from dataclasses import replace
 from typing import Any
 
 from argosy.cluster import Cluster
-from argosy.commands import (
-    Broke,
-    Came,
-    Failed,
-    Held,
-    Journaled,
-    Lost,
-    Measured,
-    Opened,
-    OutOfMemory,
-    Parted,
-    Paused,
-    Probed,
-    Report,
-    SumsTimed,
-)
+from argosy.commands import Broke, Came, Failed, Journaled, Lost, Measured, OutOfMemory, Paused, Report, SumsTimed
 from argosy.errors import StudyError
-from argosy.events import (
-    Event,
-    MemberEnded,
-    MemberRested,
-    MemberStarted,
-    Packed,
-    Retried,
-    Saved,
-    SectionEnded,
-)
+from argosy.events import Event, MemberEnded, MemberRested, MemberStarted, Retried, Saved, SectionEnded
+from argosy.feeder_commands import Held, Opened, Parted, Probed
 from argosy.fold import RunState
+from argosy.packs import Packed
 from argosy.running.additions import Additions
 from argosy.running.costs import ASSUMED_LINK
 from argosy.running.ending import end_run
@@ -113,7 +91,7 @@ class Driver:
         self.additions = Additions(self)
         self.faults = Faults(self)
         self.metrics = Metrics(job.directory)
-        self.meter = Meter.here(gpus=any(device.kind == "cuda" for device in cluster.devices))
+        self.meter = Meter.here(gpus=any(device.torch_name.startswith("cuda") for device in cluster.devices))
         self.identity = Identity(job.directory, state.members)
         self.begun = False
         """Whether the directory was found to be this study's, or empty."""
@@ -140,14 +118,15 @@ class Driver:
         self.voyage.call()
         if not self.roster.waiting:
             self.faults.settle_earlier()
-            return "paused" if self.roster.resting else "done"
+            if not self._more_to_come:
+                return "paused" if self.roster.resting else "done"
         self.force.start()
         # Members that rest are to be known as well: whoever calls them does so in the middle of the stream.
         self.measuring.want(map(self.study.member, self.roster.unfinished()))
         while self._goes_on():
             self._round()
         # The last member may have ended just before a pause.
-        return "paused" if self.roster.unfinished() else "done"
+        return "paused" if self.roster.unfinished() or self._more_to_come else "done"
 
     def _round(self) -> None:
         """Hear what was said, decide, journal; what is said in answer leaves at the beginning of the next round."""
@@ -175,8 +154,14 @@ class Driver:
     def _goes_on(self) -> bool:
         if self.phase is Phase.OVER:
             return False
-        waited_for = self.roster.waiting or self.voyage.under_way or self.additions.pending
-        return bool(waited_for) or self.phase is Phase.REGROUPING
+        if self.phase is Phase.REGROUPING or self.roster.waiting or self.voyage.under_way or self.additions.pending:
+            return True
+        return self.orders.pausing is None and self._more_to_come
+
+    @property
+    def _more_to_come(self) -> bool:
+        """Whether somebody would bring members if nobody trained any more."""
+        return any(bringer.has_more(self.state) for bringer in self.bringers)
 
     def stop_workers(self) -> None:
         """Ask every worker for its last word and wait a little for it."""
@@ -228,7 +213,7 @@ class Driver:
 
     def _reported(self, worker: str, report: Report) -> None:
         """What a crew says together, in the order of its events."""
-        self.faults.kept.setdefault(worker, time.monotonic())
+        self.faults.saved_at.setdefault(worker, time.monotonic())
         for event in report.events:
             if isinstance(event, SectionEnded):
                 self.record(event)
@@ -239,7 +224,7 @@ class Driver:
                 self.voyage.judge(event.member)
             elif isinstance(event, Saved):
                 self.record(replace(event, leg=self.voyage.number_of_leg(event.member)))
-                self.faults.kept[worker] = time.monotonic()
+                self.faults.saved_at[worker] = time.monotonic()
                 self._written.setdefault(worker, {})[event.member] = event.checkpoint.file
             elif isinstance(event, MemberRested):
                 self.voyage.left(event.member)
@@ -312,6 +297,7 @@ class Driver:
         if self.measuring.missing & set(self.roster.waiting):
             self.voyage.departures.measure_rest()
             return
+        self.voyage.departures.fail_unfit(self.roster.waiting)
         check_batch_norm(map(self.study.member, self.roster.waiting), self.lengths, self.measuring.measured)
         if self.only_measure:
             if self.measuring.needs_groups(self.roster.waiting):

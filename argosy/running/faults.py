@@ -11,8 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from argosy.commands import Broke, Lost, OutOfMemory, Parted, Pause
+from argosy.commands import Broke, Lost, OutOfMemory, Pause
 from argosy.events import Divided, MemberEnded, MemberRested, Recovered, WorkerLost
+from argosy.feeder_commands import Parted
 from argosy.running.hangs import Hangs
 from argosy.running.legs import Sailing
 from argosy.running.phase import Phase
@@ -43,12 +44,12 @@ class Faults:
         self.regrouped_legs: list[Sailing] = []
         """Those whose members are saved and let go."""
         self.afloat: set[str] = set()
-        """Members that trained when a regrouping began."""
+        """Members that trained when a regrouping began, or were leaving a trainer that is gone."""
         self.hangs = Hangs(driver.settings.hang_seconds)
         self.standstills = Standstills(driver.settings.hang_seconds)
         self._hung: dict[str, str] = {}
         """What workers were doing that were killed for hanging, until they are lost."""
-        self.kept: dict[str, float] = {}
+        self.saved_at: dict[str, float] = {}
         """By trainer: when members of it were saved last, or began; what they do from there on may have to be done again."""
         self.tolerance = Tolerance(driver.directory / "workers")
         self._broken: dict[str, tuple[float, str, str]] = {}
@@ -56,6 +57,9 @@ class Faults:
 
     def out_of_memory(self, worker: str, message: OutOfMemory) -> None:
         """Next time the member gets a device for itself; where it had one, smaller micro-batches."""
+        if self.driver.voyage.departures.measures_beside(message.member):
+            self.driver.measuring.too_large_beside(message.member)
+            return
         member, measured = self.driver.study.member(message.member), self.driver.measuring.measured.get(message.member)
         device = self.driver.cluster.device(worker)
         now = self.driver.roster.accumulate(member.name)
@@ -90,23 +94,40 @@ class Faults:
 
     def lost(self, worker: str, lost: Lost) -> None:
         self.hangs.forget(worker)
-        self._note_loss(worker, self._hung.pop(worker, lost.detail))
-        feeder, node = self.driver.force.feeders.get(worker), self.driver.force.node(worker)
-        given_up = lost.node_gone or (feeder is not None and self.tolerance.gives_up(node))
-        given_up = given_up and len(self.driver.cluster.nodes) > 1
-        unused = node in self.driver.voyage.departures.unopened
-        if given_up:
-            self._give_up(node, lost.detail if lost.node_gone else "its feeders do not live")
+        detail = self._hung.pop(worker, lost.detail)
+        self._note_loss(worker, detail)
+        given_up = self._gives_up_node_of(worker, lost)
         self.driver.force.lost(worker)
-        self.driver.voyage.lost(worker)
+        self.driver.voyage.forget_measurements()
+        if not lost.node_gone:
+            self._suspect_newcomers(worker, detail)
         if self.driver.phase is Phase.OPENING:
             # Nobody else would start a feeder again that has not opened the data.
             self.driver.force.free_team(self.driver.force.devices, ())
         elif self.driver.phase is Phase.MEASURING:
+            for name in self.driver.voyage.stragglers.drop_unsaved(worker):
+                self._settle(name)
             self.driver.measure()
         elif self.driver.phase is not Phase.OVER:
-            self._go_on_without(worker, given_up=given_up and not unused)
+            self._go_on_without(worker, given_up=given_up)
         self.regrouping.let_go(worker)
+
+    def _gives_up_node_of(self, worker: str, lost: Lost) -> bool:
+        """Whether the run goes on without the node of a lost worker, and members may have trained there."""
+        feeder, node = self.driver.force.feeders.get(worker), self.driver.force.node(worker)
+        given_up = lost.node_gone or (feeder is not None and self.tolerance.gives_up(node))
+        if not given_up or len(self.driver.cluster.nodes) == 1:
+            return False
+        unused = node in self.driver.voyage.departures.unopened
+        self._give_up(node, lost.detail if lost.node_gone else "its feeders do not live")
+        return not unused
+
+    def _suspect_newcomers(self, trainer: str, detail: str) -> None:
+        """A trainer may be lost for a newcomer that it was to measure; one that this happens to twice has failed."""
+        driver = self.driver
+        why = driver.measuring.lost(trainer, driver.voyage.departures.newcomers)
+        if why is not None:
+            driver.end(why, "failed", f"its trainer was lost for the second time ({detail})")
 
     def does_without(self, worker: str, error: Exception) -> bool:
         """Whether this is of a node that came while the run went on and cannot be used, which is given up for that."""
@@ -117,14 +138,16 @@ class Faults:
         return True
 
     def _go_on_without(self, worker: str, *, given_up: bool) -> None:
-        legs = self.driver.voyage.legs_of(worker)
+        legs, sailing = self.driver.voyage.legs_of(worker), self.driver.phase is Phase.SAILING
+        if sailing and not given_up and worker in self.driver.force.devices and not self._shares(worker):
+            self._fall_behind(worker)
+            return
+        self.afloat.update(self.driver.voyage.stragglers.drop_unsaved(worker))
         if given_up:
             self.regroup()
-        elif worker in self.driver.force.devices and self.driver.phase is Phase.SAILING and not self._shares(worker):
-            self._fall_behind(worker)
         elif any(leg not in self.regrouped_legs for leg in legs):
             self.regroup(legs)
-        elif self.driver.phase is Phase.SAILING:
+        elif sailing:
             self.driver.sail()  # It fed nobody.
 
     def _shares(self, trainer: str) -> bool:
@@ -142,7 +165,7 @@ class Faults:
         lost = [name for name in lost if name in driver.roster.waiting]
         leg = next((leg for leg in legs if leg.devices), None)
         way = Way.APART if leg is None or not lost else self._way_on(trainer, lost, leg)
-        self.kept.pop(trainer, None)
+        self.saved_at.pop(trainer, None)
         if way is Way.BACK:
             self.regroup(legs)
         else:
@@ -161,7 +184,7 @@ class Faults:
         last = max(section if section is not None else (leg.section // sections + 2) * sections for section in ends)
         now = time.monotonic()
         loss = Loss(
-            repeated_seconds=now - self.kept.get(trainer, now),
+            repeated_seconds=now - self.saved_at.get(trainer, now),
             restart_seconds=launching.restart_seconds([*crews, profiles]),
             to_meeting=driver.roster.samples_until(leg.section + 1, lost, driver.lengths),
             to_end=driver.roster.samples_until(last, lost, driver.lengths),
@@ -180,7 +203,7 @@ class Faults:
         if not self.driver.force.disband(worker, parted.team):
             return
         self._note_loss(f"{worker}/courier", f"its exchange with the other nodes broke: {parted.detail}")
-        self.driver.voyage.lost(worker)
+        self.driver.voyage.forget_measurements()
         if self.driver.phase is Phase.MEASURING:
             self.driver.measure()
         elif self.driver.phase is not Phase.OVER:

@@ -9,7 +9,7 @@ then say where they stopped, and the gate is behind the last section that one of
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from argosy.commands import Leg
+from argosy.feeder_commands import Leg
 from argosy.plans import Flotilla
 from argosy.running.verdicts import Verdict
 
@@ -100,6 +100,8 @@ class Sailing:
     """By device; one without members takes no part."""
     carriers: dict[str, set[str]] = field(default_factory=dict)
     """By member aboard: the devices whose crews it is in."""
+    savers: dict[str, str] = field(default_factory=dict)
+    """By member: the device that saves it and speaks for it; of several the first."""
     free_until: dict[str, int] = field(default_factory=dict)
     """By member: the first section before which it is certain that it goes on."""
     last: dict[str, int | None] = field(default_factory=dict)
@@ -164,9 +166,14 @@ class Sailing:
         for device in devices:
             self.crews[device].members.remove(member)
         self.carriers.pop(member, None)
+        self.forget(member)
+        return bool(devices)
+
+    def forget(self, member: str) -> None:
+        """Nothing that a member wants decides any more how far the leg goes."""
+        self.savers.pop(member, None)
         self.free_until.pop(member, None)
         self.last.pop(member, None)
-        return bool(devices)
 
     def change(self, device: str, number: int, change: Change) -> None:
         """A device has another crew from this gate on."""

@@ -1,15 +1,16 @@
 """What members cost: who must be measured, who is known already, and the profiles that follow."""
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from torch.nn.modules.loss import _Loss
 
 from argosy.commands import Measure, Measured
-from argosy.events import Packed, SectionEnded
+from argosy.events import SectionEnded
 from argosy.fold import MemberState, RunState
+from argosy.packs import Packed
 from argosy.profiles import Profile, largest_measured_group
 from argosy.running.costs import Link, Observed, alike, even_out, profile_of
 from argosy.study import FACTORIES, Member, Study
@@ -48,8 +49,12 @@ class Measuring:
         self.measured: dict[str, Measured] = {}
         self.missing: set[str] = set()
         """Members that nobody knows the costs of."""
-        self._asked: set[str] = set()
-        """Those of the missing that a trainer was told to measure."""
+        self._asked: dict[str, str] = {}
+        """By those of the missing that a trainer was told to measure: its device."""
+        self._suspects: set[str] = set()
+        """Newcomers whose trainer was lost before it had measured them."""
+        self._large: set[object] = set()
+        """Kinds of work that no device had the memory for beside members that train."""
         self._works: dict[str, object] = {}
         self._shares: dict[str, float] = {}
         """Seconds of a sample of members that are stepped with others by one program: their part of it."""
@@ -82,7 +87,8 @@ class Measuring:
     def forget(self, member: str) -> None:
         """Nobody wants to know it any more."""
         self.missing.discard(member)
-        self._asked.discard(member)
+        self._asked.pop(member, None)
+        self._suspects.discard(member)
 
     def dismiss(self, names: Iterable[str]) -> None:
         """These have come to nothing: whoever has one of their names later is somebody else."""
@@ -93,15 +99,36 @@ class Measuring:
         self._changed()
 
     def again(self) -> None:
-        """Nobody measures any more who was told to: a trainer was lost, or the stream that they measured on."""
+        """Nobody measures any more who was told to."""
         self._asked.clear()
+
+    def only_at(self, devices: Collection[str]) -> None:
+        """Only these measure any more: the others are given nothing to measure on."""
+        self._asked = {name: device for name, device in self._asked.items() if device in devices}
+
+    def lost(self, device: str, newcomers: Collection[str]) -> str | None:
+        """A trainer is gone, and maybe for one of the newcomers that it was to measure: returns the one that it surely was.
+
+        All of these are measured one at a time from here on; who is, and has its trainer lost once more, has shown itself.
+        """
+        here = [name for name, asked in self._asked.items() if asked == device and name in self.missing]
+        for name in here:
+            del self._asked[name]
+        if len(here) == 1 and here[0] in self._suspects:
+            return here[0]
+        self._suspects.update(name for name in here if name in newcomers)
+        return None
+
+    def too_large_beside(self, member: str) -> None:
+        """There was no memory for it beside members that train: its like are measured where nobody does."""
+        self._large.add(self._works[member])
+        self._asked.pop(member, None)
 
     def hear(self, measured: Measured) -> None:
         """What a trainer found."""
         self.measured[measured.member] = measured
         self._changed()
-        self.missing.discard(measured.member)
-        self._asked.discard(measured.member)
+        self.forget(measured.member)
         self._stands_for_others(measured.member)
 
     def crowded(self, member: str, memory_bytes: int) -> None:
@@ -132,19 +159,31 @@ class Measuring:
 
     @property
     def representatives(self) -> list[str]:
-        """Of those whose costs are missing and that nobody measures, one for each kind of work."""
-        first = {self._works[name]: name for name in self._asked & self.missing}
-        for name in self._works:
+        """Of those whose costs are missing and that nobody measures, one for each kind of work; suspects one at a time."""
+        return self._representatives(self._works)
+
+    @property
+    def representatives_beside(self) -> list[str]:
+        """Those of them that may find memory beside members that train."""
+        return self._representatives({name: work for name, work in self._works.items() if work not in self._large})
+
+    def _representatives(self, works: Mapping[str, object]) -> list[str]:
+        """A suspect that nobody else is measured beside shows whether its trainer is lost for it."""
+        asked = [name for name in self._asked if name in self.missing]
+        first = {self._works[name]: name for name in asked}
+        for name, work in works.items():
             if name in self.missing:
-                first.setdefault(self._works[name], name)
-        return [name for name in first.values() if name not in self._asked]
+                first.setdefault(work, name)
+        wanted = [name for name in first.values() if name not in self._asked]
+        sound = [name for name in wanted if name not in self._suspects]
+        return sound or ([] if asked else wanted[:1])
 
     def commands(self, devices: Sequence[str], crew: int | None, accumulate: Mapping[str, int]) -> dict[str, Measure]:
         """Who measures whom, each device its share; one without any still has to let go of the block of an earlier crew."""
-        wanted, shares = self.representatives, {}
-        self._asked |= set(wanted)
+        wanted, shares = self.representatives_beside if crew is None else self.representatives, {}
         for number, device in enumerate(devices):
             share = tuple(wanted[number :: len(devices)])
+            self._asked |= dict.fromkeys(share, device)
             micro = {name: accumulate[name] for name in share}
             thorough = self.node_devices is not None
             shares[device] = Measure(crew=crew, members=share, accumulate=micro, thorough=thorough, groups=self.groups)

@@ -88,7 +88,9 @@ class Orders:
         driver = self.driver
         if name in driver.additions.names:
             return f"{REFUSED}{name} is being added; stop it when that is answered."
-        aboard, idle = driver.voyage.afloat() | driver.faults.afloat, {*driver.roster.waiting, *driver.roster.resting}
+        aboard = driver.voyage.afloat() | driver.faults.afloat
+        newcomers = driver.voyage.departures.newcomers - driver.additions.names
+        idle = {*driver.roster.waiting, *driver.roster.resting, *newcomers}
         if name not in aboard | idle:
             there = ", ".join(sorted(aboard | idle)) or "none"
             return f"{REFUSED}no member {name!r} is training; those are {there}."

@@ -5,9 +5,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from argosy.commands import Leg
 from argosy.errors import CheckpointError
 from argosy.events import Checkpoint
+from argosy.feeder_commands import Leg
 from argosy.fold import MemberState
 from argosy.stopping import sections_in
 from argosy.stream.order import Selection, split_order

@@ -5,8 +5,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from argosy.commands import Leg, StartMember
+from argosy.commands import StartMember
+from argosy.errors import RunError
 from argosy.events import Assigned, Retried
+from argosy.feeder_commands import Leg
 from argosy.fold import WRONG, RunState
 from argosy.running.clones import Clone
 from argosy.running.launcher import Job
@@ -73,12 +75,16 @@ class Roster:
             self._points[name] = replace(self._points[name], stream_epoch=begun)
 
     def _added(self, command: Mapping[str, Any]) -> list[Member]:
-        """Members that a command has brought."""
+        """Members that a command has brought; raises RunError for a clone of nobody."""
         match command:
             case {"command": "add"}:
                 return self.newcomers(load_copy(StudyCopy.of(command, self.job.directory / "commands")))
             case {"command": "clone"}:
                 clone = Clone.of(command)
+                if clone.source not in self.study.names:
+                    raise RunError(
+                        f"clone {clone.name!r} was made of {clone.source!r}, which is not in the study: put it back."
+                    )
                 return [clone.member(self.study.member(clone.source))]
         return []
 

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 
 from argosy.cluster import Cluster
-from argosy.commands import Probed
 from argosy.events import SharingChosen
+from argosy.feeder_commands import Probed
 from argosy.planning.pipeline import Choice, Exchange, Needs, choose_pipeline
 from argosy.plans import Flotilla
 from argosy.settings import Settings

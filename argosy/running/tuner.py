@@ -216,6 +216,12 @@ class Tuner:
             count = min(count, max(self.search.at_once - self._training(state), 0))
         return [*again, *self._propose(count, state)]
 
+    def has_more(self, state: RunState) -> bool:
+        """See `Bringer.has_more`."""
+        self._sweep(state)
+        begin_anew = any(self._goes_on_anew(trial, state) for trial in self._open.values())
+        return begin_anew or self.scheduler.wanted(len(self.trials)) > 0
+
     def _training(self, state: RunState) -> int:
         """Trials that train, or are about to; those that leave have not left yet."""
         return sum(

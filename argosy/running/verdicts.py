@@ -81,6 +81,9 @@ class Bringer(Protocol):
         Whoever brings them finds their events in the journal of a later driver, and has them in the study that it starts with.
         """
 
+    def has_more(self, state: RunState) -> bool:
+        """Whether members are to come yet, at the latest when all that are here have ended: the run is not done before."""
+
 
 class Rules:
     """The study's stopping rules: a function of the member's own history and of nothing else."""

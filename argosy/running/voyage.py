@@ -9,8 +9,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from argosy.commands import Board, Credit, Held, Hold, Leave, Opened, Seat
+from argosy.commands import Board, Leave, Seat
 from argosy.events import MemberRested, Split
+from argosy.feeder_commands import Credit, Held, Hold, Opened
 from argosy.planning import POLICIES
 from argosy.plans import Flotilla
 from argosy.running.asking import Asking
@@ -111,6 +112,7 @@ class Voyage:
         for name in members:
             self.leaving.pop(name, None)
         self.departures.forget_measuring()
+        self.driver.measuring.again()
 
     def _end(self, leg: Sailing) -> None:
         self.legs.remove(leg)
@@ -119,8 +121,8 @@ class Voyage:
         self.logbook.end(leg)
         self.changed = True
 
-    def lost(self, worker: str) -> None:
-        """A worker is gone, or its exchange with others broke."""
+    def forget_measurements(self) -> None:
+        """A worker is gone, or its exchange with others broke: what was being found out together comes to nothing."""
         self.departures.know_cluster()
         self.departures.forget_measuring()
         self.departures.sharing.ask(())
@@ -129,7 +131,7 @@ class Voyage:
         """A member has left the run, wherever it was."""
         self.judged.discard(member)
         self.changed |= self.leaving.pop(member, None) is not None
-        self.departures.newcomers.discard(member)
+        self.departures.ended(member)
         self.stragglers.forget(member)
         for leg in self.legs:
             devices = leg.devices_of(member)
@@ -240,7 +242,7 @@ class Voyage:
         if self.changed:
             self.changed = False
             self.departures.launch()
-        self.departures.measure_newcomers_at_rest()
+        self.departures.measure_newcomers()
 
     def call(self) -> None:
         """Let those resting members wait for a place whom a judge calls, or end."""
@@ -324,12 +326,10 @@ class Voyage:
     def _change(self, leg: Sailing, changes: Mapping[str, Change], fates: Mapping[str, Verdict]) -> None:
         """Let crews change on these devices; whoever moves starts when the device that it leaves has saved it."""
         started = {name for change in changes.values() for name in change.start}
-        for name in [name for change in changes.values() for name in change.leave]:
-            first = leg.devices_of(name)[0]
-            self.leaving[name] = Leaving(leg=leg.number, device=first, verdict=fates.get(name))
+        for name in dict.fromkeys(name for change in changes.values() for name in change.leave):
+            self.leaving[name] = Leaving(leg=leg.number, device=leg.savers[name], verdict=fates.get(name))
             if name not in started:
-                leg.free_until.pop(name, None)
-                leg.last.pop(name, None)
+                leg.forget(name)
         self.seat(leg, started)
         for device, change in changes.items():
             self.crew_count += 1
@@ -338,6 +338,7 @@ class Voyage:
             self.expect(leg, [name for name in change.start if name not in missing])
             if missing:
                 leg.boarding[device] = Boarding(start=change.start, missing=missing)
+                self.roster.joining.difference_update(change.start)  # their next epoch is this leg's
                 self.force.send(device, Leave(members=change.leave))
             else:
                 self.board(leg, device, leave=change.leave, start=change.start)
@@ -350,10 +351,10 @@ class Voyage:
             leg.last[name] = self.roster.last_section(name)
 
     def seat(self, leg: Sailing, names: Iterable[str]) -> None:
-        """These are about to begin; those that several devices carry need a place to meet."""
-        self.meetings.update(
-            {n: self.force.workers.meeting() for n in names if self.flotillas[leg.number].of(n).is_split}
-        )
+        """These are about to begin: who saves each; those that several devices carry need a place to meet."""
+        placements = [self.flotillas[leg.number].of(name) for name in names]
+        leg.savers |= {placement.member: placement.devices[0] for placement in placements}
+        self.meetings |= {split.member: self.force.workers.meeting() for split in placements if split.is_split}
 
     def _seat_of(self, leg: Sailing, name: str, device: str) -> Seat | None:
         """The place of a device among those that carry a member; journaled before anybody steps."""

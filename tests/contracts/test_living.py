@@ -92,7 +92,7 @@ def test_whatever_happens_members_equal_themselves_alone(
             voyage.make_room()
         if voyage.driver.phase is Phase.SAILING and draw.random() < faults:
             voyage.driver.faults.regroup(draw.choice([None, voyage.legs[:1]]))
-        if voyage.driver.phase in (Phase.SAILING, Phase.REGROUPING) and draw.random() < losses:
+        if voyage.driver.phase is not Phase.OVER and draw.random() < losses:
             living.lose(voyage, f"cpu:{draw.randrange(3)}")
         if orders and draw.random() < 0.05:
             command = orders.pop(draw.randrange(len(orders)))

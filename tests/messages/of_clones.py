@@ -1,5 +1,6 @@
 """What is wrong with a clone, and with a member that would be another one once more."""
 
+from collections.abc import Collection
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,10 +10,14 @@ import studies
 from torch.optim import SGD
 
 import argosy
+from argosy.events import Answered
 from argosy.fold import RunState
 from argosy.running.additions import Additions
 from argosy.running.clones import Clone, Clones
 from argosy.running.identity import Identity
+from argosy.running.launcher import Job
+from argosy.running.roster import Roster
+from argosy.settings import Settings
 from argosy.steering_cli import _setting
 from argosy.training.changes import change
 from argosy.training.devices import backend_of
@@ -30,14 +35,23 @@ def cloned(*, warm: bool = False, source: argosy.Member = MLP, **changes: Any) -
     Clone(source=source.name, name="late", changes=changes, warm=warm).member(source)
 
 
-def asked(source: str = "mlp", name: str = "late", *, warm: bool = True) -> None:
+def asked(source: str = "mlp", name: str = "late", *, warm: bool = True, adding: Collection[str] = ()) -> None:
     """The same of a run that has one member, which has not ended an epoch, as the driver takes it up."""
     driver = SimpleNamespace(study=study(members=[MLP]), state=RunState(), begun=True)
+    driver.additions = SimpleNamespace(names=adding)
     driver.voyage = SimpleNamespace(leg_of=lambda member: None)
     driver.orders = SimpleNamespace(answer=lambda *_: None)
     clones = Clones(driver)
     clones.ask("1-clone.json", {"member": source, "name": name, "set": {"optimizer.lr": 0.2}, "warm": warm})
     clones.look()
+
+
+def of_somebody_gone() -> None:
+    """A study file without the member that a clone was made of."""
+    command = {"command": "clone", "member": "mlp", "name": "late", "set": {"optimizer.lr": 0.2}, "warm": False}
+    state = RunState.of([Answered(file="1-clone.json", command=command, answer="added late")])
+    other = study(members=[studies.member("other")])
+    Roster(Job(study=other, settings=Settings(), directory=Path(), lock=-1), state).begin()
 
 
 def once_more() -> None:
@@ -50,7 +64,7 @@ def once_more() -> None:
 def in_no_group() -> None:
     """Something that the optimizer has in no parameter group."""
     live = build(MLP, backend_of("cpu:0"), study_seed=0, objective="train_loss", mode="min")
-    change(live, {"optimizer.fused_steps": (1, 2)})
+    change(live, {"optimizer.fused_steps": (1, 2)}, list(map(dict, live.optimizer.param_groups)))
 
 
 CASES = {
@@ -62,7 +76,9 @@ CASES = {
     "a setting without a value": lambda: _setting("optimizer.lr"),
     "a command to clone that lacks something": lambda: Clone.of({"member": "mlp"}),
     "a clone of nobody": lambda: asked("vit"),
+    "a clone of a member that is being added": lambda: asked(adding=["mlp"]),
     "a clone with a name that is taken": lambda: asked(name="mlp"),
+    "a study without the member that a clone was made of": of_somebody_gone,
     "a warm clone of a member without a file": lambda: asked(),
     "an added member that is another one once more": once_more,
     "a warm clone with what its optimizer keeps elsewhere": in_no_group,

@@ -13,8 +13,8 @@ import pytest
 import studies
 
 import argosy
-from argosy.commands import Opened
 from argosy.events import RunEnded
+from argosy.feeder_commands import Opened
 from argosy.running import worker
 from argosy.running.additions import Additions
 from argosy.running.audit import audit
@@ -33,6 +33,7 @@ from messages.of_studies import misspelt, study
 __all__ = ["CASES"]
 
 RUN = Path("runs/x")
+FAILING = studies.member("mlp", model=misspelt)
 
 
 def run(epochs: int = 1, **rest: Any) -> argosy.Report:
@@ -214,7 +215,7 @@ def unreadable(patch: pytest.MonkeyPatch) -> None:
 CASES = {
     "a launcher that there is not": lambda: argosy.train(study(), directory=RUN, launcher="slurm"),
     "a report without its study": lambda: (run(), argosy.load(RUN).best().load()),
-    "a member that has saved nothing": lambda: run(epochs=0).member("mlp").load(),
+    "a member that has saved nothing": lambda: run(members=[FAILING]).member("mlp").load(),
     "a report with a study that lacks the member": lambda: loaded(studies.member("vit")),
     "a report with a study of another network": lambda: loaded(studies.member("mlp", hidden=9)),
     "a damaged study.json": lambda: ((journaled() / "study.json").write_text("{}"), argosy.load(RUN)),
@@ -222,7 +223,7 @@ CASES = {
     "a run that ended before its data was open": lambda: argosy.load(journaled()),
     "an audit of such a run": lambda: audit(journaled()),
     "a member that the run does not have": lambda: run().member("vit"),
-    "the best of a run that trained nothing": lambda: run(epochs=0).best(),
+    "the best of a run that trained nothing": lambda: run(members=[FAILING]).best(),
     "another study in the same directory": lambda: (run(), run(epochs=2, seed=4)),
     "a word to a run that has ended": ended,
     "a run that ends before it hears": of_nobody,

@@ -130,6 +130,8 @@ def test_what_cannot_join_is_refused_in_the_answer_and_what_can_is_read_from_its
             (run / "commands" / "2-add.json").write_text('{"command": "add", "study": "/etc/passwd"}')
         elif len(left) == len(texts) and "late" in voyage.driver.additions.names:
             left.append(inbox.leave(run, {"command": "stop", "member": "late"}))
+            clone = {"member": "late", "name": "later", "set": {"optimizer.lr": 0.1}, "warm": False}
+            inbox.leave(run, {"command": "clone", **clone})
 
     living.at_every_round(monkeypatch, act)
     fleet = [studies.member("one", batch_size=17), studies.member("two", hidden=8, batch_size=12)]
@@ -142,6 +144,7 @@ def test_what_cannot_join_is_refused_in_the_answer_and_what_can_is_read_from_its
         assert message in answer
     assert answers[str(tmp_path / "sub" / "good.py")] == "added late"
     assert answers["stop"] == "refused: late is being added; stop it when that is answered."
+    assert answers["clone"] == "refused: member 'late' is being added; clone it when that is answered."
     assert answers["dance"].startswith(
         "refused: nobody understands 'dance'; commands are stop, with a member, add and clone."
     )

@@ -32,14 +32,17 @@ def study(sections: int = 1) -> argosy.Study:
     return studies.study(90, fleet=fleet, epochs=EPOCHS, val=11, validations_per_epoch=sections)
 
 
-def asking(monkeypatch: pytest.MonkeyPatch, run: Path, *commands: dict[str, Any], after: int = 2) -> None:
-    """Leave these in the run's folder when its first member has ended so many sections."""
+def asking(
+    monkeypatch: pytest.MonkeyPatch, run: Path, *commands: dict[str, Any], after: int = 2, also: Any = None
+) -> None:
+    """Leave these in the run's folder, and another one, when its first member has ended so many sections."""
     living.trusting(monkeypatch)
     left: list[str] = []
 
     def act(voyage: Voyage) -> None:
         if not left and len(voyage.driver.state.member("one").sections) >= after:
             left.extend(inbox.leave(run, {"command": "clone", **command}) for command in commands)
+            left.extend(inbox.leave(run, command) for command in (also,) if command)
 
     living.at_every_round(monkeypatch, act)
 
@@ -125,6 +128,45 @@ def test_a_clone_gets_its_file_however_often_its_source_is_saved_in_between(
     assert answers(run) == {"warm": "added warm"}
     assert audit(run) == []
     equal_to_its_source_until_then(asked, run, "warm", rate=0.2)
+
+
+def refused(name: str) -> str:
+    return f"refused: a member {name!r} is here already, or asked for; give the clone another name."
+
+
+def test_of_two_clones_of_one_name_one_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, asked = tmp_path / "run", study()
+    both = (command("warm", warm=True, optimizer__lr=rate) for rate in (0.2, 0.4))
+    asking(monkeypatch, run, *both)
+    argosy.train(asked, directory=run, launcher="inline", numerics="exact")
+    said = {line["command"]["set"]["optimizer.lr"]: line["answer"] for line in evidence.event_lines(run, "Answered")}
+    assert said == {0.2: "added warm", 0.4: refused("warm")}
+    equal_to_its_source_until_then(asked, run, "warm", rate=0.2)
+
+
+def test_a_clone_whose_name_is_taken_while_it_waits_for_its_file_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, asked, file = tmp_path / "run", study(), tmp_path / "more.py"
+    file.write_text("import studies\nstudy = studies.study(90, fleet=[studies.member('late', hidden=9)], epochs=2)\n")
+    asking(monkeypatch, run, command("late", warm=True, optimizer__lr=0.2), also={"command": "add", "study": str(file)})
+    argosy.train(asked, directory=run, launcher="inline", numerics="exact")
+    assert {line["answer"] for line in evidence.event_lines(run, "Answered")} == {"added late", refused("late")}
+    assert not evidence.event_lines(run, "Cloned")
+    late = studies.member("late", hidden=9, stop=argosy.MaxEpochs(2))
+    living.equal_alone(dataclasses.replace(asked, members=[*asked.members, late]), run)
+
+
+def test_a_clone_of_who_is_at_its_end_is_done_though_nobody_trains_beside_whom_it_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, alone = tmp_path / "run", studies.member("one", optimizer=RATE)
+    # Another momentum is work of another kind, as far as can be told.
+    asking(monkeypatch, run, command("warm", warm=True, optimizer__momentum=0.5))
+    report = living.run(studies.study(90, fleet=[alone], epochs=3, val=11), run)
+    assert answers(run) == {"warm": "added warm"}
+    assert {row.name: (row.status, row.epochs) for row in report.rows} == dict.fromkeys(("one", "warm"), ("done", 3))
+    assert [line["member"] for line in evidence.event_lines(run, "MemberStarted")] == ["one"]
 
 
 def test_a_source_whose_file_of_an_epochs_end_is_gone_has_none() -> None:

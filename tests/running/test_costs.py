@@ -8,8 +8,9 @@ import torch
 from torch import nn
 
 from argosy.commands import Measured
-from argosy.events import Packed, SectionEnded
+from argosy.events import SectionEnded
 from argosy.fold import RunState
+from argosy.packs import Packed
 from argosy.running.costs import ASSUMED_LINK, Link, Observed, even_out, profile_of
 from argosy.running.measuring import Measuring
 from argosy.training.parallel import LONG_BYTES

@@ -7,7 +7,7 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from argosy.commands import Credit, Hold, Leg
+from argosy.feeder_commands import Credit, Hold, Leg
 from argosy.plans import Flotilla, Placement
 from argosy.running.legs import Change, Sailing, difference, reseated
 from argosy.stream.blocks import Place

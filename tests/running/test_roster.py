@@ -5,12 +5,14 @@ from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
 
+import pytest
 import studies
 from hypothesis import given
 from hypothesis import strategies as st
 
 import argosy
-from argosy.events import Checkpoint, MemberStarted, Saved, SectionEnded
+from argosy.errors import RunError
+from argosy.events import Answered, Checkpoint, MemberStarted, Saved, SectionEnded
 from argosy.fold import RunState
 from argosy.running.launcher import Job
 from argosy.running.roster import Roster
@@ -141,3 +143,11 @@ def test_epochs_left_and_the_last_section_follow_the_rule(tmp_path: Path) -> Non
     assert (roster.place("a"), roster.last_section("a")) == (28, 34)
     roster.join(["a"], 5)
     assert roster.place("a") == 28, "no stream epoch that is behind it"
+
+
+def test_a_clone_that_was_made_of_somebody_who_is_gone_is_named(tmp_path: Path) -> None:
+    command = {"command": "clone", "member": "gone", "name": "late", "set": {"optimizer.lr": 0.1}, "warm": False}
+    state = RunState.of([Answered(file="1-clone.json", command=command, answer="added late")])
+    job = Job(study=studies.study(fleet=[studies.member("a")]), settings=Settings(), directory=tmp_path, lock=-1)
+    with pytest.raises(RunError, match=r"^clone 'late' was made of 'gone', which is not in the study: put it back\.$"):
+        Roster(job, state).begin()

@@ -1,14 +1,21 @@
-"""Several judges: the gravest fate counts, and only what is certain to all is certain."""
+"""Several judges: the gravest fate counts, and only what is certain to all is certain. Who has more to bring keeps a run from
+being done."""
 
+import shutil
 from dataclasses import dataclass
+from pathlib import Path
 
+import living
+import pytest
 import studies
 from hypothesis import given
 from hypothesis import strategies as st
+from searches import outcome, tune
 
 import argosy
 from argosy.fold import RunState
 from argosy.running.verdicts import GO_ON, Fate, Rules, Verdict, judge
+from argosy.running.voyage import Voyage
 
 VERDICTS = st.builds(Verdict, st.sampled_from(Fate), st.sampled_from(["", "a", "b"]), st.integers(1, 5))
 
@@ -47,3 +54,37 @@ def test_rules_are_the_members_own_or_the_studys() -> None:
     state.member("other").history.extend({"epochs": (n + 1) / 4, "seconds": 1.0} for n in range(28))
     assert Rules().verdict("other", state, study) == Verdict(Fate.END, "7 epochs")
     assert Rules().called({"own"}, state, study) == ()
+
+
+LATER = {"scheduler": "random", "n_trials": 4, "max_epochs": 2, "at_once": 2, "numerics": "exact"}
+"""A search that brings the next trial when one has ended."""
+
+
+def test_a_search_that_is_paused_as_the_trials_at_hand_end_is_not_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def days_pass(voyage: Voyage) -> None:
+        if len(voyage.leaving) == 2:
+            voyage.driver.began -= 1e6
+
+    with monkeypatch.context() as patched:
+        living.at_every_round(patched, days_pass)
+        report = tune(tmp_path / "run", time_limit=1e5, **LATER).run
+    assert report.status == "paused"
+    assert {row.name: row.status for row in report.rows} == {"net-0": "done", "net-1": "done"}
+    report = tune(tmp_path / "run", **LATER)
+    assert report.run.status == "done"
+    assert outcome(report) == outcome(tune(tmp_path / "whole", **LATER))
+
+
+def test_a_search_whose_driver_was_killed_before_it_said_that_a_trial_had_ended_brings_the_others(
+    tmp_path: Path,
+) -> None:
+    settings = {**LATER, "at_once": 1}
+    whole = tune(tmp_path / "whole", **settings)
+    lines = (tmp_path / "whole" / "journal.jsonl").read_bytes().splitlines(keepends=True)
+    ended = next(number for number, line in enumerate(lines) if b'"MemberEnded"' in line)
+    again = shutil.copytree(tmp_path / "whole", tmp_path / "run")
+    (again / "journal.jsonl").write_bytes(b"".join(lines[:ended]))
+    found = tune(again, **settings)
+    assert (found.run.status, outcome(found)) == ("done", outcome(whole))

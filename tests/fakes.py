@@ -1,0 +1,228 @@
+"""Runs whose workers only talk (`benchmarks/fake_workers.py`): a real driver, with policies and faults as tests write them."""
+
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import living
+import pytest
+
+import argosy
+from argosy.cluster import Cluster, Device, Node
+from argosy.commands import Board, Lost, Measure, Report, Save
+from argosy.events import Event, Proposed, Saved
+from argosy.feeder_commands import Feed, Probe, Probed
+from argosy.fold import OVER, RunState
+from argosy.planning import Situation
+from argosy.plans import Flotilla, Placement
+from argosy.profiles import Profile
+from argosy.running.driver import drive
+from argosy.running.journal import Journal, Lock
+from argosy.running.launcher import Job
+from argosy.running.verdicts import Newcomer
+from argosy.running.view import Silent
+from argosy.settings import Settings
+from argosy.study import Member, Study
+
+sys.path.append(str(Path(__file__).parent.parent / "benchmarks"))
+
+from fake_workers import MEMORY_BYTES, Alone, FakeFeeder, FakeTrainer, names_of, study_of
+
+__all__ = ["Brings", "Deals", "Script", "Vanishing", "cluster_of", "drive_fakes", "fleet", "names_of"]
+
+
+def fleet(*epochs: int) -> Study:
+    """Members that do unlike work, each for so many epochs."""
+    study = study_of(len(epochs), argosy.MaxEpochs(1))
+    members = zip(study.members, epochs, strict=True)
+    return replace(study, members=[replace(member, stop=argosy.MaxEpochs(count)) for member, count in members])
+
+
+def cluster_of(*devices: int) -> Cluster:
+    """A node for each number, with so many devices: d0, d1, …"""
+    names = iter(f"d{number}" for number in range(sum(devices)))
+
+    def node(name: str, count: int) -> Node:
+        here = [Device(name=next(names), node=name, kind="cpu", memory_bytes=MEMORY_BYTES) for _ in range(count)]
+        return Node(name=name, devices=tuple(here), cores=4)
+
+    return Cluster(nodes=tuple(node(f"node{number}", count) for number, count in enumerate(devices)))
+
+
+@dataclass(slots=True)
+class Script:
+    """A policy that launches what is written, line by line, when all of a line wait and its devices are free; then whoever waits
+    on the first device that is free."""
+
+    lines: list[Mapping[str, Sequence[str]]] = field(default_factory=list)
+    """By member: its devices, in rank order."""
+
+    def launch(self, situation: Situation) -> tuple[Flotilla, ...]:
+        """See `Policy.launch`."""
+        waiting = {profile.member: profile for profile in situation.waiting}
+        free = [device.name for device in situation.free]
+        if not self.lines:
+            return (_flotilla(dict.fromkeys(waiting, free[:1]), waiting),)
+        if any(name not in waiting or not set(devices) <= set(free) for name, devices in self.lines[0].items()):
+            return ()
+        return (_flotilla(self.lines.pop(0), waiting),)
+
+    def keeps(self, situation: Situation, started: Flotilla, live: tuple[Profile, ...]) -> bool:
+        """See `Policy.keeps`."""
+        del situation, started, live
+        return True
+
+
+def _flotilla(line: Mapping[str, Sequence[str]], profiles: Mapping[str, Profile]) -> Flotilla:
+    def place(profile: Profile, devices: Sequence[str]) -> Placement:
+        if len(devices) == 1:
+            return Placement.whole(profile, devices[0])
+        return Placement.uneven(profile, dict.fromkeys(devices, 1 / len(devices)))
+
+    return Flotilla(placements=tuple(place(profiles[name], devices) for name, devices in line.items()))
+
+
+@dataclass(slots=True)
+class Deals:
+    """A policy that leaves it to a function who trains where, whenever there is somebody new."""
+
+    place: Callable[[Collection[str]], Mapping[str, Sequence[str]]]
+    """Of names that wait: the devices of some of them."""
+
+    def launch(self, situation: Situation) -> tuple[Flotilla, ...]:
+        """See `Policy.launch`."""
+        waiting, free = {profile.member: profile for profile in situation.waiting}, {d.name for d in situation.free}
+        line = self.place(waiting.keys())
+        return (_flotilla(line, waiting),) if line and free.issuperset(set().union(*line.values())) else ()
+
+    def keeps(self, situation: Situation, started: Flotilla, live: tuple[Profile, ...]) -> bool:
+        """See `Policy.keeps`."""
+        del started, live
+        return not situation.waiting
+
+
+@dataclass(slots=True)
+class Brings:
+    """Members that join as soon as one has ended its first section, or come to an end; or at once."""
+
+    members: Sequence[Member]
+    after: str = ""
+
+    def bring(self, state: RunState) -> Sequence[Newcomer]:
+        """See `Bringer.bring`."""
+        if self.after and not (first := state.member(self.after)).sections and first.status not in OVER:
+            return ()
+        members, self.members = self.members, ()
+        return [
+            Newcomer(members=(member,), proposed=Proposed(trial=number, member=member.name, parameters={}))
+            for number, member in enumerate(members)
+        ]
+
+    def has_more(self, state: RunState) -> bool:
+        """See `Bringer.has_more`."""
+        del state
+        return bool(self.members)
+
+
+class Unsaving(FakeTrainer):
+    """Writes files when members leave, and else none; measures beside its crew on the next block."""
+
+    beside: tuple[Measure, ...] = ()
+
+    def obey(self, command: Any) -> list[Any]:
+        """See `FakeTrainer.obey`."""
+        if isinstance(command, Measure) and command.crew is None:
+            self.beside += (command,)
+            return []
+        return FakeTrainer.obey(self, command)
+
+    def take(self, place: Any, crew: int) -> list[Any]:
+        """See `FakeTrainer.take`."""
+        beside, self.beside = self.beside, ()
+        found = [one for command in beside for one in FakeTrainer.obey(self, command)]
+        return [*found, *FakeTrainer.take(self, place, crew)]
+
+    def _trained(self, place: Any) -> Report:
+        report = FakeTrainer._trained(self, place)
+        events: tuple[Event, ...] = tuple(event for event in report.events if not isinstance(event, Saved))
+        return replace(report, events=events)
+
+
+class Probing(FakeFeeder):
+    """Measures what sharing costs, unless it is told to prepare a leg before it has."""
+
+    probes = False
+
+    def obey(self, command: Any) -> list[Any]:
+        """See `FakeFeeder.obey`."""
+        if isinstance(command, Feed | Probe):
+            self.probes = isinstance(command, Probe)
+        return super().obey(command)
+
+    def probed(self) -> list[Any]:
+        """What it has found out since it was asked last."""
+        probes, self.probes = self.probes, False
+        return [Probed(cpu_seconds_per_sample=0.0, sample_bytes=4, exchanges=())] if probes else []
+
+
+class Vanishing(Alone):
+    """The trainer that is to save a member which leaves is gone the first time, when it is told to."""
+
+    def __init__(self, cluster: Cluster, directory: Path, *, doomed: str = "") -> None:
+        super().__init__(cluster, directory, loses=-1)
+        self.doomed = doomed
+        """The member."""
+        self.vanished: list[str] = []
+        """Trainers that were lost."""
+        self.saving: list[str] = []
+        """Those that were told to save their members at the end of the next section."""
+
+    def start_feeder(self, name: str, node: str) -> None:
+        """See `Workers.start_feeder`."""
+        self.node_of[name] = node
+        self.feeders[name] = Probing(name)
+
+    def start_trainer(self, name: str, node: str) -> None:
+        """See `Workers.start_trainer`."""
+        self.trainers[name] = Unsaving(name=name, directory=self.directory)
+
+    def receive(self, timeout: float) -> list[tuple[str, Any]]:
+        """See `Workers.receive`."""
+        said = super().receive(timeout)
+        return [*said, *((name, found) for name, feeder in self.feeders.items() for found in feeder.probed())]
+
+    def _obey(self, worker: str, command: Any) -> None:
+        if isinstance(command, Save):
+            self.saving.append(worker)
+        aboard = self.trainers[worker].aboard.get(self.doomed) if worker in self.trainers else None
+        leaves = isinstance(command, Board) and self.doomed in command.leave
+        if leaves and aboard is not None and aboard.leads and not self.vanished:
+            self.kill(worker)
+            self.vanished.append(worker)
+            self.said.append((worker, Lost(detail="in a test")))
+        else:
+            super()._obey(worker, command)
+
+
+def drive_fakes(
+    study: Study,
+    directory: Path,
+    patch: pytest.MonkeyPatch,
+    *lines: Mapping[str, Sequence[str]],
+    policy: Deals | None = None,
+    cluster: Cluster | None = None,
+    doomed: str = "",
+    bringers: Sequence[Brings] = (),
+    **settings: Any,
+) -> tuple[Vanishing, RunState]:
+    """A whole run by this script; the trainer that saves the `doomed` member is lost over that, once."""
+    cluster = cluster or cluster_of(2)
+    name = living.policy(patch, policy or Script(list(lines)))
+    chosen = Settings(policy=name, nodes=len(cluster.nodes), **settings)
+    workers, state = Vanishing(cluster, directory, doomed=doomed), RunState.of([])
+    with Lock(directory / "run.lock") as lock, Journal(directory / "journal.jsonl") as journal:
+        job = Job(study=study, settings=chosen, directory=directory, lock=lock.descriptor)
+        drive(job, cluster, workers, journal, state, Silent(), bringers=bringers)
+    return workers, state

@@ -1,0 +1,294 @@
+"""Members that are to be added, while nobody knows their costs yet: whatever happens meanwhile, each of them is answered for."""
+
+from collections.abc import Callable, Collection
+from contextvars import ContextVar
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import evidence
+import fakes
+import living
+import pytest
+import searches
+import studies
+import torch
+from optuna.distributions import CategoricalDistribution
+from torch import nn
+from torch.optim import SGD
+
+import argosy
+from argosy.cluster import Cluster
+from argosy.commands import Measure
+from argosy.running import inbox, inline
+from argosy.running.inline import Inline, InlineWorkers
+from argosy.running.launcher import discover
+from argosy.running.voyage import Voyage
+
+EPOCHS = 6
+
+
+def fleet(*names: str, epochs: int = EPOCHS) -> argosy.Study:
+    return studies.study(90, val=11, fleet=[studies.member(name) for name in names or ("one",)], epochs=epochs)
+
+
+@pytest.fixture
+def add(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Leaves files with these members, once, in the folder of the test's run."""
+    living.trusting(monkeypatch)
+    left: list[str] = []
+
+    def leave(**members: str) -> None:
+        for name, text in members.items() if not left else ():
+            file = tmp_path / f"{name}.py"
+            file.write_text(
+                f"import studies, test_newcomers as here\nstudy = studies.study(90, fleet=[{text}], epochs=2)\n"
+            )
+            left.append(inbox.leave(tmp_path / "run", {"command": "add", "study": str(file)}))
+
+    return leave
+
+
+def answers(run: Path) -> dict[str, str]:
+    """By the name of the file that was added."""
+    return {Path(line["command"]["study"]).stem: line["answer"] for line in evidence.event_lines(run, "Answered")}
+
+
+def at_measuring(monkeypatch: pytest.MonkeyPatch, act: Callable[[InlineWorkers, str, tuple[str, ...]], None]) -> None:
+    """Let something happen to a trainer that is about to hear whom it is to measure."""
+    receive = InlineWorkers.receive
+
+    def look_first(workers: InlineWorkers, timeout: float) -> list[tuple[str, Any]]:
+        for device, command in list(workers.unsent):
+            if isinstance(command, Measure) and command.members:
+                act(workers, device, command.members)
+        return receive(workers, timeout)
+
+    monkeypatch.setattr(InlineWorkers, "receive", look_first)
+
+
+def lose(workers: InlineWorkers, device: str) -> None:
+    """Its trainer is gone, with all that it was told and has not done."""
+    living.lose(SimpleNamespace(force=SimpleNamespace(workers=workers)), device)  # type: ignore[arg-type]
+
+
+def came_while_others_trained(run: Path, name: str) -> bool:
+    """Whether it has ended, and began before the others had."""
+    began = min(line["at"] for line in evidence.event_lines(run, "MemberStarted") if line["member"] == name)
+    ended = max(line["at"] for line in evidence.event_lines(run, "MemberEnded") if line["member"] != name)
+    return began < ended and living.state_of(run).member(name).status == "done"
+
+
+def test_who_was_to_measure_it_is_lost_and_another_one_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, add: Callable[..., None]
+) -> None:
+    lost: list[str] = []
+
+    def act(workers: InlineWorkers, device: str, members: tuple[str, ...]) -> None:
+        if members == ("late",) and not lost:
+            lost.append(device)
+            lose(workers, device)
+
+    at_measuring(monkeypatch, act)
+    living.at_every_round(monkeypatch, lambda voyage: add(late="studies.member('late', hidden=9)"))
+    living.run(fleet(), tmp_path / "run", devices="cpu:1", block_size=16)
+    assert (lost, answers(tmp_path / "run")) == (["cpu:0"], {"late": "added late"})
+    assert came_while_others_trained(tmp_path / "run", "late")
+
+
+def test_where_those_leave_beside_whom_it_was_to_be_measured_it_is_measured_beside_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, add: Callable[..., None]
+) -> None:
+    asked: list[str] = []
+
+    def act(voyage: Voyage) -> None:
+        feeder = next(iter(voyage.force.workers.feeders.values()))  # type: ignore[attr-defined]
+        place = feeder.course.peek()
+        if place is not None and place.split == "train" and place.last:
+            add(late="studies.member('late', hidden=9)")
+
+    at_measuring(monkeypatch, lambda _, device, members: asked.extend([device] * ("late" in members)))
+    living.at_every_round(monkeypatch, act)
+    short = studies.member("short", stop=argosy.MaxEpochs(1))
+    study = replace(fleet(), members=[short, *fleet("one", "two").members])
+    dealt = living.policy(
+        monkeypatch, living.Dealt(lambda member, _: member in ("one", "two"), keep=True, everywhere=False)
+    )
+    living.run(study, tmp_path / "run", policy=dealt, devices="cpu:2", block_size=16)
+    assert (asked, answers(tmp_path / "run")) == (["cpu:0", "cpu:1"], {"late": "added late"})
+    assert came_while_others_trained(tmp_path / "run", "late")
+
+
+def test_where_one_that_stood_for_others_is_refused_they_are_measured_themselves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, add: Callable[..., None]
+) -> None:
+    bad = "studies.member('bad', hidden=8, model=studies.partial(studies.Mlp, width=3))"
+    both = {"half": f"studies.member('stands', hidden=9), {bad}", "late": "studies.member('late', hidden=9)"}
+    living.at_every_round(monkeypatch, lambda voyage: add(**both))
+    living.run(fleet(), tmp_path / "run", devices="cpu:1", block_size=16)
+    said = answers(tmp_path / "run")
+    assert (said["half"].startswith("refused: member 'bad' failed"), said["late"]) == (True, "added late")
+    assert came_while_others_trained(tmp_path / "run", "late")
+
+
+def test_one_that_takes_its_trainer_with_it_is_refused_the_second_time_and_nobody_else_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, add: Callable[..., None]
+) -> None:
+    lost: list[tuple[str, ...]] = []
+
+    def act(workers: InlineWorkers, device: str, members: tuple[str, ...]) -> None:
+        if "bad" in members:
+            lost.append(members)
+            lose(workers, device)
+
+    both = {"bad": "studies.member('bad', hidden=9)", "good": "studies.member('good', hidden=10)"}
+    at_measuring(monkeypatch, act)
+    living.at_every_round(monkeypatch, lambda voyage: add(**both))
+    run = tmp_path / "run"
+    living.run(fleet("one", "two"), run, devices="cpu:2", block_size=16)
+    assert lost == [("bad", "good"), ("bad",)]
+    assert answers(run) == {
+        "bad": "refused: member 'bad' failed while it was measured: its trainer was lost for the second time (in a test).",
+        "good": "added good",
+    }
+    good = studies.member("good", hidden=10, stop=argosy.MaxEpochs(2))
+    living.equal_alone(replace(fleet("one", "two"), members=[*fleet("one", "two").members, good]), run)
+
+
+OTHERS_TRAIN: ContextVar[bool] = ContextVar("OTHERS_TRAIN")
+
+
+class Large(nn.Module):
+    """Fits on no device beside others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = studies.Mlp()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training and OTHERS_TRAIN.get():
+            raise torch.OutOfMemoryError("in a test")
+        return self.inner(x)
+
+
+@pytest.mark.parametrize("numerics", ["exact", "equivalent"])
+def test_one_that_has_no_room_beside_others_is_measured_when_they_have_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, add: Callable[..., None], numerics: str
+) -> None:
+    asked: list[str] = []
+
+    def act(voyage: Voyage) -> None:
+        add(large="studies.member('large', model=here.Large)")
+        OTHERS_TRAIN.set(any(name != "large" for leg in voyage.legs for name in leg.members))
+
+    at_measuring(monkeypatch, lambda _, device, members: asked.extend([device] * ("large" in members)))
+    living.at_every_round(monkeypatch, act)
+    OTHERS_TRAIN.set(False)
+    run = tmp_path / "run"
+    report = living.run(fleet(epochs=3), run, numerics=numerics, packing="interleaved", devices="cpu:1", block_size=16)
+    assert answers(run) == {"large": "added large"}
+    assert asked == ["cpu:0", "cpu:0"]
+    assert {row.name: row.status for row in report.rows} == {"one": "done", "large": "done"}
+    assert [line["member"] for line in evidence.event_lines(run, "MemberStarted")] == ["one", "large"]
+    assert not evidence.event_lines(run, "Divided")
+
+
+def small(monkeypatch: pytest.MonkeyPatch, memory_bytes: int) -> None:
+    """Let devices have no more memory."""
+
+    def found(settings: Any) -> Cluster:
+        (node,) = discover(settings).nodes
+        devices = (replace(device, memory_bytes=memory_bytes) for device in node.devices)
+        return Cluster(nodes=(replace(node, devices=tuple(devices)),))
+
+    monkeypatch.setattr(inline, "discover", found)
+
+
+@pytest.mark.parametrize("epochs", [1, EPOCHS])
+def test_one_that_is_larger_than_every_device_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, add: Callable[..., None], epochs: int
+) -> None:
+    """Beside others, or when these have ended."""
+    (profile,) = argosy.api.profile(fleet(), launcher=Inline()).profiles
+    small(monkeypatch, 4 * profile.memory_bytes)
+    living.at_every_round(monkeypatch, lambda voyage: add(big="studies.member('big', hidden=20_000)"))
+    report = living.run(fleet(epochs=epochs), tmp_path / "run", devices="cpu:1")
+    said = answers(tmp_path / "run")["big"]
+    assert said.startswith("refused: member 'big' needs ")
+    assert said.endswith("Lower its batch_size or use a larger device.")
+    assert {row.name: row.status for row in report.rows} == {"one": "done"}
+
+
+def of_width(parameters: dict[str, Any]) -> argosy.Member:
+    """A trial that is as large as it is told."""
+    model = partial(nn.Linear, 6, parameters["width"])
+    return argosy.Member("net", model=model, optimizer=partial(SGD, lr=0.1), batch_size=20)
+
+
+@pytest.mark.parametrize("at_once", [None, 1])
+def test_a_trial_that_is_larger_than_every_device_has_failed_and_the_search_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int | None
+) -> None:
+    """Among the first ones, or when others have ended."""
+    small(monkeypatch, 2**20)
+    space = {"width": CategoricalDistribution([10, 100_000, 11])}
+    report = searches.tune(
+        tmp_path, space=space, build=of_width, scheduler="grid", max_epochs=2, at_once=at_once, devices="cpu:1"
+    )
+    widths = {report.parameters[row.name]["width"]: row for row in report.run.rows}
+    assert {width: row.status for width, row in widths.items()} == {10: "done", 11: "done", 100_000: "failed"}
+    assert "the largest device has" in widths[100_000].reason
+
+
+@pytest.mark.tampers  # nobody trained, so no digest is right
+def test_a_trial_that_is_measured_beside_others_can_be_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    living.trusting(monkeypatch)
+    study, left = fakes.fleet(3, 2), list[str]()
+    first, late = fakes.names_of(2)
+
+    def act(voyage: Voyage) -> None:
+        if late in voyage.departures.newcomers and not left:
+            left.append(inbox.leave(tmp_path, {"command": "stop", "member": late}))
+
+    living.at_every_round(monkeypatch, act)
+    asked, brings = replace(study, members=study.members[:1]), fakes.Brings(study.members[1:], after=first)
+    _, state = fakes.drive_fakes(asked, tmp_path, monkeypatch, bringers=[brings])
+    assert [answered.answer for answered in state.answered] == [f"{late} is saved and stops"]
+    assert (state.member(late).status, state.member(first).status) == ("stopped", "done")
+    assert {row.name for row in argosy.load(tmp_path).rows} == {first, late}
+
+
+@pytest.mark.tampers
+def test_newcomers_wait_while_nodes_find_out_what_sharing_costs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study, cluster = fakes.fleet(2, 2), fakes.cluster_of(1, 1)
+    asked, brings = replace(study, members=study.members[:1]), fakes.Brings(study.members[1:])
+    _, state = fakes.drive_fakes(asked, tmp_path, monkeypatch, cluster=cluster, bringers=[brings])
+    assert state.sharing is not None
+    assert {(one.status, len(one.sections)) for one in state.members.values()} == {("done", 2)}
+
+
+@pytest.mark.tampers
+def test_who_is_to_board_when_others_have_left_its_place_is_given_no_other_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two legs are at their gates at once, and a newcomer could join either; where it does, it waits for one that moves there."""
+    study, (first, second, late) = fakes.fleet(4, 4, 2), fakes.names_of(3)
+
+    def place(waiting: Collection[str]) -> dict[str, list[str]]:
+        if late in waiting:
+            joins = {first: ["d2"], second: ["d1"]}
+            return next(({name: at, late: at} for name, at in joins.items() if name in waiting), {})
+        return next(({name: at} for name, at in {first: ["d0"], second: ["d1"]}.items() if name in waiting), {})
+
+    asked, brings = replace(study, members=study.members[:2]), fakes.Brings(study.members[2:], after=first)
+    cluster = fakes.cluster_of(3)
+    _, state = fakes.drive_fakes(
+        asked, tmp_path, monkeypatch, policy=fakes.Deals(place), cluster=cluster, bringers=[brings]
+    )
+    started = [(line["member"], line["device"]) for line in evidence.event_lines(tmp_path, "MemberStarted")]
+    assert started == [(first, "d0"), (second, "d1"), (first, "d2"), (late, "d2")]
+    assert [len(state.member(name).sections) for name in (first, second, late)] == [4, 4, 2]
