@@ -137,9 +137,8 @@ def _train(
         _serve(driver, commands, _Blocks(name, key, pulse, trainer, backend), trainer)
     except (EOFError, Poisoned):
         raise
-    except (
-        Exception
-    ) as error:  # boundary between a device and its process: what it has met is told to whoever asks it next
+    except Exception as error:
+        # A boundary between a device and its process: what it has met is told to whoever asks it next.
         trainer.guard.check_process("its trainer", error)
         raise
 

@@ -165,9 +165,8 @@ class CudaRecorder:
             graph.capture_end()
         except RuntimeError:
             _BROKEN_OFF.append(graph)
-            with suppress(
-                RuntimeError
-            ):  # where all but the making of the graph went well, the allocator knows of the end
+            # Where all but the making of the graph went well, the allocator knows of the end.
+            with suppress(RuntimeError):
                 torch._C._cuda_endAllocateToPool(self._device.index, pool)
                 torch._C._cuda_releasePool(self._device.index, pool)
             another, little = torch.cuda.CUDAGraph(), torch.zeros(1, device=self._device)

@@ -64,9 +64,8 @@ def admit(
             reason = obstacle(live)
             if reason is None:
                 alike.setdefault(Fingerprint.of(live), []).append(live)
-        except (
-            Exception
-        ) as error:  # boundary between a member's code and ours: what it holds may not let itself be compared
+        except Exception as error:
+            # Boundary between a member's code and ours: what it holds may not let itself be compared.
             reason = f"it cannot be compared with others: {first_line(error)}"
         if reason is not None:
             reasons[live.member.name] = reason
