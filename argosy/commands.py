@@ -90,7 +90,7 @@ class Measured:
     whole: str
     """Why it may not be split over devices; empty where it may, or where that was not asked."""
     notes: tuple[str, ...]
-    """What is unusual about it: `PRIVATE`, `NUMPY_RANDOM`."""
+    """What is unusual about it, as `argosy.training.measure` has it: `PRIVATE`, `NUMPY_RANDOM`, what steps change that is in no file."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,9 +15,9 @@ from argosy.ensembling.opening import opened
 from argosy.ensembling.predict import predict, samples_of
 from argosy.errors import RunError
 from argosy.fold import RunState
-from argosy.stream.order import member_seed
 from argosy.study import Member, Study
 from argosy.training import checkpoint
+from argosy.training.member import seed_of
 
 __all__ = ["Trained"]
 
@@ -45,7 +45,8 @@ class Trained:
                 f"the study has no member {name!r}, only {', '.join(study.names)}; give the run's own study."
             )
         best = checkpoint.load(self.directory / "members" / name / saved.best, saved.best_sha256)
-        return opened(study.member(name), best["model"], self._seed(name))
+        member = study.member(name)
+        return opened(member, best["model"], seed_of(member, study.seed))
 
     def predict(self, network: nn.Module, samples: Any) -> Tensor:
         """See `Networks.predict`."""
@@ -61,7 +62,8 @@ class Trained:
         """See `Networks.ensemble`."""
         study = self._study()
         networks = {name: self.load(name) for name in names}
-        members, seeds = [study.member(name) for name in names], [self._seed(name) for name in names]
+        members = [study.member(name) for name in names]
+        seeds = [seed_of(member, study.seed) for member in members]
         combine = combine or _usual(members)
         if study.data.has_val and _all_validated_alike(members):
             chosen = members[0].val_subset
@@ -93,12 +95,6 @@ class Trained:
             total.index_add_(0, part.indices, part.outputs[0].to(total.dtype))
             times.index_add_(0, part.indices, times.new_ones(len(part.indices), *times.shape[1:]))
         return total / times
-
-    def _seed(self, name: str) -> int:
-        """Under which the member's network is built; see `argosy.training.member.build`."""
-        study = self._study()
-        member = study.member(name)
-        return member_seed(study.seed, name) if member.seed is None else member.seed
 
     def _study(self) -> Study:
         if self.study is None:

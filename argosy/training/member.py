@@ -30,7 +30,7 @@ from argosy.training.tally import Tally, total_of
 from argosy.training.twins import twins
 from argosy.training.validation import Validation
 
-__all__ = ["Best", "LiveMember", "build", "fill_buffers"]
+__all__ = ["Best", "LiveMember", "build", "fill_buffers", "seed_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,7 +299,7 @@ def build(
 
     Steps of an `exact` one are its optimizer's, to the bit.
     """
-    seed = member_seed(study_seed, member.name) if member.seed is None else member.seed
+    seed = seed_of(member, study_seed)
     randomness = Randomness.seeded(seed, backend)
     with randomness.building():
         with registering() as registered:
@@ -322,6 +322,11 @@ def _optimizer(member: Member, model: nn.Module) -> tuple[Any, Any]:
     schedule = None if member.schedule is None else member.schedule(optimizer)
     check_schedule(member, optimizer, schedule)
     return optimizer, schedule
+
+
+def seed_of(member: Member, study_seed: int) -> int:
+    """That its network is built under: the one that it was given, or its own in the study."""
+    return member_seed(study_seed, member.name) if member.seed is None else member.seed
 
 
 def fill_buffers(model: nn.Module, weights: Mapping[str, torch.Tensor], device: torch.device) -> None:
