@@ -21,6 +21,8 @@ FLAGS = (
     "--remote-debugging-pipe",
     "--window-size=1240,900",
 )
+NAVIGATED = "Inspected target navigated or closed"
+"""What a browser says to a question whose page is gone."""
 
 
 class Browser:
@@ -71,15 +73,21 @@ class Browser:
         path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot")["data"]))
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """A command of the protocol, and its answer."""
+        """A command of the protocol, and its answer; where the page loads another one meanwhile, that of the other one."""
+        answer = self._answer(method, parameters)
+        while answer.get("error", {}).get("message") == NAVIGATED:
+            answer = self._answer(method, parameters)
+        assert "error" not in answer, (method, answer["error"])
+        return answer["result"]
+
+    def _answer(self, method: str, parameters: dict[str, Any]) -> dict[str, Any]:
         self._count += 1
         session = {"sessionId": self._session} if self._session else {}
         message = {"id": self._count, "method": method, "params": parameters, **session}
         self._to.write(json.dumps(message).encode() + b"\0")
         while (answer := self._hear()).get("id") != self._count:
             pass
-        assert "error" not in answer, (method, answer["error"])
-        return answer["result"]
+        return answer
 
     def _hear(self) -> dict[str, Any]:
         while b"\0" not in self._rest:
