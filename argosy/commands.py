@@ -1,4 +1,4 @@
-"""What the driver says to trainers, and what any worker answers apart from journaled events: values only."""
+"""What the driver says to trainers, what they answer apart from journaled events, and what launchers tell of any worker: values only."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -90,7 +90,7 @@ class Measured:
     whole: str
     """Why it may not be split over devices; empty where it may, or where that was not asked."""
     notes: tuple[str, ...]
-    """What is unusual about it, as `argosy.training.measure` has it: `PRIVATE`, `NUMPY_RANDOM`, what steps change that is in no file."""
+    """What is unusual about it, in the words of `argosy.training.measure`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -255,7 +255,3 @@ class Came:
     """From a launcher: a node that can be used from here on."""
 
     node: Node
-
-
-Message = Any
-"""One of the values above or of `argosy.feeder_commands`, or a journaled event."""

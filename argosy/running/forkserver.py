@@ -2,7 +2,8 @@
 
 Contract. It is tied to the driver by the kernel before its first import, and every worker to it. One request is one
 message with its descriptors: the blob of the study, the worker's pulse, the run's lock, for a feeder the data. It answers
-each fork with the worker's pid and tells of each end. When the driver closes the socket, it kills what is left of its children and goes.
+each fork with the worker's pid and tells of each end. When the driver closes the socket, it kills what is left of its
+children and goes.
 """
 
 import contextlib
