@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from argosy.api import train
 from argosy.errors import MemberError, StudyError
+from argosy.labels import check_none_missing, labels_of, rows_of
 from argosy.report import Report
 from argosy.requirements import check_arrays
 from argosy.stopping import MaxEpochs, Stop
@@ -66,9 +67,9 @@ def fit(
     directory nothing of the run is kept but what is returned. `settings` are those of `argosy.train`, whose errors this raises;
     MemberError where no member has finished an epoch.
     """
-    inputs, target = _numbers(X), np.asarray(y)
-    check_arrays("argosy.fit: (X, y)", (inputs, np.zeros(len(target)) if target.dtype.kind in "OSU" else target))
+    inputs, target = _numbers(X), _targets(y)
     classes, wanted = (None, target) if target.dtype.kind == "f" else np.unique(target, return_inverse=True)
+    check_arrays("argosy.fit: (X, y)", (inputs, wanted))
     arrays = (_tensor(inputs), _tensor(wanted))
     held_out = _held_out(len(target), validation, seed)
     study = Study(
@@ -91,6 +92,15 @@ def _fitted(report: Report, classes: npt.NDArray[Any] | None) -> Fitted:
             "the member; where its network wants floats and X has none, give X as floats."
         )
     return Fitted(report=report, network=report.best().load(), classes=classes)
+
+
+def _targets(y: Any) -> npt.NDArray[Any]:
+    """Floats ``[N, …]``, or one label for each sample ``[N]``; raises StudyError where some are missing."""
+    array = rows_of("argosy.fit: y", y)
+    if array.dtype.kind == "f" and array.ndim > 1:
+        check_none_missing("argosy.fit: y", y, array)
+        return array
+    return labels_of("argosy.fit: y", y)
 
 
 def _held_out(samples: int, share: float, seed: int) -> npt.NDArray[np.bool_]:
