@@ -19,16 +19,27 @@ __all__ = ["first_line", "know_sources", "sources", "trace_of"]
 
 
 def trace_of(error: BaseException) -> str:
-    """The sentence of an error of ours; else the traceback, without frames of Argosy and torch where there are others."""
+    """The sentence of an error of ours; else the traceback, without frames of Argosy and torch where there are others.
+
+    Where there are no others and torch has raised, its words alone: the code that is wrong is in no frame.
+    """
     if isinstance(error, ArgosyError):
         return f"{type(error).__name__}: {error}"
     folders, trace = _folders("argosy", "torch"), traceback.TracebackException.from_exception(error)
+    if trace.__cause__ is None and not any(_is_own(frame, folders) for frame in trace.stack):
+        innermost = trace.stack[-1].filename if trace.stack else ""
+        if not innermost.startswith(_folders("argosy")):
+            return "".join(trace.format_exception_only())
     link: traceback.TracebackException | None = trace
     while link is not None:
-        own = [frame for frame in link.stack if not frame.filename.startswith(folders)]
+        own = [frame for frame in link.stack if _is_own(frame, folders)]
         link.stack = traceback.StackSummary.from_list([tuple(frame) for frame in own or link.stack])
         link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
     return "".join(trace.format())
+
+
+def _is_own(frame: traceback.FrameSummary, folders: tuple[str, ...]) -> bool:
+    return not frame.filename.startswith(folders)
 
 
 def first_line(error: BaseException) -> str:

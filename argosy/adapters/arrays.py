@@ -16,7 +16,7 @@ from argosy.api import train
 from argosy.errors import MemberError, StudyError
 from argosy.labels import check_none_missing, labels_of, rows_of
 from argosy.report import Report
-from argosy.requirements import check_arrays
+from argosy.requirements import check_arrays, check_unmasked
 from argosy.stopping import MaxEpochs, Stop
 from argosy.study import Data, Member, Study
 
@@ -117,7 +117,8 @@ def _rows(arrays: tuple[Tensor, Tensor], chosen: npt.NDArray[np.bool_]) -> tuple
 
 def _numbers(values: Any) -> npt.NDArray[Any]:
     """As an array: columns of unlike numbers, as flags beside others in a table, as float64. Raises StudyError for what is none."""
-    array = np.asarray(values)
+    check_unmasked("X", values)
+    array = np.asarray(values.detach().cpu() if isinstance(values, Tensor) else values)
     if array.dtype.kind in "biuf":
         return array
     columns = array.T if array.ndim == 2 else array[None]
@@ -136,5 +137,4 @@ def _are_numbers(values: npt.NDArray[Any]) -> bool:
 
 def _tensor(values: npt.NDArray[Any]) -> Tensor:
     """Numbers as networks have them: float32 for floats, int64 for others."""
-    found = torch.as_tensor(values)
-    return found.float() if found.is_floating_point() else found.long()
+    return torch.from_numpy(np.array(values, dtype=np.float32 if values.dtype.kind == "f" else np.int64))

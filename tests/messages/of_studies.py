@@ -79,6 +79,8 @@ CASES = {
     "Data has validation samples twice": lambda: argosy.Data(arrays=ARRAYS, val=[1], val_arrays=ARRAYS),
     "one array as arrays": lambda: argosy.Data(arrays=ARRAYS[0]),
     "arrays without rows": lambda: argosy.Data(arrays=(ARRAYS[0], 3)),
+    "pairs of arrays as arrays": lambda: argosy.Data(arrays=((ARRAYS[0], ARRAYS[0]), (ARRAYS[1], ARRAYS[1]))),
+    "a masked array": lambda: argosy.Data(arrays=(np.ma.array(ARRAYS[0], mask=ARRAYS[0] > 1), ARRAYS[1])),
     "an array of strings": lambda: argosy.Data(arrays=(np.array(["cat", "dog"]),)),
     "arrays of different lengths": lambda: argosy.Data(arrays=(ARRAYS[0], ARRAYS[1][1:])),
     "a dataset's class that wants arguments": lambda: argosy.Data(train=studies.Vectors),
