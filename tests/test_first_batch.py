@@ -438,6 +438,11 @@ MISTAKES: dict[str, tuple[dict[str, Any], Any, str]] = {
     "strings": ({}, (X, np.array(["a", "b"] * 36)), r"Data.arrays\[1\] has dtype <U1; samples are numbers"),
     "objects": ({}, (X.numpy().astype(object), CLASSES), r"Data.arrays\[0\] has dtype object"),
     "records": ({}, (np.zeros(72, [("a", "f4"), ("b", "i4")]), CLASSES), "which the stream cannot carry"),
+    "big-endian": (
+        {},
+        (X.numpy().astype(">f4"), CLASSES),
+        r"dtype >f4, which the stream cannot carry.*array.astype\(np.float32\)",
+    ),
     "dates": ({}, (np.zeros(72, "datetime64[s]"), CLASSES), "which the stream cannot carry"),
     "sparse tensors": ({}, (X.to_sparse(), CLASSES), r"Give tensor.cpu\(\), or tensor.to_dense\(\)"),
     "no samples": ({}, (X[:0], CLASSES[:0]), "its arrays have 0, 0 rows"),
@@ -517,13 +522,14 @@ def scaled(batch: Any) -> Any:
 
 @pytest.mark.parametrize("made", KINDS.values(), ids=KINDS)
 def test_arrays_of_every_kind_are_trained_on(tmp_path: Path, made: Callable[[Any], Any]) -> None:
-    rows, labels = made(X.numpy()), pd.Series(CLASSES.numpy())
-    data = argosy.Data(arrays=(rows, labels), val_arrays=(rows, labels), on_device=scaled)
-    found = ran(tmp_path / "a", member(), data=data).rows[0]
-    assert found.status == "done", found.reason
+    rows, labels, found = made(X.numpy()), pd.Series(CLASSES.numpy()), []
+    if made is not big_endian:  # which would be copied whole, memory maps too
+        found.append(argosy.Data(arrays=(rows, labels), val_arrays=(rows, labels), on_device=scaled))
     if not isinstance(rows, pd.DataFrame | list):
-        of_rows = argosy.Data(train=Rows(rows, CLASSES), val=Rows(rows, CLASSES), on_device=scaled)
-        assert ran(tmp_path / "b", member(), data=of_rows).rows[0].metrics["val_loss"] == found.metrics["val_loss"]
+        found.append(argosy.Data(train=Rows(rows, CLASSES), val=Rows(rows, CLASSES), on_device=scaled))
+    reports = [ran(tmp_path / str(number), member(), data=data) for number, data in enumerate(found)]
+    assert all(report.rows[0].status == "done" for report in reports)
+    assert len({report.rows[0].metrics["val_loss"] for report in reports}) == 1
 
 
 @pytest.mark.parametrize("made", [made for name, made in KINDS.items() if "brain" not in name])

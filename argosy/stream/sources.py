@@ -322,8 +322,6 @@ def _rows(array: Any, what: str) -> Any:
                 "tensors in host memory. Give tensor.cpu(), or tensor.to_dense()."
             )
         return array.detach().resolve_conj().resolve_neg()
-    if not array.dtype.isnative:
-        array = array.astype(array.dtype.newbyteorder("="))
     try:
         torch.from_numpy(np.empty(0, array.dtype))
     except (TypeError, ValueError) as error:
