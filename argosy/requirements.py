@@ -13,12 +13,14 @@ __all__ = [
     "check_built",
     "check_callable",
     "check_choice",
+    "check_classes",
     "check_dataset",
     "check_factory",
     "check_indices",
     "check_metric",
     "check_name",
     "check_number",
+    "check_unmasked",
     "check_whole",
     "shown",
 ]
@@ -59,6 +61,26 @@ def check_choice(what: str, value: Any, choices: Collection[str]) -> None:
     if not isinstance(value, str) or value not in choices:
         *others, last = map(repr, choices)
         raise StudyError(f"{what} is {shown(value)}; it can be {', '.join(others)} or {last}.")
+
+
+def check_classes(output: Any, target: Any) -> None:
+    """Outputs ``[B, classes, …]`` and class numbers ``[B, …]``."""
+    if not hasattr(output, "argmax") or not hasattr(target, "shape"):
+        raise StudyError(
+            f"accuracy was given outputs that are {shown(output)} and targets that are {shown(target)}; it needs one tensor of each. Give "
+            "a metric that takes the right part: lambda outputs, targets: argosy.accuracy(outputs[0], targets[0])."
+        )
+    of_output, of_target = tuple(output.shape), tuple(target.shape)
+    if len(of_output) < 2 or of_output[1] == 1:
+        raise StudyError(
+            f"accuracy was given outputs of shape {list(of_output)}; it needs one per class, [batch, classes], and one logit may be "
+            "right above 0 or above 0.5. Give a metric: lambda output, target: (output.flatten() > 0) == (target.flatten() > 0.5)."
+        )
+    if of_target != (of_output[0], *of_output[2:]):
+        raise StudyError(
+            f"accuracy was given outputs of shape {list(of_output)} and targets of shape {list(of_target)}; it needs one class number per "
+            "sample. Give target.flatten() of a column, target.argmax(1) of one-hot targets."
+        )
 
 
 def check_callable(what: str, value: Any, wanted: str) -> None:
@@ -139,6 +161,12 @@ def check_arrays(what: str, arrays: Any) -> None:
             raise StudyError(
                 f"{what}[{number}] is {shown(array)}; it must be a tensor or an array with a row per sample."
             )
+        if isinstance(array, tuple) and any(getattr(part, "shape", ()) for part in array):
+            raise StudyError(
+                f"{what}[{number}] is a tuple of {len(array)} arrays; one sample is one row of each array. Give the arrays one after "
+                "another, as (images, table, classes), or nest them in the samples of a Dataset: train=."
+            )
+        check_unmasked(f"{what}[{number}]", array)
         if getattr(getattr(array, "dtype", None), "kind", "f") in "OSU":
             raise StudyError(
                 f"{what}[{number}] has dtype {array.dtype}; samples are numbers: encode strings and objects as such first, "
@@ -148,6 +176,15 @@ def check_arrays(what: str, arrays: Any) -> None:
     if len(set(lengths)) != 1 or 0 in lengths:
         found = ", ".join(map(str, lengths)) or "no"
         raise StudyError(f"{what}: its arrays have {found} rows; give all of them the same number, above 0.")
+
+
+def check_unmasked(what: str, array: Any) -> None:
+    """An array without a mask."""
+    if hasattr(array, "filled"):
+        raise StudyError(
+            f"{what} is a masked array, and a tensor has no mask: what lies below it would be trained on. Give array.filled(value), or "
+            "leave such samples out."
+        )
 
 
 def check_dataset(what: str, dataset: Any) -> None:

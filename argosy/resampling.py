@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from argosy.errors import StudyError
+from argosy.labels import labels_of
 from argosy.members import repeated
 from argosy.requirements import check_whole, shown
 from argosy.study import Member
@@ -80,13 +81,12 @@ def _fold_of_each(
         check_whole("argosy.kfold: samples", samples, least=folds)
         return _dealt(random.permutation(samples), folds)
     if groups is not None:
-        return _by_groups(np.asarray(groups), folds, random)
-    return _by_labels(np.asarray(stratify), folds, random)
+        return _by_groups(labels_of("argosy.kfold: groups=", groups), folds, random)
+    return _by_labels(labels_of("argosy.kfold: stratify=", stratify), folds, random)
 
 
 def _by_labels(label_N: Any, folds: int, random: np.random.RandomState) -> Indices:
     """Samples of a label are dealt out one by one, those of the next label from the fold on where they ended."""
-    _check_rows("stratify", label_N)
     labels, counts = np.unique(label_N, return_counts=True)
     if counts.min() < folds:
         few = labels[counts.argmin()]
@@ -99,7 +99,6 @@ def _by_labels(label_N: Any, folds: int, random: np.random.RandomState) -> Indic
 
 def _by_groups(group_N: Any, folds: int, random: np.random.RandomState) -> Indices:
     """The largest group goes to the smallest fold, then the next one; equals in an order that is drawn."""
-    _check_rows("groups", group_N)
     groups, group_N, counts = np.unique(group_N, return_inverse=True, return_counts=True)
     if len(groups) < folds:
         raise StudyError(
@@ -137,11 +136,4 @@ def _check_member(function: str, member: Any) -> None:
     if member.subset is not None or member.val_subset is not None:
         raise StudyError(
             f"member {member.name!r} has a subset already, and {function} gives it one for each part. Leave it out."
-        )
-
-
-def _check_rows(name: str, values: Any) -> None:
-    if values.ndim != 1 or not len(values):
-        raise StudyError(
-            f"argosy.kfold: {name} has shape {values.shape}; give one value for each training sample, in one dimension."
         )

@@ -13,6 +13,7 @@ from argosy.requirements import (
     check_built,
     check_callable,
     check_choice,
+    check_classes,
     check_dataset,
     check_factory,
     check_indices,
@@ -51,7 +52,9 @@ Metric = Any
 
 
 def accuracy(output: Any, target: Any) -> Any:
-    """Share of right answers, per sample: output ``[B, classes]``, target ``[B]`` of class numbers -> ``[B]``."""
+    """Share of right answers, per sample: output ``[B, classes]``, target ``[B]`` of class numbers -> ``[B]``; dimensions behind the
+    classes are in the target as well, ``[B, classes, …]`` and ``[B, …]``. Raises StudyError for other shapes, as those of one logit."""
+    check_classes(output, target)
     return (output.argmax(dim=1) == target).float()
 
 

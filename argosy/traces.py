@@ -8,7 +8,7 @@ import importlib.util
 import linecache
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import cloudpickle
@@ -19,16 +19,33 @@ __all__ = ["first_line", "know_sources", "sources", "trace_of"]
 
 
 def trace_of(error: BaseException) -> str:
-    """The sentence of an error of ours; else the traceback, without frames of Argosy and torch where there are others."""
+    """The sentence of an error of ours; else the traceback, without frames of Argosy and torch where there are others.
+
+    Where there are no others and torch has raised, its words alone: the code that is wrong is in no frame.
+    """
     if isinstance(error, ArgosyError):
         return f"{type(error).__name__}: {error}"
     folders, trace = _folders("argosy", "torch"), traceback.TracebackException.from_exception(error)
+    if trace.__cause__ is None and not any(_is_own(frame, folders) for frame in trace.stack):
+        innermost = trace.stack[-1].filename if trace.stack else ""
+        if not innermost.startswith(_folders("argosy")):
+            return _in_one_line(trace.format_exception_only(), trace)
     link: traceback.TracebackException | None = trace
     while link is not None:
-        own = [frame for frame in link.stack if not frame.filename.startswith(folders)]
+        own = [frame for frame in link.stack if _is_own(frame, folders)]
         link.stack = traceback.StackSummary.from_list([tuple(frame) for frame in own or link.stack])
         link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
-    return "".join(trace.format())
+    return _in_one_line(trace.format(), trace)
+
+
+def _in_one_line(told: Iterable[str], trace: traceback.TracebackException) -> str:
+    """With notes of the error behind its words: their last line is what tables show."""
+    notes, trace.__notes__ = trace.__notes__ or [], None
+    return "; ".join(["".join(told).rstrip("\n"), *notes]) + "\n"
+
+
+def _is_own(frame: traceback.FrameSummary, folders: tuple[str, ...]) -> bool:
+    return not frame.filename.startswith(folders)
 
 
 def first_line(error: BaseException) -> str:

@@ -11,7 +11,7 @@ from argosy.running.machine_checks import WANTED_VERSIONS
 
 PACKAGE = Path(argosy.__file__).parent
 TIERS = [
-    {"errors", "requirements", "wording"},
+    {"errors", "requirements", "labels", "wording"},
     {"system", "traces"},
     {"stopping", "cluster", "events", "diagnosis", "intervals", "tracking"},
     {"study", "settings", "profiles", "packs", "commands", "feeder_commands", "plans"},

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from argosy.api import train
 from argosy.errors import MemberError, StudyError
+from argosy.labels import check_none_missing, labels_of, rows_of
 from argosy.report import Report
-from argosy.requirements import check_arrays
+from argosy.requirements import check_arrays, check_unmasked
 from argosy.stopping import MaxEpochs, Stop
 from argosy.study import Data, Member, Study
 
@@ -66,9 +67,9 @@ def fit(
     directory nothing of the run is kept but what is returned. `settings` are those of `argosy.train`, whose errors this raises;
     MemberError where no member has finished an epoch.
     """
-    inputs, target = _numbers(X), np.asarray(y)
-    check_arrays("argosy.fit: (X, y)", (inputs, np.zeros(len(target)) if target.dtype.kind in "OSU" else target))
+    inputs, target = _numbers(X), _targets(y)
     classes, wanted = (None, target) if target.dtype.kind == "f" else np.unique(target, return_inverse=True)
+    check_arrays("argosy.fit: (X, y)", (inputs, wanted))
     arrays = (_tensor(inputs), _tensor(wanted))
     held_out = _held_out(len(target), validation, seed)
     study = Study(
@@ -93,6 +94,15 @@ def _fitted(report: Report, classes: npt.NDArray[Any] | None) -> Fitted:
     return Fitted(report=report, network=report.best().load(), classes=classes)
 
 
+def _targets(y: Any) -> npt.NDArray[Any]:
+    """Floats ``[N, …]``, or one label for each sample ``[N]``; raises StudyError where some are missing."""
+    array = rows_of("argosy.fit: y", y)
+    if array.dtype.kind == "f" and array.ndim > 1:
+        check_none_missing("argosy.fit: y", y, array)
+        return array
+    return labels_of("argosy.fit: y", y)
+
+
 def _held_out(samples: int, share: float, seed: int) -> npt.NDArray[np.bool_]:
     if not 0 <= share < 1:
         raise StudyError(f"argosy.fit: validation is {share}; it must be a share of the samples, from 0 to below 1.")
@@ -107,7 +117,8 @@ def _rows(arrays: tuple[Tensor, Tensor], chosen: npt.NDArray[np.bool_]) -> tuple
 
 def _numbers(values: Any) -> npt.NDArray[Any]:
     """As an array: columns of unlike numbers, as flags beside others in a table, as float64. Raises StudyError for what is none."""
-    array = np.asarray(values)
+    check_unmasked("X", values)
+    array = np.asarray(values.detach().cpu() if isinstance(values, Tensor) else values)
     if array.dtype.kind in "biuf":
         return array
     columns = array.T if array.ndim == 2 else array[None]
@@ -126,5 +137,4 @@ def _are_numbers(values: npt.NDArray[Any]) -> bool:
 
 def _tensor(values: npt.NDArray[Any]) -> Tensor:
     """Numbers as networks have them: float32 for floats, int64 for others."""
-    found = torch.as_tensor(values)
-    return found.float() if found.is_floating_point() else found.long()
+    return torch.from_numpy(np.array(values, dtype=np.float32 if values.dtype.kind == "f" else np.int64))

@@ -25,6 +25,7 @@ from torchmetrics import Metric
 from argosy.adapters.monitored import MEANS, Monitored
 from argosy.errors import StudyError
 from argosy.stream.trees import flatten
+from argosy.training.tally import double
 
 __all__ = ["Logged", "check_hooks", "configured", "schedules", "step", "validate"]
 
@@ -136,7 +137,7 @@ class Loop:
                 f"its validation_step logs {name!r} with reduce_fx={reduce_fx!r}; values are averaged here. Log a torchmetrics "
                 "object, or leave it out."
             )
-        value = torch.as_tensor(value).detach().double()
+        value = double(value)
         total, count = self._logged.get(name, (0.0, 0))
         self._logged[name] = total + value * rows, count + rows
 

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from argosy.errors import StudyError
+from argosy.training.tally import double
 
 __all__ = ["MEANS", "Monitored"]
 
@@ -55,7 +56,7 @@ class Monitored:
                 f"its learning rate follows {name!r}, which {hook} logs {how}; of what training logs, it can follow numbers "
                 "and their means. Let it log one, or monitor a value of validation_step."
             )
-        number = torch.as_tensor(value).detach().double()
+        number = double(value)
         if by_step:
             self._last[of_step] = number
         if by_epoch:

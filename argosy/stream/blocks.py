@@ -150,9 +150,9 @@ class Block:
     def _labels(self) -> Indices | None:
         sample = unflatten(list(self.leaves), self.tree)
         target = sample[1] if isinstance(sample, tuple | list) and len(sample) == 2 else None
-        if not isinstance(target, torch.Tensor) or target.dim() != 1 or target.dtype != torch.int64:
+        if not isinstance(target, torch.Tensor) or target.dim() != 1 or target.dtype not in (torch.int64, torch.uint8):
             return None
-        return np.array(target.numpy())
+        return np.array(target.numpy(), dtype=np.int64)
 
     def private(self) -> "Block":
         """A copy that one may write into."""
@@ -174,8 +174,10 @@ def _tensor(leaf: Any) -> torch.Tensor:
     if isinstance(leaf, float):
         return torch.tensor(leaf, dtype=torch.float64)
     if isinstance(leaf, np.ndarray | np.generic) and leaf.dtype.kind in "biufc":
-        # Torch warns of memory that must not be written to: a row of a memory map, say.
-        return torch.as_tensor(leaf if leaf.flags.writeable else leaf.copy())
+        # Torch warns of memory that must not be written to, as a row of a memory map, and has neither strides below 0, as an image
+        # that was flipped, nor foreign byte orders.
+        taken = leaf.flags.writeable and leaf.dtype.isnative and min(leaf.strides, default=0) >= 0
+        return torch.as_tensor(leaf if taken else np.array(leaf, dtype=leaf.dtype.newbyteorder("=")))
     raise Unfit(
         f"holds {leaf!r:.60} of type {_kind(leaf)}; the stream carries tensors, arrays and numbers. Convert it in the "
         "dataset (a word to its number, an image to an array)."

@@ -311,7 +311,10 @@ def _rows(array: Any, what: str) -> Any:
     try:
         array = array if isinstance(array, torch.Tensor | np.ndarray) else np.asarray(array)
     except ValueError as error:
-        raise StudyError(f"Data: {what} is ragged: {str(error).rstrip('.')}. Pad its rows to one shape.") from error
+        raise StudyError(
+            f"Data: {what} has rows of unlike shapes ({str(error).rstrip('.')}). Pad them to one shape; what is several arrays is given "
+            "as several, one after another."
+        ) from error
     if isinstance(array, torch.Tensor):
         if array.device.type != "cpu" or array.layout != torch.strided:
             raise StudyError(

@@ -119,6 +119,11 @@ def check_gradients(member: Member, model: nn.Module, error: RuntimeError) -> No
             f"member {member.name!r}: no gradient flows from its loss to a parameter. Compute the loss of the network's "
             "output, in torch, and leave some parameter unfrozen."
         )
+    if "Found dtype" in str(error):
+        raise StudyError(
+            f"member {member.name!r}: torch has no gradient of its loss for targets of another dtype than the outputs ({error}). Convert "
+            "targets, as tensor.float() or array.astype('float32')."
+        )
     if member.clip_grad_norm is not None and any(p.grad is not None and p.grad.is_sparse for p in model.parameters()):
         raise StudyError(
             f"member {member.name!r}: clip_grad_norm is {member.clip_grad_norm}, and torch clips no sparse gradients, as "
@@ -146,7 +151,7 @@ def check_labels(member: Member, output: Any, target: Any) -> None:
     """Raise StudyError for class numbers beyond the outputs ``[B, classes, …]``. Waits for the device."""
     if not isinstance(output, torch.Tensor) or not isinstance(target, torch.Tensor):
         return
-    if output.dim() < 2 or target.is_floating_point() or target.dim() != output.dim() - 1:
+    if output.dim() < 2 or target.is_floating_point() or target.dim() < 1 or target.shape[1:] != output.shape[2:]:
         return
     classes, ignored = output.shape[1], getattr(member.loss, "ignore_index", IGNORED)
     outside = target[((target < 0) | (target >= classes)) & (target != ignored)]

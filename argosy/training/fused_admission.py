@@ -177,10 +177,9 @@ def _in_subsets(lives: Sequence[LiveMember]) -> bool:
 
 
 def _filled(block: Block, lives: Sequence[LiveMember]) -> Block:
-    """The sound rows of a block. Of a short one some come again, as where members are measured: no micro-batch is a single sample."""
-    member, sound = lives[0].member, block.sound.nonzero()[0]
-    least = max(-(-len(sound) // member.accumulate), 2) * member.accumulate
-    least = min(least, member.batch_size) + _in_subsets(lives)  # each twin has one less then
+    """The sound rows of a block. Of one that is shorter than a batch some come again: no batch has another size than later ones."""
+    live, sound = lives[0], block.sound.nonzero()[0]
+    least = max(live.member.batch_size, live.val_rows) + _in_subsets(lives)  # each twin has one less then
     rows = torch.from_numpy(np.resize(sound, max(least, len(sound))))
     leaves = tuple(leaf.index_select(0, rows.to(leaf.device)) for leaf in block.leaves)
     place, labels = replace(block.place, start=0, rows=len(rows)), None if block.labels is None else block.labels[rows]

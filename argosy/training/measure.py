@@ -15,15 +15,17 @@ from torch import nn
 from argosy.commands import Measured
 from argosy.profiles import PROFILE_BATCHES, TIMED_BATCHES
 from argosy.stream.blocks import Block
+from argosy.stream.order import Selection
 from argosy.stream.trees import flatten, unflatten
-from argosy.training.admission import check_state, wants_classes
+from argosy.training.admission import check_state
+from argosy.training.averaging import refusing_broadcasts
 from argosy.training.copies import same_bits
 from argosy.training.devices import Backend, out_of_memory
 from argosy.training.fingerprint import token
 from argosy.training.heap import large_outside
 from argosy.training.member import LiveMember
 from argosy.training.solo import Solo
-from argosy.training.split_admission import why_whole
+from argosy.training.split_admission import NO_SHARE, why_whole
 
 __all__ = ["NUMPY_RANDOM", "PRIVATE", "has_batch_norm", "measuring", "state_bytes"]
 
@@ -41,13 +43,13 @@ def measuring(
     *,
     thorough: bool = False,
     groups: int = 1,
-    validates: bool = False,
+    validated: int = 0,
 ) -> Generator[None, None, Measured]:
     """Steps of a twin on the first block: up to 5 or 30 ms; thorough, 48 of which the last 20 count (FLEET §6.1).
 
-    What a member's code does only later it does here first, a validation where it `validates` on samples like these and the
-    end of an epoch: what raises then raises before anything is trained. Yields between two steps, where others may have
-    their turn; returns what was found.
+    What a member's code does only later it does here first, the end of an epoch and a validation, where `validated` samples, 0 for
+    none, look like these: what raises then raises before anything is trained. The network is shown no batch of a size that it would
+    not see later. Yields between two steps, where others may have their turn; returns what was found.
 
     A group of m devices is measured by the steps of one of m even shares of the batch, where the member may be split or all
     are measured thoroughly. Where the device counts its memory, activations are what a step took beyond weights, optimizer
@@ -56,10 +58,10 @@ def measuring(
     trial = Solo(live.trial())
     before = trial.live.randomness.copy()
     with large_outside():
-        _try_labels(trial, block)
-        wrote = _try_validation(trial, block) if validates else False
+        _try_loss(trial, block)
+        wrote = _try_validation(trial, block, validated) if validated else False
     yield
-    batch = _Shown(block, live.member.batch_size, micro_batches=live.member.accumulate)
+    batch = _Shown(block, live.member.batch_size)
     saved = _SavedBytes()
     trial, warm_up = _first_step(trial, live, batch, saved, backend)
     yield
@@ -73,7 +75,7 @@ def measuring(
     with large_outside():
         tried = _Shown(block, live.member.batch_size)
         whole = why_whole(live, tried.data, tried.rows) if groups > 1 else ""
-    shares = 1 if whole and not thorough else groups
+    shares = 1 if whole.startswith(NO_SHARE) or (whole and not thorough) else groups
     shard_seconds = yield from _shard_seconds(trial, block, backend, shares, thorough=thorough)
     check_state(live.member, trial.live.optimizer)
     trial.live.schedule = schedule
@@ -81,7 +83,6 @@ def measuring(
     unusual = {PRIVATE: wrote or batch.written, NUMPY_RANDOM: not trial.live.randomness.others_equal(before)}
     unusual |= {MOVING.format(where): True for where in moving[:1]}
     held = state_bytes(trial.live)
-    activations = int(activations * live.member.batch_size / batch.rows)
     return Measured(
         member=live.member.name,
         samples_per_second=batch.rows / seconds,
@@ -97,28 +98,33 @@ def measuring(
     )
 
 
-def _try_labels(trial: Solo, block: Block) -> None:
-    """All labels of the first block; where a member augments, those that it makes of a batch."""
+def _try_loss(trial: Solo, block: Block) -> None:
+    """The loss of a batch, and all labels of the first block; where a member augments, those that it makes of a batch."""
     member = trial.live.member
-    few = _Shown(block, member.batch_size if member.augment else 2)
-    if member.step is not None or not wants_classes(member.loss) or few.rows < 2:
-        return  # BatchNorm trains on no fewer than two
+    if member.step is not None:
+        return
+    batch = _Shown(block, member.batch_size)
     with trial.active():
         if member.augment:
-            data = member.augment(few.data)
-            trial.try_labels(data, data)
+            data = member.augment(batch.data)
+            trial.try_loss(data, batch.rows, data)
         elif block.whole:
-            trial.try_labels(few.data, unflatten(list(block.leaves), block.tree))
+            trial.try_loss(batch.data, batch.rows, unflatten(list(block.leaves), block.tree))
         else:
-            trial.try_labels(few.data, _Shown(block, block.place.rows).data)
+            trial.try_loss(batch.data, batch.rows, _Shown(block, int(block.sound.sum())).data)
 
 
-def _try_validation(trial: Solo, block: Block) -> bool:
-    """A validation on samples of the first block; whether it wrote into them."""
+def _try_validation(trial: Solo, block: Block, samples: int) -> bool:
+    """A validation of a batch of so many samples, as if these were of the first block; whether it wrote into them."""
     member = trial.live.member
-    batch = _Shown(block, member.eval_batch_size or member.batch_size)
-    with trial.active():
+    samples = Selection.of(member.val_subset, samples).length
+    size = min(member.eval_batch_size or member.batch_size, samples)
+    batch = _Shown(block, size)
+    with trial.active(), refusing_broadcasts(member):
         trial.try_validation(batch.data, batch.rows)
+        if member.step is not None and samples % size:
+            alike = [_Shown(block, rows, different=1) for rows in (size, samples % size)]
+            trial.try_sizes([(shown.data, shown.rows) for shown in alike])
     return batch.written
 
 
@@ -131,7 +137,7 @@ def _first_step(
     the member's own comes again there.
     """
     try:
-        with saved:
+        with saved, refusing_broadcasts(live.member):
             return trial, _timed_step(trial, batch, backend)
     except RuntimeError as error:
         if out_of_memory(error):
@@ -176,7 +182,7 @@ def _shard_seconds(
     """Seconds of a step on one of m even shares of the batch, for m = 2 … `most`."""
     member, found = trial.live.member, []
     for m in range(2, most + 1):
-        share = _Shown(block, -(-member.batch_size // m), micro_batches=member.accumulate)
+        share = _Shown(block, -(-member.batch_size // m))
         first = _timed_step(trial, share, backend)
         found.append((yield from _step_seconds(trial, share, first, backend, thorough=thorough)))
     return tuple(found)
@@ -276,21 +282,15 @@ class _SavedBytes:
 
 
 class _Shown:
-    """A private batch of the first sound rows of a block.
+    """A private batch of this size: the first sound rows of a block, some of them again where there are too few."""
 
-    Of a short block some come again, so that all micro-batches are alike and none is a single sample, on which BatchNorm
-    cannot train.
-    """
-
-    def __init__(self, block: Block, batch_size: int, *, micro_batches: int = 1) -> None:
+    def __init__(self, block: Block, rows: int, *, different: int | None = None) -> None:
         self._block = block
-        sound = block.sound.nonzero()[0][:batch_size]
-        rows = max(-(-len(sound) // micro_batches), 2) * micro_batches
-        self._numbers = torch.from_numpy(np.resize(sound, min(rows, batch_size)))
+        self._numbers = torch.from_numpy(np.resize(block.sound.nonzero()[0][:different], rows))
         self._leaves = self._rows()
         self._versions = [leaf._version for leaf in self._leaves]
         self.data = unflatten(self._leaves, block.tree)
-        self.rows = len(self._numbers)
+        self.rows = rows
 
     @property
     def written(self) -> bool:

@@ -133,6 +133,12 @@ class LiveMember:
             )
         self.model.train()
 
+    @property
+    def val_rows(self) -> int:
+        """Samples of its first validation batch; 0 where none is known."""
+        selection, member = self._selections.get("val"), self.member
+        return 0 if selection is None else min(member.eval_batch_size or member.batch_size, selection.length)
+
     def _selection(self, split: str, subset: Sequence[int] | None, orders: Orders) -> Selection:
         if split not in self._selections:
             self._selections[split] = Selection.of(subset, orders.lengths[split])

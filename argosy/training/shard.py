@@ -37,7 +37,7 @@ class Shard:
         bounds = [*itertools.accumulate(shares[:-1], initial=0.0), 1.0]
         self._low, self._high = bounds[group.rank], bounds[group.rank + 1]
         self._solo = Solo(live)
-        self._flat = Flat(live.model.parameters(), group.on)
+        self._flat = Flat(live.model.parameters(), group.on, rank=group.rank, size=group.size)
         self._batch: Batch | None = None
         """Begun, and not finished."""
         self._part_rows = 0

@@ -3,7 +3,7 @@
 import contextlib
 import operator
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -16,10 +16,12 @@ from argosy.stream.blocks import Block
 from argosy.stream.order import Digest
 from argosy.stream.trees import map_leaves
 from argosy.study import Member
-from argosy.training.admission import check_gradients, check_labels
+from argosy.training.admission import check_gradients, check_labels, wants_classes
+from argosy.training.averaging import check_loss, check_sizes
 from argosy.training.foreseen import Foreseen
 from argosy.training.heap import large_outside
 from argosy.training.member import LiveMember
+from argosy.training.mistakes import explain_forward, explain_loss
 from argosy.training.one_pass import one_pass
 from argosy.training.precision import LossScale, autocast, widened
 from argosy.training.tally import per_sample
@@ -135,15 +137,29 @@ class Solo:
         for error in self._foreseen.errors().values():
             raise error
 
-    def try_labels(self, data: Any, whole: Any) -> None:
-        """Show the network two samples; raises StudyError where it has no output for a target of the whole.
+    def try_loss(self, data: Any, rows: int, whole: Any) -> None:
+        """Show the network a batch, or its first micro-batch; raises StudyError where its loss has a wrong meaning.
 
-        Training would end at the first of them, and an accelerator be of no more use to its process.
+        That is so where there is no output for a target of the whole, at which training would end and an accelerator be of no more
+        use to its process.
         """
-        (inputs, _), (_, target) = pair_of(self.live.member, data), pair_of(self.live.member, whole)
+        member = self.live.member
+        part, count = next(self._parts(data, rows))
+        inputs, target = pair_of(member, part)
         with torch.no_grad(), self._autocast():
-            output = self.live.model(map_leaves(operator.itemgetter(slice(2)), inputs))
-        check_labels(self.live.member, output, target)
+            output = self._output(inputs)
+            if wants_classes(member.loss):
+                check_labels(member, output, pair_of(member, whole)[1])
+            check_loss(member, output, target, count)
+
+    def try_sizes(self, batches: Sequence[tuple[Any, int]]) -> None:
+        """Show an own validation, or step, batches of two sizes, as it will see them; raises StudyError where it adds up samples."""
+        live = self.live
+        live.model.eval()
+        with torch.no_grad(), self._autocast():
+            losses = {rows: self._validated(data)[0] for data, rows in batches}
+        check_sizes(live.member, losses)
+        live.model.train()
 
     def try_validation(self, data: Any, rows: int) -> None:
         """A validation of one batch, from the metrics' first call to their values."""
@@ -271,12 +287,23 @@ class Solo:
         if member.step is not None:
             return self._of_step(member.step(self.live.model, data))
         inputs, target = pair_of(member, data)
-        output = self.live.model(inputs)
+        output = self._output(inputs)
         self._foreseen.look(output)
         try:
             return self._loss((member.loss or cross_entropy)(output, target)), output, target
         except IndexError:
+            explain_loss(member, output, target)
             check_labels(member, output, target)
+            raise
+        except (RuntimeError, ValueError):
+            explain_loss(member, output, target)
+            raise
+
+    def _output(self, inputs: Any) -> Any:
+        try:
+            return self.live.model(inputs)
+        except (RuntimeError, ValueError) as error:
+            explain_forward(self.live.member, self.live.model, inputs, error)
             raise
 
     def _of_step(self, made: Any) -> tuple[torch.Tensor, Any, Any]:

@@ -23,7 +23,10 @@ from argosy.training.fingerprint import attributes
 from argosy.training.member import LiveMember
 from argosy.training.solo import Solo
 
-__all__ = ["why_whole"]
+__all__ = ["NO_SHARE", "why_whole"]
+
+NO_SHARE = "on a share of a batch its step raises"
+"""How the reason begins of a member that cannot take a share of its batch at all."""
 
 DOUBLE, SINGLE = 1e-9, 1e-3
 """Allowed differences, as a share of the largest gradient: of float64, and of other types."""
@@ -50,7 +53,7 @@ def why_whole(live: LiveMember, data: Any, rows: int) -> str:
         try:
             shared = _tried(live, given, (0, -(-rows // 3), rows), double=double)
         except Exception as error:  # the same boundary
-            return f"on a share of a batch its step raises {first_line(error)}"
+            return f"{NO_SHARE} {first_line(error)}"
         return next(_differences(live, whole, shared, DOUBLE if double else SINGLE), "")
     return reason
 

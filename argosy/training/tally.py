@@ -11,7 +11,7 @@ from argosy.errors import StudyError
 from argosy.stream.order import Digest
 from argosy.training.devices import Backend, Event
 
-__all__ = ["Tally", "per_sample", "total_of", "totals_of"]
+__all__ = ["Tally", "double", "per_sample", "total_of", "totals_of"]
 
 
 class Coming(NamedTuple):
@@ -114,9 +114,14 @@ class Tally:
         self._told = self.rows
 
 
+def double(value: Any) -> torch.Tensor:
+    """A number or a tensor as float64: `torch.as_tensor` alone would round Python's floats to float32."""
+    return value.detach().double() if isinstance(value, torch.Tensor) else torch.as_tensor(value, dtype=torch.float64)
+
+
 def total_of(value: torch.Tensor, rows: int) -> torch.Tensor:
     """The sum over a batch, float64: of per-sample values ``[rows, …]``, or of their mean, a scalar."""
-    value = value.detach().double()
+    value = double(value)
     return value * rows if value.dim() == 0 else per_sample(value, rows).sum()
 
 
@@ -136,4 +141,4 @@ def per_sample(values: torch.Tensor, rows: int) -> torch.Tensor:
             f"the loss gave a tensor of shape {tuple(values.shape)} for a batch of {rows}; let it give one value per sample, "
             "or their mean as a scalar."
         )
-    return values.reshape(rows, -1).mean(1)
+    return values.reshape(rows, -1).mean(1, dtype=torch.float64)

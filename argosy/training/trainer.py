@@ -89,8 +89,8 @@ class Trainer:
         self.pulse = pulse or Pulse.private()
         self.known: dict[str, Member] = {}
         self.orders: Orders | None = None
-        self.alike = False
-        """Whether samples of training and of validation look alike."""
+        self.alike = 0
+        """Samples of validation, where they look like those of training; 0 where they do not, or there are none."""
         self.crew = -1
         """Number of the crew that the driver spoke of last."""
         self.kept: list[tuple[Block, int]] = []
@@ -127,7 +127,7 @@ class Trainer:
     def know(self, lengths: Mapping[str, int], layouts: Mapping[str, Layout]) -> None:
         """Learn how many samples each split has, and what they look like."""
         self.orders = Orders(self.terms.seed, lengths)
-        self.alike = layouts["train"] == layouts.get("val")
+        self.alike = lengths["val"] if layouts["train"] == layouts.get("val") else 0
 
     def enlist(self, members: Iterable[Member]) -> None:
         """Learn what these members are; one that was built under one of their names was somebody else."""
@@ -193,7 +193,7 @@ class Trainer:
                 self._follow(self.crew)
                 return True
             return False
-        if block.place.split == "train" and self.trials.beside and not self.trials.measure(block, validates=self.alike):
+        if block.place.split == "train" and self.trials.beside and not self.trials.measure(block, validated=self.alike):
             self.at_hand = block
         else:
             self._train_on(block)
@@ -220,7 +220,7 @@ class Trainer:
             self.at_hand = on_device
             self.go_on()
         else:
-            self.trials.measure(on_device, validates=self.alike)
+            self.trials.measure(on_device, validated=self.alike)
             self.kept.append((block, self.crew))
 
     def _on_device(self, block: Block) -> Block:

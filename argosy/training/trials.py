@@ -83,8 +83,8 @@ class Trials:
         with self._pulse.busy(f"building member {name!r}", opaque=True):
             return self._build(name)
 
-    def measure(self, block: Block, *, validates: bool) -> bool:
-        """Measure all that are wanted; with `validates`, on samples that a validation could be of.
+    def measure(self, block: Block, *, validated: int) -> bool:
+        """Measure all that are wanted; `validated` is how many samples of validation look like these, 0 for none.
 
         False where a command waits: `left` is true then, and the next call goes on.
         """
@@ -99,7 +99,7 @@ class Trials:
                     return False
         while self.wanted.members:
             name = self.wanted.members[0]
-            measured = self._measure(name, self.wanted, block, validates=validates)
+            measured = self._measure(name, self.wanted, block, validated=validated)
             if self._steps is not None:
                 return False
             if measured is not None:
@@ -120,7 +120,7 @@ class Trials:
         assert self.wanted is not None
         self.wanted = replace(self.wanted, members=tuple(other for other in self.wanted.members if other != name))
 
-    def _measure(self, name: str, command: Measure, block: Block, *, validates: bool) -> Measured | None:
+    def _measure(self, name: str, command: Measure, block: Block, *, validated: int) -> Measured | None:
         """None for one that raised, or whose `_steps` are left for a command."""
 
         def steps() -> Measured | None:
@@ -128,7 +128,7 @@ class Trials:
             if under_way is None:
                 thorough, groups = command.thorough, command.groups
                 live = self.built[name]
-                under_way = measuring(live, block, self._backend, thorough=thorough, groups=groups, validates=validates)
+                under_way = measuring(live, block, self._backend, thorough=thorough, groups=groups, validated=validated)
             return self._go_on(under_way)
 
         with self._pulse.busy(f"measuring member {name!r}", opaque=True), warnings.catch_warnings():

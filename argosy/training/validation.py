@@ -22,7 +22,7 @@ from argosy.stream.order import Digest
 from argosy.stream.trees import flatten, map_leaves, unflatten
 from argosy.study import Member
 from argosy.training.devices import Backend, Event
-from argosy.training.tally import Tally, total_of
+from argosy.training.tally import Tally, double, total_of
 
 __all__ = ["Validation"]
 
@@ -204,7 +204,7 @@ def _twice(leaf: Any) -> Any:
 def _tensor(value: Any) -> torch.Tensor | None:
     """What a metric gave, a number as a scalar; None for what is neither a number nor a tensor of real numbers."""
     if isinstance(value, bool | int | float | np.number | np.bool_ | np.ndarray):
-        value = torch.as_tensor(value)
+        value = double(value) if isinstance(value, float) else torch.as_tensor(value)
     return value.detach() if isinstance(value, torch.Tensor) and not value.is_complex() else None
 
 

@@ -1,5 +1,6 @@
 """What a member's own code does that cannot train: found when it is built, and tried on the first block."""
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -53,7 +54,45 @@ class Words(nn.Module):
         return self.embedding(x[:, 0].long())
 
 
+def on_numbers(**fields: Any) -> None:
+    """One member with one output, trained on numbers."""
+    rest = {"model": partial(nn.Linear, 12, 1), "loss": nn.BCEWithLogitsLoss(), "metrics": {}, **fields}
+    study_of(with_labels(rest.pop("labels", np.zeros((40, 1), np.float32))), **rest)
+
+
+def study_of(data: argosy.Data, **fields: Any) -> None:
+    """One member with these fields, trained on this data."""
+    trained(studies.member("mlp", **{"model": linear, "batch_size": 20, "metrics": {}, **fields}), data=data)
+
+
+class Letters(nn.Linear):
+    """A class for each of two letters, the classes last."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x).view(len(x), 2, 5)
+
+
 CASES = {
+    "samples of another dtype than weights": lambda: study_of(argosy.Data(arrays=(ARRAYS[0].astype(float), ARRAYS[1]))),
+    "flat outputs and cross-entropy": lambda: study_of(
+        with_labels(ARRAYS[1]), model=lambda: nn.Sequential(nn.Linear(12, 1), nn.Flatten(0))
+    ),
+    "one-hot labels that are no floats": lambda: study_of(with_labels(np.zeros((40, 10), np.int64))),
+    "labels in a column": lambda: study_of(with_labels(np.zeros((40, 1), np.int64))),
+    "labels of int32": lambda: study_of(with_labels(np.zeros(40, np.int32))),
+    "classes in the last dimension": lambda: study_of(
+        with_labels(np.zeros((40, 2), np.int64)), model=lambda: Letters(12, 10)
+    ),
+    "outputs and targets of two shapes": lambda: on_numbers(labels=np.zeros(40, np.float32)),
+    "outputs and targets of two dtypes": lambda: on_numbers(labels=np.zeros((40, 1), np.int64)),
+    "a loss without a gradient for targets of another dtype": lambda: on_numbers(
+        loss=nn.HuberLoss(), labels=np.zeros((40, 1))
+    ),
+    "a loss that broadcasts": lambda: on_numbers(loss=nn.MSELoss(), labels=np.arange(40, dtype=np.float32)),
+    "a loss that adds up samples": lambda: tried(loss=nn.CrossEntropyLoss(reduction="sum")),
+    "accuracy of one logit": lambda: argosy.accuracy(torch.zeros(4, 1), torch.zeros(4)),
+    "accuracy of one-hot targets": lambda: argosy.accuracy(torch.zeros(4, 3), torch.zeros(4, 3)),
+    "accuracy of several outputs": lambda: argosy.accuracy((torch.zeros(4, 3), torch.zeros(4)), torch.zeros(4)),
     "a model factory that returns no network": lambda: tried(model=dict),
     "a network with lazy modules": lambda: tried(model=lambda: nn.LazyLinear(10)),
     "a network that was there before": lambda: tried(model=lambda: NETWORK),

@@ -153,7 +153,7 @@ CASES = {
     "a dataset with a generator of its own": lambda: opened(lambda index: torch.tensor(GENERATOR.random())),
     "a dataset without samples": lambda: opened(growing, length=0),
     "tensors of different lengths": lambda: in_arrays(np.zeros(3), np.zeros(4)),
-    "a ragged array": lambda: open_sources(Data(arrays=([[1, 2], [3]],)), seed=0),
+    "an array of unlike rows": lambda: open_sources(Data(arrays=([[1, 2], [3]],)), seed=0),
     "a sparse tensor for an array": lambda: open_sources(Data(arrays=(torch.eye(3).to_sparse(),)), seed=0),
     "an array of dates": lambda: open_sources(Data(arrays=(np.zeros(3, "datetime64[s]"),)), seed=0),
     "a dataset whose length raises": lambda: open_sources(Data(train=Endless(growing)), seed=0),

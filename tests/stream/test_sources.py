@@ -315,7 +315,7 @@ def test_complex_numbers_of_every_kind() -> None:
     ("array", "says"),
     [
         (np.arange(2, dtype=">i4"), r"has dtype >i4"),
-        ([[1], [2, 3]], r"is ragged: "),
+        ([[1], [2, 3]], r"has rows of unlike shapes "),
         (torch.empty(2, device="meta"), r"is a tensor of layout torch\.strided on meta; .* Give tensor\.cpu\(\)"),
         (torch.eye(2).to_sparse(), r"is a tensor of layout torch\.sparse_coo on cpu; .*to_dense\(\)"),
     ],

@@ -408,7 +408,7 @@ def measure(solo: Solo, block: Block, **rest: Any) -> Measured:
 def test_whoever_writes_into_its_input_is_found(rest: dict[str, Any]) -> None:
     (block, *_) = blocks(ORDERS.epoch("train", 0), 50, arrays=(INPUTS, TARGETS))
     for member, notes in ((studies.member(**rest), (PRIVATE,)), (studies.member(), ())):
-        measured = measure(start(member), block, validates=True)
+        measured = measure(start(member), block, validated=50)
         assert measured.notes == notes
         assert not block.touched
 
@@ -445,7 +445,7 @@ def test_the_last_few_samples_of_an_epoch_are_enough_to_measure(rows: int, accum
     """None of its micro-batches is of a single one."""
     (*_, last) = blocks(ORDERS.epoch("train", 0), 40, arrays=(INPUTS, TARGETS), stop=40 + rows)
     member = studies.member(model=with_batch_norm, batch_size=32, accumulate=accumulate)
-    assert measure(start(member), last, groups=2, validates=True).samples_per_second > 0
+    assert measure(start(member), last, groups=2, validated=50).samples_per_second > 0
 
 
 class Holding(nn.Linear):
@@ -495,6 +495,6 @@ def test_a_metric_that_draws_from_numpy_is_found() -> None:
     (block, *_) = blocks(ORDERS.epoch("train", 0), 50, arrays=(INPUTS, TARGETS))
     solo = start(studies.member(metrics={"drawing": drawing}))
     before = outcome(solo.live)
-    assert measure(solo, block, validates=True).notes == (NUMPY_RANDOM,)
+    assert measure(solo, block, validated=50).notes == (NUMPY_RANDOM,)
     assert measure(solo, block).notes == (), "validation samples may be others"
     assert outcome(solo.live) == before

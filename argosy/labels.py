@@ -1,0 +1,79 @@
+"""Labels of samples, as arrays that can be compared: classes to predict, strata and groups of folds. A missing one is no label."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from argosy.errors import StudyError
+
+__all__ = ["check_none_missing", "labels_of", "rows_of"]
+
+SHOWN = 5
+"""Rows that a message names."""
+
+
+def labels_of(what: str, values: Any) -> npt.NDArray[Any]:
+    """One label for each row as an array of labels that can be sorted. Raises StudyError, which names rows, where labels are missing
+    (None, NaN, NaT, NA, masked) or are of types that have no order, and where there is not one dimension of them."""
+    found = rows_of(what, values)
+    if found.ndim != 1 or not len(found):
+        raise StudyError(f"{what} has shape {found.shape}; give one value for each sample, in one dimension.")
+    if isinstance(values, list | tuple) and found.dtype.kind in "US":
+        # NumPy has made strings of a NaN or a number among strings.
+        found = np.fromiter(values, dtype=object, count=len(values))
+    check_none_missing(what, values, found)
+    return _sortable(what, found) if found.dtype == object else found
+
+
+def check_none_missing(what: str, values: Any, found: npt.NDArray[Any]) -> None:
+    """Raise StudyError where values, `found` as an array ``[N, …]``, are missing in some rows."""
+    missing = (
+        np.ma.getmaskarray(values).copy() if isinstance(values, np.ma.MaskedArray) else np.zeros(found.shape, bool)
+    )
+    if found.dtype == object:
+        missing |= np.vectorize(_is_missing, otypes=[bool])(found)
+    elif found.dtype.kind in "fcmM":
+        missing |= found != found
+    rows = np.flatnonzero(missing.reshape(len(found), -1).any(1)).tolist()
+    if rows:
+        named = (
+            f"row{'s' if len(rows) > 1 else ''} {', '.join(map(str, rows[:SHOWN]))}{', …' if len(rows) > SHOWN else ''}"
+        )
+        raise StudyError(
+            f"{what} has no value for {len(rows)} of its {len(found)} samples ({named}; counted from 0). Give these a value of "
+            "their own, or leave them out."
+        )
+
+
+def rows_of(what: str, values: Any) -> npt.NDArray[Any]:
+    """Values as an array; raises StudyError where rows are unlike."""
+    try:
+        return np.asarray(values.detach().cpu() if hasattr(values, "detach") else values)
+    except ValueError:
+        raise StudyError(
+            f"{what} has rows of unlike lengths; give one value for each sample, in one dimension."
+        ) from None
+
+
+def _is_missing(value: Any) -> bool:
+    if value is None or value is np.ma.masked or type(value).__name__ in ("NAType", "NaTType"):
+        return True
+    return isinstance(value, int | float | np.generic) and bool(value != value)
+
+
+def _sortable(what: str, found: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Objects as the type that all of them have, where NumPy has one for it."""
+    try:
+        sorted(set(found))
+    except TypeError:
+        raise StudyError(
+            f"{what} has values of the types {_types(found)}, which cannot be compared with each other. Give all of them one type, "
+            "as strings: [str(label) for label in labels]."
+        ) from None
+    return np.asarray(found.tolist())
+
+
+def _types(values: Iterable[Any]) -> str:
+    return ", ".join(sorted({type(value).__name__ for value in values}))

@@ -1,0 +1,552 @@
+"""What a member's network and loss are shown before training: batches of sizes that they will see, and what is refused of that."""
+
+import re
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.optim import SGD
+
+import argosy
+from argosy.api import profile
+from argosy.errors import StudyError
+from argosy.running.inline import Inline
+
+GENERATOR = torch.Generator().manual_seed(0)
+X = torch.randn(72, 6, generator=GENERATOR)
+CLASSES = torch.arange(72) % 5
+
+
+def ran(directory: Path, *members: argosy.Member, launcher: str = "inline", **rest: Any) -> argosy.Report:
+    """Two epochs of these members."""
+    data = rest.pop("data", None) or argosy.Data(arrays=(X, CLASSES), val_arrays=(X[:40], CLASSES[:40]))
+    study = argosy.Study(data=data, members=members, stop=argosy.MaxEpochs(2))
+    return argosy.train(study, directory=directory, launcher=launcher, devices="cpu:1", **rest)
+
+
+LINEAR = partial(nn.Linear, 6, 5)
+
+
+def member(name: str = "net", model: Any = LINEAR, batch_size: int = 16, **rest: Any) -> argosy.Member:
+    return argosy.Member(name, model=model, optimizer=partial(SGD, lr=0.01), batch_size=batch_size, **rest)
+
+
+def reason(directory: Path, *members: argosy.Member, **rest: Any) -> str:
+    """Why the one member failed; empty where it did not."""
+    row = ran(directory, *(members or (member(),)), **rest).rows[0]
+    assert (row.status == "failed") == bool(row.reason and row.status == "failed")
+    return row.reason if row.status == "failed" else ""
+
+
+# ---- sizes of batches
+
+
+class Sized(nn.Module):
+    """Takes batches of these sizes alone, by a buffer and a view."""
+
+    def __init__(self, training: tuple[int, ...], validating: tuple[int, ...]) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 5)
+        self.sizes = {True: training, False: validating}
+
+    def forward(self, x: Tensor) -> Tensor:
+        if len(x) not in self.sizes[self.training]:
+            raise RuntimeError(f"shown {len(x)} samples, training: {self.training}")
+        return self.layer(x)
+
+
+class Recurrent(nn.Module):
+    """Its buffer has one row for each sample of a batch."""
+
+    def __init__(self, batch: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 5)
+        self.register_buffer("state", torch.zeros(batch, 5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        made = self.layer(x) + self.state if self.training else self.layer(x)
+        if self.training:
+            self.state.copy_(made.detach().view(len(self.state), 5) * 0.1)
+        return made
+
+
+SIZES: dict[str, tuple[dict[str, Any], tuple[int, ...], tuple[int, ...]]] = {
+    "full batches": ({"drop_last": True}, (16,), (16, 8)),
+    "a last batch": ({}, (16, 8), (16, 8)),
+    "validation in one batch": ({"drop_last": True, "eval_batch_size": 1000}, (16,), (40,)),
+    "validation in batches": ({"drop_last": True, "eval_batch_size": 20}, (16,), (20,)),
+    "micro-batches": ({"drop_last": True, "accumulate": 4, "eval_batch_size": 20}, (4,), (20,)),
+    "a subset": ({"drop_last": True, "val_subset": range(12)}, (16,), (12,)),
+    "batches larger than blocks": ({"drop_last": True, "batch_size": 36, "eval_batch_size": 40}, (36,), (40,)),
+    "one sample": ({"batch_size": 1, "eval_batch_size": 20}, (1,), (20,)),
+    "augmented": ({"drop_last": True, "augment": lambda batch: batch, "eval_batch_size": 20}, (16,), (20,)),
+    "a loss of its own": ({"drop_last": True, "loss": nn.CrossEntropyLoss(), "eval_batch_size": 20}, (16,), (20,)),
+}
+
+
+@pytest.mark.parametrize("launcher", ["inline", "processes"])
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize(("rest", "training", "validating"), SIZES.values(), ids=SIZES)
+def test_a_network_is_shown_no_other_sizes_than_it_will_see(
+    tmp_path: Path,
+    rest: dict[str, Any],
+    training: tuple[int, ...],
+    validating: tuple[int, ...],
+    count: int,
+    launcher: str,
+) -> None:
+    if launcher == "processes" and count == 1:
+        pytest.skip("several show the same and more")
+    sized = partial(Sized, training, validating)
+    report = ran(tmp_path, *(member(f"m{n}", sized, **rest) for n in range(count)), launcher=launcher, block_size=20)
+    assert [row.status for row in report.rows] == ["done"] * count, report.rows[0].reason
+
+
+def step(model: nn.Module, batch: Any) -> Tensor:
+    return functional.cross_entropy(model(batch[0]), batch[1])
+
+
+def test_an_own_step_is_shown_no_other_sizes(tmp_path: Path) -> None:
+    sized = partial(Sized, (16,), (16, 8))
+    assert reason(tmp_path, member(model=sized, step=step, drop_last=True), block_size=20) == ""
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_buffer_of_one_row_per_sample(tmp_path: Path, count: int) -> None:
+    report = ran(
+        tmp_path, *(member(f"m{n}", partial(Recurrent, 16), drop_last=True) for n in range(count)), block_size=20
+    )
+    assert [row.status for row in report.rows] == ["done"] * count, report.rows[0].reason
+
+
+def test_a_profile_shows_no_shares_to_a_network_of_one_size() -> None:
+    data = argosy.Data(arrays=(X, CLASSES), val_arrays=(X[:40], CLASSES[:40]))
+    study = argosy.Study(data=data, members=[member(model=partial(Sized, (16,), (16, 8)), drop_last=True)])
+    assert profile(study, launcher=Inline(), node_devices=2).profiles[0].samples_per_second[0] > 0
+
+
+# ---- losses that add up
+
+
+def summed(output: Tensor, target: Tensor) -> Tensor:
+    return functional.cross_entropy(output, target).sum() * len(output)
+
+
+def constant_and_sum(output: Tensor, target: Tensor) -> Tensor:
+    return 3.0 + functional.cross_entropy(output, target, reduction="sum") / 7
+
+
+def pairs(output: Tensor, target: Tensor) -> Tensor:
+    """A sum over all pairs."""
+    return torch.cdist(output, output).sum()
+
+
+SUMS: dict[str, Any] = {
+    "CrossEntropyLoss": nn.CrossEntropyLoss(reduction="sum"),
+    "a partial": partial(functional.cross_entropy, reduction="sum"),
+    "a function": summed,
+    "a sum beside a constant": constant_and_sum,
+    "a sum over pairs": pairs,
+    "NLLLoss": lambda output, target: nn.NLLLoss(reduction="sum")(output.log_softmax(1), target),
+    "a negative sum": lambda output, target: -output.softmax(1)[torch.arange(len(target)), target].sum(),
+}
+
+
+@pytest.mark.parametrize("loss", SUMS.values(), ids=SUMS)
+def test_a_loss_that_adds_up_samples_is_refused(tmp_path: Path, loss: Any) -> None:
+    told = reason(tmp_path, member(loss=loss))
+    assert "its loss adds up the samples of a batch" in told
+    assert "\n" not in told.strip()
+
+
+@pytest.mark.parametrize("validate", [None, lambda model, batch: step(model, batch) * len(batch[0])])
+def test_a_step_that_adds_up_samples_is_refused(tmp_path: Path, validate: Any) -> None:
+    def adding(model: nn.Module, batch: Any) -> Tensor:
+        return functional.cross_entropy(model(batch[0]), batch[1], reduction="sum")
+
+    told = reason(tmp_path, member(step=adding if validate is None else step, validate=validate))
+    assert f"its {'step' if validate is None else 'validate'} adds up the samples of a batch" in told
+
+
+def contrastive(output: Tensor, target: Tensor) -> Tensor:
+    """InfoNCE within the batch."""
+    near = output @ output.T - 1e9 * torch.eye(len(output))
+    return functional.cross_entropy(near, torch.arange(len(output)).roll(1))
+
+
+def of_one_size(output: Tensor, target: Tensor) -> Tensor:
+    weights = {16: torch.ones(16), 8: torch.ones(8)}[len(output)]
+    return (functional.cross_entropy(output, target, reduction="none") * weights).mean()
+
+
+def drawing(output: Tensor, target: Tensor) -> Tensor:
+    return functional.cross_entropy(output, target) + torch.rand(())
+
+
+def dice(output: Tensor, target: Tensor) -> Tensor:
+    truth, said = functional.one_hot(target, 5), output.softmax(1)
+    return 1 - 2 * (truth * said).sum() / (truth + said).sum()
+
+
+def ctc(output: Tensor, target: Tensor) -> Tensor:
+    times = output.log_softmax(1)[:, None].expand(-1, 4, -1).transpose(0, 1)
+    lengths = torch.full((len(target),), 4), torch.ones(len(target), dtype=torch.long)
+    return functional.ctc_loss(times, target.clamp(min=1)[:, None], *lengths)
+
+
+MEANS: dict[str, Any] = {
+    "the default": None,
+    "cross-entropy": nn.CrossEntropyLoss(),
+    "one each": nn.CrossEntropyLoss(reduction="none"),
+    "weighted": nn.CrossEntropyLoss(weight=torch.tensor([9.0, 1, 1, 0.1, 0.01])),
+    "label smoothing": nn.CrossEntropyLoss(label_smoothing=0.3),
+    "ignoring a label": nn.CrossEntropyLoss(ignore_index=0),
+    "batchmean": lambda o, t: nn.KLDivLoss(reduction="batchmean")(o.log_softmax(1), functional.one_hot(t, 5).float()),
+    "mean of divergences": lambda o, t: functional.kl_div(o.log_softmax(1), functional.one_hot(t, 5).float()),
+    "pos_weight": lambda o, t: nn.BCEWithLogitsLoss(pos_weight=torch.full((5,), 7.0))(
+        o, functional.one_hot(t, 5).float()
+    ),
+    "CTC": ctc,
+    "contrastive": contrastive,
+    "dice": dice,
+    "made for a few samples": of_one_size,
+    "with draws": drawing,
+    "a constant": lambda o, t: 0.0 * functional.cross_entropy(o, t) + 2.5,
+    "a mean over a large constant": lambda o, t: 1e6 + functional.cross_entropy(o, t),
+    "the mean of a sum": lambda o, t: functional.cross_entropy(o, t, reduction="sum") / len(t),
+    "margins": nn.MultiMarginLoss(),
+    "a sum over outputs": lambda o, t: o.square().sum(1).mean(),
+}
+
+
+@pytest.mark.filterwarnings("ignore:reduction:UserWarning")
+@pytest.mark.parametrize("loss", MEANS.values(), ids=MEANS)
+def test_a_loss_that_is_no_sum_is_taken(tmp_path: Path, loss: Any) -> None:
+    assert reason(tmp_path, member(loss=loss)) == ""
+
+
+def test_val_loss_depends_on_no_batch_size_where_it_is_a_mean(tmp_path: Path) -> None:
+    found = [
+        ran(tmp_path / str(size), member(loss=nn.CrossEntropyLoss(), eval_batch_size=size)).rows[0].metrics["val_loss"]
+        for size in (7, 16, 40)
+    ]
+    assert found == pytest.approx([found[0]] * 3, rel=1e-6)
+
+
+# ---- first mistakes
+
+
+def sentence(directory: Path, *members: argosy.Member, arrays: Any = (X, CLASSES), **rest: Any) -> str:
+    """What is told of a study of these arrays: one line, without a traceback."""
+    try:
+        told = reason(directory, *members, data=argosy.Data(arrays=arrays, val_arrays=arrays, **rest))
+    except StudyError as error:
+        told = str(error)
+    assert told
+    assert "File " not in told
+    return told
+
+
+NUMBERS = X[:, :1] * 2
+ONE = partial(nn.Linear, 6, 1)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [nn.MSELoss(), nn.L1Loss(), nn.SmoothL1Loss(), nn.HuberLoss(), nn.MSELoss(reduction="none"), functional.mse_loss],
+)
+@pytest.mark.parametrize("flat", [True, False])
+def test_a_loss_that_broadcasts_is_refused(tmp_path: Path, loss: Any, flat: bool) -> None:
+    model, target = (ONE, NUMBERS.flatten()) if flat else (Flat, NUMBERS)
+    told = sentence(tmp_path, member(model=model, loss=loss), arrays=(X, target))
+    assert "compares each output with the targets of other samples as well. Give both one shape" in told
+    assert ("target.reshape(-1, 1)" in told) == flat
+
+
+def by_hand(output: Tensor, target: Tensor) -> Tensor:
+    return (output - target) ** 2
+
+
+def mean_by_hand(output: Tensor, target: Tensor) -> Tensor:
+    return (output - target).square().mean()
+
+
+class Flat(nn.Module):
+    """One number for each sample, ``[B]``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x).flatten()
+
+
+@pytest.mark.parametrize("loss", [by_hand, mean_by_hand])
+def test_a_loss_by_hand_that_broadcasts_is_refused(tmp_path: Path, loss: Any) -> None:
+    told = sentence(tmp_path, member(model=ONE, loss=loss), arrays=(X, NUMBERS.flatten()))
+    assert "compares each output with the targets of other samples" in told
+
+
+def cox(risk: Tensor, time: Tensor) -> Tensor:
+    """A partial likelihood: each sample is compared with those that live longer."""
+    risk = risk.flatten()
+    longer = time[None, :] >= time[:, None]
+    return (torch.where(longer, risk[None, :], -1e9).logsumexp(1) - risk).mean()
+
+
+def regression(model: nn.Module, batch: Any) -> Tensor:
+    return functional.mse_loss(model(batch[0]), batch[1])
+
+
+def test_a_step_that_broadcasts_is_refused(tmp_path: Path) -> None:
+    told = sentence(tmp_path, member(model=ONE, step=regression), arrays=(X, NUMBERS.flatten()))
+    assert "network gives [16, 1] and targets are [16]" in told
+
+
+@pytest.mark.parametrize(
+    ("model", "loss", "target"),
+    [
+        (ONE, lambda o, t: functional.mse_loss(o.squeeze(1), t), NUMBERS.flatten()),
+        (ONE, lambda o, t: functional.mse_loss(o[:, 0], t), NUMBERS.flatten()),
+        (ONE, lambda o, t: functional.mse_loss(o, t.unsqueeze(1)), NUMBERS.flatten()),
+        (ONE, lambda o, t: functional.mse_loss(o.squeeze(), t), NUMBERS.flatten()),
+        (ONE, lambda o, t: cox(o, t), NUMBERS.flatten()),
+        (ONE, lambda o, t: cox(o, t) / 7, NUMBERS.flatten()),
+        (ONE, nn.MSELoss(), NUMBERS),
+        (Flat, nn.MSELoss(), NUMBERS.flatten()),
+        (Flat, nn.MSELoss(), NUMBERS.flatten().double()),
+        (partial(nn.Linear, 6, 2), lambda o, t: functional.gaussian_nll_loss(o[:, 0], t, o[:, 1].exp()), NUMBERS[:, 0]),
+    ],
+)
+def test_a_loss_that_makes_shapes_alike_is_taken(tmp_path: Path, model: Any, loss: Any, target: Tensor) -> None:
+    assert reason(tmp_path, member(model=model, loss=loss), data=argosy.Data(arrays=(X, target))) == ""
+
+
+HOT = functional.one_hot(CLASSES, 5)
+IMAGES = torch.randn(72, 8, 8, 3, generator=GENERATOR)
+
+
+def convolution() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(144, 5))
+
+
+def narrow() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(9, 5))
+
+
+class Tokens(nn.Module):
+    """A class for each of four places, the classes last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 20)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x).view(len(x), 4, 5)
+
+
+BCE = nn.BCEWithLogitsLoss()
+MISTAKES: dict[str, tuple[dict[str, Any], Any, str]] = {
+    "float64 samples": (
+        {},
+        (X.double(), CLASSES),
+        "given samples of float64 and has weights of float32; they must have the same dtype",
+    ),
+    "whole samples": ({}, (X.long(), CLASSES), "given samples of int64 and has weights of float32"),
+    "bytes": ({}, (X.to(torch.uint8), CLASSES), "given samples of uint8 and has weights of float32"),
+    "NumPy's default": ({}, (X.double().numpy(), CLASSES.numpy()), r"samples of float64 .* array.astype\('float32'\)"),
+    "double images": ({"model": convolution}, (IMAGES.movedim(-1, 1).double(), CLASSES), "given samples of float64"),
+    "a wrong width": (
+        {"model": narrow},
+        (X, CLASSES),
+        r"cannot be multiplied .*; layer '2', Linear\(in_features=9.*\), was given \[16, 8\]",
+    ),
+    "a wrong first width": (
+        {"model": partial(nn.Linear, 7, 5)},
+        (X, CLASSES),
+        r"; the network, Linear\(.*\), was given \[16, 6\]",
+    ),
+    "channels last": (
+        {"model": convolution},
+        (IMAGES, CLASSES),
+        r"layer '0', Conv2d.* was given \[16, 8, 8, 3\] of float32: channels come last",
+    ),
+    "int32 labels": ({}, (X, CLASSES.int()), "targets are .* of int32, .* needs class numbers as int64"),
+    "float labels": ({}, (X, CLASSES.float()), "needs class numbers as int64"),
+    "flags": ({"model": partial(nn.Linear, 6, 2)}, (X, CLASSES > 2), "of bool, .* needs class numbers as int64"),
+    "labels in a column": (
+        {},
+        (X, CLASSES[:, None]),
+        r"needs one class number per sample, \[batch\]: give target.flatten\(\)",
+    ),
+    "one-hot whole numbers": ({}, (X, HOT), r"or one-hot targets as floats: give target.argmax\(1\)"),
+    "classes last": (
+        {"model": Tokens},
+        (X, CLASSES[:, None].expand(-1, 4)),
+        r"classes in the second dimension: let the network return x.movedim",
+    ),
+    "labels out of range": ({}, (X, CLASSES + 1), "a target is label 5, and its network has 5 outputs"),
+    "labels below 0": ({}, (X, CLASSES - 1), "a target is label -?[0-9], and its network has 5 outputs"),
+    "one logit and classes": ({"model": ONE}, (X, CLASSES % 2), "a target is label 1, and its network has 1 outputs"),
+    "flat logits and classes": (
+        {"model": Flat},
+        (X, CLASSES % 2),
+        r"needs one output per class, \[batch, classes\].*BCEWithLogitsLoss",
+    ),
+    "BCE of two shapes": (
+        {"model": ONE, "loss": BCE},
+        (X, (CLASSES % 2).float()),
+        r"needs both in one shape: give target.reshape\(-1, 1\)",
+    ),
+    "BCE of whole targets": (
+        {"model": Flat, "loss": BCE},
+        (X, CLASSES % 2),
+        r"needs both in one dtype: give tensor.to\(torch.float32\)",
+    ),
+    "float64 targets of a Huber loss": (
+        {"model": Flat, "loss": nn.HuberLoss()},
+        (X, NUMBERS.flatten().double()),
+        "no gradient of its loss for targets of another dtype than the outputs .*Double.*Convert targets",
+    ),
+    "accuracy on one logit": (
+        {"model": ONE, "loss": BCE, "metrics": {"accuracy": argosy.accuracy}},
+        (X, (CLASSES % 2).float()[:, None]),
+        r"accuracy was given outputs of shape \[16, 1\]; it needs one per class",
+    ),
+    "accuracy on flat logits": (
+        {"model": Flat, "loss": BCE, "metrics": {"accuracy": argosy.accuracy}},
+        (X, (CLASSES % 2).float()),
+        r"accuracy was given outputs of shape \[16\]; it needs one per class",
+    ),
+    "accuracy of one-hot targets": (
+        {"metrics": {"accuracy": argosy.accuracy}},
+        (X, HOT.float()),
+        r"targets of shape \[16, 5\]; it needs one class number",
+    ),
+    "pairs of arrays": ({}, ((X, X), (CLASSES, CLASSES)), r"Data.arrays\[0\] is a tuple of 2 arrays"),
+    "pairs of unlike arrays": ({}, ((X, IMAGES), (CLASSES, CLASSES)), r"Data.arrays\[0\] is a tuple of 2 arrays"),
+    "lists of unlike rows": ({}, ([[1.0], [1.0, 2.0]], [0, 1]), "array 0 of train has rows of unlike shapes"),
+    "a mask": ({}, (np.ma.array(X.numpy(), mask=X.numpy() > 1), CLASSES), r"Data.arrays\[0\] is a masked array"),
+    "strings": ({}, (X, np.array(["a", "b"] * 36)), r"Data.arrays\[1\] has dtype <U1; samples are numbers"),
+    "objects": ({}, (X.numpy().astype(object), CLASSES), r"Data.arrays\[0\] has dtype object"),
+    "records": ({}, (np.zeros(72, [("a", "f4"), ("b", "i4")]), CLASSES), "which the stream cannot carry"),
+    "big-endian": (
+        {},
+        (X.numpy().astype(">f4"), CLASSES),
+        r"dtype >f4, which the stream cannot carry.*array.astype\(np.float32\)",
+    ),
+    "dates": ({}, (np.zeros(72, "datetime64[s]"), CLASSES), "which the stream cannot carry"),
+    "sparse tensors": ({}, (X.to_sparse(), CLASSES), r"Give tensor.cpu\(\), or tensor.to_dense\(\)"),
+    "no samples": ({}, (X[:0], CLASSES[:0]), "its arrays have 0, 0 rows"),
+}
+
+
+@pytest.mark.parametrize(("rest", "arrays", "words"), MISTAKES.values(), ids=MISTAKES)
+def test_a_first_mistake_is_one_sentence(tmp_path: Path, rest: dict[str, Any], arrays: Any, words: str) -> None:
+    told = sentence(tmp_path, member(**rest), arrays=arrays)
+    assert re.search(words, told), told
+    assert len(told.strip().splitlines()) == 1
+
+
+class Own(nn.Module):
+    """A network with a forward of its own, and a wrong width below."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.below = narrow()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.below(x)  # here
+
+
+def test_a_wrong_width_below_a_forward_of_ones_own_names_its_line(tmp_path: Path) -> None:
+    told = reason(tmp_path, member(model=Own))
+    assert "return self.below(x)  # here" in told
+    assert "layer 'below.2', Linear(in_features=9, out_features=5, bias=True), was given [16, 8] of float32" in told
+    assert "site-packages" not in told
+
+
+def flipped(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    return array[::-1, ::-1]
+
+
+def read_only(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    array = array.copy()
+    array.flags.writeable = False
+    return array
+
+
+def big_endian(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    return array.astype(">f4")
+
+
+KINDS: dict[str, Callable[[Any], Any]] = {
+    "strides below 0": flipped,
+    "read-only": read_only,
+    "big-endian": big_endian,
+    "in Fortran's order": np.asfortranarray,
+    "a frame": pd.DataFrame,
+    "a read-only frame": lambda array: pd.DataFrame(read_only(array)),
+    "a frame with another index": lambda array: pd.DataFrame(array, index=range(100, 100 + len(array))),
+    "a list": np.ndarray.tolist,
+    "half precision": lambda array: array.astype(np.float16),
+    "a tensor that wants gradients": lambda array: torch.tensor(array, requires_grad=True),
+    "brain floats": lambda array: torch.tensor(array).bfloat16(),
+}
+
+
+class Rows:
+    """A dataset over rows of an array."""
+
+    def __init__(self, rows: Any, labels: Any) -> None:
+        self.rows, self.labels = rows, labels
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.rows[index], self.labels[index]
+
+
+def scaled(batch: Any) -> Any:
+    return batch[0].float(), batch[1]
+
+
+@pytest.mark.parametrize("made", KINDS.values(), ids=KINDS)
+def test_arrays_of_every_kind_are_trained_on(tmp_path: Path, made: Callable[[Any], Any]) -> None:
+    rows, labels, found = made(X.numpy()), pd.Series(CLASSES.numpy()), []
+    if made is not big_endian:  # which would be copied whole, memory maps too
+        found.append(argosy.Data(arrays=(rows, labels), val_arrays=(rows, labels), on_device=scaled))
+    if not isinstance(rows, pd.DataFrame | list):
+        found.append(argosy.Data(train=Rows(rows, CLASSES), val=Rows(rows, CLASSES), on_device=scaled))
+    reports = [ran(tmp_path / str(number), member(), data=data) for number, data in enumerate(found)]
+    assert all(report.rows[0].status == "done" for report in reports)
+    assert len({report.rows[0].metrics["val_loss"] for report in reports}) == 1
+
+
+@pytest.mark.parametrize("made", [made for name, made in KINDS.items() if "brain" not in name])
+def test_fit_takes_arrays_of_every_kind(tmp_path: Path, made: Callable[[Any], Any]) -> None:
+    rows = made(X.numpy())
+    how = {"launcher": "inline", "devices": "cpu:1", "stop": argosy.MaxEpochs(1)}
+    fitted = argosy.fit(rows, CLASSES.numpy()[::-1], member(), **how)
+    assert fitted.predict(rows).shape == (72,)
+
+
+def test_fit_refuses_a_mask() -> None:
+    with pytest.raises(StudyError, match="X is a masked array"):
+        argosy.fit(np.ma.array(X.numpy(), mask=X.numpy() > 1), CLASSES.numpy(), member())
+
+
+def test_accuracy_is_of_each_place_where_there_are_more() -> None:
+    output, target = torch.randn(3, 5, 2, 2), torch.zeros(3, 2, 2, dtype=torch.long)
+    assert argosy.accuracy(output, target).shape == (3, 2, 2)
+    with pytest.raises(StudyError, match=r"needs one tensor of each.*outputs\[0\]"):
+        argosy.accuracy((output, output), target)
