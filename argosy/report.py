@@ -75,7 +75,7 @@ class MemberResult:
             hyperparameters=described["hyperparameters"],
             repetition=_repetition(described),
             device=state.device,
-            seconds=sum(ended.seconds for ended in state.sections),
+            seconds=sum(ended.seconds for ended in state.own_sections),
             folder=directory / "members" / state.name,
             networks=networks,
         )
