@@ -1,7 +1,6 @@
 """What came out: the fold of a run's events, as values a person or a program can ask."""
 
 import itertools
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from html import escape
@@ -11,10 +10,11 @@ from typing import Any, Literal, Protocol
 from argosy.diagnosis import Diagnosis, diagnose
 from argosy.errors import RunError
 from argosy.events import SharingChosen
-from argosy.fold import MemberState, RunState
+from argosy.fold import WRONG, MemberState, RunState
 from argosy.leg_results import LegResult, gauges_of, legs_of
 from argosy.packs import Packed
-from argosy.repetitions import Comparison, Repetitions
+from argosy.ranking import rank
+from argosy.repetitions import Comparison, Leader, Repetitions
 from argosy.requirements import check_choice, check_whole
 from argosy.study import Repetition
 from argosy.wording import differing, html_table, last_line
@@ -80,6 +80,11 @@ class MemberResult:
             networks=networks,
         )
 
+    @property
+    def failed(self) -> bool:
+        """Whether its code raised, or its loss was no longer a number."""
+        return self.status in WRONG
+
     def load(self) -> Any:
         """The member's network with its best weights, in ``eval()`` on the CPU."""
         return self.networks().load(self.name)
@@ -90,6 +95,8 @@ class Report:
     """What came out of a run: its members, best first."""
 
     rows: tuple[MemberResult, ...]
+    """By their best value of the objective, ties in the order of the study; then those that failed or diverged, and last those
+    without a finished section."""
     objective: str
     directory: Path
     status: str
@@ -132,12 +139,30 @@ class Report:
         return tuple({(pack.device, frozenset(itertools.chain(*pack.programs))): pack for pack in self.packs}.values())
 
     def best(self) -> MemberResult:
-        """The member with the best objective; raises RunError where no epoch was finished."""
-        if not self.rows or not self.rows[0].metrics:
+        """The member with the best value of the objective, among those that neither failed nor diverged; of equals the earlier one.
+
+        Where members repeat networks under several seeds or folds, it is a single repetition, which was lucky as well as good:
+        `leader` names the best configuration, and ``ensemble(members=[report.leader.name])`` is made of all its members.
+        Raises RunError where there is no such member.
+        """
+        known = [row for row in self.rows if row.metrics]
+        if not known:
             raise RunError(
                 f"no member of {self.directory} has finished an epoch; see `argosy status {self.directory}`."
             )
-        return self.rows[0]
+        if known[0].failed:
+            raise RunError(
+                f"every member of {self.directory} that finished an epoch has failed or diverged, so none is the best; "
+                f"{known[0].name!r}: {last_line(known[0].reason)}. Mend it, or take one by name: report.member({known[0].name!r})."
+            )
+        return known[0]
+
+    @property
+    def leader(self) -> Leader | None:
+        """What a headline names as the best: a member, or where members repeat networks a configuration, by its mean; None before
+        there is one."""
+        single = [row for row in self.rows if row.repetition is None and row.metrics and not row.failed]
+        return self.repetitions.leader({row.name: row.metrics[self.objective] for row in single})
 
     def member(self, name: str) -> MemberResult:
         """The member of that name."""
@@ -159,6 +184,8 @@ class Report:
     ) -> Any:
         """One ``nn.Module`` of the best weights of the `top` members, of those named, or of all; see `argosy.ensembling.ensemble`.
 
+        The name of a configuration among `members` stands for all the members that repeat it; those that failed or diverged are
+        taken where they are named alone.
         With ``select="greedy"`` only those are taken, and weighted, that make the ensemble better on the validation samples
         (Caruana et al. 2004); with `calibrate` each member's logits are divided by a temperature that is fitted there. Its
         ``scores`` say what it and each member are worth on them. `combine` follows from the members' losses where these tell it.
@@ -200,9 +227,9 @@ class Report:
             )
         if top is not None:
             check_whole("report.ensemble: top", top, least=1)
-        known = [row for row in self.rows if row.metrics]
+        known = [row for row in self.rows if row.metrics and not row.failed]
         if members is not None:
-            wanted = {self.member(name).name for name in members}
+            wanted = {one for name in members for one in self._repeating(name, known) or [self.member(name).name]}
             known = [row for row in self.rows if row.name in wanted]
         if len(known) < (top or 1):
             raise RunError(
@@ -211,8 +238,17 @@ class Report:
             )
         return known[:top]
 
+    def _repeating(self, configuration: str, among: Sequence[MemberResult]) -> list[str]:
+        """Names of the members that repeat it; none where a member has that name."""
+        if any(row.name == configuration for row in self.rows):
+            return []
+        return [row.name for row in among if row.repetition is not None and row.repetition.of == configuration]
+
     def compare(self, first: str, second: str, metric: str | None = None) -> Comparison:
-        """How far the second of two replicated networks lies above the first, pair by pair; by default in the objective."""
+        """The first of two configurations minus the second, by a metric or by the objective, in pairs of the same seed or fold.
+
+        ``report.compare("gelu", "relu").first_minus_second`` is below zero where gelu has the lower values.
+        """
         return self.repetitions.compare(first, second, metric)
 
     def table(self) -> list[dict[str, Any]]:
@@ -257,6 +293,7 @@ class Report:
             "packs": [{**asdict(pack), "improvement": pack.improvement} for pack in self.packs],
             "alone": dict(self.alone),
             "diagnosis": asdict(self.diagnosis) if self.diagnosis else None,
+            "best": self.leader.to_json() if self.leader else None,
             "legs": [asdict(leg) for leg in self.legs],
             "gauges": {worker: dict(gauge) for worker, gauge in self.gauges.items()},
             "members": self.table(),
@@ -288,14 +325,7 @@ class Report:
             )
             for name, described in summary["members"].items()
         ]
-        sign = 1.0 if mode == "min" else -1.0
-
-        def rank(row: MemberResult) -> tuple[bool, bool, float]:
-            value = row.metrics.get(objective, math.nan)
-            # NaN comes last: nothing compares with it.
-            return not row.metrics, math.isnan(value), sign * value
-
-        rows.sort(key=rank)
+        rows.sort(key=lambda row: rank(row.metrics.get(objective), mode, failed=row.failed))
         used = list(itertools.chain.from_iterable(state.used))
         gauges = [one.gauge for one in used if "waiting_seconds" in one.gauge]
         waiting, busy = (sum(gauge[key] for gauge in gauges) for key in ("waiting_seconds", "busy_seconds"))

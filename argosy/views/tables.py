@@ -86,6 +86,8 @@ def report_table(report: Report) -> Group:
         text += f"\n{_pack_words(pack)}"
     if report.diagnosis is not None:
         text += f"\nBottleneck: {report.diagnosis.verdict}."
+    if report.leader is not None:
+        text += f"\nBest: {report.leader}."
     if len(report.legs) == 1:
         (leg,) = report.legs
         predicted = f", {leg.predicted_seconds:.1f} s were predicted" if leg.predicted_seconds else ""

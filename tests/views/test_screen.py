@@ -176,6 +176,20 @@ def test_a_line_says_how_far_how_long_and_who_is_best() -> None:
     assert line.startswith("40% of all epochs (32 of 80), under 1 s left; 8 members: 8 training; best val_loss 0.09091")
 
 
+def test_a_line_names_the_best_configuration_where_members_repeat_networks() -> None:
+    fleet = [*argosy.replicate(studies.member("good"), seeds=3), studies.member("once")]
+    study = studies.study(voyages.LENGTH, fleet=fleet, epochs=4)
+    state = RunState.of(event for _, event in voyages.voyage(study, epochs=2, end=False))
+    values = [member.best.metrics["val_loss"] for member in state.members.values() if member.best is not None]
+    state.members["once"].status = "failed"
+    screen = screen_of(asking(study), state, News(), phase="training", now=1.0)
+    assert screen.best is not None
+    assert (screen.best.name, screen.best.value.mean) == ("good", pytest.approx(sum(values[:3]) / 3))
+    assert f"best val_loss {screen.best.value}, mean of 3 (good)" in in_a_line(screen)
+    state.members["good-seed=1"].status = "diverged"
+    assert "mean of 2 of 3 (good)" in in_a_line(screen_of(asking(study), state, News(), phase="training", now=1.0))
+
+
 def test_many_devices_have_one_line() -> None:
     study = voyages.asked(4, epochs=1)
     state = RunState.of(event for _, event in voyages.voyage(study, epochs=0, end=False))
