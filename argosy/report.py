@@ -17,7 +17,7 @@ from argosy.ranking import rank
 from argosy.repetitions import Comparison, Leader, Repetitions
 from argosy.requirements import check_choice, check_whole
 from argosy.study import Repetition
-from argosy.wording import differing, html_table, last_line
+from argosy.wording import cause, differing, html_table, last_line
 
 __all__ = ["MemberResult", "Networks", "Report"]
 
@@ -25,8 +25,8 @@ __all__ = ["MemberResult", "Networks", "Report"]
 class Networks(Protocol):
     """The trained networks of a run; given by whoever knows torch and may have its study."""
 
-    def load(self, name: str) -> Any:
-        """A member's network with its best weights, in ``eval()`` on the CPU."""
+    def load(self, name: str, *, preprocess: bool) -> Any:
+        """A member's network with its best weights, in ``eval()`` on the CPU; with `preprocess` behind `Data.on_device`."""
 
     def predict(self, network: Any, samples: Any) -> Any:
         """What a network answers to each sample; None are the validation samples."""
@@ -34,8 +34,8 @@ class Networks(Protocol):
     def out_of_fold(self, names: Sequence[str]) -> Any:
         """What these answer to the validation samples of their own."""
 
-    def ensemble(self, names: Sequence[str], *, combine: Any, select: Any, calibrate: bool) -> Any:
-        """One network made of those of several members."""
+    def ensemble(self, names: Sequence[str], *, combine: Any, select: Any, calibrate: bool, preprocess: bool) -> Any:
+        """One network made of those of several members; with `preprocess` behind `Data.on_device`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,9 +85,17 @@ class MemberResult:
         """Whether its code raised, or its loss was no longer a number."""
         return self.status in WRONG
 
-    def load(self) -> Any:
-        """The member's network with its best weights, in ``eval()`` on the CPU."""
-        return self.networks().load(self.name)
+    @property
+    def failure(self) -> str:
+        """What became of a member that failed, in one line."""
+        return f"{self.name!r} {self.status}: {cause(self.reason).removesuffix('.')}"
+
+    def load(self, *, preprocess: bool = False) -> Any:
+        """The member's network with its best weights, in ``eval()`` on the CPU.
+
+        It takes what `Data.on_device` returns; with `preprocess` what the dataset has, and does that itself, also where it is exported.
+        """
+        return self.networks().load(self.name, preprocess=preprocess)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -152,8 +160,8 @@ class Report:
             )
         if known[0].failed:
             raise RunError(
-                f"every member of {self.directory} that finished an epoch has failed or diverged, so none is the best; "
-                f"{known[0].name!r}: {last_line(known[0].reason)}. Mend it, or take one by name: report.member({known[0].name!r})."
+                f"every member of {self.directory} that finished an epoch has failed or diverged, so none is the best: see "
+                f"report.member({known[0].name!r}).failure. Mend it and train again, or take it as it is, by its name."
             )
         return known[0]
 
@@ -181,6 +189,7 @@ class Report:
         select: Literal["greedy"] | None = None,
         combine: Literal["probabilities", "logits", "votes", "mean"] | None = None,
         calibrate: bool = False,
+        preprocess: bool = False,
     ) -> Any:
         """One ``nn.Module`` of the best weights of the `top` members, of those named, or of all; see `argosy.ensembling.ensemble`.
 
@@ -188,21 +197,25 @@ class Report:
         taken where they are named alone.
         With ``select="greedy"`` only those are taken, and weighted, that make the ensemble better on the validation samples
         (Caruana et al. 2004); with `calibrate` each member's logits are divided by a temperature that is fitted there. Its
-        ``scores`` say what it and each member are worth on them. `combine` follows from the members' losses where these tell it.
-        Raises RunError and StudyError.
+        ``scores`` say what it and each member are worth on them, and its ``note`` what they are of, or why there are none. `combine`
+        follows from the members' losses where these tell it. It takes inputs as `Data.on_device` returns them; with `preprocess`
+        as the dataset has them. Raises RunError and StudyError.
         """
         if select is not None:
             check_choice("report.ensemble: select", select, ("greedy",))
         if combine is not None:
             check_choice("report.ensemble: combine", combine, ("probabilities", "logits", "votes", "mean"))
         names = [row.name for row in self._candidates(top, members)]
-        return self.networks().ensemble(names, combine=combine, select=select, calibrate=calibrate)
+        return self.networks().ensemble(
+            names, combine=combine, select=select, calibrate=calibrate, preprocess=preprocess
+        )
 
     def predict(self, samples: Any = None, network: Any = None) -> Any:
         """What a network, by default the best member's, answers to each sample, ``[N, …]`` on the host.
 
         Samples are prepared as validation samples of the study are, which they are by default: arrays, alone or in a tuple, or a
-        Dataset. The network may be any, such as an ensemble; it runs where it is.
+        Dataset. They need no target: `Data.on_device`, where it takes one, is given zeros in its place. The network may be any, such
+        as an ensemble; it runs where it is.
         """
         return self.networks().predict(self.best().load() if network is None else network, samples)
 

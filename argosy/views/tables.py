@@ -15,6 +15,9 @@ from argosy.wording import last_line, told
 
 __all__ = ["report_table", "search_table"]
 
+MOST_FAILURES = 10
+"""Failed members whose reasons are told below the table."""
+
 
 def search_table(report: SearchReport) -> Group:
     """A search for people: trials, best first, and how soon the best was known."""
@@ -74,7 +77,7 @@ def report_table(report: Report) -> Group:
     for row in report.rows:
         values = [f"{row.metrics[name]:.4g}" if name in row.metrics else "" for name in metrics]
         table.add_row(row.name, row.status, f"{row.epochs:g}", *values, f"{row.seconds:.1f}")
-    text = (
+    text = "".join(f"{line}\n" for line in _failures(report)) + (
         f"{report.status}{_after(report)}. Each training sample was prepared {report.preparations:.1f} times "
         f"per epoch (one script per member: {report.preparations_alone:.1f})."
     )
@@ -94,6 +97,13 @@ def report_table(report: Report) -> Group:
         text += f"\nTraining took {leg.seconds:.1f} s of this{predicted}."
     legs = [_legs_table(report.legs)] if len(report.legs) > 1 else []
     return Group(table, *_repetitions(report), Text(text), *legs)
+
+
+def _failures(report: Report) -> list[str]:
+    """A line for each member that failed or diverged, up to a few."""
+    failed = [row.failure for row in report.rows if row.failed]
+    more = [f"and {len(failed) - MOST_FAILURES} more failed or diverged"] if len(failed) > MOST_FAILURES else []
+    return [*failed[:MOST_FAILURES], *more]
 
 
 def _after(report: Report) -> str:
