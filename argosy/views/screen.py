@@ -14,7 +14,8 @@ from argosy.repetitions import Leader, Repetitions
 from argosy.stopping import mode_of
 from argosy.study import Study
 from argosy.views.news import News
-from argosy.wording import differing, last_line, spelled
+from argosy.views.notices import lost
+from argosy.wording import cause, differing, spelled
 
 __all__ = ["Berth", "Question", "Row", "Screen", "screen_of"]
 
@@ -204,16 +205,12 @@ def _berths(states: Mapping[str, MemberState], news: News) -> tuple[Berth, ...]:
 
 def _attention(states: Mapping[str, MemberState], news: News, now: float) -> tuple[str, ...]:
     wrong = [
-        (news.changed.get(name, -math.inf), f"{name} {state.status}: {last_line(state.reason)}")
+        (news.changed.get(name, -math.inf), f"{name} {state.status}: {cause(state.reason)}")
         for name, state in states.items()
         if state.status in WRONG
     ]
-    lost = [
-        (when, f"{worker} is lost: {detail}; its members go on from their checkpoints")
-        for when, worker, detail in news.lost
-        if now - when < LATELY_SECONDS
-    ]
-    return tuple(text for _, text in sorted([*wrong, *lost], key=lambda item: item[0], reverse=True))
+    gone = [(when, lost(worker, detail)) for when, worker, detail in news.lost if now - when < LATELY_SECONDS]
+    return tuple(text for _, text in sorted([*wrong, *gone], key=lambda item: item[0], reverse=True))
 
 
 def _rows(
