@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from argosy.errors import PlanError, RunError, StudyError
 from argosy.events import SearchBegan
+from argosy.failures import raise_failures, warn_of_failures, warn_of_trials
 from argosy.fold import RunState
 from argosy.loading import load
 from argosy.planning import make_plan
@@ -88,6 +89,7 @@ def train(
     hang_seconds: float = 120.0,
     threads: int = 1,
     retry_failed: bool = False,
+    raise_on_failure: bool = False,
     progress: bool = False,
     trackers: Sequence[Tracker | str] = (),
     view: View | None = None,
@@ -97,7 +99,8 @@ def train(
     With `progress`, a bar shows how far the run is, below what a script prints or as the output of a notebook's cell; `view` is
     anything else that watches. Trackers, as ``["tensorboard"]``, are told all figures; they are named in `argosy.tracking`.
     Settings are described in `argosy.settings.Settings`. Raises StudyError, PlanError and RunError for what the caller
-    must change, WorkerError where a process was lost; a member that fails alone is reported, not raised.
+    must change, WorkerError where a process was lost. Of each member that failed or diverged a MemberFailed warning says why, while
+    the others are trained to the end; with `raise_on_failure` a MemberError is raised then that names them all.
     """
     settings = Settings(
         devices=devices,
@@ -119,7 +122,9 @@ def train(
     )
     place = _launcher(launcher)
     watching = _watching(view, progress=progress)
-    return run(study, settings, Path(directory), launcher=place, view=watching, trackers=trackers)
+    report = run(study, settings, Path(directory), launcher=place, view=watching, trackers=trackers)
+    (raise_failures if raise_on_failure else warn_of_failures)(report.rows)
+    return report
 
 
 def _launcher(launcher: Launcher | str) -> Launcher:
@@ -205,6 +210,7 @@ def tune(
     directory: str | Path = "runs/search",
     storage: str | None = None,
     study_name: str | None = None,
+    raise_on_failure: bool = False,
     launcher: Launcher | str = "processes",
     progress: bool = False,
     trackers: Sequence[Tracker | str] = (),
@@ -215,7 +221,8 @@ def tune(
 
     What is searched is described in `argosy.Search`; `settings` are those of `argosy.train`. The same call on the
     same directory goes on, and with more `n_trials` or `max_epochs` further than before. Optuna's storage is a file in the
-    directory, or at any URL that Optuna knows, under `study_name`. Raises what `train` raises.
+    directory, or at any URL that Optuna knows, under `study_name`. Raises what `train` raises; of trials that failed or diverged
+    one MemberFailed warning tells the first.
     """
     search = Search(
         build=build,
@@ -239,7 +246,9 @@ def tune(
     place = _launcher(launcher)
     store = Store(url=storage, name=study_name)
     watching: dict[str, Any] = {"view": _watching(view, progress=progress), "trackers": trackers}
-    return run_search(search, Settings(**settings), Path(directory), store=store, launcher=place, **watching)
+    report = run_search(search, Settings(**settings), Path(directory), store=store, launcher=place, **watching)
+    (raise_failures if raise_on_failure else warn_of_trials)(report.run.rows)
+    return report
 
 
 def run_search(

@@ -1,7 +1,7 @@
 """What the driver says to trainers, what they answer apart from journaled events, and what launchers tell of any worker: values only."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from argosy.cluster import Node
@@ -139,8 +139,8 @@ class StartMember:
     notes: tuple[str, ...]
     seat: Seat | None = None
     """None for a member that this device alone carries."""
-    changes: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
-    """Of a clone whose file is another member's: by name, the hyper-parameter there and here."""
+    changes: Mapping[str, tuple[Any, Any]] | None = None
+    """Of a clone whose file is its source's: by name, the hyper-parameter there and here. None where the file is its own."""
     packed: Packed | None = None
     """Which programs stepped it and its like, where that was chosen."""
 

@@ -29,6 +29,8 @@ CLEARLY = 1.2
 """A stage with so many times another's rate is faster, and does not hold it up."""
 EARLY = 0.5
 """Seconds of preparing, and of training, before which rates and queues tell nothing."""
+WAITS = 0.25
+"""Loader workers that compute in less of their time wait for something else than a core."""
 SLOW = 0.7
 """A node that prepares less than this part of what the others do is slow."""
 
@@ -94,6 +96,12 @@ class NodeFlow:
     def core_rate(self) -> float:
         """Samples per CPU second of preparation."""
         return self.prepared / self.preparation_cpu_seconds if self.preparation_cpu_seconds else 0.0
+
+    @property
+    def computing(self) -> float:
+        """CPU seconds of preparation in those that its workers could have had: a core each, as far as there are cores."""
+        could = self.busy_seconds * min(max(self.loaders, 1), self.cores)
+        return self.preparation_cpu_seconds / could if could else 0.0
 
     @property
     def peak_rate(self) -> float:
@@ -179,33 +187,44 @@ def _together(preparing: Sequence[NodeFlow]) -> float:
 
 
 def _of_training(found: Diagnosis, flow: NodeFlow, preparing: Sequence[NodeFlow]) -> str:
-    return (
-        f"training: members take {found.taking_rate:,.0f} samples/s, preparation could deliver "
-        f"{found.preparing_rate:,.0f}: more devices would help, more loader workers would not"
-    )
+    said = f"training: members take {found.taking_rate:,.0f} samples/s, preparation could deliver {found.preparing_rate:,.0f}: "
+    if found.preparing_rate > CLEARLY * found.taking_rate:
+        return f"{said}more or faster devices would help, more loader workers would not"
+    return f"{said}both are about as fast, so more devices alone would not help"
 
 
 def _of_exchange(found: Diagnosis, flow: NodeFlow, preparing: Sequence[NodeFlow]) -> str:
     sent = flow.exchanged_bytes / flow.seconds / 1e6
-    return (
+    said = (
         f"exchange: blocks cross the network at {sent:,.1f} MB/s, {found.peak_rate:,.0f} samples/s; preparation could "
         f"deliver {found.preparing_rate:,.0f} and members take {found.taking_rate:,.0f}: send fewer bytes (uint8, with "
-        "`Data.on_device` to normalise), or prepare on every node (sharing='local')"
+        "`Data.on_device` to normalise)"
     )
+    # Then each node prepares all samples.
+    alone = min(node.preparing_rate for node in preparing)
+    return f"{said}, or prepare on every node (sharing='local')" if alone > CLEARLY * found.peak_rate else said
 
 
 def _of_preparation(found: Diagnosis, flow: NodeFlow, preparing: Sequence[NodeFlow]) -> str:
-    cores = sum(flow.cores for flow in preparing)
-    said = f"preparation: {flow.core_rate:,.0f} samples/s a core on {cores} cores" if flow.core_rate else "preparation"
-    said += f", {found.preparing_rate:,.0f} in all, members could take {found.taking_rate:,.0f}: "
+    taking = f"members could take {found.taking_rate:,.0f}: "
+    rates = f"{found.preparing_rate:,.0f} samples/s in all, {taking}"
     others = [other.preparing_rate for other in preparing if other is not flow]
     if others and flow.preparing_rate < SLOW * median(others):
         return (
-            f"{said}{flow.node} is slow, it prepares {flow.preparing_rate:,.0f} samples/s where others do "
+            f"preparation: {rates}{flow.node} is slow, it prepares {flow.preparing_rate:,.0f} samples/s where others do "
             f"{median(others):,.0f}, and holds up all: see what else runs there, or leave it out"
         )
-    if 0 < flow.loaders < flow.cores:
+    if flow.loaders and flow.computing < WAITS:
         return (
-            f"{said}more loader workers (--loader-workers; {flow.loaders} a node), or less work with `Data.on_device`"
+            f"preparation: {rates}its {flow.loaders} loader workers a node compute in {flow.computing:.0%} of the time that they "
+            "could, and wait in the rest, as for files or a network: more of them would help (--loader-workers), also more than cores"
         )
-    return f"{said}more cores or nodes, a cheaper dataset, or move work that is the same each epoch to `Data.on_device`"
+    cores = sum(flow.cores for flow in preparing)
+    said = (
+        f"preparation: {flow.core_rate:,.0f} samples/s a core on {cores} cores, " if flow.core_rate else "preparation: "
+    )
+    if 0 < flow.loaders < flow.cores:
+        return f"{said}{rates}more loader workers (--loader-workers; {flow.loaders} a node)"
+    return (
+        f"{said}{rates}more cores or nodes, or a cheaper dataset: do what is the same in each epoch once, and save it"
+    )

@@ -9,6 +9,8 @@ ArgosyError
 ├── WorkerError       a process or a node was lost for good (exit code 1)
 ├── DiskError         the run directory cannot be written: free space, run the same command again (exit code 1)
 └── CheckpointError   a saved file is missing, damaged or refused (exit code 1)
+UserWarning
+└── MemberFailed      a member failed or diverged, and the others were trained
 ```
 
 A message says what, what was found, what was wanted, and what to do.
@@ -19,6 +21,7 @@ __all__ = [
     "CheckpointError",
     "DiskError",
     "MemberError",
+    "MemberFailed",
     "PlanError",
     "RunError",
     "StudyError",
@@ -52,6 +55,10 @@ class RunError(ArgosyError):
 
 class MemberError(ArgosyError):
     """A member's own code raised; the other members go on."""
+
+
+class MemberFailed(UserWarning):
+    """A member failed or diverged, and the others were trained."""
 
 
 class WorkerError(ArgosyError):

@@ -55,10 +55,12 @@ class MemberState:
     device: str = ""
     sections: list[SectionEnded] = field(default_factory=list)
     """Finished ones, in order."""
+    behind: int = 0
+    """How many of them its source trained, for a clone that began with the source's file."""
     history: list[dict[str, float]] = field(default_factory=list)
     """One row for each of them, as `argosy.stopping.History` has it."""
     best: SectionEnded | None = None
-    """The section with the best objective; the earliest of equals."""
+    """The section with the best objective that it trained itself; the earliest of equals."""
     saved: list[Checkpoint] = field(default_factory=list)
     """Newest files, oldest first."""
     assigned: list[tuple[int, int]] = field(default_factory=list)
@@ -80,6 +82,11 @@ class MemberState:
     def epochs(self) -> float:
         """Finished ones; a part of one that is finished counts."""
         return self.sections[-1].epochs if self.sections else 0.0
+
+    @property
+    def own_sections(self) -> list[SectionEnded]:
+        """Finished sections that it trained itself."""
+        return self.sections[self.behind :]
 
     @property
     def begun(self) -> bool:
@@ -116,7 +123,8 @@ class MemberState:
             count -= 1
         if count < len(self.sections):
             del self.sections[count:], self.history[count:]
-            self.best = next((row for row in reversed(self.sections) if row.best), None)
+            self.behind = min(self.behind, count)
+            self.best = next((row for row in reversed(self.own_sections) if row.best), None)
 
     def start(self, event: MemberStarted) -> None:
         """It goes on from there, whatever was journaled beyond."""
@@ -132,14 +140,14 @@ class MemberState:
             del self.saved[-1]
 
     def clone(self, event: Cloned, source: "MemberState") -> None:
-        """What is behind the other one at its file is behind this one as well."""
+        """What is behind the other one at its file is behind this one as well, but for the best section: that is the other's."""
         self.source, self.changes, self.inherited = source.name, event.changes, event.checkpoint
         if event.checkpoint is None:
             return
         self.saved, self.assigned = [event.checkpoint], list(source.assigned)
         self.sections, self.history = [replace(row, member=self.name) for row in source.sections], list(source.history)
-        self.best = next((row for row in reversed(self.sections) if row.best), None)
         self.forget_from(event.checkpoint.epoch, event.checkpoint.section)
+        self.behind, self.best = len(self.sections), None
 
     def follows(self, epoch: int, stream_epoch: int) -> bool:
         """Whether it is assigned the stream from this own epoch on, as it goes from there."""
@@ -300,7 +308,7 @@ class RunState:
     def preparations_alone(self) -> float:
         """The same with one script for each member: the epochs that members took, for each epoch of the stream."""
         fed = sum(split == "train" for split, _, _ in self.fed)
-        return sum(len(member.sections) for member in self.members.values()) / max(fed, 1)
+        return sum(len(member.own_sections) for member in self.members.values()) / max(fed, 1)
 
 
 def _copied(value: Any) -> Any:

@@ -9,6 +9,9 @@ from argosy.fold import RunState
 
 __all__ = ["LegResult", "gauges_of", "legs_of"]
 
+LEAST_SECONDS, LEAST_SHARE = 0.1, 0.1
+"""Predicted seconds, and their share of the actual ones, below which a prediction is not told."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LegResult:
@@ -47,6 +50,11 @@ class LegResult:
             changing_seconds=round(sum(section.changing_seconds for section in passed), 3),
             saving_seconds=round(saving_seconds, 3),
         )
+
+    @property
+    def was_predicted(self) -> bool:
+        """Whether the prediction says anything: of so short a time it is noise, as where preparation takes nearly all of it."""
+        return self.predicted_seconds >= max(LEAST_SECONDS, LEAST_SHARE * self.seconds)
 
     @property
     def samples_per_second(self) -> float:

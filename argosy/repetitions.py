@@ -1,16 +1,16 @@
 """What came out of networks that several members repeat: their means, and whether one is better than another."""
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from argosy.errors import RunError
 from argosy.intervals import Interval
+from argosy.ranking import NOTHING, NUMBER, rank
 from argosy.stopping import Mode
 from argosy.study import Repetition
 
-__all__ = ["Comparison", "Configuration", "Repetitions"]
+__all__ = ["Comparison", "Configuration", "Leader", "Repetitions"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,19 +42,24 @@ class Comparison:
     first: str
     second: str
     metric: str
-    difference: Interval
-    """Of the second's value less the first's, over what is done of both."""
+    first_minus_second: Interval
+    """Mean of the first's value minus the second's, over the repetitions that are done of both."""
 
     @property
     def distinguishable(self) -> bool:
         """Whether the interval leaves no room for a difference of zero."""
-        return not self.difference.holds_zero
+        return not self.first_minus_second.holds_zero
 
-    def __str__(self) -> str:
-        pairs = self.difference.count
+    @property
+    def told(self) -> str:
+        """The difference in words."""
+        found, pairs = self.first_minus_second, self.first_minus_second.count
         if pairs < 2:
             return f"{pairs} {'pair' if pairs == 1 else 'pairs'}, too few to tell"
-        return str(self.difference) if self.distinguishable else f"not distinguishable ({self.difference})"
+        return str(found) if self.distinguishable else f"not distinguishable ({found})"
+
+    def __str__(self) -> str:
+        return f"{self.metric}, {self.first} minus {self.second}: {self.told}"
 
     def to_json(self) -> dict[str, Any]:
         """A plain row."""
@@ -62,11 +67,40 @@ class Comparison:
             "first": self.first,
             "second": self.second,
             "metric": self.metric,
-            "difference": self.difference.mean if self.difference.count else None,
-            "interval": self.difference.bounds,
-            "pairs": self.difference.count,
+            "first_minus_second": self.first_minus_second.mean if self.first_minus_second.count else None,
+            "interval": self.first_minus_second.bounds,
+            "pairs": self.first_minus_second.count,
             "distinguishable": self.distinguishable,
         }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Leader:
+    """The best of a run: the member with the best objective, or where members repeat networks the configuration with the best mean."""
+
+    name: str
+    metric: str
+    """The objective."""
+    value: Interval
+    repetitions: int | None = None
+    """Members that repeat the configuration; None for a member that repeats nothing."""
+
+    @property
+    def told(self) -> str:
+        """Its value, with what that is the mean of."""
+        if self.repetitions is None:
+            return f"{self.value}"
+        of = "" if self.value.count == self.repetitions else f" of {self.repetitions}"
+        return f"{self.value}, mean of {self.value.count}{of}"
+
+    def __str__(self) -> str:
+        return f"{self.name}, {self.metric} {self.told}"
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain row."""
+        counted = None if self.repetitions is None else self.value.count
+        values = {"value": self.value.mean, "interval": self.value.bounds}
+        return {"name": self.name, "metric": self.metric, **values, "repetitions": self.repetitions, "counted": counted}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,27 +130,40 @@ class Repetitions:
     @property
     def configurations(self) -> tuple[Configuration, ...]:
         """The best mean of the objective first, and last those of which nothing is known."""
-        sign = 1.0 if self.mode == "min" else -1.0
 
-        def rank(found: Configuration) -> tuple[bool, float]:
-            value = found.metrics[self.objective].mean if found.metrics else math.nan
-            return math.isnan(value), sign * value
+        def place(found: Configuration) -> tuple[int, float]:
+            return rank(found.metrics[self.objective].mean if found.metrics else None, self.mode)
 
-        return tuple(sorted(map(self._configuration, self.outcomes), key=rank))
+        return tuple(sorted(map(self._configuration, self.outcomes), key=place))
 
     @property
     def comparisons(self) -> tuple[Comparison, ...]:
-        """Of the best configuration with each of the others, by the objective."""
-        names = [found.name for found in self.configurations]
-        return tuple(self.compare(names[0], other) for other in names[1:])
+        """Of each of the other configurations with the best one, by the objective."""
+        best, *others = [found.name for found in self.configurations] or [""]
+        return tuple(self.compare(other, best) for other in others)
+
+    def leader(self, others: Mapping[str, float]) -> Leader | None:
+        """The best of these configurations, and of `others`, the objectives of members that repeat nothing; None where none has a number."""
+        found = [
+            Leader(name=name, metric=self.objective, value=Interval(mean=value, half=None, count=1))
+            for name, value in others.items()
+        ]
+        found += [
+            Leader(name=one.name, metric=self.objective, value=one.metrics[self.objective], repetitions=one.repetitions)
+            for one in self.configurations
+            if one.metrics
+        ]
+        ranked = [(rank(one.value.mean, self.mode), one) for one in found]
+        (kind, _), best = min(ranked, key=lambda each: each[0], default=((NOTHING, 0.0), None))
+        return best if kind == NUMBER else None
 
     def compare(self, first: str, second: str, metric: str | None = None) -> Comparison:
         """Two configurations by a metric, or by the objective, over the repetitions that both have."""
         metric = metric or self.objective
-        before, after = self._values(first, metric), self._values(second, metric)
-        differences = [after[under] - value for under, value in before.items() if under in after]
+        of_first, of_second = self._values(first, metric), self._values(second, metric)
+        differences = [value - of_second[under] for under, value in of_first.items() if under in of_second]
         difference = Interval.of(differences, overlap=max(self.overlaps[first], self.overlaps[second]))
-        return Comparison(first=first, second=second, metric=metric, difference=difference)
+        return Comparison(first=first, second=second, metric=metric, first_minus_second=difference)
 
     def _configuration(self, name: str) -> Configuration:
         overlap = self.overlaps[name]

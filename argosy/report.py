@@ -1,7 +1,6 @@
 """What came out: the fold of a run's events, as values a person or a program can ask."""
 
 import itertools
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from html import escape
@@ -11,13 +10,14 @@ from typing import Any, Literal, Protocol
 from argosy.diagnosis import Diagnosis, diagnose
 from argosy.errors import RunError
 from argosy.events import SharingChosen
-from argosy.fold import MemberState, RunState
+from argosy.fold import WRONG, MemberState, RunState
 from argosy.leg_results import LegResult, gauges_of, legs_of
 from argosy.packs import Packed
-from argosy.repetitions import Comparison, Repetitions
+from argosy.ranking import rank
+from argosy.repetitions import Comparison, Leader, Repetitions
 from argosy.requirements import check_choice, check_whole
 from argosy.study import Repetition
-from argosy.wording import differing, html_table, last_line
+from argosy.wording import cause, differing, html_table, last_line
 
 __all__ = ["MemberResult", "Networks", "Report"]
 
@@ -25,8 +25,8 @@ __all__ = ["MemberResult", "Networks", "Report"]
 class Networks(Protocol):
     """The trained networks of a run; given by whoever knows torch and may have its study."""
 
-    def load(self, name: str) -> Any:
-        """A member's network with its best weights, in ``eval()`` on the CPU."""
+    def load(self, name: str, *, preprocess: bool) -> Any:
+        """A member's network with its best weights, in ``eval()`` on the CPU; with `preprocess` behind `Data.on_device`."""
 
     def predict(self, network: Any, samples: Any) -> Any:
         """What a network answers to each sample; None are the validation samples."""
@@ -34,8 +34,8 @@ class Networks(Protocol):
     def out_of_fold(self, names: Sequence[str]) -> Any:
         """What these answer to the validation samples of their own."""
 
-    def ensemble(self, names: Sequence[str], *, combine: Any, select: Any, calibrate: bool) -> Any:
-        """One network made of those of several members."""
+    def ensemble(self, names: Sequence[str], *, combine: Any, select: Any, calibrate: bool, preprocess: bool) -> Any:
+        """One network made of those of several members; with `preprocess` behind `Data.on_device`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,14 +75,27 @@ class MemberResult:
             hyperparameters=described["hyperparameters"],
             repetition=_repetition(described),
             device=state.device,
-            seconds=sum(ended.seconds for ended in state.sections),
+            seconds=sum(ended.seconds for ended in state.own_sections),
             folder=directory / "members" / state.name,
             networks=networks,
         )
 
-    def load(self) -> Any:
-        """The member's network with its best weights, in ``eval()`` on the CPU."""
-        return self.networks().load(self.name)
+    @property
+    def failed(self) -> bool:
+        """Whether its code raised, or its loss was no longer a number."""
+        return self.status in WRONG
+
+    @property
+    def failure(self) -> str:
+        """What became of a member that failed, in one line."""
+        return f"{self.name!r} {self.status}: {cause(self.reason).removesuffix('.')}"
+
+    def load(self, *, preprocess: bool = False) -> Any:
+        """The member's network with its best weights, in ``eval()`` on the CPU.
+
+        It takes what `Data.on_device` returns; with `preprocess` what the dataset has, and does that itself, also where it is exported.
+        """
+        return self.networks().load(self.name, preprocess=preprocess)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,6 +103,8 @@ class Report:
     """What came out of a run: its members, best first."""
 
     rows: tuple[MemberResult, ...]
+    """By their best value of the objective, ties in the order of the study; then those that failed or diverged, and last those
+    without a finished section."""
     objective: str
     directory: Path
     status: str
@@ -132,12 +147,30 @@ class Report:
         return tuple({(pack.device, frozenset(itertools.chain(*pack.programs))): pack for pack in self.packs}.values())
 
     def best(self) -> MemberResult:
-        """The member with the best objective; raises RunError where no epoch was finished."""
-        if not self.rows or not self.rows[0].metrics:
+        """The member with the best value of the objective, among those that neither failed nor diverged; of equals the earlier one.
+
+        Where members repeat networks under several seeds or folds, it is a single repetition, which was lucky as well as good:
+        `leader` names the best configuration, and ``ensemble(members=[report.leader.name])`` is made of all its members.
+        Raises RunError where there is no such member.
+        """
+        known = [row for row in self.rows if row.metrics]
+        if not known:
             raise RunError(
                 f"no member of {self.directory} has finished an epoch; see `argosy status {self.directory}`."
             )
-        return self.rows[0]
+        if known[0].failed:
+            raise RunError(
+                f"every member of {self.directory} that finished an epoch has failed or diverged, so none is the best: see "
+                f"report.member({known[0].name!r}).failure. Mend it and train again, or take it as it is, by its name."
+            )
+        return known[0]
+
+    @property
+    def leader(self) -> Leader | None:
+        """What a headline names as the best: a member, or where members repeat networks a configuration, by its mean; None before
+        there is one."""
+        single = [row for row in self.rows if row.repetition is None and row.metrics and not row.failed]
+        return self.repetitions.leader({row.name: row.metrics[self.objective] for row in single})
 
     def member(self, name: str) -> MemberResult:
         """The member of that name."""
@@ -156,26 +189,33 @@ class Report:
         select: Literal["greedy"] | None = None,
         combine: Literal["probabilities", "logits", "votes", "mean"] | None = None,
         calibrate: bool = False,
+        preprocess: bool = False,
     ) -> Any:
         """One ``nn.Module`` of the best weights of the `top` members, of those named, or of all; see `argosy.ensembling.ensemble`.
 
+        The name of a configuration among `members` stands for all the members that repeat it; those that failed or diverged are
+        taken where they are named alone.
         With ``select="greedy"`` only those are taken, and weighted, that make the ensemble better on the validation samples
         (Caruana et al. 2004); with `calibrate` each member's logits are divided by a temperature that is fitted there. Its
-        ``scores`` say what it and each member are worth on them. `combine` follows from the members' losses where these tell it.
-        Raises RunError and StudyError.
+        ``scores`` say what it and each member are worth on them, and its ``note`` what they are of, or why there are none. `combine`
+        follows from the members' losses where these tell it. It takes inputs as `Data.on_device` returns them; with `preprocess`
+        as the dataset has them. Raises RunError and StudyError.
         """
         if select is not None:
             check_choice("report.ensemble: select", select, ("greedy",))
         if combine is not None:
             check_choice("report.ensemble: combine", combine, ("probabilities", "logits", "votes", "mean"))
         names = [row.name for row in self._candidates(top, members)]
-        return self.networks().ensemble(names, combine=combine, select=select, calibrate=calibrate)
+        return self.networks().ensemble(
+            names, combine=combine, select=select, calibrate=calibrate, preprocess=preprocess
+        )
 
     def predict(self, samples: Any = None, network: Any = None) -> Any:
         """What a network, by default the best member's, answers to each sample, ``[N, …]`` on the host.
 
         Samples are prepared as validation samples of the study are, which they are by default: arrays, alone or in a tuple, or a
-        Dataset. The network may be any, such as an ensemble; it runs where it is.
+        Dataset. They need no target: `Data.on_device`, where it takes one, is given zeros in its place. The network may be any, such
+        as an ensemble; it runs where it is.
         """
         return self.networks().predict(self.best().load() if network is None else network, samples)
 
@@ -200,9 +240,9 @@ class Report:
             )
         if top is not None:
             check_whole("report.ensemble: top", top, least=1)
-        known = [row for row in self.rows if row.metrics]
+        known = [row for row in self.rows if row.metrics and not row.failed]
         if members is not None:
-            wanted = {self.member(name).name for name in members}
+            wanted = {one for name in members for one in self._repeating(name, known) or [self.member(name).name]}
             known = [row for row in self.rows if row.name in wanted]
         if len(known) < (top or 1):
             raise RunError(
@@ -211,8 +251,17 @@ class Report:
             )
         return known[:top]
 
+    def _repeating(self, configuration: str, among: Sequence[MemberResult]) -> list[str]:
+        """Names of the members that repeat it; none where a member has that name."""
+        if any(row.name == configuration for row in self.rows):
+            return []
+        return [row.name for row in among if row.repetition is not None and row.repetition.of == configuration]
+
     def compare(self, first: str, second: str, metric: str | None = None) -> Comparison:
-        """How far the second of two replicated networks lies above the first, pair by pair; by default in the objective."""
+        """The first of two configurations minus the second, by a metric or by the objective, in pairs of the same seed or fold.
+
+        ``report.compare("gelu", "relu").first_minus_second`` is below zero where gelu has the lower values.
+        """
         return self.repetitions.compare(first, second, metric)
 
     def table(self) -> list[dict[str, Any]]:
@@ -257,6 +306,7 @@ class Report:
             "packs": [{**asdict(pack), "improvement": pack.improvement} for pack in self.packs],
             "alone": dict(self.alone),
             "diagnosis": asdict(self.diagnosis) if self.diagnosis else None,
+            "best": self.leader.to_json() if self.leader else None,
             "legs": [asdict(leg) for leg in self.legs],
             "gauges": {worker: dict(gauge) for worker, gauge in self.gauges.items()},
             "members": self.table(),
@@ -288,14 +338,7 @@ class Report:
             )
             for name, described in summary["members"].items()
         ]
-        sign = 1.0 if mode == "min" else -1.0
-
-        def rank(row: MemberResult) -> tuple[bool, bool, float]:
-            value = row.metrics.get(objective, math.nan)
-            # NaN comes last: nothing compares with it.
-            return not row.metrics, math.isnan(value), sign * value
-
-        rows.sort(key=rank)
+        rows.sort(key=lambda row: rank(row.metrics.get(objective), mode, failed=row.failed))
         used = list(itertools.chain.from_iterable(state.used))
         gauges = [one.gauge for one in used if "waiting_seconds" in one.gauge]
         waiting, busy = (sum(gauge[key] for gauge in gauges) for key in ("waiting_seconds", "busy_seconds"))

@@ -6,9 +6,13 @@ from collections.abc import Collection, Mapping, Sequence
 from html import escape
 from typing import Any
 
-__all__ = ["differing", "html_table", "last_line", "lasting", "shortened", "sized", "spelled", "told"]
+__all__ = ["cause", "differing", "html_table", "last_line", "lasting", "shortened", "sized", "spelled", "told"]
 
 SIZES = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
+FRAME = re.compile(r'(?m)^  File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in .*)?$')
+"""Of a traceback."""
+LIBRARIES = ("/site-packages/", "/dist-packages/", "<frozen ", "<string>")
+"""Parts of the names of files that are no user's own."""
 PARTS = re.compile("-(?=[^-=]*=)")
 """Between the parts of a name as grids make them."""
 UNITS = ((86400, "days"), (3600, "h"), (60, "min"), (1, "s"))
@@ -58,6 +62,25 @@ def spelled(found: Mapping[str, Any], names: Sequence[str]) -> str:
     last = [name.rpartition(".")[2] for name in names]
     short = {name: tail if last.count(tail) == 1 else name for name, tail in zip(names, last, strict=True)}
     return " ".join(f"{short[name]}={told(found[name])}" for name in names if name in found)
+
+
+def cause(reason: str) -> str:
+    """Of a member's reason, what was raised and, of a traceback, the last line of the user's own code on the way there.
+
+    >>> cause('Traceback (most recent call last):\\n  File "net.py", line 12, in forward\\n    x.view(3)\\nRuntimeError: no\\nmore')
+    'RuntimeError: no (net.py:12)'
+    >>> cause("12 steps")
+    '12 steps'
+    """
+    frames = list(FRAME.finditer(reason))
+    if not frames:
+        return last_line(reason)
+    raised = next(
+        (line for line in reason[frames[-1].end() :].splitlines() if line and not line.startswith("    ")), ""
+    )
+    own = [frame for frame in frames if not any(part in frame["file"] for part in LIBRARIES)]
+    place = (own or frames)[-1]
+    return f"{raised} ({place['file']}:{place['line']})"
 
 
 def last_line(text: str) -> str:

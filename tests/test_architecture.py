@@ -14,9 +14,10 @@ TIERS = [
     {"errors", "requirements", "labels", "wording"},
     {"system", "traces"},
     {"stopping", "cluster", "events", "diagnosis", "intervals", "tracking"},
-    {"study", "settings", "profiles", "packs", "commands", "feeder_commands", "plans"},
+    {"study", "settings", "profiles", "packs", "commands", "feeder_commands", "plans", "ranking"},
     {"fold", "members", "repetitions", "resampling"},
     {"leg_results", "report"},
+    {"failures"},
     {"planning", "tuning"},
     {"stream"},
     {"training"},
@@ -29,7 +30,7 @@ TIERS = [
     {"cli"},
     {"__main__"},
 ]
-NOUNS = set().union(*TIERS[:6]) | {"planning", "tuning"}
+NOUNS = set().union(*TIERS[:7]) | {"planning", "tuning"}
 TORCH_FREE = NOUNS | {"cli", "loading", "reporting_cli", "steering_cli", "doctor_cli", ""}
 OPTIONAL = {
     "pandas",

@@ -118,7 +118,7 @@ def test_rates_are_those_of_sc18() -> None:
     assert found.preparing_rate == 400.0  # r_p of both, in turns: 1000 samples in 5 s of preparing
     assert found.taking_rate == 1000.0  # r_c of the slower device
     assert found.peak_rate == 200.0  # peak(n) of the node that received least
-    assert "250 samples/s a core on 4 cores, 400 in all, members could take 1,000" in found.verdict
+    assert "250 samples/s a core on 4 cores, 400 samples/s in all, members could take 1,000" in found.verdict
 
 
 def test_advice_names_loader_workers_only_where_cores_are_left() -> None:

@@ -16,10 +16,12 @@ from rich.console import Console
 from scipy import stats
 
 import argosy
-from argosy import intervals, members
+from argosy import intervals, members, ranking
 from argosy.intervals import Interval, t_quantile
+from argosy.ranking import rank
 from argosy.repetitions import Repetitions
 from argosy.study import Repetition
+from argosy.views.endings import what_next
 from argosy.views.tables import report_table
 
 TRUTH = {"small": 0.30, "large": 0.28, "twin": 0.28}
@@ -57,7 +59,7 @@ def held(*, seeds: int) -> tuple[float, float, float]:
         study = simulated(draw, seeds=seeds)
         mean = next(found for found in study.configurations if found.name == "small").metrics["val_loss"]
         means += within(mean, TRUTH["small"])
-        differences += within(study.compare("small", "large").difference, TRUTH["large"] - TRUTH["small"])
+        differences += within(study.compare("large", "small").first_minus_second, TRUTH["large"] - TRUTH["small"])
         mistakes += study.compare("large", "twin").distinguishable
     return means / 1000, differences / 1000, mistakes / 1000
 
@@ -97,8 +99,54 @@ def test_pairs_show_what_seeds_hide() -> None:
     assert found.configurations[0].metrics["val_loss"].holds_zero, "seeds differ by more than networks"
     (comparison,) = found.comparisons
     assert comparison.distinguishable
-    assert str(comparison) == "1.015 ± 0.021"
-    assert found.compare("b", "a").difference.mean == -comparison.difference.mean
+    assert str(comparison) == "val_loss, b minus a: 1.015 ± 0.021"
+    assert found.compare("a", "b").first_minus_second.mean == -comparison.first_minus_second.mean
+
+
+def test_a_comparison_is_the_first_minus_the_second() -> None:
+    found = repetitions(
+        {"relu": {0: {"val_loss": 0.3}, 1: {"val_loss": 0.4}}, "gelu": {0: {"val_loss": 0.1}, 1: {"val_loss": 0.3}}}
+    )
+    compared = found.compare("gelu", "relu")
+    assert compared.first_minus_second.mean == pytest.approx(-0.15)
+    assert compared.to_json()["first_minus_second"] == compared.first_minus_second.mean
+    assert str(compared) == "val_loss, gelu minus relu: not distinguishable (-0.15 ± 0.64)"
+    (worse,) = found.comparisons
+    assert (worse.first, worse.second) == ("relu", "gelu"), "each of the others minus the best"
+
+
+def test_the_best_of_repetitions_is_a_configuration_and_not_its_luckiest_member() -> None:
+    lucky = {0: {"val_loss": 0.1}, 1: {"val_loss": 0.9}, 2: {}}
+    found = repetitions({"lucky": lucky, "good": {key: {"val_loss": 0.2} for key in range(3)}})
+    best = found.leader({})
+    assert str(best) == "good, val_loss 0.2 ± 0, mean of 3"
+    assert best is not None and best.to_json() == {
+        "name": "good",
+        "metric": "val_loss",
+        "value": pytest.approx(0.2),
+        "interval": pytest.approx((0.2, 0.2)),
+        "repetitions": 3,
+        "counted": 3,
+    }
+    assert str(found.leader({"once": 0.15})) == "once, val_loss 0.15"
+    assert str(found.leader({"once": 0.25, "nan": math.nan})) == "good, val_loss 0.2 ± 0, mean of 3"
+    assert str(repetitions({"lucky": lucky}).leader({})).endswith(", mean of 2 of 3")
+    for nothing in (repetitions({}).leader({}), repetitions({"a": {0: {}}}).leader({"nan": math.nan})):
+        assert nothing is None
+
+
+def test_ranks_put_numbers_first_and_what_failed_behind_all_that_ended_a_section() -> None:
+    values = [(None, False), (0.1, True), (math.nan, True), (math.nan, False), (0.3, False), (0.2, False)]
+    for mode, first in (("min", [0.2, 0.3]), ("max", [0.3, 0.2])):
+        found = sorted(values, key=lambda one: rank(one[0], mode, failed=one[1]))
+        assert [value for value, _ in found[:2]] == first
+        assert [(f"{value}", failed) for value, failed in found[2:]] == [
+            ("nan", False),
+            ("0.1", True),
+            ("nan", True),
+            ("None", False),
+        ]
+    assert not doctest.testmod(ranking).failed
 
 
 def test_what_is_not_done_does_not_count() -> None:
@@ -111,7 +159,7 @@ def test_what_is_not_done_does_not_count() -> None:
         ("c", 0, 1),
     ]
     assert found.configurations[0].metrics["val_accuracy"].mean == pytest.approx(0.85)
-    assert [str(comparison) for comparison in found.comparisons] == [
+    assert [comparison.told for comparison in found.comparisons] == [
         "1 pair, too few to tell",
         "0 pairs, too few to tell",
     ]
@@ -153,14 +201,26 @@ def test_a_run_of_replicates_reports_means_and_differences(tmp_path: Path) -> No
     assert mean.mean == pytest.approx(statistics.mean(losses))
     assert mean.bounds == pytest.approx(stats.t.interval(0.95, 2, mean.mean, stats.sem(losses)))
     assert report.compare("good", "slow").distinguishable
-    assert str(report.compare("good", "same", "val_accuracy")) == "not distinguishable (0 ± 0)"
+    assert report.compare("good", "same", "val_accuracy").told == "not distinguishable (0 ± 0)"
     assert [row["counted"] for row in report.to_json()["configurations"]] == [3, 3, 3]
 
     console = Console(file=io.StringIO(), width=200)
     console.print(report_table(report))
     shown = console.file.getvalue()
     assert "3 of 3" in shown
-    assert "val_loss less that of good" in shown
+    best = min(report.repetitions.configurations, key=lambda one: one.metrics["val_loss"].mean)
+    assert "Best: once, val_loss " in shown, "as lucky as its twin, and nothing else is known of it"
+    assert report.leader is not None and report.to_json()["best"]["name"] == report.leader.name == "once"
+    repeated = replace(report, rows=tuple(row for row in report.rows if row.repetition is not None))
+    assert str(repeated.leader) == f"{best.name}, val_loss {best.metrics['val_loss']}, mean of 3"
+    assert repeated.best().metrics["val_loss"] < best.metrics["val_loss"].mean
+    ending = what_next(repeated, "argosy run study.py")
+    assert f"Best networks:   argosy.load('{tmp_path}', study=study).ensemble(members=['{best.name}'])" in ending
+    whole = argosy.load(tmp_path, study=study)
+    assert {*whole.ensemble(members=["good", "once"]).names} == {"once", *(f"good-seed={seed}" for seed in range(3))}
+    with pytest.raises(argosy.ArgosyError, match="no member 'bad'"):
+        whole.ensemble(members=["bad"])
+    assert "val_loss minus that of good" in shown
     assert "not distinguishable (0 ± 0)" in shown
 
 

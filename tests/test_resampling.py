@@ -146,7 +146,7 @@ def test_folds_of_one_stream_equal_separate_runs(tmp_path: Path) -> None:
     values = [report.member(member.name).metrics["val_loss"] for member in folds[:3]]
     assert mean.mean == pytest.approx(np.mean(values))
     assert mean.half == pytest.approx(t_quantile(2) * np.std(values, ddof=1) * np.sqrt(1 / 3 + 20 / 40))
-    assert report.compare("plain", "wide").difference.count == 3
+    assert report.compare("plain", "wide").first_minus_second.count == 3
 
 
 class Counted(Dataset[Any]):

@@ -14,15 +14,68 @@ from argosy.ensembling.scores import class_scores, disagreement, number_scores
 from argosy.ensembling.select import greedy
 from argosy.errors import RunError
 
-__all__ = ["Select", "alike", "make"]
+__all__ = ["Select", "alike", "apart", "make"]
 
 Select = Literal["greedy"] | None
+APART = (
+    "each member was validated on samples of its own, on which others may have been trained, so the ensemble itself has no score: "
+    "'out of fold' is what members said of the samples that they held out, and below it each member's own"
+)
+"""Of scores of folds."""
 
 
-def alike(networks: Mapping[str, nn.Module], seeds: Sequence[int], combine: Combine) -> Ensemble:
-    """All of them with the same weight; nothing is known of what it is worth."""
+def alike(
+    networks: Mapping[str, nn.Module],
+    seeds: Sequence[int],
+    combine: Combine,
+    *,
+    note: str,
+    scores: Sequence[Mapping[str, Any]] = (),
+) -> Ensemble:
+    """All of them with the same weight."""
     count = len(networks)
-    return Ensemble(networks, combine=combine, weights=[1 / count] * count, temperatures=[1.0] * count, seeds=seeds)
+    return Ensemble(
+        networks,
+        combine=combine,
+        weights=[1 / count] * count,
+        temperatures=[1.0] * count,
+        seeds=seeds,
+        scores=scores,
+        note=note,
+    )
+
+
+def apart(
+    networks: Mapping[str, nn.Module], seeds: Sequence[int], held_out: Sequence[Predicted], *, combine: Combine
+) -> Ensemble:
+    """An ensemble of networks that were validated on samples of their own each, as folds: what each `held_out` is scored.
+
+    Of the whole there is no score: of each sample that one network holds out, others of it were trained on it.
+    """
+    score, names = number_scores if combine == "mean" else class_scores, list(networks)
+    try:
+        found = [
+            _answers({name: network}, predicted, combine)
+            for (name, network), predicted in zip(networks.items(), held_out, strict=True)
+        ]
+    except RunError as error:
+        return alike(networks, seeds, combine, note=f"no scores: {error}")
+    whole = torch.cat([answer for answer, _ in found]), torch.cat([target for _, target in found])
+    rows: list[dict[str, Any]] = [
+        {"network": name, "weight": 1 / len(names), "samples": len(target), **score(answer, target)}
+        for name, (answer, target) in zip(["out of fold", *names], [whole, *found], strict=True)
+    ]
+    rows[0]["weight"] = None
+    return alike(networks, seeds, combine, note=APART, scores=rows)
+
+
+def _answers(networks: Mapping[str, nn.Module], predicted: Predicted, combine: Combine) -> tuple[Tensor, Tensor]:
+    """What one network says of samples that it holds out, and their targets."""
+    if combine == "mean":
+        (numbers_N,), target_N = _numbers(networks, predicted)
+        return numbers_N, target_N
+    (logits_NC,), target_N = _classes(networks, predicted)
+    return logits_NC.softmax(dim=1), target_N
 
 
 def make(
@@ -50,6 +103,7 @@ def make(
         temperatures=[temperatures[number] for number in kept],
         seeds=[seeds[number] for number in kept],
         scores=_scores(names, cooled_MN, target_N, weights, combine),
+        note=f"scores are of {len(predicted.indices):,} validation samples that all members share",
     )
 
 

@@ -1,7 +1,8 @@
 """What networks make of samples: every sample is prepared once, as the study prepares validation samples, for all networks."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,13 +11,14 @@ from torch import Tensor, nn
 
 from argosy.ensembling.answering import answer
 from argosy.ensembling.opening import random_states_kept
-from argosy.stream.blocks import ALIGNMENT, Block, Place
+from argosy.ensembling.preparing import Preparation, inputs_and_target
+from argosy.stream.blocks import ALIGNMENT, Block, Layout, Place
 from argosy.stream.pulse import Pulse
 from argosy.stream.sources import Source, open_split, probed
 from argosy.stream.trees import unflatten
 from argosy.study import Data, Study
 
-__all__ = ["Predicted", "predict", "samples_of"]
+__all__ = ["Predicted", "layout_of", "predict", "preparation_of", "samples_of"]
 
 ROWS = 256
 """Samples that networks see at a time."""
@@ -43,23 +45,43 @@ def samples_of(study: Study, samples: Any) -> Data:
     return replace(study.data, val=None if arrays else samples, val_arrays=samples if arrays else None)
 
 
-def predict(networks: Sequence[nn.Module], data: Data, *, seed: int, indices: Sequence[int] | None = None) -> Predicted:
+def layout_of(study: Study) -> Layout:
+    """Of the study's samples, which are opened for that. Raises StudyError for what cannot be had."""
+    split = "val" if study.data.has_val else "train"
+    with random_states_kept():
+        return _opened(study.data, study.seed, split).layout
+
+
+def preparation_of(study: Study) -> Preparation | None:
+    """What the study does to batches on the device; None where it does nothing."""
+    on_device = study.data.on_device
+    return None if on_device is None else Preparation(on_device, cache(partial(layout_of, study)))
+
+
+def predict(
+    networks: Sequence[nn.Module],
+    data: Data,
+    *,
+    seed: int,
+    indices: Sequence[int] | None = None,
+    preparation: Preparation | None = None,
+) -> Predicted:
     """Let networks answer to the validation samples of the data, or to some of them. Raises StudyError for what cannot be had.
 
-    They are on one device, where `Data.on_device` runs as well, and are put into ``eval()``. A sample that raised, where these are
+    They are on one device, where the preparation runs as well, and are put into ``eval()``. A sample that raised, where these are
     skipped, is left out.
     """
     device = next((tensor.device for tensor in networks[0].state_dict().values()), torch.device("cpu"))
     with random_states_kept(), torch.no_grad():
         for network in networks:
             network.eval()
-        source = _opened(data, seed)
+        source = _opened(data, seed, "val")
         chosen = np.arange(source.length) if indices is None else np.asarray(indices, dtype=np.int64)
         outputs: list[list[Tensor]] = [[] for _ in networks]
         targets, kept = [], []
         for start in range(0, len(chosen), ROWS):
             block = _prepared(source, chosen[start : start + ROWS])
-            inputs, target = _batch(block, data, device)
+            inputs, target = _batch(block, preparation, device)
             for number, network in enumerate(networks):
                 outputs[number].append(answer(network, inputs).cpu())
             targets.append(target)
@@ -68,25 +90,18 @@ def predict(networks: Sequence[nn.Module], data: Data, *, seed: int, indices: Se
     return Predicted([torch.cat(parts) for parts in outputs], whole, torch.cat(kept), source.length)
 
 
-def _opened(data: Data, seed: int) -> Source:
+def _opened(data: Data, seed: int, split: str) -> Source:
     pulse = Pulse.private()
-    found = open_split(data, "val", seed=seed, pulse=pulse)
-    return probed(found, "val", seed=seed, skip_errors=data.on_error == "skip", pulse=pulse)
+    found = open_split(data, split, seed=seed, pulse=pulse)
+    return probed(found, split, seed=seed, skip_errors=data.on_error == "skip", pulse=pulse)
 
 
-def _batch(block: Block, data: Data, device: torch.device) -> tuple[Any, Any]:
-    """Inputs and target: the second part of samples, or the labels of those that are dicts; None where they have neither."""
+def _batch(block: Block, preparation: Preparation | None, device: torch.device) -> tuple[Any, Any]:
+    """Inputs, and the target on the host; None where samples have none."""
     sound = torch.from_numpy(block.sound)
     leaves = [(leaf if block.whole else leaf[sound]).to(device) for leaf in block.leaves]
     batch = unflatten(leaves, block.tree)
-    if data.on_device is not None:
-        batch = data.on_device(batch)
-    if isinstance(batch, Mapping):
-        inputs, target = batch, batch.get("labels")
-    elif isinstance(batch, tuple | list):
-        inputs, target = batch[0], batch[1] if len(batch) > 1 else None
-    else:
-        inputs, target = batch, None
+    inputs, target = inputs_and_target(batch if preparation is None else preparation(batch))
     return inputs, target.cpu() if isinstance(target, Tensor) else None
 
 

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from argosy.ensembling.combining import Combine
 from argosy.ensembling.ensemble import Ensemble
-from argosy.ensembling.making import Select, alike, make
+from argosy.ensembling.making import Select, alike, apart, make
 from argosy.ensembling.opening import opened
-from argosy.ensembling.predict import predict, samples_of
+from argosy.ensembling.predict import Predicted, predict, preparation_of, samples_of
+from argosy.ensembling.preparing import Prepared
 from argosy.errors import RunError
 from argosy.fold import RunState
 from argosy.study import Member, Study
@@ -32,9 +33,10 @@ class Trained:
     state: RunState
     directory: Path
 
-    def load(self, name: str) -> nn.Module:
+    def load(self, name: str, *, preprocess: bool = False) -> nn.Module:
         """See `Networks.load`."""
         study = self._study()
+        preparation = preparation_of(study) if preprocess else None
         saved = next((saved for saved in reversed(self.state.member(name).saved) if saved.best is not None), None)
         if saved is None or saved.best is None:
             raise RunError(
@@ -46,7 +48,8 @@ class Trained:
             )
         best = checkpoint.load(self.directory / "members" / name / saved.best, saved.best_sha256)
         member = study.member(name)
-        return opened(member, best["model"], seed_of(member, study.seed))
+        network = opened(member, best["model"], seed_of(member, study.seed))
+        return network if preparation is None else Prepared(network, preparation).eval()
 
     def predict(self, network: nn.Module, samples: Any) -> Tensor:
         """See `Networks.predict`."""
@@ -56,18 +59,26 @@ class Trained:
                 f"the study of {self.directory} has no validation data to predict; give samples, as in report.predict((x,))."
             )
         data = study.data if samples is None else samples_of(study, samples)
-        return predict([network], data, seed=study.seed).outputs[0]
+        # A network that prepares its inputs itself is given them as they are.
+        preparation = None if getattr(network, "preparation", None) is not None else preparation_of(study)
+        return predict([network], data, seed=study.seed, preparation=preparation).outputs[0]
 
-    def ensemble(self, names: Sequence[str], *, combine: Combine | None, select: Select, calibrate: bool) -> Ensemble:
+    def ensemble(
+        self, names: Sequence[str], *, combine: Combine | None, select: Select, calibrate: bool, preprocess: bool
+    ) -> Ensemble:
         """See `Networks.ensemble`."""
+        found = self._combined(names, combine=combine, select=select, calibrate=calibrate)
+        found.preparation = preparation_of(self._study()) if preprocess else None
+        return found
+
+    def _combined(self, names: Sequence[str], *, combine: Combine | None, select: Select, calibrate: bool) -> Ensemble:
         study = self._study()
         networks = {name: self.load(name) for name in names}
         members = [study.member(name) for name in names]
         seeds = [seed_of(member, study.seed) for member in members]
         combine = combine or _usual(members)
         if study.data.has_val and _all_validated_alike(members):
-            chosen = members[0].val_subset
-            predicted = predict(list(networks.values()), study.data, seed=study.seed, indices=chosen)
+            predicted = self._predicted(list(networks.values()), members[0].val_subset)
             return make(networks, seeds, predicted, combine=combine, select=select, calibrate=calibrate)
         if select is not None or calibrate:
             found = "have validation samples of their own each" if study.data.has_val else "have no validation samples"
@@ -75,7 +86,10 @@ class Trained:
                 f"members {', '.join(map(repr, names))} {found}, and select= and calibrate= need the same for all. Leave "
                 "them out, or choose members that share theirs, with members=."
             )
-        return alike(networks, seeds, combine)
+        if not study.data.has_val:
+            return alike(networks, seeds, combine, note="no scores: the study has no validation samples")
+        held_out = [self._predicted([networks[member.name]], member.val_subset) for member in members]
+        return apart(networks, seeds, held_out, combine=combine)
 
     def out_of_fold(self, names: Sequence[str]) -> Tensor:
         """See `Networks.out_of_fold`."""
@@ -87,7 +101,7 @@ class Trained:
                 raise RunError(
                     f"member {name!r} has no val_subset, so it holds out no fold. Ask for members made by argosy.kfold."
                 )
-            parts.append(predict([network], study.data, seed=study.seed, indices=study.member(name).val_subset))
+            parts.append(self._predicted([network], study.member(name).val_subset))
         first = parts[0].outputs[0]
         total = first.new_zeros(parts[0].length, *first.shape[1:])
         times = first.new_zeros(parts[0].length, *[1] * (total.dim() - 1))
@@ -95,6 +109,11 @@ class Trained:
             total.index_add_(0, part.indices, part.outputs[0].to(total.dtype))
             times.index_add_(0, part.indices, times.new_ones(len(part.indices), *times.shape[1:]))
         return total / times
+
+    def _predicted(self, networks: Sequence[nn.Module], indices: Sequence[int] | None) -> Predicted:
+        """What networks answer to validation samples of the study."""
+        study = self._study()
+        return predict(networks, study.data, seed=study.seed, indices=indices, preparation=preparation_of(study))
 
     def _study(self) -> Study:
         if self.study is None:

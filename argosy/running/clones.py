@@ -176,32 +176,33 @@ class Clones:
 
 
 def newest_file(source: MemberState) -> Checkpoint | None:
-    """The one of an epoch's end, among the two that are surely there still."""
+    """The one of an epoch's end, among the two that are surely there still; without its best weights, which no clone takes over."""
     found = source.saved[-2:]
     if len({saved.file for saved in found}) == 1:
         found = found[:1]  # the second one has best weights from behind the file
     found.reverse()
-    return next((saved for saved in found if (saved.section, saved.position, saved.carried) == (0, 0, 0)), None)
+    ends = (saved for saved in found if (saved.section, saved.position, saved.carried) == (0, 0, 0))
+    return next((replace(saved, best=None, best_sha256=None) for saved in ends), None)
 
 
 def inherit(directory: Path, cloned: Cloned) -> None:
-    """Let a clone have the files that it goes on from, which its source deletes one day.
+    """Let a clone have the file that it goes on from, which its source deletes one day.
 
-    Raises CheckpointError where one is not there.
+    Raises CheckpointError where it is not there.
     """
     checkpoint = cloned.checkpoint
     if checkpoint is None:
         return
     there, here = directory / "members" / cloned.source, directory / "members" / cloned.member
     here.mkdir(parents=True, exist_ok=True)
-    for name in filter(None, {checkpoint.file, checkpoint.best}):
-        check(there / name)
-        # A driver that was killed before it journaled the clone may have left one of that name.
-        (here / name).unlink(missing_ok=True)
-        try:
-            os.link(there / name, here / name)
-        except PermissionError:
-            shutil.copyfile(there / name, here / name)  # a file system without links
+    name = checkpoint.file
+    check(there / name)
+    # A driver that was killed before it journaled the clone may have left one of that name.
+    (here / name).unlink(missing_ok=True)
+    try:
+        os.link(there / name, here / name)
+    except PermissionError:
+        shutil.copyfile(there / name, here / name)  # a file system without links
     descriptor = os.open(here, os.O_RDONLY)
     try:
         os.fsync(descriptor)

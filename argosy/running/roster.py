@@ -187,7 +187,7 @@ class Roster:
             stream_epoch=point.stream_epoch,
             checkpoint=point.checkpoint,
             accumulate=self.accumulate(name),
-            changes=state.changes if point.checkpoint and point.checkpoint == state.inherited else {},
+            changes=state.changes if point.checkpoint and point.checkpoint == state.inherited else None,
             notes=(*notes, *point.notes),
             packed=self.state.member(name).packed,
         )

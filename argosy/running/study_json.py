@@ -81,7 +81,8 @@ def _with_newcomers(found: dict[str, Any], path: Path) -> dict[str, Any]:
     """The study with those that came since; a line that was not finished is of members that had not begun."""
     lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
     for line in map(json.loads, lines):
-        found["members"] = {**line["members"], **found["members"]}
+        # Later ones come behind those before them, and say nothing new of a member that is known.
+        found["members"] = {**found["members"], **line["members"], **found["members"]}
         known = found["code"]["parts"]
         for name, digests in line["parts"].items():
             known[name] = [*dict.fromkeys((*known.get(name, ()), *digests))]

@@ -61,11 +61,16 @@ class Trial:
         self.name, self.members, self.sections = name, members, sections
         self.best, self._heard = math.nan, 0
 
-    def hear(self, histories: Sequence[History], objective: str) -> Iterator[tuple[int, float, float]]:
-        """(sections, value, best so far) of what is to be told, for each section that is new: the mean of all its members."""
+    def hear(
+        self, histories: Sequence[History], objective: str, *, behind: int = 0
+    ) -> Iterator[tuple[int, float, float]]:
+        """(sections, value, best so far) of what is to be told, for each section that is new: the mean of all its members.
+
+        The first `behind` sections are those of a clone's source, which say nothing of what the clone is worth.
+        """
         while self._heard < min(map(len, histories)):
             value = sum(history[self._heard].get(objective, math.nan) for history in histories) / len(histories)
-            if better(value, self.best, self.mode):
+            if self._heard >= behind and better(value, self.best, self.mode):
                 self.best = value
             self._heard += 1
             if self._heard > self.told:

@@ -327,12 +327,13 @@ class Tuner:
     def _tell(self, trial: Trial, state: RunState) -> None:
         """Let the scheduler and Optuna know what a trial is worth after each section: the best that it has had.
 
-        Those of a population are compared as they are: clones have the best of their sources.
+        Those of a population are compared as they are, whatever they had been before.
         """
         if trial.number not in self._open:
             return  # What it has been told with was its last.
-        histories = [one.history for one in trial.here(state)]
-        for sections, value, best in trial.hear(histories, self.objective):
+        here = trial.here(state)
+        histories, behind = [one.history for one in here], max(one.behind for one in here)
+        for sections, value, best in trial.hear(histories, self.objective, behind=behind):
             worth = best if self.population is None else value
             self.scheduler.tell(trial.number, sections, worth if self.mode == "min" else -worth)
             self.sampling.report(trial.number, sections, best)

@@ -50,7 +50,9 @@ class Aboard:
             # The driver has compared its sum. The file's own tensors go again; what is copied from them stays.
             with large_outside():
                 position = live.load_state_dict(checkpoint.load(files.folder / start.checkpoint.file))
-            change(live, start.changes, built)
+            if start.changes is not None:
+                live.best = None  # that of the file is the source's
+                change(live, start.changes, built)
         live.begin_epoch(orders, start.stream_epoch, position)
         first = start.stream_epoch * sections + live.section
         leads = start.seat is None or start.seat.rank == 0

@@ -312,7 +312,7 @@ class Trainer:
         live = self.trials.take(start.member)
         for note in start.notes:
             self.guard.log(start.member, note)
-        files = Files(self.directory / "members" / start.member, start.checkpoint, inherited=bool(start.changes))
+        files = Files(self.directory / "members" / start.member, start.checkpoint, inherited=start.changes is not None)
         sections = self.terms.validations_per_epoch
         aboard = Aboard.board(live, start, files, self.orders, sections=sections)
         self.aboard[start.member] = aboard

@@ -225,7 +225,7 @@ class SearchReport:
             epochs=sum(row.epochs - _inherited(cloned.get(row.name)) for row in run.rows),
             packed_seconds=sum(packs.saved_by(event) for _, event in told),
             first_comparison_seconds=_first_comparison(told),
-            best_seconds=None if best is None else _found(best, run, told, cloned),
+            best_seconds=None if best is None else _found(best, run, told),
             study=study,
         )
 
@@ -273,7 +273,7 @@ def _first_comparison(told: Told) -> float | None:
     return None
 
 
-def _found(best: TrialResult, run: Report, told: Told, cloned: Mapping[str, Cloned]) -> float | None:
+def _found(best: TrialResult, run: Report, told: Told) -> float | None:
     """When the best trial had ended its best section."""
     ended = [(seconds, event) for seconds, event in told if isinstance(event, SectionEnded)]
     if best.best_section is not None:
@@ -282,19 +282,13 @@ def _found(best: TrialResult, run: Report, told: Told, cloned: Mapping[str, Clon
             if event.member in best.members and (event.epoch, event.section) == best.best_section:
                 first.setdefault(event.member, seconds)
         return max(first.values())
-    line, until = _line(best.name, cloned), run.member(best.name).best_epoch
+    until = run.member(best.name).best_epoch
     here = [
-        s for s, event in ended if event.best and event.member in line and until is not None and event.epoch <= until
+        s
+        for s, event in ended
+        if event.best and event.member == best.name and until is not None and event.epoch <= until
     ]
     return here[-1] if here else None
-
-
-def _line(name: str, cloned: Mapping[str, Cloned]) -> list[str]:
-    """A member, whose weights it went on from, and so on: the best section of one may be that of another."""
-    found = [name]
-    while found[-1] in cloned:
-        found.append(cloned[found[-1]].source)
-    return found
 
 
 def _inherited(cloned: Cloned | None) -> int:

@@ -31,7 +31,7 @@ def in_a_line(screen: Screen) -> str:
     if not screen.epochs:
         return f"{screen.phase[0].upper()}{screen.phase[1:]}, {lasting(screen.seconds)} so far."
     left = f", {_left(screen)}" if _left(screen) else ""
-    best = "" if screen.best is None else f"; best {screen.objective} {screen.best[1]:.4g} ({screen.best[0]})"
+    best = "" if screen.best is None else f"; best {screen.objective} {screen.best.told} ({screen.best.name})"
     slow = f"; bottleneck: {screen.bottleneck.stage}" if screen.bottleneck is not None else ""
     return f"{screen.share:.0%} of all epochs ({_epochs(screen)}){left}; {_counts(screen)}{best}{slow}"
 

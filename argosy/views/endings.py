@@ -24,7 +24,11 @@ def what_next(report: Report, command: str) -> str:
         lines += [*failed, f"Mended:          {command} --retry-failed"]
     if any(row.metrics for row in report.rows):
         lines.append(f"Curves, devices: argosy report {folder} --open")
-        lines.append(f"Best network:    argosy.load({str(report.directory)!r}, study=study).best().load()")
+    loaded = f"argosy.load({str(report.directory)!r}, study=study)"
+    if report.leader is not None and report.leader.repetitions is not None:
+        lines.append(f"Best networks:   {loaded}.ensemble(members=[{report.leader.name!r}])")
+    elif report.leader is not None:
+        lines.append(f"Best network:    {loaded}.member({report.leader.name!r}).load()")
     return "\n".join(lines)
 
 

@@ -25,12 +25,12 @@ class Means:
         if not found:
             return None
         metrics = list(dict.fromkeys(metric for each in found for metric in each.metrics))
-        less = {each.second: str(each) for each in report.repetitions.comparisons}
+        less = {each.first: each.told for each in report.repetitions.comparisons}
         pairs = " Differences are taken pair by pair." if less else ""
         return cls(
             columns=[
                 *("configuration", "done", *metrics),
-                *([f"{report.objective} less that of {found[0].name}"] if less else []),
+                *([f"{report.objective} minus that of {found[0].name}"] if less else []),
             ],
             rows=[
                 [
@@ -40,5 +40,5 @@ class Means:
                 ]
                 for each in found
             ],
-            text=f"Means over repetitions, ± half of their 95 % intervals.{pairs}",
+            text=f"Means over repetitions, ± half of their 95 % intervals, the best first.{pairs}",
         )

@@ -6,7 +6,7 @@ from typing import Any
 from argosy.events import MemberEnded, MemberStarted, NodeCame, SharingChosen, WorkerLost
 from argosy.fold import WRONG
 
-__all__ = ["Notices"]
+__all__ = ["Notices", "lost"]
 
 MOST_TOLD = 3
 """Notices of a kind: the screen, the lines and the report count the rest."""
@@ -27,8 +27,7 @@ class Notices:
         if isinstance(message, MemberEnded) and message.status in WRONG:
             return self._first(message.status, _failure(message, directory), "red")
         if isinstance(message, WorkerLost):
-            text = f"{message.worker} is lost: {message.detail}; its members go on from their checkpoints"
-            return self._first("lost", text, "yellow")
+            return self._first("lost", lost(message.worker, message.detail), "yellow")
         if isinstance(message, NodeCame):
             return [(f"{message.node} has come: {len(message.devices)} more devices", "")]
         if isinstance(message, MemberStarted):
@@ -42,6 +41,12 @@ class Notices:
     def _first(self, kind: str, text: str, style: str) -> list[tuple[str, str]]:
         self._told[kind] = self._told.get(kind, 0) + 1
         return [(text, style)] if self._told[kind] <= MOST_TOLD else []
+
+
+def lost(worker: str, detail: str) -> str:
+    """What a lost worker means: a trainer has members, a feeder has none."""
+    feeds = worker.rpartition("/")[2].startswith("feeder")
+    return f"{worker} is lost: {detail}" + ("" if feeds else "; its members go on from their checkpoints")
 
 
 def _failure(ended: MemberEnded, directory: Path) -> str:

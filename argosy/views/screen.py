@@ -9,9 +9,13 @@ from typing import Any
 
 from argosy.diagnosis import Diagnosis, diagnose
 from argosy.fold import OVER, WRONG, MemberState, RunState
+from argosy.ranking import NUMBER, rank
+from argosy.repetitions import Leader, Repetitions
+from argosy.stopping import mode_of
 from argosy.study import Study
 from argosy.views.news import News
-from argosy.wording import differing, last_line, spelled
+from argosy.views.notices import lost
+from argosy.wording import cause, differing, spelled
 
 __all__ = ["Berth", "Question", "Row", "Screen", "screen_of"]
 
@@ -94,8 +98,8 @@ class Screen:
     attention: tuple[str, ...]
     """What went wrong, newest first."""
     objective: str
-    best: tuple[str, float] | None
-    """The best member, and its objective in its best section."""
+    best: Leader | None
+    """The best member or configuration so far."""
     rows: tuple[Row, ...]
     """Members, those first that are worth a look: what failed, the best, what changes."""
 
@@ -129,7 +133,7 @@ def screen_of(question: Question, state: RunState, news: News, *, phase: str, no
         berths=_berths(states, news),
         attention=_attention(states, news, now),
         objective=study.objective,
-        best=next(((name, _best(states[name], study)) for name, rank in ranks.items() if rank == 0), None),
+        best=_leader(study, states),
         rows=_rows(question, states, news, begun, ranks, now),
     )
 
@@ -201,16 +205,12 @@ def _berths(states: Mapping[str, MemberState], news: News) -> tuple[Berth, ...]:
 
 def _attention(states: Mapping[str, MemberState], news: News, now: float) -> tuple[str, ...]:
     wrong = [
-        (news.changed.get(name, -math.inf), f"{name} {state.status}: {last_line(state.reason)}")
+        (news.changed.get(name, -math.inf), f"{name} {state.status}: {cause(state.reason)}")
         for name, state in states.items()
         if state.status in WRONG
     ]
-    lost = [
-        (when, f"{worker} is lost: {detail}; its members go on from their checkpoints")
-        for when, worker, detail in news.lost
-        if now - when < LATELY_SECONDS
-    ]
-    return tuple(text for _, text in sorted([*wrong, *lost], key=lambda item: item[0], reverse=True))
+    gone = [(when, lost(worker, detail)) for when, worker, detail in news.lost if now - when < LATELY_SECONDS]
+    return tuple(text for _, text in sorted([*wrong, *gone], key=lambda item: item[0], reverse=True))
 
 
 def _rows(
@@ -256,13 +256,26 @@ def _rows(
 
 
 def _ranks(study: Study, states: Mapping[str, MemberState]) -> dict[str, float]:
-    """From 0, the best; infinite before a first section."""
-    sign = 1.0 if study.mode == "min" else -1.0
-    values = {name: sign * _best(state, study) for name, state in states.items()}
-    known = sorted((name for name, value in values.items() if not math.isnan(value)), key=values.__getitem__)
-    return {**dict.fromkeys(states, math.inf), **{name: float(rank) for rank, name in enumerate(known)}}
+    """From 0, the best; infinite before a first section, and of members that have come to nothing."""
+    mode = mode_of(study.objective, study.mode)
+    ranks = {name: rank(value, mode) for name, value in _reached(study, states).items()}
+    known = sorted((name for name, (kind, _) in ranks.items() if kind == NUMBER), key=ranks.__getitem__)
+    return {**dict.fromkeys(states, math.inf), **{name: float(place) for place, name in enumerate(known)}}
 
 
-def _best(state: MemberState, study: Study) -> float:
-    """The objective in its best section; NaN before a first one."""
-    return math.nan if state.best is None else state.best.metrics.get(study.objective, math.nan)
+def _leader(study: Study, states: Mapping[str, MemberState]) -> Leader | None:
+    """As `Report.leader`, of what is known so far: members that still train count."""
+    reached, mode = _reached(study, states), mode_of(study.objective, study.mode)
+    single = {one.name: reached[one.name] for one in study.members if one.repetition is None and one.name in reached}
+    repeated = [
+        (one.repetition, {study.objective: reached[one.name]} if one.name in reached else {})
+        for one in study.members
+        if one.repetition is not None
+    ]
+    return Repetitions.of(repeated, objective=study.objective, mode=mode).leader(single)
+
+
+def _reached(study: Study, states: Mapping[str, MemberState]) -> dict[str, float]:
+    """The objective of members in their best sections."""
+    found = {name: state.best for name, state in states.items() if state.status not in WRONG}
+    return {name: best.metrics.get(study.objective, math.nan) for name, best in found.items() if best is not None}

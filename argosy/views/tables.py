@@ -15,6 +15,11 @@ from argosy.wording import last_line, told
 
 __all__ = ["report_table", "search_table"]
 
+LEAST_SAVED = 0.005
+"""Share of a time below which nothing is said to be saved."""
+MOST_FAILURES = 10
+"""Failed members whose reasons are told below the table."""
+
 
 def search_table(report: SearchReport) -> Group:
     """A search for people: trials, best first, and how soon the best was known."""
@@ -34,9 +39,9 @@ def search_table(report: SearchReport) -> Group:
     )
     if report.first_comparison_seconds is not None:
         text += f" All could be compared after {report.first_comparison_seconds:.1f} s."
-    if report.saved_by_sharing:
+    if report.saved_by_sharing >= LEAST_SAVED:
         text += f" Preparing samples once for all saved {report.saved_by_sharing:.0%} of the CPU time, at what a sample cost."
-    if report.saved_by_packing:
+    if report.saved_by_packing >= LEAST_SAVED:
         text += (
             f" Stepping trials alike as one program saved {report.saved_by_packing:.0%} of the trainers' time, by what a sample "
             "took alone and together."
@@ -52,19 +57,25 @@ def search_table(report: SearchReport) -> Group:
 
 
 def _pack_words(pack: Packed) -> str:
-    """What a device did with members that may be one program."""
-    count, gain = sum(map(len, pack.programs)), pack.improvement
-    programs = len(pack.programs)
+    """What a device did with several members that may be one program."""
+    count, programs = sum(map(len, pack.programs)), len(pack.programs)
     how = "one after another" if pack.size == 1 else f"in {programs} program{'s' * (programs > 1)}"
     if pack.kind != "plain":
         how += f", {pack.kind},"
-    measured = "" if gain is None else f"; together they take {1 - gain:.0%} of the time"
+    measured = _pack_measured(pack)
     need = dict(pack.step_bytes).get(pack.size)
     memory = "" if need is None else f"; a step takes {need * pack.size / 2**20:,.1f} MiB"
     reason = f"; {pack.reason}" if pack.reason else ""
     reason += "".join(f"; not {kind}: {why}" for kind, why in pack.refused.items())
-    who = "1 member was" if count == 1 else f"{count} members alike were"
-    return f"{who} stepped {how} on {pack.device}{measured}{memory}{reason}."
+    return f"{count} members alike were stepped {how} on {pack.device}{measured}{memory}{reason}."
+
+
+def _pack_measured(pack: Packed) -> str:
+    """What the chosen programs take of the time of single steps; of members stepped one after another, what one program would take."""
+    if pack.size == 1:
+        return "" if pack.improvement is None else f"; as one program they took {1 - pack.improvement:.0%} of the time"
+    alone, chosen = pack.seconds.get(("plain", 1)), pack.seconds.get((pack.kind, pack.size))
+    return "" if alone is None or chosen is None else f"; together they take {chosen / alone:.0%} of the time"
 
 
 def report_table(report: Report) -> Group:
@@ -74,24 +85,34 @@ def report_table(report: Report) -> Group:
     for row in report.rows:
         values = [f"{row.metrics[name]:.4g}" if name in row.metrics else "" for name in metrics]
         table.add_row(row.name, row.status, f"{row.epochs:g}", *values, f"{row.seconds:.1f}")
-    text = (
-        f"{report.status}{_after(report)}. Each training sample was prepared {report.preparations:.1f} times "
-        f"per epoch (one script per member: {report.preparations_alone:.1f})."
-    )
+    text = "".join(f"{line}\n" for line in _failures(report)) + f"{report.status}{_after(report)}."
+    if report.preparations:
+        text += f" Each training sample was prepared {report.preparations:.1f} times per epoch"
+        text += f" (one script per member: {report.preparations_alone:.1f})."
     if report.gauges:
         text += f" Trainers waited for data {report.waiting_share:.0%} of their time."
     if report.sharing is not None and report.sharing.reason != "one node":
         text += f"\nNodes shared the stream: {report.sharing.sharing} ({report.sharing.reason})."
     for pack in report.last_packs:
-        text += f"\n{_pack_words(pack)}"
+        if sum(map(len, pack.programs)) > 1:
+            text += f"\n{_pack_words(pack)}"
     if report.diagnosis is not None:
         text += f"\nBottleneck: {report.diagnosis.verdict}."
+    if report.leader is not None:
+        text += f"\nBest: {report.leader}."
     if len(report.legs) == 1:
         (leg,) = report.legs
-        predicted = f", {leg.predicted_seconds:.1f} s were predicted" if leg.predicted_seconds else ""
+        predicted = f", {leg.predicted_seconds:.1f} s were predicted" if leg.was_predicted else ""
         text += f"\nTraining took {leg.seconds:.1f} s of this{predicted}."
     legs = [_legs_table(report.legs)] if len(report.legs) > 1 else []
     return Group(table, *_repetitions(report), Text(text), *legs)
+
+
+def _failures(report: Report) -> list[str]:
+    """A line for each member that failed or diverged, up to a few."""
+    failed = [row.failure for row in report.rows if row.failed]
+    more = [f"and {len(failed) - MOST_FAILURES} more failed or diverged"] if len(failed) > MOST_FAILURES else []
+    return [*failed[:MOST_FAILURES], *more]
 
 
 def _after(report: Report) -> str:

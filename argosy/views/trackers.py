@@ -66,7 +66,7 @@ class Feed:
         self._calls.put(("open", (job.directory, job.directory.name)))
         told = self._told_before()
         for member in state.members.values():
-            missed = [row for row in member.sections if row.epochs > told.get(member.name, 0.0)]
+            missed = [row for row in member.own_sections if row.epochs > told.get(member.name, 0.0)]
             for call in _again(member, missed, job.study) if missed else ():
                 self._calls.put(call)
         self._thread.start()

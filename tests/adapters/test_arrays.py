@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim import SGD
 
 import argosy
-from argosy.errors import MemberError, StudyError
+from argosy.errors import MemberError, MemberFailed, StudyError
 
 RANDOM = np.random.RandomState(0)
 X = RANDOM.normal(size=(120, 4))
@@ -56,7 +56,8 @@ HOW = {"launcher": "inline", "devices": "cpu:1", "stop": argosy.MaxEpochs(1)}
 @pytest.mark.parametrize("kept", [True, False])
 def test_why_no_member_finished_an_epoch_is_told(tmp_path: Path, kept: bool) -> None:
     whole = np.arange(480).reshape(120, 4)
-    with pytest.raises(MemberError, match=r"'net' has failed:(.|\n)*same dtype(.|\n)*give X as floats") as told:
+    words = r"'net' has failed:(.|\n)*same dtype(.|\n)*give X as floats"
+    with pytest.warns(MemberFailed, match="'net' failed"), pytest.raises(MemberError, match=words) as told:
         argosy.fit(whole, WORDS, member(), directory=tmp_path if kept else None, **HOW)
     assert "argosy status" not in str(told.value)
 

@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
 from torch.utils.data import DataLoader, TensorDataset
 
 import argosy
-from argosy.errors import StudyError
+from argosy.errors import MemberFailed, StudyError
 from argosy.stream.order import member_seed, permutation
 from argosy.training import checkpoint
 from argosy.training.devices import backend_of
@@ -330,7 +330,8 @@ def test_what_batches_leave_to_the_next_is_saved_between_them(tmp_path: Path, mo
 @pytest.mark.parametrize(("monitor", "validated"), [("val_loss", False), ("val_auc", True)])
 def test_a_learning_rate_that_follows_nothing_is_told(tmp_path: Path, monitor: str, validated: bool) -> None:
     member = argosy.from_lightning("net", partial(Following, monitor), batch_size=BATCH)
-    row = run(tmp_path, member, 2, validated=validated)
+    with pytest.warns(MemberFailed, match="'net' failed: "):
+        row = run(tmp_path, member, 2, validated=validated)
     assert row.status == "failed"
     assert f"its learning rate follows '{monitor}', which training did not log, and validation logged n" in row.reason
 
@@ -351,4 +352,6 @@ def test_hooks_that_nobody_would_call_are_refused() -> None:
 
 def test_a_figure_that_is_not_logged_is_missed_before_training(tmp_path: Path) -> None:
     member = argosy.from_lightning("net", Classifier, batch_size=BATCH, metrics=["val_auc"])
-    assert "does not log 'val_auc'; it logs val_loss, val_acc, val_f1" in run(tmp_path, member, 1).reason
+    with pytest.warns(MemberFailed, match="does not log 'val_auc'"):
+        row = run(tmp_path, member, 1)
+    assert "does not log 'val_auc'; it logs val_loss, val_acc, val_f1" in row.reason

@@ -21,7 +21,7 @@ from torch.optim import SGD
 
 import argosy
 from argosy.api import LAUNCHERS, forecast_cluster, profile
-from argosy.errors import MemberError, PlanError, StudyError
+from argosy.errors import MemberError, MemberFailed, PlanError, StudyError
 from argosy.events import MemberEnded
 from argosy.running.audit import audit
 from argosy.running.view import Silent
@@ -195,7 +195,8 @@ class Raising(nn.Module):
 
 def test_a_raising_member_ends_alone(tmp_path: Path, launcher: str) -> None:
     fleet = [studies.member("bad", model=Raising), studies.member()]
-    report = argosy.train(studies.study(fleet=fleet), directory=tmp_path / "a", launcher=launcher, devices="cpu:1")
+    with pytest.warns(MemberFailed, match="'bad' failed: ValueError: fifth forward"):
+        report = argosy.train(studies.study(fleet=fleet), directory=tmp_path / "a", launcher=launcher, devices="cpu:1")
     assert report.member("bad").status == "failed"
     assert "ValueError: fifth forward" in report.member("bad").reason
     assert "ValueError: fifth forward" in (tmp_path / "a" / "members" / "bad" / "log.txt").read_text()
@@ -210,7 +211,8 @@ def no_model() -> nn.Module:
 
 def test_a_factory_that_raises_ends_its_member_alone(tmp_path: Path, launcher: str) -> None:
     fleet = [studies.member("bad", model=no_model), studies.member()]
-    report = argosy.train(studies.study(fleet=fleet), directory=tmp_path, launcher=launcher)
+    with pytest.warns(MemberFailed, match="'bad' failed: RuntimeError: no such width"):
+        report = argosy.train(studies.study(fleet=fleet), directory=tmp_path, launcher=launcher)
     assert (report.member("bad").status, report.member("mlp").status) == ("failed", "done")
     assert "no such width" in report.member("bad").reason
 
@@ -221,7 +223,8 @@ def one_value(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 def test_a_metric_of_the_wrong_shape_is_named(tmp_path: Path, launcher: str) -> None:
     fleet = [studies.member("bad", metrics={"one": one_value}), studies.member()]
-    report = argosy.train(studies.study(fleet=fleet), directory=tmp_path, launcher=launcher)
+    with pytest.warns(MemberFailed, match="'bad' failed: "):
+        report = argosy.train(studies.study(fleet=fleet), directory=tmp_path, launcher=launcher)
     assert (report.member("bad").status, report.member("mlp").status) == ("failed", "done")
     assert "'one' gave a tensor of shape (1,) for a batch of 20" in report.member("bad").reason
 
@@ -234,7 +237,8 @@ def test_three_equal_failures_stop_the_study(tmp_path: Path, launcher: str) -> N
 
 def test_a_diverging_member_ends_as_diverged(tmp_path: Path, launcher: str) -> None:
     fleet = [studies.member("wild", model=Linear, optimizer=partial(SGD, lr=1e38)), studies.member()]
-    report = argosy.train(studies.study(fleet=fleet), directory=tmp_path, launcher=launcher)
+    with pytest.warns(MemberFailed, match="'wild' diverged: "):
+        report = argosy.train(studies.study(fleet=fleet), directory=tmp_path, launcher=launcher)
     assert (report.member("wild").status, report.member("mlp").status) == ("diverged", "done")
 
 

@@ -237,9 +237,125 @@ def test_an_ensemble_of_numbers_has_a_mean_and_a_spread(tmp_path: Path) -> None:
     assert torch.equal(every.quantiles(x, [0.0, 1.0]), torch.stack([said.amin(dim=0), said.amax(dim=0)]))
 
 
-def test_members_of_folds_are_one_ensemble_of_which_nobody_knows_the_worth(tmp_path: Path) -> None:
-    halves = range(150), range(150, 300)
-    folds = [member(f"fold{number}", val_subset=half) for number, half in enumerate(halves)]
-    ensemble = trained(tmp_path, folds, epochs=1).ensemble()
-    assert ensemble.scores == ()
+def test_an_ensemble_of_folds_is_scored_on_what_each_member_held_out(tmp_path: Path) -> None:
+    every = (X[TRAIN], Y[TRAIN])
+    folds = argosy.kfold(member("net"), 3, samples=600)
+    report = trained(tmp_path, folds, data=argosy.Data(arrays=every, val_arrays=every), epochs=2)
+    ensemble = report.ensemble(top=3)
+    whole, *own = ensemble.scores
+    assert (whole["network"], whole["weight"], whole["samples"]) == ("out of fold", None, 600)
+    expected = class_scores(report.out_of_fold("net").softmax(dim=1), Y[TRAIN])
+    assert {name: whole[name] for name in expected} == pytest.approx(expected, rel=1e-5)
+    for row in own:
+        metrics = report.member(row["network"]).metrics
+        assert (row["samples"], row["nll"]) == (200, pytest.approx(metrics["val_loss"], rel=1e-4))
+    assert "so the ensemble itself has no score" in ensemble.note
+    ensemble.save(tmp_path / "folds.pt")
+    again = Ensemble.load(tmp_path / "folds.pt", folds)
+    assert (again.note, again.scores) == (ensemble.note, ensemble.scores)
     assert ensemble(X[:3]).shape == (3, 10)
+
+
+def test_an_ensemble_says_why_it_has_no_scores(tmp_path: Path) -> None:
+    unseen = trained(tmp_path / "unseen", [member("net")], data=argosy.Data(arrays=(X[TRAIN], Y[TRAIN])), epochs=1)
+    assert unseen.ensemble().scores == ()
+    assert unseen.ensemble().note == "no scores: the study has no validation samples"
+    halves = [member(f"fold{number}", val_subset=half) for number, half in enumerate((range(150), range(150, 300)))]
+    numbers = trained(tmp_path / "halves", halves, epochs=1).ensemble(combine="mean")
+    assert numbers.scores == ()
+    assert numbers.note.startswith("no scores: outputs of the members have shape (150, 10), and targets")
+    assert trained(tmp_path / "halves", halves, epochs=1).ensemble().scores[0]["samples"] == 300
+
+
+def scaled(batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """As the how-to has it."""
+    images, labels = batch
+    return images.float() / 16, labels
+
+
+class Bytes(torch.utils.data.Dataset[tuple[Tensor, int]]):
+    """Digits as bytes, with their labels or without."""
+
+    def __init__(self, *, labels: bool = True, named: bool = False) -> None:
+        self.labels, self.named = labels, named
+
+    def __len__(self) -> int:
+        return 300
+
+    def __getitem__(self, index: int) -> object:
+        image, label = (X[index] * 16).byte(), int(Y[index])
+        if self.named:
+            return {"x": image, "labels": label} if self.labels else {"x": image}
+        return (image, label) if self.labels else image
+
+
+@pytest.mark.parametrize("arrays", [True, False])
+def test_what_is_predicted_needs_no_target_for_on_device(tmp_path: Path, arrays: bool) -> None:
+    images = (X * 16).byte()
+    data = argosy.Data(arrays=(images[VAL], Y[VAL]), val_arrays=(images[VAL], Y[VAL]), on_device=scaled)
+    if not arrays:
+        data = argosy.Data(train=Bytes(), val=Bytes, on_device=scaled)
+    report = trained(tmp_path, argosy.replicate(member("net"), 2), data=data, epochs=1)
+    network, given = report.best().load(), images[:300]
+    with torch.no_grad():
+        said = network(X[:300])
+    for samples in (
+        given,
+        (given,),
+        given.numpy(),
+        (given, Y[:300]),
+        Bytes(labels=False),
+        Bytes(),
+        given[:2],
+        given[:1],
+    ):
+        torch.testing.assert_close(report.predict(samples), said[: len(samples if hasattr(samples, "dtype") else said)])
+    ready = report.best().load(preprocess=True)
+    torch.testing.assert_close(ready(given), said)
+    torch.testing.assert_close(report.predict(given, ready), said)
+    program = torch.export.export(ready, (given[:8],))
+    torch.testing.assert_close(program.module()(given[8:16]), said[8:16])
+    plain, ensemble = report.ensemble(), report.ensemble(preprocess=True)
+    together = plain(X[:300])
+    assert plain.preparation is None
+    for network in (plain, ensemble):
+        torch.testing.assert_close(report.predict(given, network), together)
+    torch.testing.assert_close(ensemble(given), together)
+    assert ensemble.scores == plain.scores
+    program = torch.export.export(ensemble, (given[:8],))
+    torch.testing.assert_close(program.module()(given[8:16]), together[8:16])
+    ensemble.save(tmp_path / "ensemble.pt")
+    members = argosy.replicate(member("net"), 2)
+    again = Ensemble.load(tmp_path / "ensemble.pt", members, preparation=ensemble.preparation)
+    torch.testing.assert_close(again(given), together)
+    with pytest.raises(argosy.ArgosyError, match="is an ensemble with preprocess=True"):
+        Ensemble.load(tmp_path / "ensemble.pt", members)
+    with pytest.raises(argosy.ArgosyError, match=r"are built as \(·, ·, ·\), and the study's, .* as \(·, ·\)"):
+        report.ensemble(preprocess=True)((given, given, given))
+
+
+def by_name(batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The same for samples that are dicts; it reads the labels."""
+    return {"x": batch["x"].float() / 16, "labels": batch["labels"].clone()}
+
+
+class Named(nn.Module):
+    """Takes a batch that is a dict."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 10)
+
+    def forward(self, x: Tensor, labels: Tensor | None = None) -> Tensor:
+        return self.layer(x)
+
+
+def loss_of(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    """Of a batch that is a dict."""
+    return nn.functional.cross_entropy(model(batch["x"]), batch["labels"])
+
+
+def test_samples_that_are_dicts_need_no_labels_for_on_device(tmp_path: Path) -> None:
+    data = argosy.Data(train=Bytes(named=True), val=Bytes(named=True), on_device=by_name)
+    report = trained(tmp_path, [member("net", model=Named, step=loss_of, metrics={})], data=data, epochs=1)
+    assert torch.equal(report.predict(Bytes(named=True, labels=False)), report.predict())

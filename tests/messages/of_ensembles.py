@@ -58,6 +58,38 @@ def without_validation() -> argosy.Report:
     return report(data=argosy.Data(arrays=VALIDATED.arrays))
 
 
+def halved(batch: Any) -> Any:
+    """What a study does to batches of inputs and targets."""
+    inputs, target = batch
+    return inputs / 2, target
+
+
+def prepared() -> Any:
+    """An ensemble that prepares its inputs."""
+    arrays = VALIDATED.arrays
+    return report(data=argosy.Data(arrays=arrays, val_arrays=arrays, on_device=halved)).ensemble(preprocess=True)
+
+
+def saved_with_code() -> None:
+    """An ensemble that was saved, and prepares its inputs."""
+    prepared().save(Path("ensemble.pt"))
+    Ensemble.load(Path("ensemble.pt"), [member()])
+
+
+class Late(nn.Module):
+    """A network that fails after some epochs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.batches = nn.Linear(12, 10), 0
+
+    def forward(self, x: Tensor) -> Any:
+        self.batches += self.training
+        if self.batches > 30:
+            raise ArithmeticError("too late")
+        return self.linear(x)
+
+
 def loaded_by_others() -> None:
     """An ensemble that was saved, and members of another study."""
     report().ensemble().save(Path("ensemble.pt"))
@@ -89,4 +121,10 @@ CASES = {
     "predictions of folds of a member that has none": lambda: report(*argosy.replicate(member(), 2)).out_of_fold("mlp"),
     "predictions of folds of a member that was not repeated": lambda: report().out_of_fold("mlp"),
     "a saved ensemble without its members": loaded_by_others,
+    "a saved ensemble that prepares its inputs, without the code for that": saved_with_code,
+    "a prediction of samples of another form than the study's": lambda: prepared()((torch.zeros(3, 12),) * 3),
+    "the best of members that all failed": lambda: report(member(model=Late), stop=argosy.MaxEpochs(40)).best(),
+    "members that failed, and are to be an error": lambda: report(
+        member(model=Path), member("vit"), raise_on_failure=True
+    ),
 }

@@ -4,6 +4,7 @@ import contextlib
 import re
 import sys
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from argosy.errors import ArgosyError
+from argosy.errors import ArgosyError, MemberFailed
 from messages import (
     of_clones,
     of_ensembles,
@@ -88,7 +89,12 @@ def all_shown() -> tuple[Shown, ...]:
 def _own_place() -> Iterator[pytest.MonkeyPatch]:
     """An empty working directory, and what is patched there; nothing of either is left."""
     threads = torch.get_num_threads()
-    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        pytest.MonkeyPatch.context() as patch,
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore", MemberFailed)  # of members whose errors are shown
         patch.chdir(folder)
         patch.setattr(sys, "path", [*sys.path])
         patch.setenv("XDG_CACHE_HOME", f"{folder}/cache")

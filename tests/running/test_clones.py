@@ -1,6 +1,7 @@
 """Members that people clone while a run goes on: with other numbers, from nothing or from where their source is."""
 
 import dataclasses
+import json
 import shutil
 from functools import partial
 from pathlib import Path
@@ -10,16 +11,18 @@ import evidence
 import living
 import pytest
 import studies
+import torch
 from reference import reference
 from torch.optim import SGD
 
 import argosy
 from argosy.errors import RunError, StudyError
-from argosy.events import Checkpoint
-from argosy.fold import MemberState
+from argosy.events import Checkpoint, Cloned, SectionEnded
+from argosy.fold import MemberState, RunState
 from argosy.running import inbox
 from argosy.running.audit import audit
 from argosy.running.clones import Clone, newest_file
+from argosy.running.study_json import NEWCOMERS, found_study, summarize, write_json
 from argosy.running.voyage import Voyage
 
 EPOCHS = 6
@@ -117,6 +120,91 @@ def test_a_clone_goes_on_from_its_sources_weights_with_numbers_of_its_own(
         if (again / "members" / "warm" / journaled["checkpoint"]["file"]).exists():
             equal_to_its_source_until_then(asked, again, "warm", rate=0.2)
             living.equal_alone(fleet, again, "one", "two", "cold")
+
+
+def test_a_warm_clone_is_worth_what_it_reached_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At a rate that spoils its weights it is behind its source, with a rate and with best weights of its own, also after a kill."""
+    run, asked = tmp_path / "run", study()
+    asking(monkeypatch, run, command("spoilt", warm=True, optimizer__lr=8.0), after=3)
+    living.keep_all_files(monkeypatch)
+    argosy.train(asked, directory=run, launcher="inline", devices="cpu:1", numerics="exact")
+    monkeypatch.undo()
+    whole = (run / "journal.jsonl").read_bytes().splitlines(keepends=True)
+    (cloned,) = (number for number, line in enumerate(whole) if b'"Cloned"' in line)
+    for cut in (len(whole), *range(cloned + 3, len(whole), 9)):
+        again = shutil.copytree(run, tmp_path / f"killed-{cut}", symlinks=True)
+        (again / "journal.jsonl").write_bytes(b"".join(whole[:cut]))
+        argosy.train(asked, directory=again, launcher="inline", devices="cpu:1", numerics="exact")
+        state = living.state_of(again).members["spoilt"]
+        fleet = [
+            *asked.members,
+            dataclasses.replace(asked.member("one"), name="spoilt", optimizer=partial(SGD, lr=8.0)),
+        ]
+        report = argosy.load(again, study=dataclasses.replace(asked, members=fleet))
+        spoilt, names = report.member("spoilt"), [row.name for row in report.rows]
+        best = min(state.own_sections, key=lambda row: row.metrics["val_loss"])
+        assert state.inherited is not None and best.epoch >= state.inherited.epoch >= 3
+        assert spoilt.metrics == best.metrics and spoilt.metrics["lr"] == 8.0
+        assert spoilt.best_epoch == best.epoch
+        assert spoilt.seconds == sum(row.seconds for row in state.own_sections)
+        assert names.index("one") < names.index("spoilt")
+        assert report.best().name != "spoilt"
+        saved = torch.load(again / "members" / "spoilt" / "best.pt", weights_only=True)
+        assert saved["epoch"] >= state.inherited.epoch
+        assert all(map(torch.equal, saved["model"].values(), spoilt.load().state_dict().values()))
+        assert report.preparations_alone == pytest.approx((18 - state.inherited.epoch) / 6)
+
+
+def test_a_clone_is_never_before_its_source_on_a_tie() -> None:
+    """Nor before a member that came earlier, while the run has not written its study anew."""
+    state = RunState()
+    for name in ("one", "late"):
+        ended = [row(name, epoch, 0.5, best=not epoch) for epoch in range(2)]
+        state.members[name] = MemberState(name, sections=ended, best=ended[0])
+    file = Checkpoint(file="e0001.pt", sha256="", epoch=1, section=0, position=0, best="best-e0000.0.pt")
+    state.members["one"].saved = [file]
+    for name, source in (("clone", "one"), ("clones-clone", "clone")):
+        state.apply(Cloned(member=name, source=source, changes={}, checkpoint=newest_file(state.member(source))))
+        assert state.member(name).best is None
+        assert state.member(name).saved == [dataclasses.replace(file, best=None)]
+    for name in ("clone", "clones-clone"):
+        state.apply(row(name, 1, 0.5, best=True))
+        assert state.member(name).best == row(name, 1, 0.5, best=True)
+    state.member("clone").forget_from(1, 0)
+    assert (state.member("clone").best, state.member("clone").behind) == (None, 1)
+    state.member("clone").forget_from(0, 0)
+    assert state.member("clone").behind == 0
+
+
+def row(member: str, epoch: int, loss: float, *, best: bool) -> SectionEnded:
+    """A section that has ended."""
+    return SectionEnded(
+        member=member,
+        device="cpu:0",
+        epoch=epoch,
+        section=0,
+        stream_epoch=epoch,
+        position=90,
+        metrics={"val_loss": loss},
+        epochs=epoch + 1.0,
+        seconds=0.1,
+        samples=90,
+        digest=(0, 0, 0),
+        val_digest=None,
+        best=best,
+        steps=epoch,
+    )
+
+
+def test_newcomers_stand_behind_those_that_came_before(tmp_path: Path) -> None:
+    """In ``study.json``, whose order decides between equals."""
+    asked = study()
+    summary = {**summarize(asked), "code": {"parts": {}}}
+    write_json(tmp_path / "study.json", summary)
+    lines = [{"members": {name: summary["members"]["one"]}, "parts": {}} for name in ("later", "last")]
+    (tmp_path / NEWCOMERS).write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    found = found_study(tmp_path)
+    assert found is not None and [*found["members"]] == ["one", "two", "later", "last"]
 
 
 def test_a_clone_gets_its_file_however_often_its_source_is_saved_in_between(

@@ -19,7 +19,7 @@ from family import Run, repeats_at_most_one_interval, unsure
 from torch import nn
 
 import argosy
-from argosy.errors import DiskError
+from argosy.errors import DiskError, MemberFailed
 from argosy.running import processes
 from argosy.running.audit import audit
 
@@ -197,7 +197,8 @@ def test_batch_norm_gets_no_micro_batch_of_one(tmp_path: Path) -> None:
         studies.member("fifths", batch_size=10, model=partial(Small, 4)),
         studies.member("nothing", batch_size=7, model=partial(Small, 3)),
     ]
-    report = argosy.train(studies.study(140, fleet=fleet, epochs=1), directory=tmp_path, launcher="inline")
+    with pytest.warns(MemberFailed, match="'nothing' failed: "):
+        report = argosy.train(studies.study(140, fleet=fleet, epochs=1), directory=tmp_path, launcher="inline")
     divided = [(line["member"], line["accumulate"]) for line in evidence.event_lines(tmp_path, "Divided")]
     # Of four micro-batches of a batch of 10, the last one would hold 1 sample.
     assert sorted(divided) == [("fifths", 2), ("fifths", 5), ("nothing", 2)]
@@ -288,14 +289,16 @@ def test_memory_that_the_system_refuses_takes_smaller_micro_batches(tmp_path: Pa
 
 def test_memory_that_the_system_refuses_with_exact_numerics_ends_the_member(tmp_path: Path) -> None:
     fleet = [studies.member("wide", batch_size=40, eval_batch_size=8, model=Wide), studies.member()]
-    report = argosy.train(studies.study(80, fleet=fleet), directory=tmp_path, numerics="exact")
+    with pytest.warns(MemberFailed, match="'wide' failed: "):
+        report = argosy.train(studies.study(80, fleet=fleet), directory=tmp_path, numerics="exact")
     assert (report.member("wide").status, report.member("mlp").status) == ("failed", "done")
     assert "out of memory alone on cpu:0: " in report.member("wide").reason
 
 
 def test_out_of_memory_with_exact_numerics_ends_the_member_with_advice(tmp_path: Path) -> None:
     fleet = [studies.member("large", batch_size=40, model=partial(Small, 12)), studies.member()]
-    report = argosy.train(studies.study(160, fleet=fleet), directory=tmp_path, launcher="inline", numerics="exact")
+    with pytest.warns(MemberFailed, match="'large' failed: "):
+        report = argosy.train(studies.study(160, fleet=fleet), directory=tmp_path, launcher="inline", numerics="exact")
     assert (report.member("large").status, report.member("mlp").status) == ("failed", "done")
     assert "Lower its batch_size or allow numerics='equivalent'" in report.member("large").reason
 

@@ -16,7 +16,7 @@ import torch
 from optuna.distributions import CategoricalDistribution
 
 import argosy
-from argosy.errors import RunError
+from argosy.errors import MemberFailed, RunError
 from argosy.events import Proposed, SearchBegan
 from argosy.running.code_digest import Code
 from argosy.running.journal import read_journal
@@ -268,8 +268,10 @@ def test_a_member_that_failed_may_be_mended(tmp_path: Path) -> None:
     def asked(**fields: Any) -> argosy.Study:
         return studies.study(60, val=9, fleet=[studies.member("good"), studies.member("bad", **fields)], epochs=1)
 
-    assert train(asked(augment=broken), tmp_path).member("bad").status == "failed"
-    assert train(asked(augment=studies.dawdle, hidden=24), tmp_path).member("good").status == "done"
+    with pytest.warns(MemberFailed, match="'bad' failed: ValueError: broken"):
+        assert train(asked(augment=broken), tmp_path).member("bad").status == "failed"
+    with pytest.warns(MemberFailed, match="'bad' failed: ValueError: broken"):
+        assert train(asked(augment=studies.dawdle, hidden=24), tmp_path).member("good").status == "done"
 
 
 def test_a_search_that_is_refused_journals_nothing_of_it(tmp_path: Path) -> None:

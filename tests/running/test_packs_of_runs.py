@@ -20,6 +20,7 @@ from torch.optim import SGD
 from torch.optim.lr_scheduler import LambdaLR, StepLR
 
 import argosy
+from argosy.errors import MemberFailed
 from argosy.training.fusion import Fusion
 from argosy.training.kin import Kin
 from argosy.training.units import Unit
@@ -152,7 +153,8 @@ def test_one_that_stops_early_leaves_the_others_a_smaller_program(tmp_path: Path
 @pytest.mark.usefixtures("fused")
 def test_one_that_diverges_ends_alone(tmp_path: Path) -> None:
     fleet = alike(5, m1={"optimizer": partial(SGD, lr=1e300)})
-    report = equals_alone(tmp_path, study(fleet), "m0", "m2", "m3", "m4")
+    with pytest.warns(MemberFailed, match="'m1' diverged: "):
+        report = equals_alone(tmp_path, study(fleet), "m0", "m2", "m3", "m4")
     assert report.member("m1").status == "diverged"
 
 
@@ -185,7 +187,8 @@ def test_one_that_fails_in_its_step_ends_alone(tmp_path: Path, where: str) -> No
     fleet = alike(
         5, m0={"augment": noise}, m3=own, m4={"schedule": partial(StepLR, step_size=7), "schedule_per": "step"}
     )
-    report = equals_alone(tmp_path, study(fleet), "m0", "m1", "m2", "m4")
+    with pytest.warns(MemberFailed, match="'m3' failed: "):
+        report = equals_alone(tmp_path, study(fleet), "m0", "m1", "m2", "m4")
     assert report.member("m3").status == "failed"
     assert "a member's own fault" in report.member("m3").reason
     # Where nobody knew whose fault it was, they were parted, and the others put together again.

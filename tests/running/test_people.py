@@ -13,7 +13,7 @@ import studies
 from rich.console import Console
 
 import argosy
-from argosy.errors import MemberError
+from argosy.errors import MemberError, MemberFailed
 from argosy.events import SectionEnded
 from argosy.running import ending
 from argosy.running.audit import audit
@@ -145,7 +145,9 @@ def test_members_that_failed_alike_are_tried_again_when_they_are_mended(tmp_path
     assert "unexpected keyword argument 'width'" in str(failed.value)
     assert "Mend the study; then `argosy run --retry-failed`, or argosy.train(retry_failed=True)" in str(failed.value)
     assert evidence.event_lines(tmp_path, "RunEnded")[-1]["status"] == "failed"
-    assert {row.status for row in train(tmp_path, fleet=fleet(hidden=8)).rows} == {"failed", "done"}
+    with pytest.warns(MemberFailed, match="train with retry_failed=True") as told:
+        assert {row.status for row in train(tmp_path, fleet=fleet(hidden=8)).rows} == {"failed", "done"}
+    assert len(told) == 3
     report = train(tmp_path, fleet=fleet(hidden=8), retry_failed=True)
     assert {(row.status, row.epochs, row.hyperparameters["model.hidden"]) for row in report.rows} == {("done", 1, 8)}
     assert [line["members"] for line in evidence.event_lines(tmp_path, "Retried")] == [["m1", "m2", "m3"]]
@@ -169,7 +171,8 @@ def test_who_failed_late_goes_on_from_its_last_file(tmp_path: Path) -> None:
     def fleet(calls: int) -> list[argosy.Member]:
         return [studies.member("one"), studies.member("rare", hidden=8, augment=Rare(calls))]
 
-    report = train(tmp_path, fleet=fleet(60), epochs=20, numerics="exact")
+    with pytest.warns(MemberFailed, match="'rare' failed: ArithmeticError: rare"):
+        report = train(tmp_path, fleet=fleet(60), epochs=20, numerics="exact")
     assert report.member("rare").status == "failed"
     before = report.member("rare").epochs
     assert before > 1

@@ -18,7 +18,7 @@ from torch import nn
 from torch.optim import SGD
 
 import argosy
-from argosy.errors import RunError
+from argosy.errors import MemberFailed, RunError
 from argosy.running.audit import audit
 from argosy.tuning.hyperband import brackets
 
@@ -113,7 +113,8 @@ def mixed(parameters: dict[str, Any]) -> list[argosy.Member]:
 
 def test_all_end_when_one_fails_or_ends_by_its_own_rule(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    report = search(run, build=mixed, space=GRID, scheduler="grid")
+    with pytest.warns(MemberFailed, match="2 of 8 members of the search failed or diverged: 'net-"):
+        report = search(run, build=mixed, space=GRID, scheduler="grid")
     rows = {row.name: row for row in report.rows}
     assert [rows[f"net-{number}"].status for number in range(4)] == ["done", "failed", "diverged", "done"]
     assert [row.name for row in report.rows[2:]] == ["net-1", "net-2"]
@@ -130,6 +131,7 @@ def test_all_end_when_one_fails_or_ends_by_its_own_rule(tmp_path: Path) -> None:
     states = [TrialState.COMPLETE, TrialState.FAIL, TrialState.FAIL, TrialState.COMPLETE]
     assert [trial.state for trial in stored(run).trials] == states
     assert rows["net-3"].metrics["val_loss"] == min(means(run, [f"net-3-fold={fold}" for fold in range(2)]))
-    again = search(run, build=mixed, space=GRID, scheduler="grid")
+    with pytest.warns(MemberFailed):
+        again = search(run, build=mixed, space=GRID, scheduler="grid")
     assert outcome(again) == outcome(report)
     assert again.run.status == "done"

@@ -225,6 +225,13 @@ def test_a_clone_is_what_a_plain_loop_makes_of_its_line_and_a_killed_search_ends
         assert evidence.results_of(run, name)["weights"] == weights
     trials = stored(run).trials
     assert [trial.params for trial in trials] == [report.parameters[f"net-{trial.number}"] for trial in trials]
+    # A clone is worth what it reached itself, in the report as in Optuna's storage, and after a kill.
+    for trial in trials:
+        row, own = report.run.member(f"net-{trial.number}"), state.members[f"net-{trial.number}"].own_sections
+        reached = min(one.metrics["val_loss"] for one in own)
+        assert row.metrics["val_loss"] == reached
+        assert trial.value == reached
+        assert row.metrics["lr"] == row.hyperparameters["optimizer.lr"]
     killed = sorted(tmp_path.glob("killed-*"))
     assert len(killed) >= 5
     # The last line that reached the disk may be that of a clone which is no trial yet.

@@ -25,7 +25,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 import argosy
 from argosy.api import run_search
-from argosy.errors import MemberError, RunError, StudyError
+from argosy.errors import MemberError, MemberFailed, RunError, StudyError
 from argosy.events import SectionEnded
 from argosy.packs import Packed
 from argosy.running import inbox, measuring
@@ -182,9 +182,11 @@ def test_failures_are_failed_trials_and_the_search_goes_on(tmp_path: Path) -> No
         return {"lr": lr, "width": 2 if kind == "bad" else 10}
 
     run = tmp_path / "run"
-    report = tune(
-        run, space=suggest, n_trials=9, max_epochs=3, brackets="in-turn", sampler=optuna.samplers.RandomSampler
-    )
+    with pytest.warns(MemberFailed, match="of 9 members of the search failed or diverged: 'net-") as told:
+        report = tune(
+            run, space=suggest, n_trials=9, max_epochs=3, brackets="in-turn", sampler=optuna.samplers.RandomSampler
+        )
+    assert len(told) == 1
     status = {row.name: row.status for row in report.run.rows}
     kinds = {name: parameters["kind"] for name, parameters in report.parameters.items()}
     wanted = {"good": {"done"}, "bad": {"failed"}, "wild": {"diverged"}}
@@ -206,9 +208,10 @@ def test_failures_are_failed_trials_and_the_search_goes_on(tmp_path: Path) -> No
     again = shutil.copytree(run, tmp_path / "killed")
     (again / "journal.jsonl").write_bytes(b"".join(whole[: began + 1]))
     (again / "study.json").unlink()  # It is never ahead of the journal.
-    found = tune(
-        again, space=suggest, n_trials=9, max_epochs=3, brackets="in-turn", sampler=optuna.samplers.RandomSampler
-    )
+    with pytest.warns(MemberFailed):
+        found = tune(
+            again, space=suggest, n_trials=9, max_epochs=3, brackets="in-turn", sampler=optuna.samplers.RandomSampler
+        )
     assert outcome(found).keys() == outcome(report).keys()
     assert found.parameters == report.parameters
     assert {row.name: (row.status, row.epochs) for row in found.run.rows} == {

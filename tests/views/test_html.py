@@ -108,7 +108,8 @@ def test_means_over_repetitions_are_on_the_page(tmp_path: Path) -> None:
     assert "<td>3 of 3</td>" in text and "<td>1 of 2</td>" in text
     assert any(" ± " in mean for mean in means)
     assert all(f"<td>{mean}</td>" in text for mean in means)
-    assert f"<th>val_loss less that of {best.name}</th>" in text
+    assert f"<th>val_loss minus that of {best.name}</th>" in text
+    assert f"<p>Best: {best.name}, val_loss {means[0]}, mean of 1 of 2.</p>" in text
     assert ">Repetitions<" not in written(tmp_path / "alone", members=3, epochs=1).read_text()
 
 

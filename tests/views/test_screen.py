@@ -92,7 +92,10 @@ def test_a_hundred_members_are_readable(width: int, height: int) -> None:
     assert "RuntimeError: out of luck" in text
     assert "epochs" in text and "5.6/20" in text
     told = " ".join(text.split())
-    assert "Bottleneck (queue before it 50% full, behind it 94%): preparation: 500 samples/s a core on" in told
+    assert (
+        "Bottleneck (queue before it 50% full, behind it 94%): preparation: 40 samples/s in all, members could take"
+        in told
+    )
     # Names are too long for 80 columns and alike at their beginning: what differs tells them apart.
     rows = [line.split()[0] for line in lines if "5.6/20" in line]
     assert len(rows) >= height - 19
@@ -174,6 +177,20 @@ def test_a_line_says_how_far_how_long_and_who_is_best() -> None:
     study = voyages.asked(8, epochs=10)
     line = in_a_line(seen(study, voyages.voyage(study, epochs=4, end=False), now=41.0))
     assert line.startswith("40% of all epochs (32 of 80), under 1 s left; 8 members: 8 training; best val_loss 0.09091")
+
+
+def test_a_line_names_the_best_configuration_where_members_repeat_networks() -> None:
+    fleet = [*argosy.replicate(studies.member("good"), seeds=3), studies.member("once")]
+    study = studies.study(voyages.LENGTH, fleet=fleet, epochs=4)
+    state = RunState.of(event for _, event in voyages.voyage(study, epochs=2, end=False))
+    values = [member.best.metrics["val_loss"] for member in state.members.values() if member.best is not None]
+    state.members["once"].status = "failed"
+    screen = screen_of(asking(study), state, News(), phase="training", now=1.0)
+    assert screen.best is not None
+    assert (screen.best.name, screen.best.value.mean) == ("good", pytest.approx(sum(values[:3]) / 3))
+    assert f"best val_loss {screen.best.value}, mean of 3 (good)" in in_a_line(screen)
+    state.members["good-seed=1"].status = "diverged"
+    assert "mean of 2 of 3 (good)" in in_a_line(screen_of(asking(study), state, News(), phase="training", now=1.0))
 
 
 def test_many_devices_have_one_line() -> None:

@@ -31,7 +31,7 @@ def predictions(report: Report) -> Section:
         {"type": "bar", "name": "predicted", "x": names, "y": [leg.predicted_seconds for leg in legs]},
     ]
     actual, predicted = (sum(getattr(leg, name) for leg in legs) for name in ("seconds", "predicted_seconds"))
-    off = f": {actual / predicted:.2f} times as long as predicted" if predicted else ""
+    off = f": {actual / predicted:.2f} times as long as predicted" if all(leg.was_predicted for leg in legs) else ""
     text = [f"Predictions are made when a section of the data begins, of training alone{off}."]
     if several:
         text.append("A leg is a stretch of the data that some members read together.")

@@ -14,9 +14,9 @@ __all__ = ["savings"]
 def savings(report: Report) -> Section:
     """CPU time of preparation against one script a member; time of a sample in a program against alone."""
     figures, text = _sharing(report)
-    rows = [row for pack in report.last_packs for row in _pack(pack)]
+    rows = [row for pack in report.last_packs if sum(map(len, pack.programs)) > 1 for row in _pack(pack)]
     if rows:
-        text.append("Members alike that were stepped as one program, by what was measured while they trained:")
+        text.append("Members alike, alone and as one program, by what was measured while they trained:")
     columns = (
         *("device", "members", "in a program", "made as", "µs a sample and member", "alone", "times as fast", "chosen"),
         "why",

@@ -1,0 +1,84 @@
+"""`Data.on_device` in front of networks, for samples that need not have a target."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from argosy.errors import RunError
+from argosy.stream.blocks import Layout
+from argosy.stream.trees import Structure, described, flatten, unflatten
+
+__all__ = ["Preparation", "Prepared", "inputs_and_target"]
+
+
+@dataclass(frozen=True, slots=True)
+class Preparation:
+    """What `Data.on_device` does, with the form of the batches that it knows."""
+
+    on_device: Callable[[Any], Any]
+    layout: Callable[[], Layout]
+    """Of the study's samples; asked where a batch has no target."""
+
+    def __call__(self, batch: Any) -> Any:
+        """Prepare a batch ``[B, …]``; one without a target gets zeros in its place. Raises RunError for inputs of another form."""
+        return self.on_device(self._whole(batch) if inputs_and_target(batch)[1] is None else batch)
+
+    def inputs(self, inputs: Any) -> Any:
+        """Prepare inputs alone."""
+        return inputs_and_target(self.on_device(self._whole(inputs)))[0]
+
+    def _whole(self, batch: Any) -> Any:
+        """The batch as the study has it."""
+        layout = self.layout()
+        if isinstance(batch, Mapping) and layout.tree is not None and layout.tree[1] is not None:
+            batch = {key: batch[key] for key in layout.tree[1] if key in batch}  # in the study's order
+        leaves, given = flatten(batch)
+        missing = _target_leaves(layout.tree) if len(leaves) < len(layout.shapes) else []
+        if len(leaves) + sum(missing) != len(layout.shapes):
+            raise RunError(
+                f"samples to predict are built as {described(given)}, and the study's, which Data.on_device takes, as "
+                f"{described(layout.tree)}. Give them as the study has them, with or without the target."
+            )
+        rows, device, left = len(leaves[0]), leaves[0].device, iter(leaves)
+        forms = zip(missing or [False] * len(leaves), layout.shapes, layout.dtypes, strict=True)
+        return unflatten(
+            [
+                torch.zeros(rows, *shape, dtype=dtype, device=device) if is_missing else next(left)
+                for is_missing, shape, dtype in forms
+            ],
+            layout.tree,
+        )
+
+
+def _target_leaves(tree: Structure) -> list[bool]:
+    """For each leaf of a sample whether it belongs to the target: what is behind the first part, or is named labels."""
+    if tree is None:
+        return [False]
+    _, keys, parts = tree
+    of_target = [part > 0 if keys is None else keys[part] == "labels" for part in range(len(parts))]
+    return [found for found, part in zip(of_target, parts, strict=True) for _ in _target_leaves(part)]
+
+
+class Prepared(nn.Module):
+    """A network that takes inputs as the study's dataset has them: `Data.on_device` is its first step."""
+
+    def __init__(self, network: nn.Module, preparation: Preparation) -> None:
+        super().__init__()
+        self.network = network
+        self.preparation = preparation
+
+    def forward(self, inputs: Any) -> Any:
+        """What the network says to the prepared inputs."""
+        return self.network(self.preparation.inputs(inputs))
+
+
+def inputs_and_target(batch: Any) -> tuple[Any, Any]:
+    """The second part of a batch is its target, or the labels of one that is a dict; None where it has neither."""
+    if isinstance(batch, Mapping):
+        return batch, batch.get("labels")
+    if isinstance(batch, tuple | list):
+        return batch[0], batch[1] if len(batch) > 1 else None
+    return batch, None

@@ -1,0 +1,128 @@
+"""Members that fail: from Python each is a warning with its reason and the user's own line, or all of them are one error."""
+
+import doctest
+import inspect
+import io
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import studies
+import torch
+from rich.console import Console
+from torch import Tensor, nn
+from torch.optim import SGD
+
+import argosy
+from argosy import wording
+from argosy.errors import MemberError, MemberFailed, RunError
+from argosy.views.tables import report_table
+
+
+class Failing(nn.Module):
+    """Raises in training, once it has seen so many batches."""
+
+    def __init__(self, batches: int) -> None:
+        super().__init__()
+        self.batches, self.layer = batches, studies.Mlp()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.batches -= self.training
+        if self.batches < 0:
+            raise ValueError("no more\nthan this")
+        found: Tensor = self.layer(x)
+        return found
+
+
+LINE = next(
+    inspect.getsourcelines(Failing)[1] + number
+    for number, line in enumerate(inspect.getsourcelines(Failing)[0])
+    if "raise ValueError" in line
+)
+
+
+def fleet() -> list[argosy.Member]:
+    """One that is done, one that raises, one whose loss is soon no number."""
+    wild = studies.member("wild", optimizer=partial(SGD, lr=1e30))
+    return [studies.member("good"), studies.member("bad", model=partial(Failing, 0)), wild]
+
+
+def train(directory: Path, members: list[argosy.Member], *, epochs: int = 1, **rest: Any) -> argosy.Report:
+    """A small run in this process."""
+    study = studies.study(90, fleet=members, epochs=epochs)
+    return argosy.train(study, directory=directory, launcher="inline", devices="cpu:1", **rest)
+
+
+def test_each_failed_member_is_a_warning_with_its_reason_and_the_users_own_line(tmp_path: Path) -> None:
+    for _ in range(2):  # a cell of a notebook that is run again says it again
+        with pytest.warns(MemberFailed) as told:
+            report = train(tmp_path, fleet())
+        bad, wild = sorted(f"{one.message}" for one in told)
+        assert bad == (
+            f"member 'bad' failed: ValueError: no more ({__file__}:{LINE}). Its log is {tmp_path}/members/bad/log.txt; mend it, "
+            "and train with retry_failed=True."
+        )
+        assert wild.startswith("member 'wild' diverged: its training loss is not a number after ")
+        assert wild.endswith(". Lower its learning rate, or clip its gradients.")
+        assert {one.filename for one in told} == {__file__}
+    console = Console(file=io.StringIO(), width=200)
+    console.print(report_table(report))
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert f"'bad' failed: ValueError: no more ({__file__}:{LINE})\n" in shown
+    assert "'wild' diverged: its training loss is not a number after " in shown
+    argosy.load(tmp_path)  # says nothing: who loads a report looks at it
+
+
+def test_failures_are_raised_at_the_end_where_that_is_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(MemberError, match="2 of 3 members failed or diverged; the others were trained") as raised:
+        train(tmp_path, fleet(), raise_on_failure=True)
+    assert "\n  'wild' diverged: its training loss" in str(raised.value)
+    assert f"\n  'bad' failed: ValueError: no more ({__file__}:{LINE})" in str(raised.value)
+    assert argosy.load(tmp_path).member("good").status == "done"
+    assert train(tmp_path / "sound", fleet()[:1], raise_on_failure=True).status == "done"
+
+
+def test_what_a_failed_member_had_reached_is_never_the_best(tmp_path: Path) -> None:
+    members = [studies.member("slow", lr=1e-5), studies.member("bad", model=partial(Failing, 12), lr=0.1)]
+    study = studies.study(90, fleet=members, epochs=4)
+    with pytest.warns(MemberFailed, match="'bad' failed"):
+        report = argosy.train(study, directory=tmp_path, launcher="inline", devices="cpu:1")
+    slow, bad = report.rows
+    assert bad.metrics["val_loss"] < slow.metrics["val_loss"]
+    assert report.best() is slow
+    assert report.leader is not None and report.leader.name == "slow"
+    assert report.ensemble().names == ("slow",)
+    assert report.ensemble(members=["bad", "slow"]).names == ("slow", "bad")
+    with pytest.raises(RunError, match="2 members, and 1 of"):
+        report.ensemble(top=2)
+
+
+def test_fit_and_tune_say_it_as_well(tmp_path: Path) -> None:
+    x, y = torch.randn(60, 12).numpy(), torch.arange(60).remainder(10).numpy()
+    members = [studies.member("good"), studies.member("bad", model=partial(Failing, 0))]
+    terms = {"launcher": "inline", "devices": "cpu:1", "stop": argosy.MaxEpochs(1)}
+    with pytest.warns(MemberFailed, match="'bad' failed"):
+        argosy.fit(x, y, members, **terms)
+    with pytest.raises(MemberError, match="1 of 2 members failed or diverged"):
+        argosy.fit(x, y, members, raise_on_failure=True, **terms)
+
+
+def test_a_cause_is_what_was_raised_and_the_users_own_line() -> None:
+    found = doctest.testmod(wording)
+    assert found.attempted and not found.failed
+    lines = [
+        "Traceback (most recent call last):",
+        '  File "/home/me/net.py", line 3, in forward',
+        "    return self.layers(x)",
+        "           ^^^^^^^^^^^^^^",
+        '  File "/usr/lib/python3/site-packages/timm/layers.py", line 7, in forward',
+        "    raise ValueError",
+    ]
+    assert wording.cause("\n".join([*lines, "ValueError: bad\n  twice"])) == "ValueError: bad (/home/me/net.py:3)"
+    again = [*lines, "KeyError: 'x'", "", "The above exception was the direct cause:", "", *lines[:3], "RuntimeError"]
+    assert wording.cause("\n".join(again)) == "RuntimeError (/home/me/net.py:3)"
+    assert wording.cause("\n".join([lines[0], *lines[4:], "ValueError: bad"])).endswith("timm/layers.py:7)")
+    assert wording.cause("StudyError: member 'x': its model factory returned None.") == (
+        "StudyError: member 'x': its model factory returned None."
+    )
