@@ -178,7 +178,7 @@ def _answered(peer: Peer) -> bool:
         for said in peer.receive():
             if said == CLOCK:
                 peer.send(_now())
-    except EOFError:
+    except (EOFError, WorkerError):
         peer.close()
         return False
     return True
@@ -217,7 +217,7 @@ def _gather(door: Door, size: int) -> list[tuple[Here, Peer]]:
     while len(joined) < size - 1 and (left := deadline - time.monotonic()) > 0:
         door.wait(min(left, TICK_SECONDS))
         for _, peer in door.enter():
-            with contextlib.suppress(EOFError):
+            with contextlib.suppress(EOFError, WorkerError):
                 for here in peer.wait(ANSWER_SECONDS):
                     joined[here.rank] = here, peer
     return [joined[rank] for rank in sorted(joined)]

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from argosy.commands import Board, Journaled, Lost, Report
+from argosy.errors import WorkerError
 from argosy.events import Saved
 from argosy.running.agent import BLOBS, End, Given, Kill, Ready, Said, Say, Signs, Start, Words
 from argosy.running.freight import Arrivals, Outbox, Piece
@@ -139,6 +140,9 @@ class Distant:
             heard = self.peer.receive()
         except EOFError:
             self.is_gone("its connection broke")
+            return
+        except WorkerError as error:
+            self.is_gone(str(error))
             return
         if heard:
             self._silent = 0.0

@@ -2,12 +2,17 @@
 
 The notice is a file of the run directory that its user alone can read, with a key that was drawn for this driver. Where the
 nodes see no common directory, a key of the user's own (``ARGOSY_KEY``) is taken instead, and under ``torchrun`` the notice,
-without any key, is in the store that torch keeps for the job. The key is never on a command line. Where the nodes have a
-certificate in common (``ARGOSY_CERTIFICATE``), they talk inside TLS.
+without any key, is in the store that torch keeps for the job. Anybody who reaches that store may write into it: a notice without
+a key carries a MAC under the user's, and before that holds, nothing of it is read and none of its addresses is called. The key is
+never on a command line. Where the nodes have a certificate in common (``ARGOSY_CERTIFICATE``), they talk inside TLS.
 """
 
 import contextlib
+import datetime
+import functools
 import hashlib
+import hmac
+import ipaddress
 import json
 import os
 import socket
@@ -40,6 +45,15 @@ __all__ = [
 KEY = "ARGOSY_KEY"
 CERTIFICATE = "ARGOSY_CERTIFICATE"
 SHORTEST_KEY = 16
+"""Characters of a user's own key."""
+FEWEST_LETTERS = 8
+"""Different ones among them."""
+SCRYPT_COST = 2**15
+"""A guess at a user's own key takes 32 MiB and about 0.1 s."""
+LONGEST_NOTICE = 2**16
+"""Characters of a notice."""
+STORE_SECONDS = datetime.timedelta(seconds=5)
+"""How long torch's store may take to answer."""
 JOIN_SECONDS = 300.0
 """How long the processes of a job may begin after one another."""
 CALL_SECONDS = 5.0
@@ -61,8 +75,55 @@ class Notice:
     """Digest of the one that callers must have; empty where nodes talk in plain text."""
 
 
+def written(notice: Notice, key: bytes | None) -> str:
+    """A notice as it is left: in JSON, and after it a MAC under the user's own key, where there is one.
+
+    >>> read(written(Notice(job="1", hosts=("10.0.0.1",), port=4000), b"key"), b"key").hosts
+    ('10.0.0.1',)
+    """
+    text = json.dumps(asdict(notice))
+    return text if key is None else f"{text}\n{_mac(text, key)}"
+
+
+def read(text: str, key: bytes | None) -> Notice:
+    """What was left; raises WorkerError for what the driver has not written with this key, of which nothing is used."""
+    if key is not None:
+        text, _, mac = text.rpartition("\n")
+        if not hmac.compare_digest(mac.encode(), _mac(text, key).encode()):
+            raise WorkerError(
+                f"the notice of the job's driver was not written with this process's {KEY}: another one left it, or changed it. "
+                f"Set the same {KEY} on all nodes."
+            )
+    try:
+        return _notice(json.loads(text[:LONGEST_NOTICE]))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise WorkerError(
+            f"the notice of the job's driver cannot be read: {str(error)[:200]}. Start the job again, with one version of "
+            "argosy on all nodes."
+        ) from error
+
+
+def _mac(text: str, key: bytes) -> str:
+    return hmac.digest(key, b"notice\0" + text.encode(errors="surrogatepass"), "sha256").hex()
+
+
+def _notice(value: Any) -> Notice:
+    """Raises ValueError or TypeError for anything else."""
+    if not isinstance(value, dict):
+        raise ValueError("it is no JSON object")
+    hosts, texts = value.get("hosts"), [value.get(name) for name in ("job", "key", "certificate")]
+    if not isinstance(hosts, list) or not all(isinstance(text, str) for text in (*hosts, *texts)):
+        raise ValueError("it has no job, hosts, key or certificate")
+    if type(value.get("port")) is not int or not 0 < value["port"] < 2**16:
+        raise ValueError("its port is none")
+    bytes.fromhex(value["key"])
+    for host in hosts:
+        ipaddress.IPv4Address(host)
+    return Notice(**{**value, "hosts": tuple(hosts)})
+
+
 class Board(Protocol):
-    """Where a notice is left."""
+    """Where a notice is left. What is read there raises WorkerError where the driver has not written it."""
 
     def leave(self, notice: Notice) -> None:
         """Let everybody read it."""
@@ -77,20 +138,21 @@ class Board(Protocol):
 class FileBoard:
     """A file of the run directory."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, key: bytes | None = None) -> None:
         self.path = directory / "driver.json"
+        self._key = key
 
     def leave(self, notice: Notice) -> None:
         """See `Board.leave`; nobody sees half of it, and nobody but this user anything."""
         unfinished = self.path.with_name(f".driver.json.{os.getpid()}")
         unfinished.touch(mode=0o600)
-        unfinished.write_text(json.dumps(asdict(notice)))
+        unfinished.write_text(written(notice, self._key))
         unfinished.rename(self.path)
 
     def read(self) -> Notice | None:
         """See `Board.read`."""
         try:
-            return _notice(self.path.read_text())
+            return read(self.path.read_text(), self._key)
         except FileNotFoundError:
             return None
 
@@ -100,32 +162,34 @@ class FileBoard:
 
 
 class StoreBoard:
-    """torch's store of the job, which tells whoever asks."""
+    """torch's store of the job, which tells whoever asks, and lets them write."""
 
-    def __init__(self, place: Place, *, keeps: bool) -> None:
+    def __init__(self, place: Place, key: bytes, *, keeps: bool) -> None:
         from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not where a file does
 
         assert place.store is not None
         host, port = place.store
-        self._name = f"argosy/{place.job}"
+        self._name, self._key = f"argosy/{place.job}", key
         self._store: Any = TCPStore(host, port, is_master=keeps, wait_for_workers=False)
+        self._store.set_timeout(STORE_SECONDS)
 
     def leave(self, notice: Notice) -> None:
         """See `Board.leave`."""
         assert not notice.key
-        self._store.set(self._name, json.dumps(asdict(notice)))
+        self._store.set(self._name, written(notice, self._key))
 
     def read(self) -> Notice | None:
         """See `Board.read`."""
-        return _notice(self._store.get(self._name).decode()) if self._store.check([self._name]) else None
+        try:
+            if not self._store.check([self._name]):
+                return None
+            found = self._store.get(self._name)
+        except RuntimeError:
+            return None  # it was taken away between the two, or the store is gone
+        return read(found.decode(errors="replace"), self._key)
 
     def clear(self) -> None:
         """See `Board.clear`; whoever starts the job again has another name."""
-
-
-def _notice(text: str) -> Notice:
-    value = json.loads(text)
-    return Notice(**{**value, "hosts": tuple(value["hosts"])})
 
 
 def key_in(environment: Mapping[str, str]) -> bytes | None:
@@ -133,12 +197,18 @@ def key_in(environment: Mapping[str, str]) -> bytes | None:
     text = environment.get(KEY)
     if text is None:
         return None
-    if len(text) < SHORTEST_KEY:
+    if len(text) < SHORTEST_KEY or len(set(text)) < FEWEST_LETTERS:
         raise PlanError(
-            f"{KEY} has {len(text)} characters; whoever guesses it can run code on every node. Give it at least {SHORTEST_KEY}, "
-            "as in ARGOSY_KEY=$(openssl rand -hex 32)."
+            f"{KEY} has {len(text)} characters, {len(set(text))} of them different; whoever guesses it can run code on every node. "
+            f"Give it at least {SHORTEST_KEY} and {FEWEST_LETTERS}, as in ARGOSY_KEY=$(openssl rand -hex 32)."
         )
-    return hashlib.sha256(text.encode()).digest()
+    return _stretched(text.encode(errors="surrogateescape"))
+
+
+@functools.cache
+def _stretched(text: bytes) -> bytes:
+    """Make guesses dear: each caller of a door is shown a proof of the key, against which they can be tried at leisure."""
+    return hashlib.scrypt(text, salt=KEY.encode(), n=SCRYPT_COST, r=8, p=1, maxmem=2**26, dklen=32)
 
 
 def certificate_in(environment: Mapping[str, str]) -> Certificate | None:
@@ -149,11 +219,12 @@ def certificate_in(environment: Mapping[str, str]) -> Certificate | None:
 
 def board_of(place: Place, directory: Path, environment: Mapping[str, str]) -> Board:
     """Where the notice of this job's driver is."""
-    if place.store is None or KEY not in environment:
-        return FileBoard(directory)
+    key = key_in(environment)
+    if place.store is None or key is None:
+        return FileBoard(directory, key)
     # Some versions of torchrun leave it to the first rank to keep the store.
     keeps = place.rank == 0 and environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    return StoreBoard(place, keeps=keeps)
+    return StoreBoard(place, key, keeps=keeps)
 
 
 def _addresses() -> tuple[str, ...]:
@@ -198,13 +269,13 @@ def call_driver(
     """
     deadline, last = time.monotonic() + seconds, "it has left no notice."
     while True:
-        notice = board.read()
-        if notice is not None and notice.job == place.job:
-            proof = key or bytes.fromhex(notice.key)
-            try:
+        try:
+            notice = board.read()
+            if notice is not None and notice.job == place.job:
+                proof = key or bytes.fromhex(notice.key)
                 return call_any(notice, proof, f"rank {place.rank}", certificate), proof
-            except WorkerError as error:
-                last = str(error)
+        except WorkerError as error:
+            last = str(error)
         if time.monotonic() > deadline:
             raise WorkerError(
                 f"rank {place.rank} on {socket.gethostname()} has not found the job's driver within {seconds:g} s: {last} Give "

@@ -60,7 +60,7 @@ class NodeWorkers:
         self.reception = reception
         self.recruits = recruits
         self.directory = directory
-        self.meetings = NetworkMeetings(distant[0].peer.host)
+        self.meetings = NetworkMeetings(distant[0].peer.host, reception.note)
         self.mark = directory / "workers" / f"mark-{os.urandom(8).hex()}"
         self._nodes: dict[str, ProcessWorkers | Distant] = {place.node: place for place in distant}
         if here is not None:

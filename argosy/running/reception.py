@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from argosy.errors import PlanError
+from argosy.errors import PlanError, WorkerError
 from argosy.running.agent import Joined
 from argosy.running.records import versions
 from argosy.stream.door import Door
@@ -52,11 +52,22 @@ class Reception:
 
     def enter(self) -> list[tuple[Joined, Peer]]:
         """Agents that have called, with their first word: they say it at once, and one that does not is waited for a moment."""
-        return [(joined, peer) for _, peer in self._door.enter() for joined in _first_word(peer)]
+        return [(joined, peer) for name, peer in self._door.enter() for joined in self._first_word(name, peer)]
 
     def close(self) -> None:
         """No more callers."""
         self._door.close()
+
+    def _first_word(self, name: str, peer: Peer) -> list[Joined]:
+        """Empty where it has gone, or does not say it in time."""
+        try:
+            return peer.wait(FIRST_WORD_SECONDS)
+        except EOFError:
+            return []
+        except WorkerError as error:
+            self.note(f"{name}: {error}")
+            peer.close()
+            return []
 
     def _write(self, line: str) -> None:
         if self._directory is None:
@@ -76,11 +87,3 @@ def check_versions(joined: Joined) -> None:
             f"the agent on {joined.host} has {there}, and the driver on {socket.gethostname()} has {here}; results would "
             "depend on who trains what. Let all nodes use the same environment."
         )
-
-
-def _first_word(peer: Peer) -> list[Joined]:
-    """Empty where it has gone, or does not say it in time."""
-    try:
-        return peer.wait(FIRST_WORD_SECONDS)
-    except EOFError:
-        return []

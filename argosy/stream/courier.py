@@ -116,7 +116,7 @@ def _work(feeder: int, connection: Connection, ring: Ring, team: Team) -> int:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     say = _Voice(connection)
     try:
-        _meet(team)
+        _store = _meet(team)  # torch alone would not keep it
         if team.sharing is None:
             say(Exchanges(tuple(_measure(team, *candidate) for candidate in candidates(team.nodes))))
             return 0
@@ -173,10 +173,11 @@ class _Way:
             os._exit(1)
 
 
-def _meet(team: Team) -> None:
-    """Join the world of a team."""
+def _meet(team: Team) -> Any:
+    """Join the world of a team; its store."""
     store = store_at(team.meeting, team.nodes)
     dist.init_process_group("gloo", store=store, rank=team.rank, world_size=team.nodes, timeout=FORMING)
+    return store
 
 
 def _groups(pipeline: Pipeline) -> list[Any]:

@@ -1,24 +1,32 @@
 """How processes of one run meet: a door that authenticates callers, and the call to it.
 
-Contract. The key is known to processes of the run alone, and both sides prove it (HMAC-SHA256 over the other's nonce)
-before the first pickle is read; until then a caller may send a few hundred bytes, and none of them means anything. A door
-has an abstract AF_UNIX name (nothing on disk, nothing to leak), where callers of other users are turned away by the
+Contract. The key is known to processes of the run alone. Each side draws a nonce, and both prove the key (HMAC-SHA256 over
+both nonces and the caller's name) before the first pickle is read; until then a caller may send a few hundred bytes, and none
+of them means anything. The called side proves first: a caller may be sent to a wrong address, and shows it nothing but a
+nonce and its name. A door so shows each caller one proof, of which a key could be guessed at leisure: hence keys are drawn at
+random, and a person's own is stretched (`argosy.running.gathering.key_in`). From the nonces come also the two keys of the
+connection, by which each frame carries a MAC (`argosy.stream.framing`): a relay that lets the proofs pass gains nothing.
+
+A door has an abstract AF_UNIX name (nothing on disk, nothing to leak), where callers of other users are turned away by the
 kernel's word as well; or a TCP port that the kernel chooses, for other nodes, which may be sealed with TLS
-(`argosy.stream.tls`). Nobody behind it ever waits for a caller.
+(`argosy.stream.tls`). These two need no MAC on their frames. Nobody behind it ever waits for a caller. Strangers may call
+without end: they crowd out callers of their own host alone, and those only for a while.
 """
 
-import contextlib
 import hmac
 import os
 import selectors
 import socket
+import ssl
 import struct
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NoReturn
 
 from argosy.errors import WorkerError
+from argosy.stream.framing import Authenticated, Framing, Plain
 from argosy.stream.wire import Peer
 
 __all__ = ["Address", "Door", "dial"]
@@ -27,16 +35,22 @@ Address = str | tuple[str, int]
 """The abstract name of a door on this node, or the host and port of one on another."""
 
 NONCE = PROOF = 32
-HELLO = PROOF + NONCE
-"""Bytes of a caller before the length of its name."""
 LONGEST_NAME = 255
 PATIENCE_SECONDS = 5.0
 """A caller that has not proved itself by then is hung up on."""
 UNPROVED = 128
-"""Most callers at a time that have not proved themselves: for another one the oldest is hung up on."""
+"""Most callers at a time that have not proved themselves: for another one, one of the host that has most is hung up on."""
+GRACE_SECONDS = 0.5
+"""That a caller has to prove itself before it makes room for others of its host."""
+ACCEPTED = 32
+"""Calls that are taken at a time: callers must not keep the process behind the door from its work."""
+BACKLOG = 1024
+"""Calls that the kernel keeps until they are taken."""
 BREATH_SECONDS = 0.01
 """Pause after a call that could not be taken, as this process has too many files open: it is still waiting then."""
 LEFT = "hung up before it had proved the run's key"
+ANOTHER_KEY = "does not take the proof of the run's key: it has another one"
+NO_CERTIFICATE = "does not show the job's certificate"
 TLS_BEGINS = b"\x16\x03"
 """The first bytes of a caller that calls by TLS."""
 CREDENTIALS = struct.Struct("3i")
@@ -58,20 +72,40 @@ def _ignore(refusal: str) -> None:
 
 @dataclass(kw_only=True, slots=True)
 class _Caller:
-    """Somebody who has not proved the key."""
+    """A connection whose other end has not proved the key."""
 
+    where: Address
+    """The caller's own end; on one machine it has no name."""
     nonce: bytes
+    """That this side has drawn."""
     since: float
-    greeted: bool = False
-    """Whether it was sent the nonce; inside TLS the two shake hands before."""
     received: bytearray = field(default_factory=bytearray)
+    """A nonce, the name's length, the name; then the proof."""
+
+    @property
+    def host(self) -> str:
+        """Of the caller."""
+        return self.where[0] if isinstance(self.where, tuple) else ""
+
+    @property
+    def greeted(self) -> bool:
+        """Whether nonce and name are there, so that this side has proved the key."""
+        return len(self.received) > NONCE and len(self.received) >= self._greeting
 
     @property
     def missing(self) -> int:
-        """Bytes to read, and never past its name: what follows is the peer's. The caller waits for the proof before it goes on."""
-        received = self.received
-        wanted = HELLO + 1 + received[HELLO] if len(received) > HELLO else HELLO + 1
-        return wanted - len(received)
+        """Bytes of the greeting, or of the proof, that are still to come. Never read past: what follows is the peer's."""
+        wanted = self._greeting + PROOF if self.greeted else self._greeting
+        return wanted - len(self.received)
+
+    @property
+    def greeting(self) -> bytes:
+        """Nonce and name."""
+        return bytes(self.received[: self._greeting])
+
+    @property
+    def _greeting(self) -> int:
+        return NONCE + 1 + (self.received[NONCE] if len(self.received) > NONCE else 0)
 
 
 class Door:
@@ -98,7 +132,7 @@ class Door:
     @classmethod
     def to_network(cls, key: bytes, refused: Callable[[str], None], *, seal: Seal | None = None) -> "Door":
         """A door for other nodes, at every IPv4 interface of this one."""
-        return cls(key, listener=socket.create_server(("", 0), backlog=128), refused=refused, seal=seal)
+        return cls(key, listener=socket.create_server(("", 0), backlog=BACKLOG), refused=refused, seal=seal)
 
     @property
     def address(self) -> str:
@@ -122,16 +156,15 @@ class Door:
 
     def enter(self) -> list[tuple[str, Peer]]:
         """Callers that have just proved the key, with the name that they gave; never waits."""
-        entered = []
-        for key, _ in self._selector.select(timeout=0):
-            if key.fileobj is self._listener:
-                self._welcome()
-            elif key.fileobj in self._callers and (proved := self._read(key.fileobj)) is not None:
-                entered.append(proved)
+        ready = [key.fileobj for key, _ in self._selector.select(timeout=0)]
+        # Before others are let in, for which these might have to make room.
+        entered = [proved for one in ready if one in self._callers and (proved := self._read(one)) is not None]
+        if self._listener in ready:
+            self._welcome()
         for silent, caller in list(self._callers.items()):
             if time.monotonic() - caller.since > PATIENCE_SECONDS:
                 said = f"said nothing for {PATIENCE_SECONDS:g} s that would prove the run's key"
-                self._hang_up(silent, said if caller.greeted else "does not show the job's certificate")
+                self._hang_up(silent, said if caller.received or self._seal is None else NO_CERTIFICATE)
         return entered
 
     def close(self) -> None:
@@ -143,73 +176,71 @@ class Door:
         self._listener.close()
 
     def _welcome(self) -> None:
-        try:
-            caller, _ = self._listener.accept()
-        except OSError:
-            time.sleep(BREATH_SECONDS)
-            return
-        if caller.family == socket.AF_UNIX and _user_of(caller) != os.geteuid():
-            caller.close()
-            return
-        if len(self._callers) == UNPROVED:
-            self._hang_up(next(iter(self._callers)), "had not proved the run's key when too many others called")
-        caller.setblocking(False)
-        try:
-            caller = caller if self._seal is None else self._seal(caller)
-        except OSError:
-            caller.close()  # it has gone
-            return
-        self._callers[caller] = _Caller(nonce=os.urandom(NONCE), since=time.monotonic())
-        self._selector.register(caller, selectors.EVENT_READ)
-        self._greet(caller)
+        """Take a few of the calls that wait."""
+        for _ in range(ACCEPTED):
+            try:
+                caller, address = self._listener.accept()
+            except BlockingIOError:
+                return
+            except OSError:
+                time.sleep(BREATH_SECONDS)
+                return
+            local = caller.family == socket.AF_UNIX
+            if not (_user_of(caller) == os.geteuid() if local else self._make_room(address[0])):
+                caller.close()
+                continue
+            caller.setblocking(False)
+            try:
+                caller = caller if self._seal is None else self._seal(caller)
+            except OSError:
+                caller.close()  # it has gone
+                continue
+            self._callers[caller] = _Caller(where=address, nonce=os.urandom(NONCE), since=time.monotonic())
+            self._selector.register(caller, selectors.EVENT_READ)
 
-    def _greet(self, caller: socket.socket) -> bool:
-        """Send the nonce; False where the caller does not take it, or not yet."""
-        try:
-            caller.send(self._callers[caller].nonce)
-        except BlockingIOError:
+    def _make_room(self, host: str) -> bool:
+        """Whether a caller of that host may come in, for which another one may have to go."""
+        if len(self._callers) < UNPROVED:
+            return True
+        ((crowded, _),) = Counter([host, *(caller.host for caller in self._callers.values())]).most_common(1)
+        oldest, caller = next(found for found in self._callers.items() if found[1].host == crowded)
+        if crowded == host and time.monotonic() - caller.since < GRACE_SECONDS:
             return False
-        except OSError as error:
-            self._hang_up(caller, f"does not show the job's certificate: {error}" if self._seal else LEFT)
-            return False
-        self._callers[caller].greeted = True
+        self._hang_up(oldest, "had not proved the run's key when too many others called")
         return True
 
     def _read(self, connection: socket.socket) -> tuple[str, Peer] | None:
         caller = self._callers[connection]
-        if not caller.greeted and not self._greet(connection):
-            return None
         try:
             while caller.missing:
+                greeted = caller.greeted
                 caller.received += connection.recv(caller.missing) or _gone()
+                if caller.greeted and not greeted:
+                    proof = _prove(self.key, b"called", caller.nonce, caller.greeting)
+                    connection.sendall(caller.nonce + proof)
         except BlockingIOError:
             return None
-        except OSError:
-            self._hang_up(connection, LEFT)
+        except OSError as error:
+            unsealed = self._seal is not None and not caller.received
+            self._hang_up(
+                connection, f"{NO_CERTIFICATE}: {error}" if unsealed else ANOTHER_KEY if caller.greeted else LEFT
+            )
             return None
-        hello = bytes(caller.received)
-        proof, challenge, name = hello[:PROOF], hello[PROOF:HELLO], hello[HELLO + 1 :]
-        if not hmac.compare_digest(proof, _prove(self.key, b"caller", caller.nonce)):
+        greeting, proof = caller.greeting, bytes(caller.received[-PROOF:])
+        if not hmac.compare_digest(proof, _prove(self.key, b"caller", caller.nonce, greeting)):
             self._hang_up(connection, "does not know the run's key")
             return None
-        try:
-            connection.send(_prove(self.key, b"door", challenge))
-        except OSError:
-            self._hang_up(connection, LEFT)
-            return None
         self._forget(connection)
-        _hurry(connection)
-        return name.decode(errors="replace"), Peer(connection)
+        framing = _framing(connection, self.key, caller.nonce, greeting, own=b"called", other=b"caller")
+        return greeting[NONCE + 1 :].decode(errors="replace"), Peer(connection, framing)
 
-    def _hang_up(self, caller: socket.socket, why: str) -> None:
-        if self._callers[caller].received.startswith(TLS_BEGINS):
+    def _hang_up(self, connection: socket.socket, why: str) -> None:
+        caller = self._callers[connection]
+        if caller.received.startswith(TLS_BEGINS):
             why = "calls with a certificate, and this end has none"
-        self._forget(caller)
-        who = "somebody"
-        with contextlib.suppress(OSError):  # one that has gone has no name any more
-            who = _words(caller.getpeername())
-        caller.close()
-        self._refused(f"{who} {why}")
+        self._forget(connection)
+        connection.close()
+        self._refused(f"{_words(caller.where) or 'a process of this host'} {why}")
 
     def _forget(self, caller: socket.socket) -> None:
         self._selector.unregister(caller)
@@ -217,34 +248,35 @@ class Door:
 
 
 def dial(address: Address, key: bytes, name: str, *, seconds: float = ANSWER_SECONDS, seal: Seal | None = None) -> Peer:
-    """Call a door under a name (at most 255 bytes); raises WorkerError where nobody answers with the right key in time."""
+    """Call a door under a name (at most 255 bytes); raises WorkerError where none answers with the right key in time."""
     words = name.encode()
     if len(words) > LONGEST_NAME:
         raise WorkerError(
             f"{name[:20]!r}… has {len(words)} bytes; a caller's name has at most {LONGEST_NAME}. Shorten it."
         )
     family = socket.AF_UNIX if isinstance(address, str) else socket.AF_INET
-    caller = socket.socket(family, socket.SOCK_STREAM)
-    caller.settimeout(seconds)
+    caller, deadline = socket.socket(family, socket.SOCK_STREAM), time.monotonic() + seconds
+    greeting = os.urandom(NONCE) + bytes([len(words)]) + words
     try:
-        _connect(caller, address, time.monotonic() + seconds)
+        caller.settimeout(seconds)
+        _connect(caller, address, deadline)
         caller = caller if seal is None else seal(caller)
-        nonce = _receive(caller, NONCE)
-        challenge = os.urandom(NONCE)
-        caller.sendall(_prove(key, b"caller", nonce) + challenge + bytes([len(words)]) + words)
-        proof = _receive(caller, PROOF)
+        caller.sendall(greeting)
+        answer = _receive(caller, NONCE + PROOF, deadline)
+        nonce, proof = answer[:NONCE], answer[NONCE:]
+        if not hmac.compare_digest(proof, _prove(key, b"called", nonce, greeting)):
+            caller.close()
+            raise WorkerError(
+                f"{name}: authentication failed: the process at {_words(address)} does not have this run's key. "
+                "Run the same command again."
+            )
+        caller.sendall(_prove(key, b"caller", nonce, greeting))
     except OSError as error:
         caller.close()
         raise WorkerError(
             f"{name}: the call to {_words(address)} failed: {error}. Run the same command again."
         ) from error
-    if not hmac.compare_digest(proof, _prove(key, b"door", challenge)):
-        caller.close()
-        raise WorkerError(
-            f"{name}: whoever answers at {_words(address)} does not know the run's key. Run the same command again."
-        )
-    _hurry(caller)
-    return Peer(caller)
+    return Peer(caller, _framing(caller, key, nonce, greeting, own=b"caller", other=b"called"))
 
 
 def _connect(caller: socket.socket, address: Address, deadline: float) -> None:
@@ -263,15 +295,8 @@ def _connect(caller: socket.socket, address: Address, deadline: float) -> None:
 def _listen_here() -> socket.socket:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(f"\0argosy-{os.urandom(12).hex()}")
-    listener.listen(128)
+    listener.listen(BACKLOG)
     return listener
-
-
-def _hurry(connection: socket.socket) -> None:
-    """Let words to another node leave at once, and its silence be noticed."""
-    if connection.family == socket.AF_INET:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(UNHEARD_SECONDS * 1000))
 
 
 def _user_of(caller: socket.socket) -> int:
@@ -284,10 +309,14 @@ def _words(address: Address) -> str:
     return address[1:] if isinstance(address, str) else f"{address[0]} port {address[1]}"
 
 
-def _receive(connection: socket.socket, size: int) -> bytes:
+def _receive(connection: socket.socket, size: int, deadline: float) -> bytes:
+    """All of it by then, however slowly it drips."""
     received = b""
     while len(received) < size:
+        connection.settimeout(max(deadline - time.monotonic(), BREATH_SECONDS))
         received += connection.recv(size - len(received)) or _gone()
+        if time.monotonic() > deadline:
+            raise TimeoutError("timed out")
     return received
 
 
@@ -295,5 +324,20 @@ def _gone() -> NoReturn:
     raise ConnectionResetError("hung up before the key was proved")
 
 
-def _prove(key: bytes, side: bytes, nonce: bytes) -> bytes:
-    return hmac.digest(key, side + nonce, "sha256")
+def _framing(
+    connection: socket.socket, key: bytes, nonce: bytes, greeting: bytes, *, own: bytes, other: bytes
+) -> Framing:
+    """Of a connection whose ends have proved the key; to another node, words leave at once, and its silence is noticed."""
+    if connection.family != socket.AF_INET:
+        return Plain()
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(UNHEARD_SECONDS * 1000))
+    if isinstance(connection, ssl.SSLSocket):
+        return Plain()
+    sends, receives = (_prove(key, b"frames of the " + side, nonce, greeting) for side in (own, other))
+    return Authenticated(sends=sends, receives=receives)
+
+
+def _prove(key: bytes, label: bytes, nonce: bytes, greeting: bytes) -> bytes:
+    """A pseudo-random function of all that was said; the labels, none of which begins another, keep its uses apart."""
+    return hmac.digest(key, label + b"\0" + nonce + greeting, "sha256")

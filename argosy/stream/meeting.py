@@ -1,47 +1,179 @@
 """Where processes of a run that are to exchange tensors find each other: a file of one machine, or the driver's store.
 
-Torch's own store asks for no proof. It is told under a key that nobody can guess who listens at which port, and nothing else.
+Contract. torch's own TCPStore lets every process that reaches its port list, read, replace and delete what is in it. So the
+store of a run on several nodes is behind a door of the run's (`argosy.stream.door`): a meeting names its address, the key that
+opens it, and the prefix of its own entries, and is told on authenticated connections alone. A thread of the driver's process
+answers; it waits for no caller.
 """
 
+import contextlib
 import datetime
 import os
+import select
+import threading
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import psutil
-from torch.distributed import FileStore, PrefixStore, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import FileStore, Store  # type: ignore[attr-defined]
 
-__all__ = ["FORMING", "NetworkMeetings", "interface_of", "store_at"]
+from argosy.errors import WorkerError
+from argosy.stream.door import Door, dial
+from argosy.stream.wire import Peer
+
+__all__ = ["FORMING", "MeetingStore", "NetworkMeetings", "interface_of", "store_at"]
 
 FORMING = datetime.timedelta(seconds=60)
 """Of connecting, which begins when all are there."""
 SCHEME = "tcp://"
+TICK_SECONDS = 0.2
 
 
 class NetworkMeetings:
-    """The store in the driver's process, which has a meeting for everybody who needs one."""
+    """The store in the driver's process, in which each meeting has entries of its own."""
 
-    def __init__(self, host: str) -> None:
+    def __init__(self, host: str, refused: Callable[[str], None]) -> None:
         self.host = host
         """By which other nodes reach this one."""
-        # libuv closes descriptors by their numbers in every process that is forked later, whoever has them there.
-        self._store: Any = TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=FORMING, use_libuv=False)
+        self._key = os.urandom(32)
+        self._door = Door.to_network(self._key, refused)
+        self._entries: dict[str, bytes] = {}
+        self._waiting: list[tuple[Peer, Sequence[str]]] = []
+        """Callers that are answered when all of these entries are there."""
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._serve, name="argosy-meetings", daemon=True)
+        self._thread.start()
 
     def meeting(self) -> str:
-        """One that nobody has used yet."""
-        return f"{SCHEME}{self.host}:{self._store.port}/{os.urandom(16).hex()}"
+        """A meeting at which no process has been yet. Its last part is its name, and no secret."""
+        return f"{SCHEME}{self.host}:{self._door.port}/{self._key.hex()}/{os.urandom(16).hex()}"
 
     def close(self) -> None:
-        """Nobody meets any more."""
-        self._store = None
+        """End all meetings."""
+        self._over.set()
+        self._thread.join()
+
+    def _serve(self) -> None:
+        peers: list[Peer] = []
+        while not self._over.is_set():
+            poll = select.poll()
+            poll.register(self._door, select.POLLIN)
+            for peer in peers:
+                poll.register(peer, select.POLLIN | (select.POLLOUT if peer.unsent else 0))
+            poll.poll(TICK_SECONDS * 1000)
+            peers += [peer for _, peer in self._door.enter()]
+            peers = [peer for peer in peers if self._hear(peer)]
+            self._answer_waiting()
+        for peer in peers:
+            peer.close()
+        self._door.close()
+
+    def _hear(self, peer: Peer) -> bool:
+        """Do what a caller asks; False where it has gone."""
+        peer.flush()
+        try:
+            for asked in peer.receive():
+                self._obey(peer, *asked)
+        except (EOFError, WorkerError):
+            self._waiting = [(other, names) for other, names in self._waiting if other is not peer]
+            peer.close()
+            return False
+        return True
+
+    def _obey(self, peer: Peer, asked: str, name: str, value: Any) -> None:
+        match asked:
+            case "set":
+                self._entries[name] = value
+                peer.send(None)
+            case "add":
+                total = int(self._entries.get(name, b"0")) + value
+                self._entries[name] = str(total).encode()
+                peer.send(total)
+            case "delete":
+                peer.send(self._entries.pop(name, None) is not None)
+            case "check":
+                peer.send(all(name + one in self._entries for one in value))
+            case "wait":
+                self._waiting.append((peer, [name + one for one in value]))
+
+    def _answer_waiting(self) -> None:
+        still = []
+        for peer, names in self._waiting:
+            if all(name in self._entries for name in names):
+                peer.send([self._entries[name] for name in names])
+            else:
+                still.append((peer, names))
+        self._waiting = still
+
+
+class MeetingStore(Store):
+    """One process's end of a meeting at the driver's store; its methods are those that torch asks of a store.
+
+    Raises RuntimeError where the driver does not answer in time. torch keeps no reference to what is Python's of it: it has
+    to outlive the groups that it was given to.
+    """
+
+    def __init__(self, host: str, port: int, key: bytes, name: str) -> None:
+        super().__init__()
+        self._name = f"{name}/"
+        self._asking = threading.Lock()
+        try:
+            self._peer = dial((host, port), key, "meeting", seconds=FORMING.total_seconds())
+        except WorkerError as error:
+            raise RuntimeError(str(error)) from error
+
+    def set(self, key: str, value: bytes | str) -> None:
+        """Write an entry."""
+        self._ask("set", self._name + key, value.encode() if isinstance(value, str) else bytes(value))
+
+    def get(self, key: str) -> bytes:
+        """Read an entry, as soon as it is there."""
+        found: bytes = self._ask("wait", self._name, [key])[0]
+        return found
+
+    def wait(self, keys: list[str], timeout: datetime.timedelta = FORMING) -> None:
+        """Until these entries are there."""
+        self._ask("wait", self._name, keys, timeout)
+
+    def check(self, keys: list[str]) -> bool:
+        """Whether these entries are there."""
+        return bool(self._ask("check", self._name, keys))
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to an entry that is a number; the sum."""
+        return int(self._ask("add", self._name + key, amount))
+
+    def delete_key(self, key: str) -> bool:
+        """Whether there was such an entry."""
+        return bool(self._ask("delete", self._name + key, None))
+
+    def clone(self) -> "MeetingStore":
+        """The same one, which threads may share; NCCL's own want one each."""
+        return self
+
+    def close(self) -> None:
+        """Hang up."""
+        self._peer.close()
+
+    def _ask(self, asked: str, name: str, value: Any, timeout: datetime.timedelta = FORMING) -> Any:
+        deadline = time.monotonic() + timeout.total_seconds()
+        with self._asking:
+            self._peer.send((asked, name, value))
+            with contextlib.suppress(EOFError, WorkerError):
+                for answer in self._peer.wait(deadline - time.monotonic()):
+                    return answer
+            self._peer.close()  # a late answer would pass for that to the next question
+        raise RuntimeError(f"the driver's store has not answered {asked} within {timeout}")
 
 
 def store_at(meeting: str, size: int) -> Any:
     """The store of a meeting of so many processes; raises RuntimeError where it cannot be reached."""
     if not meeting.startswith(SCHEME):
         return FileStore(meeting, size)
-    place, _, key = meeting.removeprefix(SCHEME).partition("/")
+    place, key, name = meeting.removeprefix(SCHEME).split("/")
     host, _, port = place.rpartition(":")
-    return PrefixStore(key, TCPStore(host, int(port), is_master=False, timeout=FORMING))
+    return MeetingStore(host, int(port), bytes.fromhex(key), name)
 
 
 def interface_of(address: str) -> str:

@@ -1,7 +1,8 @@
 """TLS for the calls between nodes: one private key and its certificate, which every node of a job has and nobody else.
 
-Both ends show the certificate and take no other, so whoever stands between two nodes has nothing to show to either. What a
-door asks of its callers (`argosy.stream.door`) comes after that, inside.
+Both ends show the certificate and take no other, byte for byte: not even another one of the same authority, though the file
+may hold the authority's as well. So whoever stands between two nodes has nothing to show to either. What a door asks of its
+callers (`argosy.stream.door`) comes after that, inside.
 """
 
 import hashlib
@@ -35,8 +36,10 @@ class Certificate:
         try:
             digest = hashlib.sha256(path.read_bytes()).hexdigest()
             sides = [_context(path, side) for side in (ssl.PROTOCOL_TLS_CLIENT, ssl.PROTOCOL_TLS_SERVER)]
-        except OSError as error:
-            problem = "it is none, or has a password" if isinstance(error, ssl.SSLError) else error.strerror
+        except (OSError, ValueError) as error:
+            problem = "it is none, or has a password"
+            if isinstance(error, OSError) and not isinstance(error, ssl.SSLError):
+                problem = str(error.strerror)
             raise PlanError(
                 f"{path} cannot be read as a private key with its certificate: {problem}. Make one with openssl req -x509 -nodes "
                 f"-newkey rsa:3072 -days 365 -subj /CN=argosy -keyout {path} -out {path}, and copy it to all nodes."
@@ -52,26 +55,55 @@ class Certificate:
         return self._called.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
 
 
+class _Context(ssl.SSLContext):
+    """For one side of the calls."""
+
+    leaf: bytes
+    """The certificate that both sides show, as DER."""
+
+
 def _context(path: Path, side: int) -> ssl.SSLContext:
-    context = ssl.SSLContext(side)
+    context = _Context(side)
     context.sslsocket_class = _Sealed
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False  # a node has many names; what counts is that it has the certificate
     context.verify_mode = ssl.CERT_REQUIRED
     context.verify_flags |= ssl.VerifyFlags.VERIFY_X509_PARTIAL_CHAIN  # it vouches for itself, whoever signed it
     context.load_cert_chain(path, password="")
-    context.load_verify_locations(path)
+    context.leaf = _leaf(path)
+    context.load_verify_locations(cadata=context.leaf)  # not the rest of a chain, which vouches for others
     if side == ssl.PROTOCOL_TLS_SERVER:
         context.num_tickets = 0  # nobody calls again
     return context
 
 
+def _leaf(path: Path) -> bytes:
+    """The first certificate of a file, which is the one that is shown."""
+    _, begin, rest = path.read_text().partition(ssl.PEM_HEADER)
+    inside, end, _ = rest.partition(ssl.PEM_FOOTER)
+    return ssl.PEM_cert_to_DER_cert(begin + inside + end)
+
+
 class _Sealed(ssl.SSLSocket):
     """One that says what sockets say where it would have to wait, and leaves nothing behind of which a poll knows nothing."""
+
+    _known = False
+    """Whether the other end has shown the certificate."""
+
+    def _meet(self) -> None:
+        """Shake hands, and compare what is shown with what was given."""
+        if self._known:
+            return
+        self.do_handshake()
+        assert isinstance(self.context, _Context)
+        if self.getpeercert(binary_form=True) != self.context.leaf:
+            raise ConnectionAbortedError("it shows another one")
+        self._known = True
 
     def send(self, data: Any, flags: int = 0) -> int:
         """See `socket.socket.send`."""
         try:
+            self._meet()
             return super().send(data, flags)
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError) as error:
             raise BlockingIOError from error
@@ -79,6 +111,7 @@ class _Sealed(ssl.SSLSocket):
     def recv(self, buflen: int = 1024, flags: int = 0) -> bytes:
         """See `socket.socket.recv`."""
         try:
+            self._meet()
             return super().recv(buflen, flags)
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError) as error:
             raise BlockingIOError from error

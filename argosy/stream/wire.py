@@ -1,6 +1,6 @@
 """Talk between processes of one run, when they have met (`argosy.stream.door`).
 
-Contract. Both ends are a `Peer`: what one says is kept until the socket takes it, what has arrived in part is kept until
+Contract. Both ends are a `Peer`, and its framing (`argosy.stream.framing`) says which bytes are the other end's: what one says is kept until the socket takes it, what has arrived in part is kept until
 it is whole. So nobody ever waits for another to read, and a peer that stops in the middle of a word holds up nobody. On
 one node descriptors travel beside the words. The order of words is kept; a peer that is gone is an end-of-file after its
 last whole word.
@@ -11,7 +11,6 @@ import os
 import pickle
 import select
 import socket
-import struct
 import threading
 import time
 from array import array
@@ -20,12 +19,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from argosy.errors import WorkerError
+from argosy.stream.framing import LARGEST, Framing, Plain
 
 __all__ = ["Peer"]
 
-LARGEST = 2**30
-"""Bytes of one value."""
-LENGTH = struct.Struct("<Q")
 READ_BYTES = 2**17
 """Of one look into the socket, whose buffer is hardly larger."""
 READS = 8
@@ -41,10 +38,12 @@ class Peer:
     (autograd's, in which the last view of a block may die). Only one thread receives.
     """
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, framing: Framing | None = None) -> None:
         connection.setblocking(False)
         self._socket = connection
+        self._framing: Framing = framing or Plain()
         self._unsent: deque[tuple[bytes | memoryview, tuple[int, ...]]] = deque()
+        """Pickled values, and the rest of the frame that is being written."""
         self._writing = threading.Lock()
         self._deaf = False
         """Whether the other end takes nothing any more."""
@@ -88,7 +87,7 @@ class Peer:
                 "what is large, instead of holding it."
             )
         if not self._deaf:
-            self._unsent.append((LENGTH.pack(len(word)) + word, tuple(map(os.dup, descriptors))))
+            self._unsent.append((word, tuple(map(os.dup, descriptors))))
             self.flush()
 
     def flush(self) -> None:
@@ -106,6 +105,10 @@ class Peer:
         """False where the socket takes no more."""
         while self._unsent:
             words, descriptors = self._unsent[0]
+            if isinstance(words, bytes):
+                # Framed here, under the lock: frames carry numbers in the order in which they leave.
+                words = memoryview(self._framing.pack(words))
+                self._unsent[0] = words, descriptors
             try:
                 sent = self._put(words, descriptors)
             except (BlockingIOError, InterruptedError):
@@ -118,10 +121,10 @@ class Peer:
             if sent == len(words):
                 self._unsent.popleft()
             else:
-                self._unsent[0] = (memoryview(words)[sent:], ())
+                self._unsent[0] = (words[sent:], ())
         return True
 
-    def _put(self, words: bytes | memoryview, descriptors: tuple[int, ...]) -> int:
+    def _put(self, words: memoryview, descriptors: tuple[int, ...]) -> int:
         if descriptors:
             return socket.send_fds(self._socket, [words], list(descriptors))
         return self._socket.send(words)
@@ -133,7 +136,10 @@ class Peer:
                 os.close(descriptor)
 
     def receive(self) -> list[Any]:
-        """All values that have arrived whole, maybe none; EOFError once the other end is gone and all was returned."""
+        """All values that have arrived whole, maybe none; EOFError once the other end is gone and all was returned.
+
+        Raises WorkerError for bytes that the other end has not sent, or that cannot be read.
+        """
         for _ in range(READS):
             if self._over or not self._read():
                 break
@@ -161,20 +167,17 @@ class Peer:
         return size == READ_BYTES or bool(ancillary)
 
     def _values(self) -> list[Any]:
-        values, at = [], 0
+        values, at, framing = [], 0, self._framing
         with memoryview(self._arrived) as arrived:
-            while len(arrived) - at >= LENGTH.size:
-                (size,) = LENGTH.unpack_from(arrived, at)
-                if size > LARGEST:
-                    raise WorkerError(
-                        f"another process announced {size:,} bytes; at most {LARGEST:,} travel at once. Run the same command again."
-                    )
-                end = at + LENGTH.size + size
-                if end > len(arrived):
+            while len(arrived) - at >= framing.header_bytes:
+                start = at + framing.header_bytes
+                end = start + framing.length(arrived[at:start])
+                if end + framing.mac_bytes > len(arrived):
                     break
-                with arrived[at + LENGTH.size : end] as word:
+                with arrived[start:end] as word:
+                    framing.check(word, arrived[end : end + framing.mac_bytes])
                     values.append(_unpickle(word))
-                at = end
+                at = end + framing.mac_bytes
         del self._arrived[:at]
         return values
 

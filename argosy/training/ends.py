@@ -61,6 +61,7 @@ class Gloo:
 
     def __init__(self, store: Any, rank: int, size: int) -> None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        self._store = store  # torch alone would not keep it
         self._group: Any = dist.ProcessGroupGloo(store, rank, size, FORMING)
 
     def add_up(self, values: torch.Tensor) -> Work:
@@ -80,6 +81,7 @@ class Nccl:
         # Torch would end the process where a peer is seen to be gone: who is lost, the driver decides.
         os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
         torch.cuda.set_device(device)  # of this thread
+        self._store = store  # torch alone would not keep it
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = NEVER
         self._group: Any = dist.ProcessGroupNCCL(store, rank, size, options)

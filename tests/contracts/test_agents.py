@@ -330,7 +330,7 @@ def test_who_has_not_the_key_is_refused_and_told_of(tmp_path: Path, monkeypatch:
     argosy.train(studies.study(60, fleet=[studies.member()], epochs=1), directory=tmp_path / "run", launcher=launcher)
     knocking.join()
     told = (tmp_path / "run" / "workers" / "door.log").read_text().splitlines()
-    assert any(line.endswith("does not know the run's key") for line in told)
+    assert any(line.endswith("does not take the proof of the run's key: it has another one") for line in told)
     assert len(told) >= 2
 
 

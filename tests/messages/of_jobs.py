@@ -18,7 +18,7 @@ from argosy.running.agent import Joined
 from argosy.running.agents import Agents
 from argosy.running.cluster_doctor import place_in
 from argosy.running.freight import pieces
-from argosy.running.gathering import FileBoard, Notice, call_driver, certificate_in, key_in
+from argosy.running.gathering import FileBoard, Notice, call_driver, certificate_in, key_in, read, written
 from argosy.running.place import Place, place_asked, place_of
 from argosy.running.resume import resume_point
 from argosy.settings import Settings
@@ -27,6 +27,7 @@ __all__ = ["CASES"]
 
 RUN = Path("runs/x")
 PLACE = Place(launcher="srun", rank=0, size=2, local_rank=0, nodes=2, job="4711.0")
+NOTICE = Notice(job=PLACE.job, hosts=("10.0.0.1",), port=40000)
 SLURM = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": "0", "SLURM_STEP_NUM_NODES": "2"}
 OPEN_MPI = {f"OMPI_COMM_WORLD_{name}": "0" for name in ("RANK", "LOCAL_RANK")} | {
     "OMPI_COMM_WORLD_SIZE": "3",
@@ -118,6 +119,8 @@ CASES = {
     "a launcher's variables that contradict each other": lambda: place_of(SLURM | {"SLURM_PROCID": "2"}),
     "unlike numbers of processes on the nodes": lambda: place_of(OPEN_MPI),
     "a key that can be guessed": lambda: key_in({"ARGOSY_KEY": "secret"}),
+    "a notice that the driver has not left": lambda: read(written(NOTICE, b"another key"), b"key"),
+    "a notice that cannot be read": lambda: read("[]", None),
     "a certificate that is none": no_certificate,
     "a node without the job's certificate": uncertified,
     "a cluster's doctor where nobody has started a job": lambda: place_in({}),

@@ -13,11 +13,12 @@ from argosy import Data
 from argosy.stream.blocks import Layout, Place
 from argosy.stream.course import Course
 from argosy.stream.door import NONCE, PROOF, dial
+from argosy.stream.framing import LARGEST, LENGTH, Authenticated
 from argosy.stream.loaders import Task, run_task
 from argosy.stream.preparation import TRIES, Preparation
 from argosy.stream.pulse import Pulse
 from argosy.stream.sources import ArraySource, Source, open_sources, reopened
-from argosy.stream.wire import LARGEST, LENGTH, Peer
+from argosy.stream.wire import Peer
 
 __all__ = ["CASES"]
 
@@ -144,6 +145,15 @@ def stranger() -> None:
             thread.join()
 
 
+def injected() -> None:
+    """A process between two nodes says something in the name of one of them."""
+    ours, theirs = socket.socketpair()
+    peer = Peer(theirs, Authenticated(sends=bytes(32), receives=bytes(32)))
+    with ours:
+        ours.sendall(LENGTH.pack(3) + bytes(16) + b"abc" + bytes(16))
+        peer.receive()
+
+
 CASES = {
     "a sample that holds a string": lambda: opened(lambda index: ("cat", index)),
     "samples that are built differently": lambda: filled(branching),
@@ -168,5 +178,6 @@ CASES = {
     "a stranger answers a call": stranger,
     "too many open files for one message": many_descriptors,
     "a message that cannot be read": lambda: said(LENGTH.pack(3) + b"abc"),
+    "a message that was injected between two nodes": injected,
     "a message too large": lambda: said(LENGTH.pack(LARGEST + 1)),
 }

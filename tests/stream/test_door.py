@@ -1,6 +1,7 @@
 """The door lets in whoever knows the key, under any name, from this node or another; nobody else is heard."""
 
 import contextlib
+import functools
 import os
 import pickle
 import random
@@ -8,13 +9,13 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import certificates
 import pytest
+from doors import Trap, call, enter
 from test_wire import no_more_files
 
 from argosy.errors import WorkerError
@@ -22,24 +23,6 @@ from argosy.stream import door as entrance
 from argosy.stream.door import Door, dial
 from argosy.stream.tls import Certificate
 from argosy.stream.wire import Peer
-
-
-def enter(door: Door, call: Callable[[], Any]) -> tuple[list[tuple[str, Peer]], list[Any]]:
-    """Who has entered while somebody called, and what the caller got."""
-    got: list[Any] = []
-
-    def guarded() -> None:
-        try:
-            got.append(call())
-        except WorkerError as error:
-            got.append(error)
-
-    thread, entered = threading.Thread(target=guarded), []
-    thread.start()
-    while thread.is_alive():
-        entered += door.enter()
-    thread.join()
-    return entered + door.enter(), got
 
 
 @pytest.mark.parametrize("name", ["", "cpu:0 1", "n" * 33, "node/üöä-" * 20, "n" * 255])
@@ -65,38 +48,19 @@ def test_another_key_opens_nothing() -> None:
     door.close()
 
 
-def test_silent_callers_hold_up_nobody_and_are_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(entrance, "UNPROVED", 3)
-    door = Door(bytes(32))
-    silent = [socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) for _ in range(5)]
-    for caller in silent:
+def test_a_caller_that_proved_itself_while_the_door_was_not_looked_at_is_let_in(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    door, greeting = Door(bytes(32)), bytes(entrance.NONCE) + b"\x04name"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller:
         caller.connect(door.address)
-        door.enter()
-    assert len(door._callers) == 3
-    for caller in silent[:2]:
-        assert len(caller.recv(entrance.NONCE)) == entrance.NONCE
-        assert caller.recv(1) == b""
-    entered, _ = enter(door, lambda: dial(door.address, bytes(32), "name"))
-    assert [found for found, _ in entered] == ["name"]
-    monkeypatch.setattr(entrance, "PATIENCE_SECONDS", 0.0)
-    door.enter()
-    assert len(door._callers) == 0
-    door.close()
-    for caller in silent:
-        caller.close()
-
-
-def test_who_proved_itself_while_nobody_looked_is_let_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    door = Door(bytes(32))
-    with ThreadPoolExecutor() as pool:
-        call = pool.submit(dial, door.address, bytes(32), "name")
-        while not door._callers:
-            select.select([door], [], [])
-            door.enter()
-        select.select([door], [], [])
+        caller.sendall(greeting)
+        while not any(one.greeted for one in door._callers.values()):
+            assert door.enter() == []
+        nonce = caller.recv(entrance.NONCE + entrance.PROOF)[: entrance.NONCE]
+        caller.sendall(entrance._prove(bytes(32), b"caller", nonce, greeting))
         monkeypatch.setattr(entrance, "PATIENCE_SECONDS", 0.0)
         assert [found for found, _ in door.enter()] == ["name"]
-        call.result()
     door.close()
 
 
@@ -118,7 +82,7 @@ def test_more_call_at_once_than_the_kernel_keeps_for_a_door() -> None:
         calls = [pool.submit(dial, door.address, bytes(32), name) for name in names]
         time.sleep(0.2)  # who prepares has not come to look at its door yet
         entered: list[str] = []
-        while not all(call.done() for call in calls):
+        while len(entered) < len(names) and not any(call.done() and call.exception() for call in calls):
             entered += [name for name, _ in door.enter()]
         assert sorted(entered) == sorted(names)
         for call in calls:
@@ -133,8 +97,10 @@ def test_a_call_waits_where_too_many_files_are_open() -> None:
         with no_more_files():
             assert door.enter() == []
             assert door.enter() == []
+        caller.sendall(bytes(entrance.NONCE + 1))
         door.enter()
-        assert len(caller.recv(entrance.NONCE)) == entrance.NONCE
+        door.enter()
+        assert len(caller.recv(100)) == entrance.NONCE + entrance.PROOF
     door.close()
 
 
@@ -166,11 +132,6 @@ def network_door(refused: list[str], sealed: Certificate | None, monkeypatch: py
     door.close()
 
 
-def call(port: int, *, key: bytes = bytes(32), certificate: Certificate | None = None) -> Peer:
-    """From another node."""
-    return dial(("127.0.0.1", port), key, "rank 1", seconds=60, seal=certificate and certificate.calling)
-
-
 def test_callers_from_the_network_are_let_in_and_say_more_than_a_socket_holds(
     network_door: Door, sealed: Certificate | None
 ) -> None:
@@ -193,9 +154,21 @@ def test_a_wrong_key_from_the_network_is_refused_and_told(
     network_door: Door, refused: list[str], sealed: Certificate | None
 ) -> None:
     entered, (error,) = enter(network_door, lambda: call(network_door.port, key=b"x" * 32, certificate=sealed))
+    while not refused:
+        assert network_door.enter() == []
     assert entered == []
     assert isinstance(error, WorkerError)
     assert [words.partition(" port ")[0] for words in refused] == ["127.0.0.1"]
+    assert refused[0].endswith("does not take the proof of the run's key: it has another one")
+
+
+def test_a_wrong_proof_from_the_network_is_refused_and_told(refused: list[str]) -> None:
+    door = Door.to_network(bytes(32), refused.append)
+    with socket.create_connection(("127.0.0.1", door.port)) as caller:
+        caller.sendall(bytes(entrance.NONCE + 1) + bytes(entrance.PROOF))
+        while not refused:
+            assert door.enter() == []
+    door.close()
     assert refused[0].endswith("does not know the run's key")
 
 
@@ -245,6 +218,22 @@ def test_who_has_not_the_jobs_certificate_is_refused_and_told(
     assert "does not show the job's certificate" in refused[0]
 
 
+def test_another_certificate_of_the_same_authority_is_refused(refused: list[str], tmp_path: Path) -> None:
+    """Each file has the authority's certificate as well, as servers have theirs."""
+    first, second = (Certificate.load(path) for path in certificates.make_chains(tmp_path))
+    for its, welcome in ((second, False), (first, True)):
+        door = Door.to_network(bytes(32), refused.append, seal=first.called)
+        entered, (answer,) = enter(door, functools.partial(call, door.port, certificate=its))
+        assert [name for name, _ in entered] == ["rank 1"] * welcome
+        assert isinstance(answer, Peer if welcome else WorkerError)
+        door.close()
+    for its, shown in ((first, second), (second, first)):  # the caller looks as well
+        door = Door.to_network(bytes(32), refused.append, seal=shown.called)
+        _, (answer,) = enter(door, functools.partial(call, door.port, certificate=its))
+        assert isinstance(answer, WorkerError)
+        door.close()
+
+
 def test_who_calls_with_a_certificate_where_there_is_none_is_refused_and_told(
     certificate: Certificate, refused: list[str]
 ) -> None:
@@ -256,16 +245,6 @@ def test_who_calls_with_a_certificate_where_there_is_none_is_refused_and_told(
     assert entered == []
     assert isinstance(error, WorkerError)
     assert refused[0].endswith("calls with a certificate, and this end has none")
-
-
-class Trap:
-    """Whoever unpickles this makes a folder."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> Any:
-        return os.mkdir, (str(self.path),)
 
 
 def test_what_a_scanner_of_ports_says_is_ignored(

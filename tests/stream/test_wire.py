@@ -15,8 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from argosy.errors import WorkerError
-from argosy.stream import wire
-from argosy.stream.wire import LENGTH, Peer
+from argosy.stream import framing, wire
+from argosy.stream.framing import LENGTH
+from argosy.stream.wire import Peer
 
 
 def word(value: Any) -> bytes:
@@ -170,6 +171,7 @@ def test_a_large_value_arrives_whole_and_one_that_is_too_large_is_refused(monkey
     with pytest.raises(WorkerError, match=r"bytes of 1,0\d\d bytes.*at most 1,000"):
         here.send(bytes(1001))
     with raw() as (ours, peer):
+        monkeypatch.setattr(framing, "LARGEST", 1000)
         ours.sendall(LENGTH.pack(1001))
         with pytest.raises(WorkerError, match="announced 1,001 bytes"):
             peer.receive()

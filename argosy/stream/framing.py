@@ -1,0 +1,113 @@
+"""How one value lies on a connection: its length and its bytes, and between nodes a MAC over each of them.
+
+Contract. A receiver asks for the length of the next value, waits for its bytes, has them checked, and unpickles them after
+that. `Plain` trusts what carries the bytes: the kernel of one machine, or TLS. `Authenticated` trusts only its two keys, one
+for each direction, which belong to one connection: frames that were injected, changed, dropped, repeated, reordered or sent
+back are refused before anything is read from them, and a length before anything is kept for it.
+"""
+
+import hashlib
+import hmac
+import struct
+from typing import Protocol
+
+from argosy.errors import WorkerError
+
+__all__ = ["Authenticated", "Framing", "Plain"]
+
+LARGEST = 2**30
+"""Bytes of one value."""
+LENGTH = struct.Struct("<Q")
+MAC_BYTES = 16
+OF_LENGTH, OF_VALUE = b"length", b"value"
+"""What a MAC is over: one of the two never passes for the other."""
+
+
+class Framing(Protocol):
+    """Of one connection: both directions."""
+
+    header_bytes: int
+    """Before each value."""
+    mac_bytes: int
+    """After each value."""
+
+    def pack(self, value: bytes) -> bytes:
+        """The frame of the next value to be sent."""
+
+    def length(self, header: memoryview) -> int:
+        """Bytes of the next value; raises WorkerError for a header that the other end has not sent."""
+
+    def check(self, value: memoryview, mac: memoryview) -> None:
+        """Accept the next value; raises WorkerError for one that the other end has not sent."""
+
+
+class Plain:
+    """For connections that no other user can reach."""
+
+    header_bytes = LENGTH.size
+    mac_bytes = 0
+
+    def pack(self, value: bytes) -> bytes:
+        """See `Framing.pack`."""
+        return LENGTH.pack(len(value)) + value
+
+    def length(self, header: memoryview) -> int:
+        """See `Framing.length`."""
+        return _length(header)
+
+    def check(self, value: memoryview, mac: memoryview) -> None:
+        """See `Framing.check`."""
+
+
+class Authenticated:
+    """For connections that other processes may read, cut and write into.
+
+    The MAC is keyed BLAKE2b (RFC 7693), whose salt is the number of the frame in its direction.
+    """
+
+    header_bytes = LENGTH.size + MAC_BYTES
+    mac_bytes = MAC_BYTES
+
+    def __init__(self, *, sends: bytes, receives: bytes) -> None:
+        self._sends = sends
+        self._receives = receives
+        self._sent = self._received = 0
+
+    def pack(self, value: bytes) -> bytes:
+        """See `Framing.pack`."""
+        length, number = LENGTH.pack(len(value)), self._sent
+        self._sent += 1
+        macs = _mac(self._sends, number, OF_LENGTH, length), _mac(self._sends, number, OF_VALUE, value)
+        return b"".join((length, macs[0], value, macs[1]))
+
+    def length(self, header: memoryview) -> int:
+        """See `Framing.length`."""
+        self._compare(OF_LENGTH, header[: LENGTH.size], header[LENGTH.size :])
+        return _length(header)
+
+    def check(self, value: memoryview, mac: memoryview) -> None:
+        """See `Framing.check`."""
+        self._compare(OF_VALUE, value, mac)
+        self._received += 1
+
+    def _compare(self, part: bytes, data: memoryview, mac: memoryview) -> None:
+        if not hmac.compare_digest(_mac(self._receives, self._received, part, data), mac):
+            raise WorkerError(
+                f"frame {self._received} of a connection between nodes was not sent by its other end: it was injected, changed, "
+                "repeated or left out on the way. Look who stands between the nodes, or let them talk inside TLS "
+                "(ARGOSY_CERTIFICATE), and run the same command again."
+            )
+
+
+def _length(header: memoryview) -> int:
+    size: int = LENGTH.unpack_from(header)[0]
+    if size > LARGEST:
+        raise WorkerError(
+            f"another process announced {size:,} bytes; at most {LARGEST:,} travel at once. Run the same command again."
+        )
+    return size
+
+
+def _mac(key: bytes, number: int, part: bytes, data: bytes | memoryview) -> bytes:
+    salt = number.to_bytes(hashlib.blake2b.SALT_SIZE, "little")
+    return hashlib.blake2b(data, key=key, salt=salt, person=part, digest_size=MAC_BYTES).digest()

@@ -1,0 +1,91 @@
+"""Doors to a network, calls to them, and a process that stands between."""
+
+import os
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from argosy.errors import WorkerError
+from argosy.stream.door import Door, dial
+from argosy.stream.tls import Certificate
+from argosy.stream.wire import Peer
+
+
+def enter(door: Door, call: Callable[[], Any]) -> tuple[list[tuple[str, Peer]], list[Any]]:
+    """Who has entered while somebody called, and what the caller got."""
+    got: list[Any] = []
+
+    def guarded() -> None:
+        try:
+            got.append(call())
+        except WorkerError as error:
+            got.append(error)
+
+    thread, entered = threading.Thread(target=guarded), []
+    thread.start()
+    while thread.is_alive():
+        entered += door.enter()
+    thread.join()
+    entered += door.enter()
+    deadline = time.monotonic() + 10
+    while isinstance(got[0], Peer) and not entered and time.monotonic() < deadline:
+        entered += door.enter()  # the last proof may be on its way still
+    return entered, got
+
+
+def call(port: int, *, key: bytes = bytes(32), certificate: Certificate | None = None) -> Peer:
+    """From another node."""
+    return dial(("127.0.0.1", port), key, "rank 1", seconds=60, seal=certificate and certificate.calling)
+
+
+class Trap:
+    """Whoever unpickles this makes a folder."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.path),)
+
+
+class Relay:
+    """A process between two nodes: it lets the proofs pass, and then does with what is said whatever it likes."""
+
+    caller: socket.socket
+    called: socket.socket
+
+    def __init__(self, between: socket.socket, port: int) -> None:
+        self._between, self._port = between, port
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._pass_proofs)
+        self._thread.start()
+
+    def _pass_proofs(self) -> None:
+        self.caller, self.called = self._between.accept()[0], socket.create_connection(("127.0.0.1", self._port))
+        ends = {self.caller: self.called, self.called: self.caller}
+        while not self._over.is_set():
+            for end in select.select(list(ends), [], [], 0.01)[0]:
+                ends[end].sendall(end.recv(2**16))
+
+    def stop(self) -> None:
+        """Let nothing pass any more."""
+        self._over.set()
+        self._thread.join()
+
+    def close(self) -> None:
+        """Hang up on both."""
+        self.stop()
+        self.caller.close()
+        self.called.close()
+
+    def keep(self, frames: int, peer: Peer) -> list[bytes]:
+        """So many frames that the caller says, which go no further: each as the bytes that pass."""
+        kept = []
+        for number in range(frames):
+            peer.send(f"word {number}")
+            kept.append(self.caller.recv(2**16))
+        return kept

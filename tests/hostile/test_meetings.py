@@ -1,0 +1,95 @@
+"""The store by which processes on several nodes meet, against one who reaches its port and has not its key."""
+
+import datetime
+import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+
+from argosy.errors import WorkerError
+from argosy.stream.door import dial
+from argosy.stream.meeting import NetworkMeetings, store_at
+from argosy.training.ends import HOST
+from argosy.training.parallel import Group
+
+
+@pytest.fixture
+def refused() -> list[str]:
+    """What the store says of those that it hangs up on."""
+    return []
+
+
+@pytest.fixture
+def meetings(refused: list[str]) -> Iterator[NetworkMeetings]:
+    """The driver's."""
+    found = NetworkMeetings("127.0.0.1", refused.append)
+    yield found
+    found.close()
+
+
+def port_of(meetings: NetworkMeetings) -> int:
+    """Which anybody finds who looks."""
+    return int(meetings.meeting().split("/")[2].rpartition(":")[2])
+
+
+def test_a_stranger_can_neither_list_nor_read_nor_change_what_is_in_the_store(
+    meetings: NetworkMeetings, refused: list[str]
+) -> None:
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    ours = store_at(meetings.meeting(), 2)
+    ours.set("here/0", b"an address")
+    port = port_of(meetings)
+    with pytest.raises(RuntimeError):
+        TCPStore("127.0.0.1", port, is_master=False, timeout=datetime.timedelta(seconds=2)).list_keys()
+    with pytest.raises(WorkerError, match="authentication failed"):
+        dial(("127.0.0.1", port), bytes(32), "meeting", seconds=10)
+    with socket.create_connection(("127.0.0.1", port)) as stranger:
+        stranger.sendall(bytes(33 + 32))
+        assert len(stranger.recv(64)) == 64
+        assert stranger.recv(1) == b""
+    assert ours.get("here/0") == b"an address"
+    assert len(refused) == 3
+    ours.close()
+
+
+def test_who_knows_a_meeting_reaches_no_other(meetings: NetworkMeetings) -> None:
+    one, same, other = (store_at(meeting, 2) for meeting in [meetings.meeting()] * 2 + [meetings.meeting()])
+    one.set("here/0", "x")
+    assert same.check(["here/0"]) and not other.check(["here/0"])
+    assert (same.add("sum", 2), one.add("sum", 3), other.add("sum", 1)) == (2, 5, 1)
+    assert same.delete_key("here/0") and not one.check(["here/0"])
+    for store in (one, same, other):
+        store.close()
+
+
+def test_a_process_that_waits_is_answered_when_all_is_there_and_gives_up_in_time(meetings: NetworkMeetings) -> None:
+    meeting = meetings.meeting()
+    one, other = store_at(meeting, 2), store_at(meeting, 2)
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(one.get, "late")
+        other.set("late", b"at last")
+        assert waiting.result(10) == b"at last"
+    with pytest.raises(RuntimeError, match=r"has not answered wait within 0:00:00\.2"):
+        one.wait(["never"], datetime.timedelta(seconds=0.2))
+    with pytest.raises(RuntimeError):  # its answer would be that of the question before
+        one.get("late")
+    other.close()
+
+
+@pytest.mark.parametrize("store", ["network", "file"])
+def test_ranks_meet_and_add_up(store: str, meetings: NetworkMeetings, tmp_path: Any) -> None:
+    meeting = meetings.meeting() if store == "network" else str(tmp_path / "meeting")
+    groups = [Group.form(meeting, rank, 3, on=HOST) for rank in range(3)]
+    while not all(group.formed for group in groups):
+        assert not any(group.broken for group in groups), [group.broken for group in groups]
+    values = [torch.full((5,), float(rank)) for rank in range(3)]
+    sums = [group.add_up(value) for group, value in zip(groups, values, strict=True)]
+    while not all(one.done for one in sums):
+        assert not any(group.broken for group in groups)
+    assert all(value.tolist() == [3.0] * 5 for value in values)
+    for group in groups:
+        group.leave()

@@ -1,0 +1,128 @@
+"""Where agents find the driver: a store into which anybody may write, and keys that can be guessed."""
+
+import json
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import jobs
+import pytest
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+from argosy.errors import PlanError, WorkerError
+from argosy.running import gathering
+from argosy.running.gathering import Notice, StoreBoard, call_driver, key_in
+from argosy.stream.door import Door
+
+USERS = {"ARGOSY_KEY": "sixteen or more letters"}
+
+
+@pytest.fixture
+def key() -> bytes:
+    """Of the run, which the user has given all nodes."""
+    found = key_in(USERS)
+    assert found is not None
+    return found
+
+
+@pytest.fixture
+def store() -> Any:
+    """torchrun's."""
+    return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+
+@pytest.fixture
+def stranger() -> Iterator[socket.socket]:
+    """Waits for calls."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(0)
+        yield listener
+
+
+def called(stranger: socket.socket) -> bool:
+    """Whether anything came."""
+    try:
+        stranger.accept()[0].close()
+    except BlockingIOError:
+        return False
+    return True
+
+
+def attack(kind: str, text: str, port: int) -> str:
+    """What somebody who can write into the store makes of the notice: the driver is to be at another port."""
+    first, _, mac = text.partition("\n")
+    notice = {**json.loads(first), "hosts": ["127.0.0.1"], "port": port}
+    match kind:
+        case "host and port":
+            return f"{json.dumps(notice)}\n{mac}"
+        case "with a key of its own":
+            notice["key"] = bytes(32).hex()
+            return gathering.written(Notice(**{**notice, "hosts": ("127.0.0.1",)}), bytes(32))
+        case "without a mac":
+            return json.dumps(notice)
+        case "an earlier line of its own":
+            return f"{json.dumps(notice)}\n{text}"
+    raise AssertionError(kind)
+
+
+ATTACKS = ["host and port", "with a key of its own", "without a mac", "an earlier line of its own"]
+
+
+@pytest.mark.parametrize("kind", ATTACKS)
+def test_no_address_of_a_changed_notice_is_called(
+    kind: str, store: Any, stranger: socket.socket, key: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = replace(jobs.place(1), launcher="torchrun", store=("127.0.0.1", store.port))
+    board = StoreBoard(place, key, keeps=False)
+    board.leave(Notice(job=place.job, hosts=("127.0.0.1",), port=1))
+    (name,) = [name for name in store.list_keys() if "argosy" in name] if hasattr(store, "list_keys") else []
+    name = name.removeprefix("/")
+    store.set(name, attack(kind, store.get(name).decode(), stranger.getsockname()[1]))
+    with pytest.raises(WorkerError, match=r"within 0\.3 s: the notice of the job's driver was not written with"):
+        call_driver(place, board, key, seconds=0.3)
+    assert not called(stranger)
+
+
+def test_a_notice_that_is_taken_away_or_unreadable_holds_up_no_agent(store: Any, key: bytes) -> None:
+    place = replace(jobs.place(1), launcher="torchrun", store=("127.0.0.1", store.port))
+    board = StoreBoard(place, key, keeps=False)
+    for value in (b"", b"\xff" * 100, b"[" * 10**6, bytes(7 * 2**20)):
+        store.set(f"argosy/{place.job}", value)
+        began = time.monotonic()
+        with pytest.raises(WorkerError, match="was not written with this process's ARGOSY_KEY"):
+            board.read()
+        assert time.monotonic() - began < 5
+    store.delete_key(f"argosy/{place.job}")
+    assert board.read() is None
+
+
+def test_an_agent_finds_its_driver_past_strangers_at_addresses_that_the_driver_lists(
+    key: bytes, stranger: socket.socket
+) -> None:
+    """The driver's own loopback is the agent's as well, and another user may listen there."""
+    refused: list[str] = []
+    door = Door.to_network(key, refused.append)
+    notice = Notice(job="", hosts=("127.0.0.1",), port=stranger.getsockname()[1])
+    stranger.settimeout(10)
+    with pytest.raises(WorkerError, match=r"timed out|failed"):
+        gathering.call_any(notice, key, "rank 1", None)
+    with stranger.accept()[0] as call:
+        assert call.recv(1000)[32:] == b"\x06rank 1"  # a nonce and a name: nothing that the key has made
+    door.close()
+
+
+@pytest.mark.parametrize("text", ["", "secret", "x" * 64, "abcabcabcabcabcabcabc", "passwordpassword", "0" * 15 + "1"])
+def test_a_key_that_is_soon_guessed_is_refused(text: str) -> None:
+    with pytest.raises(PlanError, match="whoever guesses it can run code on every node"):
+        key_in({"ARGOSY_KEY": text})
+
+
+def test_a_guess_at_a_users_key_is_dear() -> None:
+    key_in(USERS)
+    began = time.process_time()
+    for number in range(3):
+        key_in({"ARGOSY_KEY": f"{USERS['ARGOSY_KEY']} {number}"})
+    assert (time.process_time() - began) / 3 > 0.02
+    assert key_in(USERS) == key_in(dict(USERS)) != key_in({"ARGOSY_KEY": USERS["ARGOSY_KEY"] + "."})
