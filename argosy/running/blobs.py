@@ -11,11 +11,12 @@ import mmap
 import os
 import pickle
 import sys
-from collections.abc import Iterable
+from collections import ChainMap
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
-from typing import Any, BinaryIO
+from types import CodeType, ModuleType
+from typing import Any, BinaryIO, ClassVar
 
 import cloudpickle
 import numpy as np
@@ -40,12 +41,27 @@ WORD = 8
 """Bytes of the number at the end of a memory file."""
 
 
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Cloudpickle takes along submodules that a function seems to name, and fails on torch's two that are no modules.
+def _reduce_code(code: CodeType) -> tuple[Callable[..., CodeType], tuple[Any, ...]]:
+    """Reduce code as cloudpickle does, with its file, which cloudpickle replaces by ``<dynamic-code>`` from 3.1.3 on."""
+    make, arguments = cloudpickle.Pickler.dispatch_table[CodeType](code)
+    return _make_code, (make, arguments, code.co_filename)
 
-    (A network with an attribute ``classes`` seems to name ``torch.classes``.) It would also read text files that are open to
-    their end, and send that.
+
+def _make_code(make: Callable[..., CodeType], arguments: tuple[Any, ...], file: str) -> CodeType:
+    return make(*arguments).replace(co_filename=file)
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """Cloudpickle that keeps the files of code, for tracebacks.
+
+    Cloudpickle takes along submodules that a function seems to name, and fails on torch's two that are no modules. (A network
+    with an attribute ``classes`` seems to name ``torch.classes``.) It would also read text files that are open to their end,
+    and send that.
     """
+
+    dispatch_table: ClassVar[ChainMap[type, Any]] = ChainMap(
+        {CodeType: _reduce_code}, cloudpickle.Pickler.dispatch_table
+    )
 
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, ModuleType) and type(value) is not ModuleType and value.__name__ in sys.modules:
