@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check format chaos clean
+.PHONY: demo test check format chaos pins newest clean
 
 demo: $(VENV)/demo
 	$(BIN)/argosy demo --dir runs/demo
@@ -32,14 +32,32 @@ $(VENV)/pip:
 	$(PYTHON) -m venv $(VENV)
 	touch $@
 
+# Without build isolation, which would fetch the newest setuptools for the editable install.
 $(VENV)/demo: $(VENV)/pip pyproject.toml constraints.txt
-	$(BIN)/pip install -q -c constraints.txt "torch==2.13.0"
-	$(BIN)/pip install -q -c constraints.txt -e ".[demo]"
+	$(BIN)/pip install -q -c constraints.txt setuptools torch
+	$(BIN)/pip install -q -c constraints.txt --no-build-isolation -e ".[demo]"
 	touch $@
 
 $(VENV)/dev: $(VENV)/demo
-	$(BIN)/pip install -q -c constraints.txt -e ".[dev]"
+	$(BIN)/pip install -q -c constraints.txt --no-build-isolation -e ".[dev]"
 	touch $@
 
+# The newest of everything but torch, whose pin is changed by hand.
+$(VENV)-newest: FORCE
+	$(PYTHON) -m venv --clear $@
+	grep "^torch==" constraints.txt > $@/torch.txt
+	$@/bin/pip install -q -c $@/torch.txt setuptools torch
+	$@/bin/pip install -q -c $@/torch.txt --no-build-isolation -e ".[dev,ray]"
+	$@/bin/pip freeze --all --exclude pip --exclude-editable | sed "s/+cpu$$//" > $@/pins.txt
+
+pins: $(VENV)-newest
+	cp $(VENV)-newest/pins.txt constraints.txt
+
+newest: $(VENV)-newest
+	-diff constraints.txt $(VENV)-newest/pins.txt
+	$(VENV)-newest/bin/python -m pytest -q -n 2
+
+FORCE:
+
 clean:
-	rm -rf $(VENV) runs
+	rm -rf $(VENV) $(VENV)-newest runs

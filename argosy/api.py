@@ -286,7 +286,7 @@ def run_search(
         # What is refused must not have been journaled: to undo the change would be refused then. Of trials alone: members that
         # people have brought come later.
         trials = {name: one for name, one in state.members.items() if name in study.names}
-        Identity(directory, trials).check(study)
+        Identity(directory, trials, job.process_state).check(study)
         tuner.show(directory, store)
         for new in brought:
             if new.cloned is not None:

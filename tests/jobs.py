@@ -34,9 +34,13 @@ class TwoNodes:
     def discover(self, settings: Settings) -> Cluster:
         """See `Launcher.discover`."""
         settings = _of_two(settings)
-        if self.agent is None:
-            self.agent = forked.fork(lambda: sys.exit(serve(place(1), settings, self.folder)))
+        self.start_agent(settings)
         return self.agents.discover(settings)
+
+    def start_agent(self, settings: Settings) -> None:
+        """Start the other node, whose process is as the test's is by then."""
+        if self.agent is None:
+            self.agent = forked.fork(lambda: sys.exit(serve(place(1), _of_two(settings), self.folder)))
 
     def open(self, job: Job) -> Workers:
         """See `Launcher.open`."""

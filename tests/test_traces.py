@@ -1,10 +1,12 @@
 """Whoever wrote the line that raised sees that line, from whatever process, file or cell it comes."""
 
 import linecache
+import os
 import subprocess
 import sys
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from torch import nn
 
 import argosy
 from argosy.errors import ArgosyError, MemberError
+from argosy.running.blobs import from_descriptor, to_descriptor
 from argosy.traces import know_sources, sources, trace_of
 
 STUDY = """
@@ -102,3 +105,77 @@ def test_a_factory_of_data_shows_its_own_line(tmp_path: Path) -> None:
     study = studies.study(data=argosy.Data(train=partial(no_disk)), fleet=[studies.member(metrics={})])
     with pytest.raises(ArgosyError, match=r"(?s)no_disk raised OSError: no such disk.*a line of its own"):
         argosy.train(study, directory=tmp_path)
+
+
+FORMS = """
+import functools
+
+def broken(x):
+    raise KeyError(x)
+
+def outer(x):
+    def inner():
+        return [broken(y) for y in (x,)]
+    return inner()
+
+short = lambda x: broken(x)
+
+class Net:
+    def method(self, x):
+        return broken(x)
+    @classmethod
+    def of_class(cls, x):
+        return broken(x)
+    @staticmethod
+    def static(x):
+        return broken(x)
+    @property
+    def value(self):
+        return broken("value")
+
+class Child(Net):
+    def method(self, x):
+        return super().method(x)
+
+def logged(function):
+    @functools.wraps(function)
+    def call(*given):
+        return function(*given)
+    return call
+
+@logged
+def decorated(x):
+    return broken(x)
+
+def counted(n):
+    def count(x):
+        yield broken(x + n)
+    return count
+
+FORMS = [outer, short, Net().method, Net.of_class, Net.static, Child().method, decorated, functools.partial(broken, "x"),
+         lambda x: next(counted(x)(x)), lambda x: Net().value]
+"""
+
+
+@pytest.mark.parametrize("file", ["/home/me/study.py", "/tmp/ipykernel_7/12.py", "<ipython-input-1-0a>"])
+def test_code_of_every_form_keeps_its_file_and_lines(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever cloudpickle writes of it: nested functions, lambdas, methods, properties, decorators, generators."""
+    monkeypatch.setattr(linecache, "cache", dict(linecache.cache))
+    know_sources({file: FORMS})
+    script = ModuleType("a_script")  # no module of that name can be imported
+    exec(compile(FORMS, file, "exec"), script.__dict__)
+    descriptor = to_descriptor(script.FORMS, "functions")
+    try:
+        arrived = from_descriptor(descriptor)
+    finally:
+        os.close(descriptor)
+    lines = FORMS.splitlines()
+    for form, call in zip(script.FORMS, arrived, strict=True):
+        arguments = () if isinstance(call, partial) else ("x",)
+        with pytest.raises(KeyError) as there:
+            form(*arguments)
+        with pytest.raises(KeyError) as here:
+            call(*arguments)
+        trace = trace_of(here.value)
+        assert trace.partition(f'File "{file}"')[2] == trace_of(there.value).partition(f'File "{file}"')[2]
+        assert f'File "{file}", line 5, in broken\n    {lines[4].strip()}' in trace

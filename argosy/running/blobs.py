@@ -11,11 +11,11 @@ import mmap
 import os
 import pickle
 import sys
-from collections.abc import Iterable
+from collections import ChainMap
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from pathlib import Path
-from types import ModuleType
-from typing import Any, BinaryIO
+from types import CodeType, ModuleType
+from typing import Any, BinaryIO, ClassVar
 
 import cloudpickle
 import numpy as np
@@ -23,6 +23,7 @@ import torch
 
 from argosy.errors import StudyError
 from argosy.running.launcher import Job
+from argosy.stream.mapped import MappedFile
 from argosy.stream.memory import memory_file
 from argosy.study import Data, Member
 
@@ -40,12 +41,27 @@ WORD = 8
 """Bytes of the number at the end of a memory file."""
 
 
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Cloudpickle takes along submodules that a function seems to name, and fails on torch's two that are no modules.
+def _reduce_code(code: CodeType) -> tuple[Callable[..., CodeType], tuple[Any, ...]]:
+    """Reduce code as cloudpickle does, with its file, which cloudpickle replaces by ``<dynamic-code>`` from 3.1.3 on."""
+    make, arguments = cloudpickle.Pickler.dispatch_table[CodeType](code)
+    return _make_code, (make, arguments, code.co_filename)
 
-    (A network with an attribute ``classes`` seems to name ``torch.classes``.) It would also read text files that are open to
-    their end, and send that.
+
+def _make_code(make: Callable[..., CodeType], arguments: tuple[Any, ...], file: str) -> CodeType:
+    return make(*arguments).replace(co_filename=file)
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """Cloudpickle that keeps the files of code, for tracebacks.
+
+    Cloudpickle takes along submodules that a function seems to name, and fails on torch's two that are no modules. (A network
+    with an attribute ``classes`` seems to name ``torch.classes``.) It would also read text files that are open to their end,
+    and send that.
     """
+
+    dispatch_table: ClassVar[ChainMap[type, Any]] = ChainMap(
+        {CodeType: _reduce_code}, cloudpickle.Pickler.dispatch_table
+    )
 
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, ModuleType) and type(value) is not ModuleType and value.__name__ in sys.modules:
@@ -58,15 +74,30 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 class _BufferPickler(_Pickler):
     """Takes the memory of tensors and arrays along apart, where torch would copy it into the pickle."""
 
+    def __init__(self, file: BinaryIO, buffers: list[pickle.PickleBuffer]) -> None:
+        super().__init__(file, protocol=5, buffer_callback=buffers.append)
+        self.files: list[MappedFile] = []
+        """That are to be mapped again."""
+
     def reducer_override(self, value: Any) -> Any:
         if type(value) is np.memmap:
-            return _on_disk(value) or np.ascontiguousarray(value).__reduce_ex__(5)
+            return self._mapped(value) or np.ascontiguousarray(value).__reduce_ex__(5)
         if type(value) is np.ndarray and not value.flags.c_contiguous:
             return np.ascontiguousarray(value).__reduce_ex__(5)
         if type(value) is torch.Tensor and _is_plain(value):
             flat = value.contiguous().reshape(-1)
             return _tensor, (flat.view(torch.uint8).numpy(), value.dtype, tuple(value.shape))
         return super().reducer_override(value)
+
+    def _mapped(self, array: Any) -> tuple[Any, tuple[Any, ...]] | None:
+        """How the same part of the same file is mapped again; None for an array that is not what the file has."""
+        file = MappedFile.of(array) if array.flags.c_contiguous else None
+        if file is None:
+            return None
+        self.files.append(file)
+        mapped = np.frombuffer(array._mmap, np.uint8).ctypes.data
+        offset = array.offset - array.offset % mmap.ALLOCATIONGRANULARITY + array.ctypes.data - mapped
+        return _map, (file, array.dtype, array.mode.replace("w", "r"), offset, array.shape)
 
 
 def dump(members: Iterable[Member]) -> bytes:
@@ -79,17 +110,19 @@ def dump(members: Iterable[Member]) -> bytes:
 
 
 def blobs_of(job: Job) -> dict[str, int]:
-    """One blob per role, and the data: a trainer has no use for them, and a feeder has none for members."""
+    """One blob per role, the data, of which a trainer needs nothing, and the state of the process, which comes first."""
     study = job.study
     told = (job.settings, study.seed, study.validations_per_epoch)
     with contextlib.ExitStack() as undone:
-        data = data_to_descriptor(replace(study.data, on_device=None))
+        data, files = data_to_descriptor(replace(study.data, on_device=None))
         undone.callback(os.close, data)
-        feeder = to_descriptor(told, "what a feeder is told")
+        feeder = to_descriptor((*told, files), "what a feeder is told")
         undone.callback(os.close, feeder)
         trainer = to_descriptor((study.terms, job.settings), "Data.on_device")
+        undone.callback(os.close, trainer)
+        state = to_descriptor(job.process_state, "a filter of warnings")
         undone.pop_all()
-    return {"data": data, "feeder": feeder, "trainer": trainer}
+    return {"data": data, "feeder": feeder, "trainer": trainer, "state": state}
 
 
 def to_descriptor(value: Any, what: str) -> int:
@@ -103,11 +136,14 @@ def to_descriptor(value: Any, what: str) -> int:
     return descriptor
 
 
-def data_to_descriptor(data: Data) -> int:
-    """The data in an anonymous memory file; raises StudyError where they cannot be sent to another process."""
+def data_to_descriptor(data: Data) -> tuple[int, tuple[MappedFile, ...]]:
+    """The data in an anonymous memory file, and the files that it maps; raises StudyError where they cannot be sent."""
     descriptor = memory_file("argosy-blob")
     try:
-        _fill(descriptor, data)
+        return descriptor, _fill(descriptor, data)
+    except StudyError:
+        os.close(descriptor)
+        raise
     except Exception as error:  # as above
         os.close(descriptor)
         split = "val" if _is_picklable(data.train) else "train"
@@ -117,7 +153,6 @@ def data_to_descriptor(data: Data) -> int:
             f"connections of its own: give a function that opens them, Data({split}=lambda: {name}(...)), or open them "
             "with the first sample."
         ) from error
-    return descriptor
 
 
 def from_descriptor(descriptor: int) -> Any:
@@ -128,10 +163,11 @@ def from_descriptor(descriptor: int) -> Any:
     return pickle.loads(first, buffers=buffers)
 
 
-def _write(value: Any, file: BinaryIO) -> None:
-    """The pickle, its buffers, where each of them starts and stops, and where that is said."""
+def _write(value: Any, file: BinaryIO) -> tuple[MappedFile, ...]:
+    """The pickle, its buffers, where each of them starts and stops, and where that is said; returns what it maps."""
     buffers: list[pickle.PickleBuffer] = []
-    _BufferPickler(file, protocol=5, buffer_callback=buffers.append).dump(value)
+    pickler = _BufferPickler(file, buffers)
+    pickler.dump(value)
     spans = [(0, file.tell())]
     for buffer in buffers:
         start = -(-file.tell() // ALIGNMENT) * ALIGNMENT
@@ -141,6 +177,7 @@ def _write(value: Any, file: BinaryIO) -> None:
     table = file.tell()
     pickle.dump(spans, file)
     file.write(table.to_bytes(WORD, "little"))
+    return tuple(dict.fromkeys(pickler.files))
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
@@ -157,19 +194,14 @@ def _tensor(memory: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Te
     return torch.from_numpy(memory).view(dtype).view(shape)
 
 
-def _on_disk(array: Any) -> tuple[Any, tuple[Any, ...]] | None:
-    """How the same part of the same file is mapped again; None for an array that is not what the file has."""
-    own = array.mode == "c" or array._mmap is None or not Path(array.filename or "").is_file()
-    if own or not array.flags.c_contiguous:
-        return None
-    mapped = np.frombuffer(array._mmap, np.uint8).ctypes.data
-    offset = array.offset - array.offset % mmap.ALLOCATIONGRANULARITY + array.ctypes.data - mapped
-    return np.memmap, (str(array.filename), array.dtype, array.mode.replace("w", "r"), offset, array.shape)
+def _map(file: MappedFile, dtype: Any, mode: Any, offset: int, shape: tuple[int, ...]) -> Any:
+    file.check()
+    return np.memmap(file.path, dtype, mode, offset, shape)
 
 
-def _fill(descriptor: int, value: Any) -> None:
+def _fill(descriptor: int, value: Any) -> tuple[MappedFile, ...]:
     with os.fdopen(os.dup(descriptor), "wb") as file:
-        _write(value, file)
+        return _write(value, file)
 
 
 def _dumps(value: Any) -> bytes:

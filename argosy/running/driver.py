@@ -92,7 +92,7 @@ class Driver:
         self.faults = Faults(self)
         self.metrics = Metrics(job.directory)
         self.meter = Meter.here(gpus=any(device.torch_name.startswith("cuda") for device in cluster.devices))
-        self.identity = Identity(job.directory, state.members)
+        self.identity = Identity(job.directory, state.members, job.process_state)
         self.begun = False
         """Whether the directory was found to be this study's, or empty."""
         self.lengths: Mapping[str, int] = {}

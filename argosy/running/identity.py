@@ -13,6 +13,7 @@ from argosy.fold import MemberState
 from argosy.running.code_digest import Code, Reading
 from argosy.running.study_json import MEMBER_FIELDS, NEWCOMERS, describe, found_study, functions, summarize, write_json
 from argosy.study import FACTORIES, Member, Study
+from argosy.training.process_state import ProcessState
 
 __all__ = ["Identity"]
 
@@ -35,8 +36,9 @@ class Identity:
     rules, limits, devices, added members, and the code of members that failed. What an earlier version did not write is not compared.
     """
 
-    def __init__(self, directory: Path, members: Mapping[str, MemberState]) -> None:
+    def __init__(self, directory: Path, members: Mapping[str, MemberState], state: ProcessState) -> None:
         self.directory = directory
+        self.state = state
         self._begun = {name for name, state in members.items() if state.sections or state.saved}
         """What others were to be, nobody is bound to."""
         self._failed = {name for name, state in members.items() if state.status == "failed"}
@@ -99,6 +101,7 @@ class Identity:
     def _summary(self, study: Study, **known: Any) -> dict[str, Any]:
         """`summarize` and the digests of all code."""
         here = summarize(study, **known)
+        here["process"] = self.state.deciding
         here["code"] = {"version": Code.VERSION, "parts": {}, **self._read("", {"on_device": study.data.on_device})}
         for member in study.members:
             here["members"][member.name]["code"] = self._read(member.name, functions(member))
@@ -118,6 +121,7 @@ class Identity:
     def _differences(self, found: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[str]:
         """In words, members with the same difference together."""
         yield from _other_values(found, here, IDENTITY)
+        yield from _other_values(found.get("process", {}), here["process"], here["process"])
         for key, split in SAMPLES.items():
             if _differ(found, here, key):
                 yield f"{split}: its first or its last sample is another one than there"

@@ -1,5 +1,6 @@
 """Every worker in this process, one after another: for debuggers, notebooks' breakpoints and tests."""
 
+import contextlib
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -19,11 +20,13 @@ from argosy.settings import Settings
 from argosy.stream.blocks import ALIGNMENT, Block, Place
 from argosy.stream.course import Course
 from argosy.stream.gauges import StreamGauge
+from argosy.stream.mapped import check_files, files_of
 from argosy.stream.pulse import Pulse
 from argosy.stream.schedule import Orders, choose_block_size
 from argosy.stream.sources import Filled, keep, open_sources
 from argosy.study import Member
 from argosy.training.devices import backend_of
+from argosy.training.process_state import as_found
 from argosy.training.trainer import Trainer
 
 __all__ = ["Inline"]
@@ -59,7 +62,8 @@ class InlineWorkers:
         self.said: list[tuple[str, Any]] = []
         self.feeders: dict[str, _InlineFeeder] = {}
         self.trainers: dict[str, Trainer] = {}
-        self.threads = torch.get_num_threads()
+        self.leaving = contextlib.ExitStack()
+        """Gives the caller back its process as it was."""
         self.until = 0.0
         """When the driver is to be asked again, in the middle of a block where it takes long."""
 
@@ -130,11 +134,12 @@ class InlineWorkers:
             self.trainers[worker].obey(command)
 
     def __enter__(self) -> "InlineWorkers":
+        self.leaving.enter_context(as_found())
         torch.set_num_threads(self.job.settings.threads)
         return self
 
     def __exit__(self, *error: Any) -> None:
-        torch.set_num_threads(self.threads)
+        self.leaving.close()
 
 
 class _InlineFeeder:
@@ -181,6 +186,7 @@ class _InlineFeeder:
     def _open(self) -> Opened:
         began, study, settings = time.monotonic(), self.job.study, self.job.settings
         self.sources = open_sources(study.data, seed=study.seed)
+        self.files = files_of(study.data)
         keep(self.sources, memory_to_keep_in(settings.nodes))
         lengths = {split: source.length for split, source in self.sources.items()}
         self.orders = Orders(study.seed, lengths)
@@ -201,6 +207,7 @@ class _InlineFeeder:
         start = -memory.ctypes.data % ALIGNMENT
         block = source.layout.block(place, memory[start:])
         filled = source.fill(block, 0, self.orders.block(place))
+        check_files(self.files)
         self.gauge.prepared += filled.prepared
         # The rows are written; what members do to them is counted from here.
         return source.layout.block(place, memory[start:]), filled

@@ -3,7 +3,7 @@
 A launcher is one file with two classes: where to run (`Launcher`) and the workers of one run (`Workers`).
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Protocol
@@ -18,6 +18,7 @@ from argosy.settings import Settings
 from argosy.stream.pulse import Pulse
 from argosy.study import Member, Study
 from argosy.training.devices import default_kind, kind_of
+from argosy.training.process_state import ProcessState
 
 __all__ = ["Job", "Launcher", "Workers", "devices_asked", "discover", "node_of"]
 
@@ -31,6 +32,8 @@ class Job:
     directory: Path
     lock: int
     """Descriptor of the run's lock: workers hold it as long as they live."""
+    process_state: ProcessState = field(default_factory=ProcessState.here)
+    """What holds in the process that asks for the run, and so in all of its workers."""
 
     def __post_init__(self) -> None:
         policy_called(self.settings.policy)  # before anything is started for it

@@ -240,8 +240,8 @@ class ProcessWorkers:
         arguments |= {"nodes_here": self.nodes_here, "interface": self.interface}
         log = self.directory / "workers" / f"{name.replace(':', '-').replace('/', '-')}.log"
         # A server that has just died is replaced when its end-of-file is read; until then requests go nowhere.
-        descriptors = [self.blobs[role], descriptor, self.lock]
-        self.server.fork(arguments, descriptors + ([self.blobs["data"]] if role == "feeder" else []), log)
+        data = [self.blobs["data"]] if role == "feeder" else []
+        self.server.fork(arguments, [self.blobs[role], descriptor, self.lock, self.blobs["state"], *data], log)
         os.close(descriptor)
 
     def _say(self, worker: _Worker) -> None:

@@ -23,6 +23,7 @@ from argosy.stream.blocks import Block
 from argosy.stream.death import name_process
 from argosy.stream.door import dial
 from argosy.stream.feed import feed
+from argosy.stream.mapped import MappedFile
 from argosy.stream.pulse import Pulse
 from argosy.stream.ring import RingReader
 from argosy.stream.wire import Peer
@@ -48,7 +49,7 @@ LAST_WORD_SECONDS = 5.0
 def work(arguments: dict[str, Any], descriptors: list[int]) -> int:
     """Run as the worker that the arguments name; returns the exit code.
 
-    The descriptors: of its blob, its pulse and the run's lock; of a feeder, that of the data as well.
+    The descriptors: of its blob, its pulse, the run's lock and the state of the process; of a feeder, that of the data as well.
     """
     name, key = arguments["name"], bytes.fromhex(arguments["key"])
     name_process(arguments["role"])
@@ -58,10 +59,11 @@ def work(arguments: dict[str, Any], descriptors: list[int]) -> int:
     driver = dial(arguments["address"], key, arguments["ticket"])
     try:
         pulse.start("unpacking what it was given", opaque=True)
+        _unpacked(descriptors[3]).apply()  # before anything else of the user's is
         given = _unpacked(blob)
         pulse.rest()
         if arguments["role"] == "feeder":
-            data = partial(_unpacked, descriptors[3])
+            data = partial(_unpacked, descriptors[4])
             _feed(driver, given, data, name=name, key=key, pulse=pulse, nodes_here=arguments["nodes_here"])
         else:
             directory = Path(arguments["directory"])
@@ -96,7 +98,7 @@ def _unpacked(descriptor: int) -> Any:
 
 def _feed(
     driver: Peer,
-    given: tuple[Settings, int, int],
+    given: tuple[Settings, int, int, tuple[MappedFile, ...]],
     data: Callable[[], Data],
     *,
     name: str,
@@ -105,7 +107,7 @@ def _feed(
     nodes_here: int,
 ) -> None:
     """With its share of this machine, on which there may be several nodes."""
-    settings, seed, per_epoch = given
+    settings, seed, per_epoch, files = given
     torch.set_num_threads(1)
     feed(
         driver,
@@ -114,6 +116,7 @@ def _feed(
         name=name,
         seed=seed,
         per_epoch=per_epoch,
+        files=files,
         cores=max(len(os.sched_getaffinity(0)) // nodes_here, 1),
         key=key,
         pulse=pulse,

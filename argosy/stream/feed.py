@@ -10,7 +10,7 @@ for those of the others; a slot is free again when every reader and the courier 
 import os
 import selectors
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import repeat
 from multiprocessing.connection import Connection
@@ -24,6 +24,7 @@ from argosy.stream.courier import Broken, Courier, Exchanged, Exchanges, start_c
 from argosy.stream.course import Course
 from argosy.stream.door import Door
 from argosy.stream.gauges import Queues, StreamGauge
+from argosy.stream.mapped import MappedFile, check_files
 from argosy.stream.preparation import Filling, Preparation
 from argosy.stream.pulse import MOST_LOADERS, Pulse
 from argosy.stream.ring import Ring
@@ -57,6 +58,7 @@ class _Feeder:
         orders: Orders,
         pulse: Pulse,
         *,
+        files: Sequence[MappedFile],
         wanted_loaders: int,
         cores: int,
     ) -> None:
@@ -68,6 +70,8 @@ class _Feeder:
         self.course = course
         self.orders = orders
         self.pulse = pulse
+        self.files = files
+        """That samples are read from by maps: no block goes out whose samples may be those of a file that has changed."""
         self.gauge = StreamGauge(cores=cores)
         self.preparation = Preparation(
             ring,
@@ -283,6 +287,7 @@ class _Feeder:
         assert self.courier is not None
         if filling.own:
             # Before any other node can have the block.
+            check_files(self.files)
             self._report_holes(filling)
             self.sending.add(filling.slot)
         size = self.sources[filling.place.split].layout.block_bytes(filling.place.rows)
@@ -296,6 +301,7 @@ class _Feeder:
         while filling and not filling[0].missing and course.may_announce(filling[0].place):
             if any(name not in self.readers for name in course.crews):
                 return
+            check_files(self.files)
             block = filling.popleft()
             self._report_holes(block)
             self.held.setdefault(block.slot, set()).update(self.readers[name] for name in course.crews)
@@ -354,6 +360,7 @@ def feed(
     key: bytes,
     pulse: Pulse,
     keep_bytes: int,
+    files: Sequence[MappedFile] = (),
 ) -> None:
     """Life of a feeder that may use so many cores: open the data when told so, then feed legs until told to exit."""
     command, *others = driver.wait()
@@ -395,6 +402,7 @@ def feed(
         course,
         Orders(seed, lengths),
         pulse,
+        files=files,
         wanted_loaders=count if parallel else 0,
         cores=cores,
     ).run(others)

@@ -25,6 +25,7 @@ from argosy.training.devices import Backend, Event
 from argosy.training.one_pass import takes_one_pass
 from argosy.training.own import own_optimizers
 from argosy.training.precision import LossScale, scale_of
+from argosy.training.process_state import kept_by
 from argosy.training.randomness import Randomness
 from argosy.training.tally import Tally, total_of
 from argosy.training.twins import twins
@@ -307,7 +308,7 @@ def build(
     """
     seed = seed_of(member, study_seed)
     randomness = Randomness.seeded(seed, backend)
-    with randomness.building():
+    with kept_by(member.name), randomness.building():
         with registering() as registered:
             model = member.model()
         check_network(member, model)

@@ -16,6 +16,7 @@ from argosy.training.devices import Backend
 from argosy.training.guard import Guard
 from argosy.training.measure import measuring
 from argosy.training.member import LiveMember
+from argosy.training.process_state import kept_by
 
 __all__ = ["Trials"]
 
@@ -129,7 +130,8 @@ class Trials:
                 thorough, groups = command.thorough, command.groups
                 live = self.built[name]
                 under_way = measuring(live, block, self._backend, thorough=thorough, groups=groups, validated=validated)
-            return self._go_on(under_way)
+            with kept_by(name):
+                return self._go_on(under_way)
 
         with self._pulse.busy(f"measuring member {name!r}", opaque=True), warnings.catch_warnings():
             # Of a twin's schedule, which cannot know that the twin's optimizer steps before it.

@@ -22,6 +22,7 @@ from argosy.steering_cli import _setting
 from argosy.training.changes import change
 from argosy.training.devices import backend_of
 from argosy.training.member import build
+from argosy.training.process_state import ProcessState
 from messages.of_studies import study
 
 __all__ = ["CASES"]
@@ -57,7 +58,9 @@ def of_somebody_gone() -> None:
 def once_more() -> None:
     """An added member is that of the run, seed and all."""
     twin = studies.member("twin", seed=3)
-    driver = SimpleNamespace(study=study(members=[studies.member("mlp", seed=3)]), identity=Identity(Path(), {}))
+    driver = SimpleNamespace(
+        study=study(members=[studies.member("mlp", seed=3)]), identity=Identity(Path(), {}, ProcessState.here())
+    )
     Additions(driver)._check_twins([twin])
 
 

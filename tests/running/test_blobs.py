@@ -5,6 +5,7 @@ import os
 import pickle
 import sqlite3
 import threading
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -68,6 +69,116 @@ def test_a_memory_map_travels_by_name(tmp_path: Path) -> None:
     assert there_and_back(own)[0, 0] == -1.0
 
 
+def rewritten(path: Path) -> None:
+    np.save(path, -np.load(path))
+
+
+def replaced(path: Path) -> None:
+    np.save(path.with_name("new.npy"), -np.load(path))
+    path.with_name("new.npy").rename(path)
+
+
+def deleted(path: Path) -> None:
+    path.unlink()
+
+
+def linked_elsewhere(path: Path) -> None:
+    path.rename(path.with_name("old.npy"))
+    np.save(path.with_name("other.npy"), np.zeros((1000, 10)))
+    path.symlink_to(path.with_name("other.npy"))
+
+
+@pytest.mark.parametrize("happens", [replaced, deleted, linked_elsewhere, rewritten])
+@pytest.mark.parametrize("mode", ["r", "r+", "c"])
+def test_a_map_whose_file_is_another_one_travels_with_its_own_numbers(happens: Any, mode: Any, tmp_path: Path) -> None:
+    """Those of the object that was given, whole, in part, wrapped by torch or as an attribute; in place they are the file's."""
+    path = tmp_path / "x.npy"
+    np.save(path, np.arange(10_000.0).reshape(1000, 10))
+    whole = np.load(path, mmap_mode=mode)
+    if mode == "c":
+        whole[5] = 7.0
+    happens(path)
+    arrays = [whole, whole[700:], whole[::2], whole.view(np.ndarray), whole.reshape(-1)]
+    for array, found in zip(arrays, there_and_back(arrays), strict=True):
+        assert np.array_equal(found, array)
+    assert torch.equal(there_and_back(torch.from_numpy(np.asarray(whole).copy())), torch.from_numpy(np.array(whole)))
+    rows = there_and_back(Rows(whole))
+    assert np.array_equal(rows.x, whole)
+
+
+def test_a_tensor_of_a_file_travels_with_its_own_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "x.bin"
+    np.arange(1000.0).tofile(path)
+    tensor = torch.from_file(str(path), shared=True, size=1000, dtype=torch.float64)
+    path.unlink()
+    np.zeros(1000).tofile(path)
+    assert torch.equal(there_and_back(tensor), torch.arange(1000.0, dtype=torch.float64))
+
+
+def test_a_map_whose_file_was_cut_is_refused_where_its_numbers_would_be_read(tmp_path: Path) -> None:
+    path = tmp_path / "x.npy"
+    np.save(path, np.arange(10_000.0).reshape(1000, 10))
+    whole = np.load(path, mmap_mode="r")
+    os.truncate(path, 500)
+    with pytest.raises(StudyError, match=r"x.npy has 500 bytes, and an array of Data maps 80128 of it: it was cut"):
+        data_to_descriptor(argosy.Data(arrays=(whole,)))
+
+
+class Rows(Dataset[Any]):
+    """Samples that lie in memory."""
+
+    def __init__(self, x: Any) -> None:
+        self.x = x
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.from_numpy(self.x[index]), index % 10
+
+
+class Copied(Rows):
+    """Samples that may be written to."""
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.tensor(self.x[index]), index % 10
+
+
+@dataclass(frozen=True, slots=True)
+class Happens:
+    """A metric that does something to a file when the run is in its second epoch."""
+
+    what: Any
+    path: Path
+    calls: list[int] = field(default_factory=list)
+
+    def __call__(self, output: Tensor, target: Tensor) -> Tensor:
+        self.calls.append(1)
+        if len(self.calls) == 3:
+            self.what(self.path)
+        return torch.zeros(len(target))
+
+
+@pytest.mark.parametrize("launcher", ["inline", "processes"])
+@pytest.mark.parametrize("held", ["arrays", "attribute"])
+@pytest.mark.parametrize(
+    ("happens", "words"),
+    [(rewritten, "it was written to at"), (replaced, "another file has its name"), (deleted, "it is gone")],
+)
+def test_a_file_that_changes_while_the_run_goes_on_ends_it(
+    launcher: str, held: str, happens: Any, words: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "x.npy"
+    np.save(path, np.random.default_rng(0).normal(size=(400, 12)).astype(np.float32))
+    x, y = np.load(path, mmap_mode="r"), torch.arange(400) % 10
+    given = {"train": Copied(x)} if held == "attribute" else {"arrays": (x, y)}
+    fleet = [studies.member(metrics={"happens": Happens(happens, path)}, eval_batch_size=40)]
+    data = argosy.Data(**given, val_arrays=(torch.zeros(40, 12), torch.zeros(40).long()))
+    study = studies.study(data=data, fleet=fleet, stop=studies.Unsure(200))
+    with pytest.raises(StudyError, match=rf"x.npy changed while the run goes on: {words}"):
+        argosy.train(study, directory=tmp_path / "run", launcher=launcher, devices="cpu:1", loader_workers=1)
+
+
 class Held(Dataset[Any]):
     """Holds something that only this process can use."""
 
@@ -90,19 +201,6 @@ def test_data_that_hold_files_or_connections_are_refused_with_the_way_out(tmp_pa
                 data_to_descriptor(argosy.Data(train=Held(held)))
             with pytest.raises(StudyError, match=r"^Data\.val \(Held\) cannot .*Data\(val=lambda: Held\("):
                 data_to_descriptor(argosy.Data(train=Held(0), val=Held(held)))
-
-
-class Rows(Dataset[Any]):
-    """Samples that lie in memory."""
-
-    def __init__(self, x: Any) -> None:
-        self.x = x
-
-    def __len__(self) -> int:
-        return len(self.x)
-
-    def __getitem__(self, index: int) -> Any:
-        return torch.from_numpy(self.x[index]), index % 10
 
 
 class Glance(nn.Module):

@@ -64,7 +64,7 @@ def servers(monkeypatch: pytest.MonkeyPatch) -> list[Server]:
 
 @pytest.fixture
 def workers(tmp_path: Path, servers: list[Server]) -> Iterator[ProcessWorkers]:
-    blobs = {"trainer": os.memfd_create("blob")}
+    blobs = {"trainer": os.memfd_create("blob"), "state": os.memfd_create("state")}
     with ProcessWorkers(servers[0], blobs, directory=tmp_path, lock=0) as workers:
         workers.start_trainer("cpu:0", "local")
         workers.send("cpu:0", "first")

@@ -1,0 +1,360 @@
+"""What a script sets up in its process for all that is computed there, taken along to every process of its run.
+
+`docs/process_state.md` says of each setting whether it travels, is refused, or has no effect.
+"""
+
+import contextlib
+import locale
+import os
+import random
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import overrides
+from torch.distributions import Distribution
+from torch.nn.modules import module as modules
+from torch.optim import optimizer as optimizers
+from torch.utils import _python_dispatch as dispatch
+from torch.utils._device import DeviceContext
+
+from argosy.errors import MemberError, StudyError
+
+__all__ = ["SETTINGS", "ProcessState", "Setting", "as_found", "kept_by", "refuse_what_stays"]
+
+ATTRIBUTES = (
+    "backends.cudnn.allow_tf32",
+    "backends.fp32_precision",
+    "backends.cudnn.fp32_precision",
+    "backends.cudnn.conv.fp32_precision",
+    "backends.cudnn.rnn.fp32_precision",
+    "backends.cuda.matmul.fp32_precision",
+    "backends.mkldnn.fp32_precision",
+    "backends.mkldnn.matmul.fp32_precision",
+    "backends.mkldnn.conv.fp32_precision",
+    "backends.mkldnn.rnn.fp32_precision",
+    "backends.cuda.matmul.allow_fp16_reduced_precision_reduction",
+    "backends.cuda.matmul.allow_bf16_reduced_precision_reduction",
+    "backends.cuda.matmul.allow_fp16_accumulation",
+    "backends.cudnn.enabled",
+    "backends.cudnn.benchmark",
+    "backends.cudnn.benchmark_limit",
+    "backends.cudnn.deterministic",
+    "backends.mkldnn.enabled",
+    "backends.mkldnn.deterministic",
+    "backends.opt_einsum.enabled",
+    "backends.opt_einsum.strategy",
+    "utils.deterministic.fill_uninitialized_memory",
+)
+"""Of torch. Of several names for one thing the older comes first: it may set what the others tell, and they then agree."""
+ATTENTION = {
+    "flash_sdp_enabled": "enable_flash_sdp",
+    "mem_efficient_sdp_enabled": "enable_mem_efficient_sdp",
+    "math_sdp_enabled": "enable_math_sdp",
+    "cudnn_sdp_enabled": "enable_cudnn_sdp",
+    "fp16_bf16_reduction_math_sdp_allowed": "allow_fp16_bf16_reduction_math_sdp",
+}
+"""Functions of ``torch.backends.cuda``: what reads each setting and what writes it."""
+LOCALES = ("LC_COLLATE", "LC_MONETARY", "LC_NUMERIC", "LC_TIME")
+"""What Python leaves at ``C`` until a script calls ``setlocale``."""
+NODES_OWN = ("ARGOSY_", "RAY_", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+"""Beginnings of variables that each node has for itself, as it has those that say which devices are visible."""
+HOOKS = {
+    modules: (
+        "_global_backward_hooks",
+        "_global_backward_pre_hooks",
+        "_global_buffer_registration_hooks",
+        "_global_forward_hooks",
+        "_global_forward_pre_hooks",
+        "_global_module_registration_hooks",
+        "_global_parameter_registration_hooks",
+    ),
+    optimizers: ("_global_optimizer_post_hooks", "_global_optimizer_pre_hooks"),
+}
+"""Where torch keeps the hooks of all modules and of all optimizers."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setting:
+    """One setting of a process. Its values are plain, as JSON has them."""
+
+    name: str
+    read: Callable[[], Any]
+    """None, or a RuntimeError, where there is none, or where another name for the same thing was used."""
+    write: Callable[[Any], object]
+    decides: bool = True
+    """Whether weights and metrics may depend on it."""
+
+    def value(self) -> Any:
+        """What holds in this process; None where that cannot be said."""
+        try:
+            return self.read()
+        except RuntimeError:
+            return None
+
+    def hold(self, value: Any) -> None:
+        """Let a value hold in this process; raises StudyError where it cannot."""
+        if value is None or self.value() == value:
+            return
+        try:
+            self.write(value)
+        except (RuntimeError, ValueError, locale.Error) as error:
+            raise StudyError(
+                f"{self.name} is {value!r} where the run was started, and a worker cannot have that: {error}. Leave it at its "
+                "default, or train where it can be had."
+            ) from error
+
+
+def _attribute(path: str) -> Setting:
+    owner, _, last = path.rpartition(".")
+    return Setting(
+        name=f"torch.{path}",
+        read=lambda: attrgetter(path)(torch),
+        write=lambda value: setattr(attrgetter(owner)(torch), last, value),
+    )
+
+
+def _of_attention(read: str, write: str) -> Setting:
+    cuda = torch.backends.cuda
+    return Setting(name=f"torch.backends.cuda.{read}", read=getattr(cuda, read), write=getattr(cuda, write))
+
+
+def _library(name: str) -> Setting:
+    """Which library computes on GPUs; where none is preferred, the machine decides, so that runs may differ in it."""
+    preferred = getattr(torch.backends.cuda, name)
+    return Setting(
+        name=f"torch.backends.cuda.{name}", read=lambda: preferred().name.lower(), write=preferred, decides=False
+    )
+
+
+def _dtype(name: str) -> torch.dtype:
+    found: torch.dtype = getattr(torch, name.removeprefix("torch."))
+    return found
+
+
+def _flushes_denormals() -> bool:
+    """Torch has no function that says so; it sets a flag of the processor, by which Python's own numbers go as well."""
+    return sys.float_info.min / float(2) == 0.0
+
+
+def _set_autocast_dtypes(dtypes: Mapping[str, str]) -> None:
+    for kind, name in dtypes.items():
+        torch.set_autocast_dtype(kind, _dtype(name))
+
+
+def _set_locales(names: Mapping[str, str]) -> None:
+    for category, name in names.items():
+        locale.setlocale(getattr(locale, category), name)
+
+
+SETTINGS = (
+    Setting(
+        name="torch.get_default_dtype",
+        read=lambda: str(torch.get_default_dtype()),
+        write=lambda name: torch.set_default_dtype(_dtype(name)),
+    ),
+    Setting(
+        name="torch.get_float32_matmul_precision",
+        read=torch.get_float32_matmul_precision,
+        write=torch.set_float32_matmul_precision,
+    ),
+    *map(_attribute, ATTRIBUTES),
+    *(_of_attention(read, write) for read, write in ATTENTION.items()),
+    *map(_library, ("preferred_linalg_library", "preferred_blas_library")),
+    Setting(
+        name="torch.backends.mha.get_fastpath_enabled",
+        read=torch.backends.mha.get_fastpath_enabled,
+        write=torch.backends.mha.set_fastpath_enabled,
+    ),
+    Setting(
+        name="torch.backends.quantized.engine",
+        read=lambda: torch.backends.quantized.engine,
+        write=lambda engine: setattr(torch.backends.quantized, "engine", engine),
+        decides=False,  # by default another one on another processor
+    ),
+    Setting(
+        name="torch.get_deterministic_debug_mode",
+        read=torch.get_deterministic_debug_mode,
+        write=torch.set_deterministic_debug_mode,
+    ),
+    Setting(name="torch.set_flush_denormal", read=_flushes_denormals, write=torch.set_flush_denormal),
+    Setting(
+        name="torch.get_autocast_dtype",
+        read=lambda: {kind: str(torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")},
+        write=_set_autocast_dtypes,
+    ),
+    Setting(
+        name="torch.is_autocast_cache_enabled",
+        read=torch.is_autocast_cache_enabled,
+        write=torch.set_autocast_cache_enabled,
+    ),
+    Setting(
+        name="torch.__future__.get_swap_module_params_on_conversion",
+        read=torch.__future__.get_swap_module_params_on_conversion,
+        write=torch.__future__.set_swap_module_params_on_conversion,
+    ),
+    Setting(
+        name="torch.is_anomaly_enabled",
+        read=lambda: [torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()],
+        write=lambda value: torch.autograd.set_detect_anomaly(*value),
+        decides=False,
+    ),
+    Setting(
+        name="torch.distributions.Distribution.set_default_validate_args",
+        read=lambda: Distribution._validate_args,
+        write=Distribution.set_default_validate_args,
+        decides=False,
+    ),
+    Setting(
+        name="torch.is_warn_always_enabled",
+        read=torch.is_warn_always_enabled,
+        write=torch.set_warn_always,
+        decides=False,
+    ),
+    Setting(name="numpy.geterr", read=np.geterr, write=lambda value: np.seterr(**value), decides=False),
+    Setting(name="sys.getrecursionlimit", read=sys.getrecursionlimit, write=sys.setrecursionlimit, decides=False),
+    Setting(
+        name="locale.setlocale",
+        read=lambda: {category: locale.setlocale(getattr(locale, category)) for category in LOCALES},
+        write=_set_locales,
+        decides=False,
+    ),
+)
+"""What travels. Each is named after what reads it, or after what sets it where nothing does."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProcessState:
+    """What holds in a process."""
+
+    settings: Mapping[str, Any]
+    """Values by name."""
+    filters: tuple[tuple[Any, ...], ...]
+    """Of warnings: arguments of ``warnings.filterwarnings``."""
+    environment: Mapping[str, str | None]
+    """Variables that were set since the process began; None for those that were removed."""
+
+    @classmethod
+    def here(cls) -> "ProcessState":
+        """Of this process; raises StudyError where something holds in it that cannot hold elsewhere."""
+        refuse_what_stays()
+        return cls._found()
+
+    @classmethod
+    def _found(cls) -> "ProcessState":
+        return cls(
+            settings={setting.name: setting.value() for setting in SETTINGS},
+            filters=tuple(map(_plain_filter, warnings.filters)),
+            environment=_changed_environment(),
+        )
+
+    @property
+    def deciding(self) -> dict[str, Any]:
+        """Settings that a member's result may depend on."""
+        return {setting.name: self.settings[setting.name] for setting in SETTINGS if setting.decides}
+
+    def apply(self) -> None:
+        """Let it hold in this process; raises StudyError where it cannot."""
+        for name, value in self.environment.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        if "TZ" in self.environment:
+            time.tzset()
+        self._hold()
+
+    def _hold(self) -> None:
+        for setting in SETTINGS:
+            setting.hold(self.settings[setting.name])
+        warnings.resetwarnings()
+        for action, message, category, module, line in self.filters:
+            warnings.filterwarnings(action, message, category, module, line, append=True)
+
+
+@contextlib.contextmanager
+def as_found() -> Iterator[None]:
+    """Inside, members may train in this process, with gradients; what holds in it afterwards is what held before."""
+    before, generators = ProcessState._found(), (torch.get_rng_state(), np.random.get_state(), random.getstate())
+    threads = torch.get_num_threads()
+    try:
+        with torch.inference_mode(False), torch.enable_grad():
+            yield
+    finally:
+        torch.set_num_threads(threads)
+        before._hold()
+        torch.set_rng_state(generators[0])
+        np.random.set_state(generators[1])
+        random.setstate(generators[2])
+
+
+@contextlib.contextmanager
+def kept_by(member: str) -> Iterator[None]:
+    """Inside, a member's code runs; raises MemberError where it leaves another state to its neighbours, which is undone."""
+    before = {setting: setting.value() for setting in SETTINGS if setting.decides}
+    try:
+        yield
+    finally:
+        changed = {setting: now for setting, was in before.items() if (now := setting.value()) != was}
+        for setting in changed:
+            setting.hold(before[setting])
+    if changed:
+        setting, now = next(iter(changed.items()))
+        raise MemberError(
+            f"member {member!r} changes {setting.name} from {before[setting]!r} to {now!r}, for all members of its process. Set "
+            "it in the script, before the run, or set it back where the member's code is through with it."
+        )
+
+
+def refuse_what_stays() -> None:
+    """Raise StudyError for what decides results in this process and cannot be had in another one."""
+    kind = torch.get_default_device()
+    if kind.type != "cpu":
+        raise StudyError(
+            f"torch's default device is {kind}; members are built on the CPU and go to the devices of --devices. Leave "
+            "torch.set_default_device out, or undo it before the run: torch.set_default_device('cpu')."
+        )
+    casting = [kind for kind in ("cpu", "cuda", "xpu") if torch.is_autocast_enabled(kind)]
+    if casting:
+        raise StudyError(
+            f"torch.autocast is on for {casting[0]} where the run is started; whether a member trains with it is its own "
+            "affair. Start the run outside of it, and give members precision='bfloat16' or 'float16'."
+        )
+    hooks = [name for owner, names in HOOKS.items() for name in names if getattr(owner, name)]
+    if hooks:
+        raise StudyError(
+            f"torch has a hook for all modules or optimizers ({hooks[0].removeprefix('_global_')}), which workers do not "
+            "have. Register it on the member's own network, in the function that builds it."
+        )
+    of_functions, of_kernels = overrides._get_current_function_mode_stack, dispatch._get_current_dispatch_mode_stack
+    modes: list[Any] = [*of_functions(), *of_kernels()]  # type: ignore[no-untyped-call]
+    foreign = [mode for mode in modes if not isinstance(mode, DeviceContext)]
+    if foreign:
+        raise StudyError(
+            f"the run is started inside of a mode of torch ({type(foreign[0]).__name__}), which workers do not have. Start it "
+            "outside, and enter the mode in the member's step."
+        )
+
+
+def _plain_filter(found: tuple[Any, ...]) -> tuple[Any, ...]:
+    action, message, category, module, line = found
+    return action, getattr(message, "pattern", message) or "", category, getattr(module, "pattern", module) or "", line
+
+
+def _changed_environment() -> dict[str, str | None]:
+    """Of this process, against what it was started with; less what each node has for itself."""
+    lines = Path("/proc/self/environ").read_bytes().split(b"\0")
+    began = dict(os.fsdecode(line).split("=", 1) for line in lines if b"=" in line)
+    changed = [name for name in {**began, **os.environ} if began.get(name) != os.environ.get(name)]
+    return {
+        name: os.environ.get(name)
+        for name in sorted(changed)
+        if not name.startswith(NODES_OWN) and not name.endswith("VISIBLE_DEVICES")
+    }

@@ -1,0 +1,392 @@
+"""What a script sets up in its process holds in every worker: the lines of `docs/process_state.md`, one by one and together."""
+
+import contextlib
+import copyreg
+import hashlib
+import json
+import locale
+import logging
+import os
+import random
+import re
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import evidence
+import forked
+import jobs
+import numpy as np
+import pytest
+import studies
+import torch
+from test_pipelines import Dealt
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils.data import Dataset
+
+import argosy
+from argosy.errors import RunError, StudyError
+from argosy.planning import POLICIES
+from argosy.running.launcher import Launcher
+from argosy.settings import Settings
+from argosy.training.process_state import SETTINGS, ProcessState, as_found
+
+PAGE = (Path(__file__).parents[2] / "docs" / "process_state.md").read_text()
+TABLE = {
+    name: (becomes, how) for name, becomes, how in re.findall(r"(?m)^\| `([^`]+)`[^|]* \| (.*?) \| (.*?) ?\|$", PAGE)
+}
+LAUNCHERS = ("inline", "processes", "two nodes")
+VARIABLE = "A_VARIABLE_OF_THE_SCRIPT"
+
+SCRIPT: dict[str, Callable[[], Any]] = {
+    "torch.get_default_dtype": lambda: torch.set_default_dtype(torch.float64),
+    "torch.get_float32_matmul_precision": lambda: torch.set_float32_matmul_precision("medium"),
+    "torch.backends.cudnn.allow_tf32": lambda: setattr(torch.backends.cudnn, "allow_tf32", False),
+    "torch.backends.fp32_precision": lambda: setattr(torch.backends, "fp32_precision", "tf32"),
+    "torch.backends.cudnn.fp32_precision": lambda: setattr(torch.backends.cudnn, "fp32_precision", "tf32"),
+    "torch.backends.cudnn.conv.fp32_precision": lambda: setattr(torch.backends.cudnn.conv, "fp32_precision", "ieee"),
+    "torch.backends.cudnn.rnn.fp32_precision": lambda: setattr(torch.backends.cudnn.rnn, "fp32_precision", "ieee"),
+    "torch.backends.cuda.matmul.fp32_precision": lambda: setattr(torch.backends.cuda.matmul, "fp32_precision", "tf32"),
+    "torch.backends.mkldnn.fp32_precision": lambda: setattr(torch.backends.mkldnn, "fp32_precision", "bf16"),
+    "torch.backends.mkldnn.matmul.fp32_precision": lambda: setattr(
+        torch.backends.mkldnn.matmul, "fp32_precision", "bf16"
+    ),
+    "torch.backends.mkldnn.conv.fp32_precision": lambda: setattr(torch.backends.mkldnn.conv, "fp32_precision", "bf16"),
+    "torch.backends.mkldnn.rnn.fp32_precision": lambda: setattr(torch.backends.mkldnn.rnn, "fp32_precision", "bf16"),
+    "torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction": lambda: setattr(
+        torch.backends.cuda.matmul, "allow_fp16_reduced_precision_reduction", False
+    ),
+    "torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction": lambda: setattr(
+        torch.backends.cuda.matmul, "allow_bf16_reduced_precision_reduction", False
+    ),
+    "torch.backends.cuda.matmul.allow_fp16_accumulation": lambda: setattr(
+        torch.backends.cuda.matmul, "allow_fp16_accumulation", True
+    ),
+    "torch.backends.cudnn.enabled": lambda: setattr(torch.backends.cudnn, "enabled", False),
+    "torch.backends.cudnn.benchmark": lambda: setattr(torch.backends.cudnn, "benchmark", True),
+    "torch.backends.cudnn.deterministic": lambda: setattr(torch.backends.cudnn, "deterministic", True),
+    "torch.backends.mkldnn.enabled": lambda: setattr(torch.backends.mkldnn, "enabled", False),
+    "torch.backends.mkldnn.deterministic": lambda: setattr(torch.backends.mkldnn, "deterministic", True),
+    "torch.utils.deterministic.fill_uninitialized_memory": lambda: setattr(
+        torch.utils.deterministic, "fill_uninitialized_memory", False
+    ),
+    "torch.backends.cuda.flash_sdp_enabled": lambda: torch.backends.cuda.enable_flash_sdp(False),
+    "torch.backends.cuda.mem_efficient_sdp_enabled": lambda: torch.backends.cuda.enable_mem_efficient_sdp(False),
+    "torch.backends.cuda.math_sdp_enabled": lambda: torch.backends.cuda.enable_math_sdp(False),
+    "torch.backends.cuda.cudnn_sdp_enabled": lambda: torch.backends.cuda.enable_cudnn_sdp(False),
+    "torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed": lambda: (
+        torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)
+    ),
+    "torch.backends.mha.get_fastpath_enabled": lambda: torch.backends.mha.set_fastpath_enabled(False),
+    "torch.backends.quantized.engine": lambda: setattr(torch.backends.quantized, "engine", _other_engine()),
+    "torch.get_deterministic_debug_mode": lambda: torch.use_deterministic_algorithms(True, warn_only=True),
+    "torch.set_flush_denormal": lambda: torch.set_flush_denormal(True),
+    "torch.get_autocast_dtype": lambda: torch.set_autocast_dtype("cpu", torch.float16),
+    "torch.is_autocast_cache_enabled": lambda: torch.set_autocast_cache_enabled(False),
+    "torch.__future__.get_swap_module_params_on_conversion": lambda: (
+        torch.__future__.set_swap_module_params_on_conversion(True)
+    ),
+    "torch.is_anomaly_enabled": lambda: torch.autograd.set_detect_anomaly(True, check_nan=False),
+    "torch.distributions.Distribution.set_default_validate_args": lambda: (
+        torch.distributions.Distribution.set_default_validate_args(False)
+    ),
+    "torch.is_warn_always_enabled": lambda: torch.set_warn_always(True),
+    "numpy.geterr": lambda: np.seterr(divide="raise", invalid="ignore"),
+    "sys.getrecursionlimit": lambda: sys.setrecursionlimit(2345),
+    "locale.setlocale": lambda: locale.setlocale(locale.LC_NUMERIC, "C.UTF-8"),
+    "warnings.filters": lambda: warnings.filterwarnings("error", "of the script's own", UserWarning),
+    "os.environ": lambda: (os.environ.__setitem__(VARIABLE, "set"), os.environ.__delitem__("HOME")),
+    "copyreg.pickle": lambda: copyreg.pickle(Sent, lambda sent: (Sent, (sent.words,))),
+}
+"""What a script does, by the lines of the table that say that it travels."""
+NOT_HERE = {
+    "torch.backends.cudnn.benchmark_limit",
+    "torch.backends.opt_einsum.enabled",
+    "torch.backends.opt_einsum.strategy",
+    "torch.backends.cuda.preferred_linalg_library",
+    "torch.backends.cuda.preferred_blas_library",
+}
+"""What this machine's torch has no other value of: without CUDA, without the package opt_einsum."""
+
+
+class Doubled(TorchFunctionMode):
+    """A mode that would change what is computed."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return function(*args, **(kwargs or {}))
+
+
+@contextlib.contextmanager
+def hooked() -> Iterator[None]:
+    handle = nn.modules.module.register_module_forward_hook(lambda module, inputs, output: output * 2)
+    with contextlib.closing(contextlib.ExitStack()) as last:
+        last.callback(handle.remove)
+        yield
+
+
+@contextlib.contextmanager
+def on_meta() -> Iterator[None]:
+    torch.set_default_device("meta")
+    try:
+        yield
+    finally:
+        torch.set_default_device(None)
+
+
+REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
+    "torch.set_default_device": (on_meta, "torch's default device is meta; members are built on the CPU"),
+    "torch.autocast": (partial(torch.autocast, "cpu"), "torch.autocast is on for cpu where the run is started"),
+    "torch.nn.modules.module.register_module_forward_hook": (hooked, r"a hook for all modules or optimizers \(forward"),
+    "torch.overrides.TorchFunctionMode": (Doubled, r"inside of a mode of torch \(Doubled\)"),
+}
+NO_EFFECT: dict[str, Callable[[], Any]] = {
+    "torch.manual_seed": lambda: (torch.manual_seed(7), np.random.seed(7), random.seed(7)),
+    "torch.set_num_threads": lambda: torch.set_num_threads(2),
+    "torch.no_grad": lambda: torch.set_grad_enabled(False),
+    "torch.set_printoptions": lambda: (torch.set_printoptions(precision=2), np.set_printoptions(precision=2)),
+    "torch.multiprocessing.set_sharing_strategy": lambda: torch.multiprocessing.set_sharing_strategy("file_system"),
+    "logging.basicConfig": lambda: logging.getLogger().setLevel(logging.DEBUG),
+}
+
+
+def _other_engine() -> str:
+    engines = torch.backends.quantized.supported_engines
+    return next(engine for engine in engines if engine not in ("none", torch.backends.quantized.engine))
+
+
+class Sent:
+    """Something of the study's that can be sent by a reducer of the script's alone."""
+
+    def __init__(self, words: str) -> None:
+        self.words, self.lock = words, threading.Lock()
+
+
+def seen(sent: Sent) -> list[int]:
+    """What holds in this process, as 32 numbers."""
+    found = ProcessState._found()
+    filters = [
+        (action, text, category.__name__, module, line) for action, text, category, module, line in found.filters
+    ]
+    own = [os.environ.get(VARIABLE), os.environ.get("HOME"), sent.words]
+    told = json.dumps([dict(found.settings), filters, own], sort_keys=True)
+    return list(hashlib.sha256(told.encode()).digest())
+
+
+class Seeing(Dataset[tuple[Tensor, int]]):
+    """Samples of the default type, whose values tell what holds where they are prepared."""
+
+    def __init__(self, sent: Sent) -> None:
+        self.sent = sent
+
+    def __len__(self) -> int:
+        return 60
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return torch.tensor([number / 255 for number in seen(self.sent)]) + torch.randn(32), index % 10
+
+
+class Sees(nn.Module):
+    """A network whose file tells what holds where it was built."""
+
+    def __init__(self, sent: Sent) -> None:
+        super().__init__()
+        self.layer = nn.Linear(32, 10)
+        self.register_buffer("seen", torch.tensor(seen(sent), dtype=torch.uint8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x)
+
+
+def study(sent: Sent) -> argosy.Study:
+    fleet = [studies.member(name, model=partial(Sees, sent), lr=lr) for name, lr in {"a": 0.1, "b": 0.2}.items()]
+    return studies.study(data=argosy.Data(train=Seeing(sent), val=Seeing(sent)), fleet=fleet, epochs=2)
+
+
+def launcher_of(name: str, folder: Path) -> Launcher | str:
+    """The other of two nodes is begun before a script says anything."""
+    if name != "two nodes":
+        return name
+    launcher = jobs.TwoNodes(folder / "board")
+    launcher.start_agent(Settings())
+    return launcher
+
+
+def train(launcher: Launcher | str, directory: Path) -> dict[str, Any]:
+    two = isinstance(launcher, jobs.TwoNodes)
+    rest: dict[str, Any] = {"policy": "dealt", "nodes": 2} if two else {}
+    report = argosy.train(
+        study(Sent("sent")),
+        directory=directory,
+        launcher=launcher,
+        devices="cpu:1",
+        numerics="exact",
+        loader_workers=1,
+        **rest,
+    )
+    assert report.status == "done", [member.reason for member in report.members]
+    return evidence.results(directory)
+
+
+@pytest.fixture(autouse=True)
+def _dealt(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setitem(POLICIES, "dealt", Dealt())
+    monkeypatch.setenv("HOME", os.environ["HOME"])  # to be put back
+    with as_found():
+        yield
+    copyreg.dispatch_table.pop(Sent, None)
+
+
+def test_the_page_names_what_travels_and_what_is_compared() -> None:
+    assert {name for name, (becomes, _) in TABLE.items() if becomes == "travels"} == {*SCRIPT, *NOT_HERE}
+    assert {name for name, (becomes, _) in TABLE.items() if becomes == "refused"} == {*REFUSED}
+    assert {name for name, (becomes, _) in TABLE.items() if becomes == "no effect"} == {*NO_EFFECT}
+    compared = {name for name, (_, how) in TABLE.items() if how.startswith("compared")}
+    assert compared == {setting.name for setting in SETTINGS if setting.decides}
+    assert {setting.name for setting in SETTINGS} == {*SCRIPT, *NOT_HERE} - {
+        "warnings.filters",
+        "os.environ",
+        "copyreg.pickle",
+    }
+
+
+@pytest.mark.parametrize("name", [setting.name for setting in SETTINGS if setting.name not in NOT_HERE])
+def test_each_setting_holds_where_it_is_applied_and_is_given_back(name: str) -> None:
+    before = ProcessState.here()
+    with as_found():
+        SCRIPT[name]()
+        asked = ProcessState.here()
+    assert asked.settings[name] != before.settings[name]
+    assert ProcessState.here() == before
+    with as_found():
+        asked.apply()
+        assert ProcessState.here() == asked
+    assert ProcessState.here() == before
+
+
+def test_all_of_them_together_under_each_launcher(tmp_path: Path) -> None:
+    launchers = {name: launcher_of(name, tmp_path) for name in LAUNCHERS}
+    for act in SCRIPT.values():
+        act()
+    expected = seen(Sent("sent"))
+    found = {name: train(launcher, tmp_path / name) for name, launcher in launchers.items()}
+    for name in LAUNCHERS:
+        saved = torch.load(tmp_path / name / "members" / "a" / "last.pt", weights_only=True)["model"]
+        assert saved["layer.weight"].dtype == torch.float64
+        assert saved["seen"].tolist() == expected, name
+    assert found["inline"] == found["processes"] == found["two nodes"]
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_travel_is_refused(name: str, tmp_path: Path) -> None:
+    within, words = REFUSED[name]
+    with within(), pytest.raises(StudyError, match=words):
+        argosy.train(studies.study(), directory=tmp_path, launcher="inline")
+
+
+def test_what_has_no_effect_has_none(tmp_path: Path) -> None:
+    plain = train("inline", tmp_path / "plain")
+    copyreg.pickle(Sent, lambda sent: (Sent, (sent.words,)))
+    launchers = {name: launcher_of(name, tmp_path) for name in LAUNCHERS}
+    for act in NO_EFFECT.values():
+        act()
+    try:
+        for name, launcher in launchers.items():
+            assert train(launcher, tmp_path / name) == plain, name
+        assert not torch.is_grad_enabled()
+    finally:
+        torch.set_grad_enabled(True)
+        torch.multiprocessing.set_sharing_strategy("file_descriptor")
+        torch.set_printoptions(profile="default")
+        np.set_printoptions(precision=8)
+        logging.getLogger().setLevel(logging.WARNING)
+
+
+class Meddles(studies.Mlp):
+    """Sets up its process, for its neighbours as well: as it is built, or in a step."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        self.where = where
+        self.set_up("built")
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.set_up("stepped")
+        return super().forward(x)
+
+    def set_up(self, where: str) -> None:
+        if where == self.where:
+            torch.set_default_dtype(torch.float64)
+
+
+@pytest.mark.parametrize("where", ["built", "stepped"])
+@pytest.mark.parametrize("launcher", ["inline", "processes"])
+def test_a_member_that_changes_it_ends_alone(where: str, launcher: str, tmp_path: Path) -> None:
+    alone = studies.study(fleet=[studies.member("plain")])
+    argosy.train(alone, directory=tmp_path / "alone", launcher="inline")
+    meddling = studies.member("meddling", model=partial(Meddles, where))
+    beside = studies.study(fleet=[meddling, studies.member("plain")])
+    report = argosy.train(beside, directory=tmp_path / "beside", launcher=launcher, devices="cpu:1")
+    assert (
+        "'meddling' changes torch.get_default_dtype from 'torch.float32' to 'torch.float64'"
+        in report.member("meddling").reason
+    )
+    assert evidence.results_of(tmp_path / "beside", "plain") == evidence.results(tmp_path / "alone")["plain"]
+
+
+def test_inline_leaves_the_process_as_it_was_found(tmp_path: Path) -> None:
+    def meddles() -> nn.Module:
+        torch.autograd.set_detect_anomaly(True)
+        sys.setrecursionlimit(2000)
+        warnings.simplefilter("ignore")
+        return studies.Mlp()
+
+    torch.manual_seed(5), np.random.seed(5), random.seed(5)
+    before, drawn = ProcessState.here(), (torch.rand(3), np.random.rand(3), random.random())
+    torch.manual_seed(5), np.random.seed(5), random.seed(5)
+    argosy.train(studies.study(fleet=[studies.member(model=meddles)]), directory=tmp_path, launcher="inline")
+    assert ProcessState.here() == before
+    assert torch.equal(torch.rand(3), drawn[0])
+    assert (np.random.rand(3) == drawn[1]).all()
+    assert random.random() == drawn[2]
+
+
+def test_a_run_goes_on_under_what_it_began_with(tmp_path: Path) -> None:
+    torch.set_default_dtype(torch.float64)
+    asked = partial(argosy.train, directory=tmp_path, launcher="inline")
+    asked(studies.study(data=argosy.Data(train=Seeing(Sent("")), val=None), fleet=[seeing()], epochs=1))
+    torch.set_default_dtype(torch.float32)
+    longer = studies.study(data=argosy.Data(train=Seeing(Sent("")), val=None), fleet=[seeing()], epochs=2)
+    with pytest.raises(RunError, match=r"torch.get_default_dtype: torch.float64 there, torch.float32 here"):
+        asked(longer)
+    torch.set_default_dtype(torch.float64)
+    assert asked(longer).status == "done"
+
+
+def seeing() -> argosy.Member:
+    return studies.member(model=partial(nn.Linear, 32, 10), metrics={})
+
+
+STUDY = """
+import torch
+from torch import nn
+import argosy
+torch.set_default_dtype(torch.float64)
+study = argosy.Study(
+    data=argosy.Data(arrays=(torch.randn(90, 6), torch.arange(90) % 3)),
+    members=[argosy.Member("a", model=lambda: nn.Linear(6, 3), optimizer=torch.optim.Adam, batch_size=10)],
+    stop=argosy.MaxEpochs(1),
+)
+"""
+
+
+def test_what_a_study_file_sets_up_holds_for_its_run(tmp_path: Path) -> None:
+    (tmp_path / "study.py").write_text(STUDY)
+    ran = forked.command(tmp_path, ["run", "study.py", "--dir", "run", "--devices", "cpu:1"])
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    saved = torch.load(tmp_path / "run" / "members" / "a" / "last.pt", weights_only=True)["model"]
+    assert {tensor.dtype for tensor in saved.values()} == {torch.float64}
