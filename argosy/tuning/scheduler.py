@@ -16,6 +16,9 @@ __all__ = ["Looking", "Results", "Scheduler", "ranked", "sections_of"]
 class Scheduler(Protocol):
     """Decides for one search. Its answers are functions of what it was told, and of nothing else."""
 
+    trials: int
+    """In all; of a population, without clones."""
+
     def wanted(self, begun: int) -> int:
         """How many trials are to begin beside so many that have."""
 
