@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol
 from argosy.diagnosis import Diagnosis, diagnose
 from argosy.errors import RunError
 from argosy.events import SharingChosen
-from argosy.fold import MemberState, RunState
+from argosy.fold import WRONG, MemberState, RunState
 from argosy.leg_results import LegResult, gauges_of, legs_of
 from argosy.packs import Packed
 from argosy.repetitions import Comparison, Repetitions
@@ -132,12 +132,24 @@ class Report:
         return tuple({(pack.device, frozenset(itertools.chain(*pack.programs))): pack for pack in self.packs}.values())
 
     def best(self) -> MemberResult:
-        """The member with the best objective; raises RunError where no epoch was finished."""
-        if not self.rows or not self.rows[0].metrics:
+        """The member with the best objective; one that failed or diverged is never it, whatever it had reached before.
+
+        Raises RunError where no other has finished an epoch with a number as its objective.
+        """
+        row = self.leader
+        if row is None:
             raise RunError(
-                f"no member of {self.directory} has finished an epoch; see `argosy status {self.directory}`."
+                f"no member of {self.directory} has a {self.objective} that counts: each has finished no epoch, has failed or "
+                f"diverged, or reached no number. See `argosy status {self.directory}`; report.member(name) has what one reached."
             )
-        return self.rows[0]
+        return row
+
+    @property
+    def leader(self) -> MemberResult | None:
+        """What `best` returns; None where it would raise."""
+        row = self.rows[0] if self.rows else None
+        counts = row is not None and row.status not in WRONG
+        return row if row and counts and not math.isnan(row.metrics.get(self.objective, math.nan)) else None
 
     def member(self, name: str) -> MemberResult:
         """The member of that name."""
@@ -200,14 +212,14 @@ class Report:
             )
         if top is not None:
             check_whole("report.ensemble: top", top, least=1)
-        known = [row for row in self.rows if row.metrics]
+        known = [row for row in self.rows if row.metrics and row.status not in WRONG]
         if members is not None:
             wanted = {self.member(name).name for name in members}
             known = [row for row in self.rows if row.name in wanted]
         if len(known) < (top or 1):
             raise RunError(
                 f"report.ensemble was to be made of {top or 'one or more'} members, and {len(known)} of {self.directory} have "
-                "finished an epoch or were named. Choose fewer, or train them further."
+                "finished an epoch and not failed, or were named. Choose fewer, or train them further."
             )
         return known[:top]
 
@@ -290,10 +302,11 @@ class Report:
         ]
         sign = 1.0 if mode == "min" else -1.0
 
-        def rank(row: MemberResult) -> tuple[bool, bool, float]:
+        def rank(row: MemberResult) -> tuple[bool, bool, bool, float]:
             value = row.metrics.get(objective, math.nan)
             # NaN comes last: nothing compares with it.
-            return not row.metrics, math.isnan(value), sign * value
+            unknown = math.isnan(value)
+            return not row.metrics, row.status in WRONG, unknown, 0.0 if unknown else sign * value
 
         rows.sort(key=rank)
         used = list(itertools.chain.from_iterable(state.used))

@@ -401,6 +401,8 @@ class Tuner:
         """All its members have ended, or one has come to nothing: so has the trial, unless it may go on."""
         out = self.scheduler.out(trial.number) is not None
         older = wrong is None and any(one.name in self._older for one in here)
+        # One that ended by its own rule, under these terms as well, does not go on.
+        older = older and trial.ends_with(here) is None
         if trial.sections is not None or not older or out:
             self._tell(trial, state)
             if out or wrong is not None or not trial.is_between(here, self.search.most):

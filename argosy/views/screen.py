@@ -256,9 +256,9 @@ def _rows(
 
 
 def _ranks(study: Study, states: Mapping[str, MemberState]) -> dict[str, float]:
-    """From 0, the best; infinite before a first section."""
+    """From 0, the best, as `Report.best` has it; infinite before a first section, and of those that failed or diverged."""
     sign = 1.0 if study.mode == "min" else -1.0
-    values = {name: sign * _best(state, study) for name, state in states.items()}
+    values = {name: sign * _best(state, study) for name, state in states.items() if state.status not in WRONG}
     known = sorted((name for name, value in values.items() if not math.isnan(value)), key=values.__getitem__)
     return {**dict.fromkeys(states, math.inf), **{name: float(rank) for rank, name in enumerate(known)}}
 

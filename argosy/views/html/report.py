@@ -69,9 +69,9 @@ def _overview(report: Report, chronicle: Chronicle) -> Section:
     seconds = chronicle.seconds if report.killed_drivers else report.seconds
     took = f" after {lasting(seconds)}" if seconds else ""
     text = [f"{report.status}{took}: {len(report.rows)} members ({members}), {epochs:,g} epochs in all."]
-    best = report.rows[0] if report.rows and report.rows[0].metrics else None
+    best = report.leader
     if best is not None:
-        text.append(f"Best: {best.name}, {report.objective} {best.metrics.get(report.objective, float('nan')):.5g}.")
+        text.append(f"Best: {best.name}, {report.objective} {best.metrics[report.objective]:.5g}.")
     if report.reason:
         text.append(report.reason)
     if report.diagnosis is not None:
