@@ -102,8 +102,10 @@ class SearchReport:
     """Until every trial that began with the search had ended its first section; None before."""
     best_seconds: float | None
     """Until the best trial had ended its best section; None before there is one."""
+    scheduler: str
+    """Its name."""
     study: Any = field(repr=False)
-    """The search as an Optuna study, for Optuna's own tools."""
+    """The search as an Optuna study, for Optuna's own tools; None where the report was read from a directory alone."""
 
     @property
     def best_trial(self) -> TrialResult:
@@ -192,6 +194,10 @@ class SearchReport:
         """
         from argosy.tuning.sampling import write_plots  # imports Optuna
 
+        if self.study is None:
+            raise RunError(
+                f"this report of {self.run.directory} has no Optuna study; plot the one that argosy.tune returns."
+            )
         write_plots(self.study, Path(path))
 
     def to_json(self) -> dict[str, Any]:
@@ -237,6 +243,7 @@ class SearchReport:
             packed_seconds=sum(packs.saved_by(event) for _, event in told),
             first_comparison_seconds=_first_comparison(told),
             best_seconds=None if best is None else _found(best, run, told, cloned),
+            scheduler=next(event.terms["scheduler"] for _, event in reversed(told) if isinstance(event, SearchBegan)),
             study=study,
         )
 

@@ -40,6 +40,8 @@ class Question:
     """Epochs of all members that an earlier driver had finished."""
     expected: Callable[[], float] | None
     """Epochs to come, where somebody knows that better than the members' rules."""
+    shown: float = 0.0
+    """The share of an earlier screen of the same run."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,10 +101,13 @@ class Screen:
     rows: tuple[Row, ...]
     """Members, those first that are worth a look: what failed, the best, what changes."""
 
+    shown: float
+    """The share of an earlier screen of the same run."""
+
     @property
     def share(self) -> float:
-        """Of all epochs."""
-        return self.epochs / max(self.epochs + self.to_come, 1e-9)
+        """Of all epochs; never less than was shown, though epochs that no file had yet may have to be trained again."""
+        return max(self.epochs / max(self.epochs + self.to_come, 1e-9), self.shown)
 
 
 def screen_of(question: Question, state: RunState, news: News, *, phase: str, now: float) -> Screen:
@@ -131,6 +136,7 @@ def screen_of(question: Question, state: RunState, news: News, *, phase: str, no
         objective=study.objective,
         best=next(((name, _best(states[name], study)) for name, rank in ranks.items() if rank == 0), None),
         rows=_rows(question, states, news, begun, ranks, now),
+        shown=question.shown,
     )
 
 
