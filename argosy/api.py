@@ -198,7 +198,7 @@ def tune(
     eta: int = 3,
     n_trials: int | None = None,
     epochs_per_generation: int = 1,
-    brackets: Brackets = "together",
+    brackets: Brackets | None = None,
     at_once: int | None = None,
     objective: str = "",
     mode: Mode | None = None,
@@ -278,6 +278,7 @@ def run_search(
         events = read_journal(directory)
         state = RunState.of(events)
         tuner = Tuner(search)
+        tuner.warn()
         tuner.recall(events, state)
         brought = tuner.bring(state)
         begins = [SearchBegan(terms=tuner.terms), *(event for new in brought for event in new.events)]

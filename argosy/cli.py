@@ -17,7 +17,7 @@ from argosy import doctor_cli, planning_cli, reporting_cli, steering_cli
 from argosy.errors import ArgosyError, PlanError
 from argosy.output import Json, console, open_what_is_closed, show, to_be_written, write
 from argosy.profiles import load_profiles, save_profiles
-from argosy.reporting_cli import print_report, typed
+from argosy.reporting_cli import print_report, print_search, typed
 from argosy.running.place import Place, place_asked, seconds_left
 from argosy.settings import Settings, Sharing
 from argosy.steering_cli import StudyFile
@@ -195,11 +195,7 @@ def tune(
     if as_json:
         write(report.to_json())
     else:
-        from argosy.views.endings import what_next_of_search
-        from argosy.views.tables import search_table
-
-        show(search_table(report))
-        write(f"\n{what_next_of_search(report, typed())}")
+        print_search(report, typed())
     raise typer.Exit(_exit_code(report.run) if report.run.status == "paused" else 0)
 
 

@@ -4,13 +4,15 @@ from functools import partial
 from pathlib import Path
 
 from argosy.errors import RunError
+from argosy.events import SearchBegan
 from argosy.fold import RunState
 from argosy.report import Networks, Report
-from argosy.running.journal import at_work, read_journal
+from argosy.running.journal import at_work, read_journal, timeline
 from argosy.running.study_json import found_study, summarize
 from argosy.study import Study
+from argosy.tuning.report import SearchReport
 
-__all__ = ["load"]
+__all__ = ["load", "search_in"]
 
 
 def load(directory: str | Path, *, study: Study | None = None) -> Report:
@@ -31,6 +33,14 @@ def load(directory: str | Path, *, study: Study | None = None) -> Report:
 
     networks = partial(_networks, study, state, directory)
     return Report.of(state, directory=directory, summary=summary, networks=networks, at_work=working)
+
+
+def search_in(directory: str | Path) -> SearchReport | None:
+    """The report of a search, from its directory alone and without Optuna's study; None where the run is no search."""
+    told = list(timeline(Path(directory)))
+    if not any(isinstance(event, SearchBegan) for _, event in told):
+        return None
+    return SearchReport.of(load(directory), told, None)
 
 
 def _networks(study: Study | None, state: RunState, directory: Path) -> Networks:

@@ -1,6 +1,7 @@
 """What came out: the fold of a run's events, as values a person or a program can ask."""
 
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from html import escape
@@ -151,19 +152,15 @@ class Report:
 
         Where members repeat networks under several seeds or folds, it is a single repetition, which was lucky as well as good:
         `leader` names the best configuration, and ``ensemble(members=[report.leader.name])`` is made of all its members.
-        Raises RunError where there is no such member.
+        Raises RunError where no such member has finished an epoch with a number as its objective.
         """
-        known = [row for row in self.rows if row.metrics]
-        if not known:
+        row = next((row for row in self.rows if row.metrics and not row.failed), None)
+        if row is None or math.isnan(row.metrics.get(self.objective, math.nan)):
             raise RunError(
-                f"no member of {self.directory} has finished an epoch; see `argosy status {self.directory}`."
+                f"no member of {self.directory} has a {self.objective} that counts: each has finished no epoch, has failed or "
+                f"diverged, or reached no number. See `argosy status {self.directory}`; report.member(name) has what one reached."
             )
-        if known[0].failed:
-            raise RunError(
-                f"every member of {self.directory} that finished an epoch has failed or diverged, so none is the best: see "
-                f"report.member({known[0].name!r}).failure. Mend it and train again, or take it as it is, by its name."
-            )
-        return known[0]
+        return row
 
     @property
     def leader(self) -> Leader | None:
@@ -247,7 +244,7 @@ class Report:
         if len(known) < (top or 1):
             raise RunError(
                 f"report.ensemble was to be made of {top or 'one or more'} members, and {len(known)} of {self.directory} have "
-                "finished an epoch or were named. Choose fewer, or train them further."
+                "finished an epoch and not failed, or were named. Choose fewer, or train them further."
             )
         return known[:top]
 

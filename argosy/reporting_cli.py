@@ -14,8 +14,9 @@ from argosy.steering_cli import RunDirectory
 
 if TYPE_CHECKING:
     from argosy.report import Report
+    from argosy.tuning.report import SearchReport
 
-__all__ = ["audit", "print_report", "report", "status", "typed"]
+__all__ = ["audit", "print_report", "print_search", "report", "status", "typed"]
 
 SHARE = 0.05
 """Of the time that may go into a page of a run that goes on: a large one is written less often."""
@@ -28,17 +29,19 @@ def status(
     as_json: Json = False,
 ) -> None:
     """Say where a run is, from its journal alone."""
-    from argosy.loading import load
+    from argosy.loading import load, search_in
     from argosy.running.journal import wait_for_section
 
     if wait:
         wait_for_section(directory)
     found = load(directory)
-    rows = [{"member": r.name, "status": r.status, "epochs": r.epochs, **r.metrics} for r in found.rows]
-    if as_json:
-        write({"status": found.status, "members": rows})
+    if not as_json:
+        _print(found)
         return
-    print_report(found, BEGUN_BY)
+    rows = [{"member": r.name, "status": r.status, "epochs": r.epochs, **r.metrics} for r in found.rows]
+    search = search_in(directory)
+    trials = {} if search is None else {"trials": search.table()}
+    write({"status": found.status, "members": rows, **trials})
 
 
 def report(
@@ -49,14 +52,15 @@ def report(
     as_json: Json = False,
 ) -> None:
     """Print what came out of a run, from its journal alone; or write it as a page that needs no network."""
-    from argosy.loading import load
+    from argosy.loading import load, search_in
 
     if not (html or open_ or live):
         found = load(directory)
-        if as_json:
-            write(found.to_json())
+        if not as_json:
+            _print(found)
         else:
-            print_report(found, BEGUN_BY)
+            search = search_in(directory)
+            write(found.to_json() if search is None else search.to_json())
         return
     if live:
         from argosy.running.journal import wait_for_data
@@ -84,6 +88,27 @@ def audit(directory: RunDirectory, as_json: Json = False) -> None:
             f"{directory}: every member saw every sample of its epochs exactly once, in order. Nothing is left to do."
         )
     raise typer.Exit(1 if found else 0)
+
+
+def _print(found: "Report") -> None:
+    """For people who come to a directory: a search as its trials, any other run as its members."""
+    from argosy.loading import search_in
+
+    search = search_in(found.directory)
+    if search is None:
+        print_report(found, BEGUN_BY)
+    else:
+        folder = shlex.quote(str(found.directory))
+        print_search(search, f"argosy tune FILE --dir {folder}   (FILE: the search's; or call argosy.tune again)")
+
+
+def print_search(found: "SearchReport", command: str) -> None:
+    """The same of a search."""
+    from argosy.views.endings import what_next_of_search
+    from argosy.views.tables import search_table
+
+    show(search_table(found))
+    write(f"\n{what_next_of_search(found, command)}")
 
 
 def print_report(found: "Report", command: str) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 from argosy.errors import RunError
 from argosy.running.study_json import spell
+from argosy.tuning.hyperband import Brackets
 from argosy.tuning.search import Search
 
 __all__ = ["check_terms", "terms_of"]
@@ -17,14 +18,15 @@ ADDRESS = re.compile(r" at 0x[0-9A-Fa-f]+")
 """Of a function or an object that a sampler holds: another one in every process."""
 
 
-def terms_of(search: Search, trials: int) -> dict[str, Any]:
-    """Of a search of so many trials."""
+def terms_of(search: Search, trials: int, *, brackets: Brackets) -> dict[str, Any]:
+    """Of a search of so many trials, whose brackets come in this order."""
     objective, mode = search.ranks_by
     return {
         "seed": search.seed,
         "scheduler": search.scheduler,
         "eta": search.eta,
-        "brackets": search.brackets,
+        # In directories of earlier versions, brackets in turn began with the shortest trials.
+        "brackets": brackets if brackets == "together" else f"{brackets}, longest first",
         "sampler": "random" if search.sampler is None else ADDRESS.sub("", spell(search.sampler)),
         "objective": objective,
         "mode": mode,

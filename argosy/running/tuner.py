@@ -1,12 +1,14 @@
 """A search on a living fleet: it brings trials as members, and judges them by its scheduler.
 
 Everything that is decided follows from the journal: which parameters a trial has (`Proposed`, before it trains), what it reached
-(its sections), and how it ended. A later driver tells a scheduler of its own the same, and asks it the same.
+(its sections), and how it ended. A later driver tells a scheduler of its own the same, and asks it the same. A sampler that learns
+is asked in waves: when all earlier trials are settled, so that what it is told does not depend on when these trained.
 
 A trial is a member that rests between two rungs, or, where trials begin anew at each rung, one member after another. Or it is
 several at once, as folds, and worth their mean: these go on, rest and end together.
 """
 
+import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,10 +26,12 @@ from argosy.running.verdicts import GO_ON, Fate, Newcomer, Verdict
 from argosy.stopping import MaxEpochs
 from argosy.study import Member, Study
 from argosy.tuning import make_scheduler
+from argosy.tuning.hyperband import Brackets
 from argosy.tuning.packing import Candidate, make_packing
 from argosy.tuning.pbt import Pbt
 from argosy.tuning.sampling import Copy, Outcome, Sampling
 from argosy.tuning.search import Search, Store
+from argosy.tuning.waves import groups, part, waves, why_nothing_is_learnt
 
 __all__ = ["Tuner"]
 
@@ -42,17 +46,21 @@ class Tuner:
         self.sampling = Sampling(search.space, mode=self.mode, seed=search.seed, sampler=search.sampler, grid=grid)
         points = self.sampling.points
         self.total = search.trials(None if points is None else len(points))
+        self.brackets: Brackets = search.brackets or ("in-turn" if self.sampling.learns else "together")
         self.scheduler = make_scheduler(
             search.scheduler,
             most=search.most,
             eta=search.eta,
             trials=self.total,
-            brackets=search.brackets,
+            brackets=self.brackets,
             generation=search.epochs_per_generation * search.validations_per_epoch,
             seed=search.seed,
         )
         self.population = self._population()
         """Where trials take over weights of others."""
+        self.waves = self._waves()
+        """By number: trials that are asked together, when all before them are settled."""
+        self.learns = self.sampling.learns and len(self.waves) > 1
         self.copy: Copy | None = None
         self.members: list[Member] = []
         self.trials: list[Trial] = []
@@ -77,10 +85,24 @@ class Tuner:
             sections=self.search.validations_per_epoch,
         )
 
+    def _waves(self) -> tuple[range, ...]:
+        together = groups(self.scheduler, order=self.brackets)
+        if not self.sampling.learns or self.population is not None:
+            return waves(together, most=None)
+        few = None if self.search.scheduler == "hyperband" else part(self.total)
+        return waves(together, most=self.search.at_once or few)
+
+    def warn(self) -> None:
+        """Say where a sampler that could learn does not, and which setting lets it."""
+        if self.search.sampler is not None and self.sampling.can_learn:
+            why = why_nothing_is_learnt(self.search, self.waves, startup=self.sampling.startup)
+            if why:
+                warnings.warn(f"the sampler of this search learns nothing: {why}.", UserWarning, stacklevel=4)
+
     @property
     def terms(self) -> dict[str, Any]:
         """What must be the same, or grow, in every driver of one search."""
-        return terms_of(self.search, self.total)
+        return terms_of(self.search, self.total, brackets=self.brackets)
 
     @property
     def study(self) -> Study:
@@ -108,7 +130,7 @@ class Tuner:
         if not any(isinstance(event, RunStarted) for event in events):
             return  # Nobody has trained: what stood in the way may have been changed since.
         terms: Mapping[str, Any] | None = None
-        proposed: list[Proposed] = []
+        kept: list[Event] = []
         begun = False
         for event in events:
             begun = begun or isinstance(event, RunStarted)
@@ -117,22 +139,22 @@ class Tuner:
                     self._older |= self._ended.keys()
                 terms = event.terms
                 if not begun:
-                    proposed.clear()  # of an earlier driver that got no further
-            elif isinstance(event, Proposed):
-                proposed.append(event)
+                    kept.clear()  # of an earlier driver that got no further
             elif isinstance(event, MemberEnded) and event.status == "done":
                 self._ended[event.member] = event.reason
                 self._older.discard(event.member)
+            kept.append(event)
         check_terms(terms, self.terms)
         if terms != self.terms:
             self._older |= self._ended.keys()
         for name in self._older:
             self._ended.pop(name, None)
-        for event in proposed:
-            self._recall(event, state)
-        for trial in self.trials:
-            self._tell(trial, state)
-        self._sweep(state)
+        then = RunState()
+        for event in kept:
+            then.apply(event)
+            if isinstance(event, Proposed):
+                self._recall(event, then if self.learns else state)
+        self._hear_all(state)
 
     def _recall(self, event: Proposed, state: RunState) -> None:
         if event.trial < len(self.trials):
@@ -141,7 +163,14 @@ class Tuner:
             assert event.sections is not None
             self._begin_anew(trial, event.sections)
         else:
+            if self.learns and any(event.trial == wave.start for wave in self.waves):
+                self._hear_all(state)
             self._take_up(*self.sampling.again(event.parameters), sections=event.sections)
+
+    def _hear_all(self, state: RunState) -> None:
+        for trial in self.trials:
+            self._tell(trial, state)
+        self._sweep(state)
 
     def show(self, directory: Path, store: Store) -> None:
         """Let Optuna's storage show the search from here on."""
@@ -211,10 +240,28 @@ class Tuner:
         """See `Bringer.bring`."""
         self._write()
         again = [self._propose_again(trial) for trial in list(self._open.values()) if self._goes_on_anew(trial, state)]
-        count = self.scheduler.wanted(len(self.trials))
-        if count and self.search.at_once is not None:
+        return [*again, *self._propose(self._count(state), state)]
+
+    def _count(self, state: RunState) -> int:
+        """Trials that may be asked now, in the order of their numbers."""
+        begun = len(self.trials)
+        count = self.scheduler.wanted(begun)
+        wave = next((wave for wave in self.waves if begun in wave), None)
+        if count and wave is not None:
+            settled = all(self._is_settled(trial, state) for trial in self.trials[: wave.start])
+            count = min(count, wave.stop - begun) if settled else 0
+        if count and self.search.at_once is not None and not self.learns:
             count = min(count, max(self.search.at_once - self._training(state), 0))
-        return [*again, *self._propose(count, state)]
+        return count
+
+    def _is_settled(self, trial: Trial, state: RunState) -> bool:
+        """Whether a trial is over, or rests until others have come."""
+        if trial.number not in self._open:
+            return True
+        if trial.told < self.scheduler.budget(trial.number) or self.scheduler.out(trial.number) is not None:
+            return False
+        here = trial.here(state)
+        return trial.is_between(here, self.search.most) or trial.ends_with(here) is None
 
     def has_more(self, state: RunState) -> bool:
         """See `Bringer.has_more`."""
@@ -276,7 +323,7 @@ class Tuner:
             members=trial.names if len(trial.members) > 1 else (),
             parameters=trial.parameters,
             sections=trial.sections,
-            in_step=self.search.in_step,
+            in_step=self.learns or self.search.in_step,
         )
         return Newcomer(members=trial.members, proposed=proposed)
 
@@ -355,6 +402,8 @@ class Tuner:
         """All its members have ended, or one has come to nothing: so has the trial, unless it may go on."""
         out = self.scheduler.out(trial.number) is not None
         older = wrong is None and any(one.name in self._older for one in here)
+        # One that ended by its own rule, under these terms as well, does not go on.
+        older = older and trial.ends_with(here) is None
         if trial.sections is not None or not older or out:
             self._tell(trial, state)
             if out or wrong is not None or not trial.is_between(here, self.search.most):

@@ -2,6 +2,9 @@
 
 Of the n trials of a rung the best ⌊n/η⌋ go on to the next one's budget, where they are. A rung is decided when the last of its
 trials has reached it, so that its outcome depends on nothing but what they reached.
+
+Brackets that are on the stream together begin with the one of many short trials. Brackets in turn begin with the longest trials:
+a sampler that learns knows what full trainings reach before it proposes many trials that are compared after a short one.
 """
 
 from bisect import bisect_right
@@ -43,23 +46,18 @@ class Hyperband(Looking):
     """Its rounds of brackets, again and again until there are enough trials."""
 
     def __init__(self, *, most: int, eta: int, trials: int, order: Brackets = "together") -> None:
-        self.eta, self.order = eta, order
+        self.eta, self.trials = eta, trials
         super().__init__()
-        self.brackets = _dealt(brackets(most, eta), trials)
+        table = brackets(most, eta)
+        self.brackets = _dealt(table if order == "together" else table[::-1], trials)
         self._ends = list(accumulate(len(bracket.trials) for bracket in self.brackets))
         for bracket in self.brackets:
             bracket.racing = list(bracket.trials)
             bracket.missing = set(bracket.trials)
 
     def wanted(self, begun: int) -> int:
-        """See `Scheduler.wanted`: the trials of every bracket, or of the next one when those before it are over."""
-        if self.order == "together":
-            return max(self._ends[-1] - begun, 0)
-        if begun >= self._ends[-1]:
-            return 0
-        now = bisect_right(self._ends, begun)
-        before_are_over = all(bracket.over for bracket in self.brackets[:now])
-        return self._ends[now] - begun if before_are_over or begun > self.brackets[now].trials.start else 0
+        """See `Scheduler.wanted`: the trials of every bracket."""
+        return max(self.trials - begun, 0)
 
     def budget(self, trial: int) -> int:
         """See `Scheduler.budget`."""

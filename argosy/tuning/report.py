@@ -1,4 +1,9 @@
-"""What came out of a search: its trials, the best of them, and how soon that was known."""
+"""What came out of a search: its trials, the best of them, and how soon that was known.
+
+Which trial is best, here and in Optuna's study: of those that trained to their end, which are the complete ones, the one with the
+best objective of any of its sections; while there are none, the same of those that have neither failed nor been stopped. What a
+trial had reached that failed, diverged or was stopped counts for nothing, and what is not a number is never best.
+"""
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -7,15 +12,18 @@ from pathlib import Path
 from typing import Any
 
 from argosy.errors import RunError
-from argosy.events import Cloned, Event, MemberEnded, Proposed, RunStarted, SectionEnded
-from argosy.fold import OVER, MemberState, RunState
+from argosy.events import Cloned, Event, MemberEnded, Proposed, RunStarted, SearchBegan, SectionEnded
+from argosy.fold import OVER, WRONG, MemberState, RunState
 from argosy.packs import Packed
 from argosy.report import MemberResult, Report
-from argosy.stopping import Mode, better
+from argosy.stopping import Mode, better, sections_in
+from argosy.tuning.scheduler import is_out
 from argosy.wording import last_line
 
 __all__ = ["SearchReport", "TrialResult"]
 
+WORTHLESS = ("stopped", *WRONG)
+"""Statuses of trials that count for nothing."""
 COLUMNS = ("trial", "status", "epochs", "source", "reason")
 """Of the table, beside parameters and metrics."""
 
@@ -94,22 +102,27 @@ class SearchReport:
     """Until every trial that began with the search had ended its first section; None before."""
     best_seconds: float | None
     """Until the best trial had ended its best section; None before there is one."""
+    scheduler: str
+    """Its name."""
     study: Any = field(repr=False)
-    """The search as an Optuna study, for Optuna's own tools."""
+    """The search as an Optuna study, for Optuna's own tools; None where the report was read from a directory alone."""
 
     @property
     def best_trial(self) -> TrialResult:
-        """The one with the best objective; raises RunError where none has ended a section."""
+        """The best by the rule of `argosy.tuning.report`; raises RunError where none has reached anything that counts."""
         found = self._best
         if found is None:
             folder = self.run.directory
-            raise RunError(f"no trial of {folder} has finished an epoch; see `argosy status {folder}`.")
+            raise RunError(
+                f"no trial of {folder} has a {self.run.objective} that counts: each has finished no epoch, has failed, diverged or "
+                f"been stopped, or reached no number. See `argosy status {folder}`."
+            )
         return found
 
     @property
     def _best(self) -> TrialResult | None:
         """Members that people have brought are no trials."""
-        return next((row for row in self.rows if row.name in self.trials and row.metrics), None)
+        return _best_of(self.rows, self.trials, self.run.objective)
 
     @property
     def best_parameters(self) -> Mapping[str, Any]:
@@ -181,6 +194,10 @@ class SearchReport:
         """
         from argosy.tuning.sampling import write_plots  # imports Optuna
 
+        if self.study is None:
+            raise RunError(
+                f"this report of {self.run.directory} has no Optuna study; plot the one that argosy.tune returns."
+            )
         write_plots(self.study, Path(path))
 
     def to_json(self) -> dict[str, Any]:
@@ -213,7 +230,7 @@ class SearchReport:
         }
         proposed = {event.member: event for _, event in told if isinstance(event, Proposed)}
         rows = _rows(run, proposed.values(), told)
-        best = next((row for row in rows if row.name in proposed and row.metrics), None)
+        best = _best_of(rows, proposed, run.objective)
         packs = Packs()
         return cls(
             run=run,
@@ -225,7 +242,8 @@ class SearchReport:
             epochs=sum(row.epochs - _inherited(cloned.get(row.name)) for row in run.rows),
             packed_seconds=sum(packs.saved_by(event) for _, event in told),
             first_comparison_seconds=_first_comparison(told),
-            best_seconds=None if best is None else _found(best, run, told),
+            best_seconds=None if best is None else _found(best, run, told, cloned),
+            scheduler=next(event.terms["scheduler"] for _, event in reversed(told) if isinstance(event, SearchBegan)),
             study=study,
         )
 
@@ -248,15 +266,57 @@ def _rows(run: Report, proposed: Collection[Proposed], told: Told) -> tuple[Tria
         state = RunState.of(event for _, event in told)
         for event in several:
             rows.append(TrialResult.mean(event.member, [*map(state.member, event.members)], run.objective, mode))
-    numbers = {event.member: event.trial for event in proposed}
+    trials = {event.member: event for event in proposed}
+    ends = Ends.of(event for _, event in told)
 
-    def rank(row: TrialResult) -> tuple[bool, bool, float, float]:
+    def rank(row: TrialResult) -> tuple[bool, int, bool, float, float]:
         value = row.metrics.get(run.objective, math.nan)
         unknown = math.isnan(value)
         cost = 0.0 if unknown else value if mode == "min" else -value
-        return not row.metrics, unknown, cost, numbers.get(row.name, math.inf)
+        event = trials.get(row.name)
+        place = 2 if row.status in WORTHLESS else int(not ends.reached_by(row, event))
+        return not row.metrics, place, unknown, cost, math.inf if event is None else event.trial
 
     return tuple(sorted(rows, key=rank))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ends:
+    """How far the trials of a search train that are never out."""
+
+    epochs: float
+    per_epoch: int
+    """Sections."""
+    earlier: frozenset[str]
+    """Reasons of members that trained so far under earlier terms, and may go on under these."""
+
+    @classmethod
+    def of(cls, events: Iterable[Event]) -> "Ends":
+        """As a journal has it, whose last terms count."""
+        limits, per_epoch = [0.0], 1
+        for event in events:
+            if isinstance(event, SearchBegan):
+                limits.append(event.terms["max_epochs"])
+            elif isinstance(event, RunStarted):
+                per_epoch = event.validations_per_epoch
+        most = limits[-1]
+        earlier = frozenset(f"{limit:g} epochs" for limit in limits if limit < most)
+        return cls(epochs=most, per_epoch=per_epoch, earlier=earlier)
+
+    def reached_by(self, row: TrialResult, event: Proposed | None) -> bool:
+        """Whether a trial has trained to its end: to the last section, or until its own rule ended it."""
+        if row.status != "done" or is_out(row.reason) or (row.epochs < self.epochs and row.reason in self.earlier):
+            return False
+        if event is None or event.sections is None or event.sections >= sections_in(self.epochs, self.per_epoch):
+            return True
+        # Of one that begins anew at each rung, this may be no more than its rung.
+        return row.reason != f"{event.sections / self.per_epoch:g} epochs"
+
+
+def _best_of(rows: Sequence[TrialResult], trials: Collection[str], objective: str) -> TrialResult | None:
+    row = next((row for row in rows if row.name in trials), None)
+    known = row is not None and row.status not in WORTHLESS and not math.isnan(row.metrics.get(objective, math.nan))
+    return row if known else None
 
 
 def _first_comparison(told: Told) -> float | None:

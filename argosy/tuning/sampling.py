@@ -1,11 +1,15 @@
 """Optuna's part: it proposes parameters, and its storage shows the search to its dashboard. The only file that imports it.
 
 What was proposed is in the run's journal before anything trains, and all that is here follows from that: trials are sampled in
-memory, each under a seed of its own number, so that a search that was killed proposes the same ones again. The storage is a copy
+memory, each under a seed of its own number, so that a search that was killed proposes the same ones again. A sampler is shown
+every trial that has reached something, those that rest included (`Shown`). The storage is a copy
 that Argosy alone writes; where it is not what the journal says, it is written anew.
 """
 
 import contextlib
+import copy
+import functools
+import inspect
 import itertools
 import math
 import os
@@ -13,7 +17,7 @@ import queue
 import random
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,7 +28,7 @@ from argosy.tuning.search import Store
 try:
     import optuna
     from optuna.distributions import BaseDistribution, CategoricalDistribution
-    from optuna.storages import JournalStorage
+    from optuna.storages import InMemoryStorage, JournalStorage
     from optuna.storages.journal import JournalFileBackend
     from optuna.study import StudyDirection
     from optuna.trial import FrozenTrial, TrialState
@@ -38,6 +42,15 @@ Outcome = Literal["complete", "pruned", "failed"]
 STATES = {"complete": TrialState.COMPLETE, "pruned": TrialState.PRUNED, "failed": TrialState.FAIL}
 DIRECTIONS = {"min": StudyDirection.MINIMIZE, "max": StudyDirection.MAXIMIZE}
 OWNER = "argosy directory"
+INDEPENDENT = (
+    optuna.samplers.RandomSampler,
+    optuna.samplers.QMCSampler,
+    optuna.samplers.GridSampler,
+    optuna.samplers.BruteForceSampler,
+)
+"""Samplers that propose the same whatever trials have reached."""
+STARTUP = "n_startup_trials"
+"""What samplers call the number of trials that they draw at random first."""
 PLAIN = (bool, int, float, str, type(None))
 FEW = 1000
 Place = frozenset[tuple[str, Any]]
@@ -143,6 +156,42 @@ class Copy:
         return study
 
 
+class Shown(InMemoryStorage):
+    """The trials of one search in memory, and while a sampler is asked as it is to see them.
+
+    Optuna's samplers learn nothing from a trial that is not over: one that rests at a rung, and may go on, is shown as pruned there,
+    with all its values. One that failed is shown as pruned before its first value, which is worse than any. One that has reached
+    nothing yet is running, of which samplers with a constant liar know that it is being tried.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asking = False
+
+    def get_all_trials(
+        self, study_id: int, deepcopy: bool = True, states: Container[TrialState] | None = None
+    ) -> list[FrozenTrial]:
+        """See `optuna.storages.BaseStorage`."""
+        if not self.asking or states == (TrialState.WAITING,):
+            found: list[FrozenTrial] = super().get_all_trials(study_id, deepcopy=deepcopy, states=states)
+            return found
+        trials = map(_as_shown, super().get_all_trials(study_id, deepcopy=deepcopy))
+        return [trial for trial in trials if states is None or trial.state in states]
+
+
+def _as_shown(trial: FrozenTrial) -> FrozenTrial:
+    failed = trial.state == TrialState.FAIL
+    if not failed and not (trial.state == TrialState.RUNNING and trial.intermediate_values):
+        return trial
+    shown = copy.copy(trial)
+    shown.state = TrialState.PRUNED
+    if failed:
+        shown.values, shown.intermediate_values = None, {}
+    else:
+        shown.value = shown.intermediate_values[max(shown.intermediate_values)]
+    return shown
+
+
 class Sampling:
     """The trials of one search as Optuna knows them, numbered from 0."""
 
@@ -157,8 +206,12 @@ class Sampling:
     ) -> None:
         self.space, self.seed = space, seed
         self.sampler = sampler or optuna.samplers.RandomSampler
+        self.can_learn = _learns(self.sampler)
+        """Whether what the sampler proposes depends on what trials have reached."""
+        self.learns = self.can_learn and not grid
+        self._shown = Shown()
         with _quietly():
-            self.study = optuna.create_study(direction=DIRECTIONS[mode])
+            self.study = optuna.create_study(direction=DIRECTIONS[mode], storage=self._shown)
         self.points = _points(space) if grid else None
         """Of a grid, by `_place`: those that no trial has, in order."""
         self._trials: list[optuna.Trial] = []
@@ -169,13 +222,29 @@ class Sampling:
         """The next trial: what is to be journaled of it, and what its member is built from."""
         if self.points is not None:
             return self.again(next(iter(self.points.values())))
-        # Under a seed of its own, so that it is the same after a restart.
-        self.study.sampler = self.sampler(seed=random.Random(f"{self.seed}/{len(self._trials)}").getrandbits(32))
+        self._take_sampler()
         return self._ask()
 
+    @property
+    def startup(self) -> int:
+        """Trials that the sampler draws at random before it learns from any."""
+        found = inspect.signature(self.sampler).parameters.get(STARTUP)
+        return found.default if found is not None and isinstance(found.default, int) else 0
+
+    def _take_sampler(self) -> None:
+        """Under a seed of the next trial's own, so that it is the same after a restart."""
+        seed = random.Random(f"{self.seed}/{len(self._trials)}").getrandbits(32)
+        self.study.sampler = self.sampler(seed=seed)
+
     def again(self, parameters: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The same of a trial whose parameters are known; raises RunError where the space has others."""
-        self.study.sampler = optuna.samplers.RandomSampler(seed=self.seed)
+        """The same of a trial whose parameters are known; raises RunError where the space has others.
+
+        A sampler that learns is asked all the same: it may keep with a trial what the next ones follow from, as CMA-ES does.
+        """
+        if self.learns:
+            self._take_sampler()
+        else:
+            self.study.sampler = optuna.samplers.RandomSampler(seed=self.seed)
         with _quietly(), warnings.catch_warnings():
             # What a space warns of was told when the trial was new; of a value outside of its range Optuna does no more than warn.
             warnings.simplefilter("ignore")
@@ -220,11 +289,15 @@ class Sampling:
         return self.study.get_trials(deepcopy=False)
 
     def _ask(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        if callable(self.space):
-            trial = self.study.ask()
-            built_from = self.space(trial)
-        else:
-            trial, built_from = self.study.ask(dict(self.space)), None
+        self._shown.asking = True
+        try:
+            trial, built_from = self._suggest()
+        except ModuleNotFoundError as error:
+            raise StudyError(
+                f"sampler: {_name(self.sampler)} needs {error.name}, which is not installed: pip install {error.name}."
+            ) from error
+        finally:
+            self._shown.asking = False
         self._trials.append(trial)
         strange = {name: value for name, value in trial.params.items() if not isinstance(value, PLAIN)}
         if strange or not trial.params:
@@ -233,6 +306,31 @@ class Sampling:
                 "Suggest a name or a number, and look up in build what it stands for."
             )
         return trial.params, dict(trial.params if built_from is None else built_from)
+
+    def _suggest(self) -> tuple[optuna.Trial, Mapping[str, Any] | None]:
+        """The next trial of Optuna's, and what the space makes of it where that is a function."""
+        if callable(self.space):
+            trial = self.study.ask()
+            built_from = self.space(trial)
+        else:
+            trial, built_from = self.study.ask(dict(self.space)), None
+        if self.learns:
+            _ = (
+                trial.relative_params
+            )  # Optuna asks no sampler for parameters that are given, and this one keeps its state there
+        return trial, built_from
+
+
+def _learns(sampler: Callable[..., Any]) -> bool:
+    while isinstance(sampler, functools.partial):
+        sampler = sampler.func
+    return not (isinstance(sampler, type) and issubclass(sampler, INDEPENDENT))
+
+
+def _name(sampler: Callable[..., Any]) -> str:
+    while isinstance(sampler, functools.partial):
+        sampler = sampler.func
+    return getattr(sampler, "__name__", repr(sampler))
 
 
 def _file(path: Path) -> JournalFileBackend:

@@ -6,15 +6,22 @@ follows. Trials are numbered from 0 as they begin; budgets are sections of a tri
 """
 
 import math
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import Protocol
 
-__all__ = ["Looking", "Results", "Scheduler", "ranked", "sections_of"]
+__all__ = ["Looking", "Results", "Scheduler", "is_out", "ranked", "sections_of"]
+
+OUT = re.compile(r"(number \d+ of \d+|worse than the median of \d+ trials) after section \d+")
+"""What schedulers answer to `Scheduler.out` begins like this."""
 
 
 class Scheduler(Protocol):
     """Decides for one search. Its answers are functions of what it was told, and of nothing else."""
+
+    trials: int
+    """In all; of a population, without clones."""
 
     def wanted(self, begun: int) -> int:
         """How many trials are to begin beside so many that have."""
@@ -109,6 +116,11 @@ class Looking(ABC):
     @abstractmethod
     def _look(self, trial: int) -> None:
         """Decide what follows from what is known of a trial."""
+
+
+def is_out(reason: str) -> bool:
+    """Whether a scheduler ended a trial for this reason, and not a rule of the trial's own."""
+    return OUT.match(reason) is not None
 
 
 def ranked(costs: Iterable[tuple[float, int]]) -> list[int]:

@@ -51,16 +51,19 @@ class Search:
     """In all, or of a population; by default one round of Hyperband's brackets, or all points of a grid."""
     epochs_per_generation: int = 1
     """After so many, trials of a population (``pbt``) are compared, and the last of them replaced."""
-    brackets: Brackets = "together"
-    """Hyperband's: all on one stream, or one after another, so that a sampler learns from those before."""
+    brackets: Brackets | None = None
+    """Hyperband's: ``together``, all on one stream; or ``in-turn``, one after another from the longest trials, so that a sampler
+    learns from those before. By default in turn where the sampler learns."""
     at_once: int | None = None
-    """Trials that train at the same time at most; the next begin where others rest or are out."""
+    """Trials that train at the same time at most; the next begin where others rest or are out. Where the sampler learns: trials
+    that are asked together; the next are when all of these rest or are over."""
     objective: str = ""
     """The metric that ranks trials, by its best section; by default ``val_loss``, without validation data ``train_loss``."""
     mode: Mode | None = None
     """Whether the objective is minimised or maximised; needed where its name does not tell (``argosy.stopping.mode_of``)."""
     sampler: Callable[..., Any] | None = None
-    """A class of ``optuna.samplers``, or a partial of one, that is called with ``seed=``; by default random."""
+    """A class of ``optuna.samplers``, or a partial of one, that is called with ``seed=``; by default random. One that learns is
+    asked in waves (`argosy.tuning.waves`), and told what all trials before have reached."""
     seed: int = 0
     validations_per_epoch: int = 1
     """Sections of an epoch: budgets are counted in them, so the least is this part of an epoch."""
@@ -79,7 +82,8 @@ class Search:
         if not isinstance(self.data, Data):
             raise StudyError(f"data is {shown(self.data)}; it must be an argosy.Data, as argosy.Data(arrays=(x, y)).")
         check_choice("scheduler", self.scheduler, SCHEDULERS)
-        check_choice("brackets", self.brackets, get_args(Brackets))
+        if self.brackets is not None:
+            check_choice("brackets", self.brackets, get_args(Brackets))
         check_packs(self.packs)
         self._check_numbers()
         if not isinstance(self.objective, str):
@@ -125,9 +129,10 @@ class Search:
 
     @property
     def in_step(self) -> bool:
-        """Whether trials train on the same epochs of the stream whenever they do, so that what they reach depends on nobody.
+        """Whether trials train on the same epochs of the stream whenever they do, so that what they reach depends on nothing else.
 
-        Where some are to come later than others by design, these join the stream where it is.
+        Where some are to come later than others by design, these join the stream where it is, unless a sampler learns from what
+        they reach.
         """
         later = self.at_once is not None or (self.scheduler == "hyperband" and self.brackets == "in-turn")
         return self.scheduler == "pbt" or not later

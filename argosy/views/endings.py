@@ -33,10 +33,20 @@ def what_next(report: Report, command: str) -> str:
 
 
 def what_next_of_search(report: SearchReport, command: str) -> str:
-    """After a search."""
+    """After `command` on a search, which goes on where it is typed again."""
     folder = shlex.quote(str(report.run.directory))
-    lines = [f"Everything is in {folder}, after {lasting(report.seconds)}"]
-    lines.append(f"{'Go on:          ' if report.run.status == 'paused' else 'Search further: '} {command}")
+    lines = [
+        f"Everything is in {folder}, after {lasting(report.seconds)}; of each trial in members/NAME: best.pt (weights)"
+    ]
+    if report.run.status == "running":
+        lines.append(f"Watch it:        argosy report {folder} --open --live")
+        lines.append(f"Stop a trial:    argosy stop {folder} NAME; Ctrl-C where it runs saves all")
+        return "\n".join(lines)
+    if report.run.status == "done":
+        more = "max_epochs" if report.scheduler == "pbt" else "n_trials or max_epochs"
+        lines.append(f"Search further:  with more {more} than before, {command}")
+    else:
+        lines.append(f"Go on:           {command}")
     lines += _see_why(report.run)
     lines.append(f"Curves, devices: argosy report {folder} --open")
     return "\n".join(lines)

@@ -44,6 +44,8 @@ class Question:
     """Epochs of all members that an earlier driver had finished."""
     expected: Callable[[], float] | None
     """Epochs to come, where somebody knows that better than the members' rules."""
+    shown: float = 0.0
+    """The share of an earlier screen of the same run."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,10 +105,13 @@ class Screen:
     rows: tuple[Row, ...]
     """Members, those first that are worth a look: what failed, the best, what changes."""
 
+    shown: float
+    """The share of an earlier screen of the same run."""
+
     @property
     def share(self) -> float:
-        """Of all epochs."""
-        return self.epochs / max(self.epochs + self.to_come, 1e-9)
+        """Of all epochs; never less than was shown, though epochs that no file had yet may have to be trained again."""
+        return max(self.epochs / max(self.epochs + self.to_come, 1e-9), self.shown)
 
 
 def screen_of(question: Question, state: RunState, news: News, *, phase: str, now: float) -> Screen:
@@ -135,6 +140,7 @@ def screen_of(question: Question, state: RunState, news: News, *, phase: str, no
         objective=study.objective,
         best=_leader(study, states),
         rows=_rows(question, states, news, begun, ranks, now),
+        shown=question.shown,
     )
 
 

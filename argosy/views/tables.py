@@ -50,7 +50,7 @@ def search_table(report: SearchReport) -> Group:
         best = ", ".join(f"{name} = {told(value)}" for name, value in report.best_parameters.items())
         text += f"\nBest, found after {report.best_seconds:.1f} s: {report.best_trial.name} with {best}."
         if len(members := report.best_trial.members) == 1:
-            text += f"\nIts weights: {report.best().folder / 'best.pt'}; its network: report.best().load()."
+            text += f"\nIts weights: {report.best().folder / 'best.pt'}; its network: report.best().load() of what argosy.tune returns."
         else:
             text += f"\nIt is the mean of {', '.join(members)}; all: report.run.ensemble(members=report.best_trial.members)."
     return Group(table, Text(text))

@@ -26,6 +26,8 @@ class Watch:
         self.news = News()
         self._expected: Callable[[], float] | None = None
         self._next = 0.0
+        self._shown = 0.0
+        """The share of the last screen."""
         self._described: dict[str, tuple[Member, Mapping[str, Any]]] = {}
         """Hyper-parameters of members: to find them takes its time, and a study may have thousands."""
 
@@ -69,8 +71,11 @@ class Watch:
             began=self.began,
             done_before=self.done_before,
             expected=self._expected,
+            shown=self._shown,
         )
-        return screen_of(question, self.state, self.news, phase=phase.value, now=time.monotonic())
+        screen = screen_of(question, self.state, self.news, phase=phase.value, now=time.monotonic())
+        self._shown = screen.share
+        return screen
 
     def _parameters(self) -> dict[str, Mapping[str, Any]]:
         for member in self.asked.members:

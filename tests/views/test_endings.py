@@ -62,6 +62,7 @@ def searched(report: Report) -> SearchReport:
         packed_seconds=0.0,
         first_comparison_seconds=None,
         best_seconds=None,
+        scheduler="hyperband",
         study=None,
     )
 

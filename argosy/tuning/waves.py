@@ -1,0 +1,57 @@
+"""Which trials are asked together: a wave begins when everything before it is settled, so that its sampler knows all of that.
+
+A trial is settled when it is over, or rests until more trials have come. What a sampler is told is then a function of what trials
+reached, and of nothing else: not of when they reached it, nor of the devices.
+"""
+
+import math
+from collections.abc import Sequence
+
+from argosy.tuning.hyperband import Brackets, Hyperband
+from argosy.tuning.scheduler import Scheduler
+from argosy.tuning.search import Search
+
+__all__ = ["groups", "part", "waves", "why_nothing_is_learnt"]
+
+PARTS = 5
+"""Waves of a search without brackets whose sampler learns, as many as Hyperband has brackets from 1 to 81 epochs."""
+
+
+def groups(scheduler: Scheduler, *, order: Brackets) -> list[range]:
+    """Trials by number that begin together whatever the sampler: all, or where brackets come in turn those of each."""
+    if isinstance(scheduler, Hyperband) and order == "in-turn":
+        return [bracket.trials for bracket in scheduler.brackets]
+    return [range(scheduler.trials)]
+
+
+def waves(groups: Sequence[range], *, most: int | None) -> tuple[range, ...]:
+    """Each group is a wave, or several of at most so many trials."""
+    found: list[range] = []
+    for group in groups:
+        size = most or len(group)
+        found += [range(start, min(start + size, group.stop)) for start in range(group.start, group.stop, size)]
+    return tuple(found)
+
+
+def part(trials: int) -> int:
+    """Trials of a wave where nothing else says how many."""
+    return math.ceil(trials / PARTS)
+
+
+def why_nothing_is_learnt(search: Search, waves: Sequence[range], *, startup: int) -> str | None:
+    """Of a search whose sampler could learn, and draws so many trials at random first: why it does not, and what to change."""
+    more = f"give more than n_trials={waves[-1].stop}"
+    if search.scheduler == "grid":
+        return "scheduler 'grid' trains every point of the space; leave the sampler out, or choose scheduler 'random'"
+    if search.scheduler == "pbt":
+        return "scheduler 'pbt' asks it for the first population alone; choose scheduler 'hyperband'"
+    if len(waves) == 1 and search.brackets == "together":
+        return "brackets='together' asks for all trials first; leave brackets out, or give at_once a part of the trials"
+    if len(waves) == 1:
+        return f"all trials are asked before any has reached something; {more}, or a smaller at_once"
+    if startup > waves[-1].start:
+        return (
+            f"it draws {startup} trials at random first, and the last are asked when {waves[-1].start} are known; {more}, a smaller "
+            "at_once, or the sampler a smaller n_startup_trials"
+        )
+    return None

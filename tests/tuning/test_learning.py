@@ -1,0 +1,178 @@
+"""Samplers that learn: asked in waves, told what all trials before have reached, and the same whenever a search was killed."""
+
+import json
+import math
+import shutil
+import warnings
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import living
+import pytest
+from optuna.distributions import CategoricalDistribution
+from optuna.samplers import BaseSampler, QMCSampler, RandomSampler, TPESampler
+from optuna.trial import FrozenTrial, TrialState
+from searches import DATA, SPACE, build, outcome, tune
+
+from argosy.errors import StudyError
+from argosy.running import measuring
+from argosy.running.tuner import Tuner
+from argosy.tuning.search import Search
+
+TPE = partial(TPESampler, n_startup_trials=2)
+SETTINGS: list[dict[str, Any]] = [
+    {},
+    {"brackets": "in-turn", "at_once": 3},
+    {"brackets": "together", "at_once": 6},
+    {"scheduler": "asha", "n_trials": 12},
+    {"scheduler": "asha", "n_trials": 12, "at_once": 4},
+    {"scheduler": "asha", "n_trials": 12, "warm": False},
+    {"scheduler": "median", "n_trials": 12},
+    {"scheduler": "random", "n_trials": 12},
+]
+
+
+class Watching(BaseSampler):
+    """Notes what it is shown, and keeps with each trial what the next ones follow from, as CMA-ES does."""
+
+    seen: list[dict[int, tuple[str, dict[int, float]]]]
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+
+    def infer_relative_search_space(self, study: Any, trial: FrozenTrial) -> dict[str, Any]:
+        return {"lr": SPACE["lr"]}
+
+    def sample_relative(self, study: Any, trial: FrozenTrial, search_space: Any) -> dict[str, Any]:
+        others = [other for other in study.get_trials(deepcopy=False) if other.number != trial.number]
+        self.seen.append({o.number: (o.state.name, dict(o.intermediate_values)) for o in others})
+        reached = sum(value for other in others for value in other.intermediate_values.values() if value == value)
+        place = math.modf(reached + sum(other.system_attrs["place"] for other in others) / 7)[0]
+        study._storage.set_trial_system_attr(trial._trial_id, "place", place)
+        return {"lr": 0.001 + place / 2}
+
+    def sample_independent(self, study: Any, trial: FrozenTrial, name: str, distribution: Any) -> Any:
+        return RandomSampler(seed=self.seed).sample_independent(study, trial, name, distribution)
+
+
+@pytest.fixture(autouse=True)
+def _afresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Rates that a busy machine shows would move members.
+    monkeypatch.setattr(measuring, "WORTH_A_CORRECTION", math.inf)
+    Watching.seen = []
+
+
+@pytest.mark.parametrize("terms", SETTINGS, ids=str)
+def test_a_sampler_is_told_what_all_trials_before_its_wave_have_reached(tmp_path: Path, terms: dict[str, Any]) -> None:
+    report = tune(tmp_path, sampler=Watching, **terms)
+    assert len(Watching.seen) == len(set(report.trials.values()))
+    last, members = Watching.seen[-1], living.state_of(tmp_path).members
+    known = {number: reached for number, (state, reached) in last.items() if state != "RUNNING"}
+    assert [*known] == [*range(len(known))], "all before its wave"
+    assert len(known) >= len(last) / 2
+    together = terms.get("brackets") == "together"
+    for number, reached in known.items():
+        assert len(reached) >= 1
+        if not terms.get("scheduler") and not together:
+            # Brackets before are over: what was told is all that there is.
+            best = [min(row["val_loss"] for row in members[f"net-{number}"].history[:k]) for k in reached]
+            assert [*reached.values()] == best
+    assert {state for state, _ in last.values()} <= {"RUNNING", "PRUNED", "COMPLETE"}
+    assert max(len(reached) for reached in known.values()) > (0 if together else 1)
+
+
+@pytest.mark.parametrize("terms", SETTINGS, ids=str)
+def test_tpe_is_not_random_search(tmp_path: Path, terms: dict[str, Any]) -> None:
+    terms = {**terms, "max_epochs": 3, "n_trials": 12}
+    learnt, drawn = (tune(tmp_path / name, sampler=one, **terms) for name, one in (("t", TPE), ("r", RandomSampler)))
+    first = [report.parameters[name] for report in (learnt, drawn) for name in report.parameters if "-0" in name]
+    assert first[0] == first[-1]
+    assert [*learnt.parameters.values()] != [*drawn.parameters.values()]
+
+
+@pytest.mark.parametrize("sampler", [TPE, Watching])
+@pytest.mark.parametrize("terms", [{}, {"scheduler": "asha", "n_trials": 9, "at_once": 3}], ids=str)
+def test_a_killed_search_that_learns_ends_like_any_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, terms: dict[str, Any], sampler: Any
+) -> None:
+    run, terms = tmp_path / "run", {"numerics": "exact", "sampler": sampler, "max_epochs": 4, "eta": 2, **terms}
+    with monkeypatch.context() as patched:
+        living.keep_all_files(patched)
+        report = tune(run, **terms)
+    whole = (run / "journal.jsonl").read_bytes().splitlines(keepends=True)
+    proposed = [number for number, line in enumerate(whole) if json.loads(line)["event"] == "Proposed"]
+    middle = proposed[len(proposed) // 2]
+    for number, cut in enumerate([1, middle - 1, middle, middle + 1, proposed[-1] + 1, len(whole) - 2]):
+        again = shutil.copytree(run, tmp_path / f"killed-{number}")
+        (again / "journal.jsonl").write_bytes(b"".join(whole[:cut]) + whole[cut][:20])
+        (again / "study.json").unlink()  # It is never ahead of the journal.
+        found = tune(again, study_name="run", **terms)
+        assert found.parameters == report.parameters, cut
+        assert outcome(found) == outcome(report), cut
+
+
+@pytest.mark.parametrize(
+    "place", [{"devices": "cpu:1"}, {"policy": "rounds"}, {"packs": "none"}, {"packs": "random(2)"}]
+)
+def test_what_is_asked_depends_on_no_devices_and_no_packs(tmp_path: Path, place: dict[str, Any]) -> None:
+    terms = {"sampler": TPE, "numerics": "exact", "max_epochs": 4, "eta": 2}
+    here, there = tune(tmp_path / "here", **terms), tune(tmp_path / "there", **terms, **place)
+    assert outcome(here) == outcome(there)
+    assert here.parameters == there.parameters
+
+
+def test_a_trial_that_failed_is_the_worst_that_a_sampler_sees(tmp_path: Path) -> None:
+    space = {**SPACE, "width": CategoricalDistribution([10, 10, 2])}
+    report = tune(tmp_path, space=space, sampler=Watching, scheduler="random", n_trials=10, max_epochs=1)
+    failed = {report.trials[row.name] for row in report.rows if row.status == "failed"}
+    assert failed
+    known = {number: seen for number, seen in Watching.seen[-1].items() if seen[0] != "RUNNING"}
+    assert {number for number, seen in known.items() if seen == ("PRUNED", {})} == failed & known.keys()
+    assert [trial.state for trial in report.study.trials if trial.number in failed] == [TrialState.FAIL] * len(failed)
+
+
+def said(**terms: Any) -> list[str]:
+    """What a search warns of before it begins."""
+    settings: dict[str, Any] = {"build": build, "space": SPACE, "data": DATA, "max_epochs": 9, "sampler": TPESampler}
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        Tuner(Search(**{**settings, **terms})).warn()
+    return [str(warning.message) for warning in found if "this search" in str(warning.message)]
+
+
+def test_a_sampler_that_cannot_learn_is_a_warning_that_names_the_setting_that_can() -> None:
+    quiet: list[dict[str, Any]] = [
+        {"max_epochs": 81},
+        {"sampler": None},
+        {"sampler": RandomSampler, "brackets": "together"},
+        {"sampler": partial(QMCSampler, qmc_type="halton"), "scheduler": "random", "n_trials": 3},
+        {"scheduler": "asha", "n_trials": 40},
+        {"scheduler": "asha", "n_trials": 40, "at_once": 8},
+        {"brackets": "together", "at_once": 6},
+    ]
+    for terms in quiet:
+        assert said(**terms) == [], terms
+    words = {
+        "leave brackets out, or give at_once a part of the trials": {"brackets": "together"},
+        "choose scheduler 'hyperband'": {"scheduler": "pbt", "n_trials": 8},
+        "scheduler 'grid' trains every point of the space": {
+            "scheduler": "grid",
+            "space": {"lr": CategoricalDistribution([0.1, 0.2])},
+        },
+        "or a smaller at_once": {"scheduler": "random", "n_trials": 8, "at_once": 8},
+        "or the sampler a smaller n_startup_trials": {"scheduler": "asha", "n_trials": 8},
+    }
+    for word, terms in words.items():
+        (message,) = said(**terms)
+        assert word in message
+        assert "learns nothing" in message
+
+
+def test_a_sampler_whose_package_is_missing_is_one_sentence(tmp_path: Path) -> None:
+    class Needy(Watching):
+        def sample_relative(self, study: Any, trial: FrozenTrial, search_space: Any) -> dict[str, Any]:
+            raise ModuleNotFoundError("No module named 'cmaes'", name="cmaes")
+
+    with pytest.raises(StudyError, match="sampler: Needy needs cmaes, which is not installed: pip install cmaes"):
+        tune(tmp_path, sampler=Needy)
