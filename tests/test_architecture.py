@@ -11,8 +11,9 @@ from argosy.running.machine_checks import WANTED_VERSIONS
 
 PACKAGE = Path(argosy.__file__).parent
 TIERS = [
-    {"errors", "requirements", "wording"},
-    {"system", "traces"},
+    {"errors", "wording", "bindings"},
+    {"spelling"},
+    {"requirements", "system", "traces"},
     {"stopping", "cluster", "events", "diagnosis", "intervals", "tracking"},
     {"study", "settings", "profiles", "packs", "commands", "feeder_commands", "plans"},
     {"fold", "members", "repetitions", "resampling"},
@@ -29,7 +30,7 @@ TIERS = [
     {"cli"},
     {"__main__"},
 ]
-NOUNS = set().union(*TIERS[:6]) | {"planning", "tuning"}
+NOUNS = set().union(*TIERS[:7]) | {"planning", "tuning"}
 TORCH_FREE = NOUNS | {"cli", "loading", "reporting_cli", "steering_cli", "doctor_cli", ""}
 OPTIONAL = {
     "pandas",
