@@ -354,7 +354,7 @@ def test_a_source_whose_file_is_damaged_or_gone_is_not_cloned(tmp_path: Path, mo
 def test_a_clone_needs_a_file_and_a_whole_command() -> None:
     with pytest.raises(RunError, match="the command to clone 'one' lacks something"):
         Clone.of({"command": "clone", "member": "one"})
-    with pytest.raises(StudyError, match="no hyper-parameter 'optimizer.lr'; set one of"):
+    with pytest.raises(StudyError, match=r"no hyper-parameter 'optimizer\.lr'; set one of"):
         Clone(source="one", name="two", changes={"optimizer.lr": 0.1}, warm=False).member(
             studies.member("one", optimizer=lambda parameters: SGD(parameters, lr=0.1))
         )
