@@ -19,7 +19,10 @@ from argosy.requirements import check_choice, check_whole
 from argosy.study import Repetition
 from argosy.wording import differing, html_table, last_line
 
-__all__ = ["MemberResult", "Networks", "Report"]
+__all__ = ["LEFT_OUT", "MemberResult", "Networks", "Report"]
+
+LEFT_OUT = "left out"
+"""Status of a member that has trained, and is not in the study any more."""
 
 
 class Networks(Protocol):
@@ -67,7 +70,7 @@ class MemberResult:
         best = state.best
         return cls(
             name=state.name,
-            status=state.status,
+            status=LEFT_OUT if described.get("left_out") else state.status,
             reason=state.reason,
             epochs=int(state.epochs) if state.epochs == int(state.epochs) else state.epochs,
             metrics=dict(best.metrics) if best else {},
@@ -133,7 +136,7 @@ class Report:
 
     def best(self) -> MemberResult:
         """The member with the best objective; raises RunError where no epoch was finished."""
-        if not self.rows or not self.rows[0].metrics:
+        if not self.rows or not self.rows[0].metrics or self.rows[0].status == LEFT_OUT:
             raise RunError(
                 f"no member of {self.directory} has finished an epoch; see `argosy status {self.directory}`."
             )
@@ -200,7 +203,7 @@ class Report:
             )
         if top is not None:
             check_whole("report.ensemble: top", top, least=1)
-        known = [row for row in self.rows if row.metrics]
+        known = [row for row in self.rows if row.metrics and row.status != LEFT_OUT]
         if members is not None:
             wanted = {self.member(name).name for name in members}
             known = [row for row in self.rows if row.name in wanted]
@@ -290,10 +293,10 @@ class Report:
         ]
         sign = 1.0 if mode == "min" else -1.0
 
-        def rank(row: MemberResult) -> tuple[bool, bool, float]:
+        def rank(row: MemberResult) -> tuple[bool, bool, bool, float]:
             value = row.metrics.get(objective, math.nan)
             # NaN comes last: nothing compares with it.
-            return not row.metrics, math.isnan(value), sign * value
+            return row.status == LEFT_OUT, not row.metrics, math.isnan(value), sign * value
 
         rows.sort(key=rank)
         used = list(itertools.chain.from_iterable(state.used))
