@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -19,6 +20,7 @@ from argosy.planning.forecast import Forecast, explain_cluster
 from argosy.plans import Plan
 from argosy.profiles import Preparation, Profile
 from argosy.report import Report
+from argosy.running.anew import begin_anew, set_aside
 from argosy.running.apart import Apart
 from argosy.running.clones import inherit
 from argosy.running.costs import Costs
@@ -71,7 +73,8 @@ LAUNCHERS: dict[str, Callable[[], Launcher]] = {"processes": Processes, "inline"
 def train(
     study: Study,
     *,
-    directory: str | Path = "runs/argosy",
+    directory: str | Path | None = None,
+    fresh: bool | str | Sequence[str] = False,
     devices: str | None = None,
     launcher: Launcher | str = "processes",
     policy: str = "balanced",
@@ -96,6 +99,8 @@ def train(
 ) -> Report:
     """Train every member of a study on one shared stream; the same call on the same directory resumes.
 
+    By default the directory is ``runs/`` and the name of the script, ``runs/argosy`` in a notebook. With ``fresh=True`` the run
+    begins anew, and what was in the directory is kept beside it; with names, as ``fresh=["mlp"]``, these members do.
     With `progress`, a bar shows how far the run is, below what a script prints or as the output of a notebook's cell; `view` is
     anything else that watches. Trackers, as ``["tensorboard"]``, are told all figures; they are named in `argosy.tracking`.
     Settings are described in `argosy.settings.Settings`. Raises StudyError, PlanError and RunError for what the caller
@@ -122,9 +127,20 @@ def train(
     )
     place = _launcher(launcher)
     watching = _watching(view, progress=progress)
-    report = run(study, settings, Path(directory), launcher=place, view=watching, trackers=trackers)
+    folder = Path("runs", _script()) if directory is None else Path(directory)
+    if fresh is True:
+        set_aside(folder)
+    names = [fresh] if isinstance(fresh, str) else () if isinstance(fresh, bool) else fresh
+    report = run(study, settings, folder, fresh=names, launcher=place, view=watching, trackers=trackers)
     (raise_failures if raise_on_failure else warn_of_failures)(report.rows)
     return report
+
+
+def _script() -> str:
+    """The name of the program's file; ``argosy`` where it has none, as in a notebook."""
+    file = getattr(sys.modules["__main__"], "__file__", None)
+    path = Path(file or "argosy")
+    return path.resolve().parent.name if path.stem == "__main__" else path.stem
 
 
 def _launcher(launcher: Launcher | str) -> Launcher:
@@ -153,18 +169,22 @@ def run(
     settings: Settings,
     directory: Path,
     *,
+    fresh: Sequence[str] = (),
     launcher: Launcher,
     view: View | None,
     trackers: Sequence[Tracker | str] = (),
 ) -> Report:
-    """`train` with its settings as a value; neither a view nor a tracker can hold it up."""
+    """`train` with its settings as a value; the `fresh` members begin anew. Neither a view nor a tracker can hold it up."""
     directory = directory.absolute()  # what the study runs may change the folder that this process is in
     watching = _watched(view, trackers, directory)
     with _claimed(directory, settings, launcher) as (lock, journal):
         state = RunState.of(read_journal(directory))
+        anew = begin_anew(fresh, study, state, directory)
+        if anew is not None:
+            state.apply(anew)
         cluster = launcher.discover(settings)
         job = Job(study=study, settings=settings, directory=directory, lock=lock.descriptor)
-        drive(job, cluster, launcher.open(job), journal, state, watching)
+        drive(job, cluster, launcher.open(job), journal, state, watching, anew=anew)
     return load(directory, study=study)
 
 
@@ -207,7 +227,8 @@ def tune(
     validations_per_epoch: int = 1,
     warm: bool = True,
     packs: str = "planned",
-    directory: str | Path = "runs/search",
+    directory: str | Path | None = None,
+    fresh: bool = False,
     storage: str | None = None,
     study_name: str | None = None,
     raise_on_failure: bool = False,
@@ -220,7 +241,8 @@ def tune(
     """Search for the best parameters: every trial is a member of one fleet, on one shared stream; needs the extra ``tune``.
 
     What is searched is described in `argosy.Search`; `settings` are those of `argosy.train`. The same call on the
-    same directory goes on, and with more `n_trials` or `max_epochs` further than before. Optuna's storage is a file in the
+    same directory, by default ``runs/`` and the name of the script with ``-search``, goes on, and with more `n_trials` or
+    `max_epochs` further than before; with `fresh` it begins anew, and what was there is kept. Optuna's storage is a file in the
     directory, or at any URL that Optuna knows, under `study_name`. Raises what `train` raises; of trials that failed or diverged
     one MemberFailed warning tells the first.
     """
@@ -243,10 +265,13 @@ def tune(
         warm=warm,
         packs=packs,
     )
-    place = _launcher(launcher)
+    place, chosen = _launcher(launcher), Settings(**settings)
     store = Store(url=storage, name=study_name)
     watching: dict[str, Any] = {"view": _watching(view, progress=progress), "trackers": trackers}
-    report = run_search(search, Settings(**settings), Path(directory), store=store, launcher=place, **watching)
+    folder = Path("runs", f"{_script()}-search") if directory is None else Path(directory)
+    if fresh:
+        set_aside(folder)
+    report = run_search(search, chosen, folder, store=store, launcher=place, **watching)
     (raise_failures if raise_on_failure else warn_of_trials)(report.run.rows)
     return report
 
@@ -287,7 +312,7 @@ def run_search(
         # What is refused must not have been journaled: to undo the change would be refused then. Of trials alone: members that
         # people have brought come later.
         trials = {name: one for name, one in state.members.items() if name in study.names}
-        Identity(directory, trials, job.process_state).check(study)
+        Identity(directory, trials, job.process_state, of_search=True).check(study)
         tuner.show(directory, store)
         for new in brought:
             if new.cloned is not None:

@@ -17,7 +17,7 @@ from argosy import doctor_cli, planning_cli, reporting_cli, steering_cli
 from argosy.errors import ArgosyError, PlanError
 from argosy.output import Json, console, open_what_is_closed, show, to_be_written, write
 from argosy.profiles import load_profiles, save_profiles
-from argosy.reporting_cli import print_report, print_search, typed
+from argosy.reporting_cli import RunCommand, print_report, print_search, typed
 from argosy.running.place import Place, place_asked, seconds_left
 from argosy.settings import Settings, Sharing
 from argosy.steering_cli import StudyFile
@@ -53,7 +53,20 @@ def _of_several_nodes(help: str) -> Any:
 
 
 SearchFile = Annotated[Path, typer.Argument(help="Python file with a variable `search`.")]
-Directory = Annotated[Path, typer.Option("--dir", help="Directory of the run; the same command again resumes.")]
+Directory = Annotated[
+    Path | None,
+    typer.Option(
+        "--dir", help="Directory of the run, by default runs/ and the file's name; the same command again resumes."
+    ),
+]
+Fresh = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--fresh",
+        metavar="[MEMBER]",
+        help="Begin anew: everything, or a member; several times. What was there is kept.",
+    ),
+]
 Devices = Annotated[str | None, typer.Option(help="cpu, cpu:2, cuda or cuda:0,1; by default all there are.")]
 Policy = Annotated[str, typer.Option(help="balanced: all members share one stream. solo: a pipeline for each.")]
 LauncherName = Annotated[
@@ -86,10 +99,11 @@ Track = Annotated[
 ]
 
 
-@app.command()
+@app.command(cls=RunCommand)
 def run(
     study_file: StudyFile,
-    directory: Directory = Path("runs/argosy"),
+    directory: Directory = None,
+    fresh: Fresh = None,
     devices: Devices = None,
     launcher: LauncherName = "auto",
     address: Address = None,
@@ -131,13 +145,17 @@ def run(
         threads=threads,
         retry_failed=retry_failed,
     )
-    directory = directory.absolute()  # what the study file does may change the folder that this process is in
+    directory = _directory(directory, study_file)
     _serve(place, settings, directory)
     with _launcher(launcher, place, directory, address) as chosen:
         from argosy.running.studyfile import load_study  # beside the launcher's own imports
 
         study = load_study(study_file)
-        report = _train(study, settings, directory, launcher=chosen, quiet=as_json, track=track or ())
+        if "" in (fresh or ()):
+            _set_aside(directory, quiet=as_json)
+        names = [name for name in fresh or () if name]
+        how: dict[str, Any] = {"fresh": names, "track": track or ()}
+        report = _train(study, settings, directory, launcher=chosen, quiet=as_json, **how)
     _finish(report, as_json=as_json)
     raise typer.Exit(_exit_code(report))
 
@@ -145,7 +163,8 @@ def run(
 @app.command()
 def tune(
     search_file: SearchFile,
-    directory: Directory = Path("runs/search"),
+    directory: Directory = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Begin anew; what was there is kept.")] = False,
     storage: Annotated[
         str | None, typer.Option(help="Optuna's storage, as sqlite:///search.db; by default a file in the directory.")
     ] = None,
@@ -183,15 +202,18 @@ def tune(
         hang_seconds=hang_seconds,
         threads=threads,
     )
-    directory = directory.absolute()  # what the study file does may change the folder that this process is in
+    directory = _directory(directory, search_file)
     _serve(place, settings, directory)
     with _launcher(launcher, place, directory, address) as chosen:
         from argosy import api  # beside the launcher's own imports
         from argosy.running.studyfile import load_search
 
+        search = load_search(search_file)
+        if fresh:
+            _set_aside(directory, quiet=as_json)
         store = Store(url=storage, name=study_name)
         watching: dict[str, Any] = {"view": _view(quiet=as_json), "trackers": track or ()}
-        report = api.run_search(load_search(search_file), settings, directory, store=store, launcher=chosen, **watching)
+        report = api.run_search(search, settings, directory, store=store, launcher=chosen, **watching)
     if as_json:
         write(report.to_json())
     else:
@@ -201,7 +223,7 @@ def tune(
 
 @app.command()
 def demo(
-    directory: Directory = Path("runs/demo"),
+    directory: Annotated[Path, typer.Option("--dir", help="Directory of the run.")] = Path("runs/demo"),
     devices: Devices = None,
     compare: Annotated[bool, typer.Option(help="Also run the same study under policy solo, and time both.")] = False,
     as_json: Json = False,
@@ -353,6 +375,19 @@ def _launcher(
         yield launcher
 
 
+def _directory(given: Path | None, file: Path) -> Path:
+    """Of the run of a file; absolute, because what the file does may change the folder that this process is in."""
+    return (Path("runs", file.stem) if given is None else given).absolute()
+
+
+def _set_aside(directory: Path, *, quiet: bool) -> None:
+    from argosy.running.anew import set_aside
+
+    place = set_aside(directory)
+    if place is not None and not quiet:
+        write(f"What was in {directory} is kept in {place}.")
+
+
 def _nodes(asked: int, place: Place | None) -> int:
     return place.nodes if place is not None and asked == 1 else asked
 
@@ -366,11 +401,19 @@ def _serve(place: Place | None, settings: Settings, directory: Path) -> None:
 
 
 def _train(
-    study: Study, settings: Settings, directory: Path, *, launcher: "Launcher", quiet: bool, track: Sequence[str] = ()
+    study: Study,
+    settings: Settings,
+    directory: Path,
+    *,
+    launcher: "Launcher",
+    quiet: bool,
+    fresh: Sequence[str] = (),
+    track: Sequence[str] = (),
 ) -> "Report":
     from argosy import api
 
-    return api.run(study, settings, directory, launcher=launcher, view=_view(quiet=quiet), trackers=track)
+    view = _view(quiet=quiet)
+    return api.run(study, settings, directory, fresh=fresh, launcher=launcher, view=view, trackers=track)
 
 
 def _view(*, quiet: bool) -> "View | None":

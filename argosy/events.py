@@ -8,6 +8,7 @@ __all__ = [
     "REFUSED",
     "Answered",
     "Assigned",
+    "BeganAnew",
     "Checkpoint",
     "Cloned",
     "Discarded",
@@ -261,6 +262,14 @@ class Retried(Event):
     """Members that had failed wait again: a person has mended what they failed of."""
 
     members: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BeganAnew(Event):
+    """Members begin from nothing, as if they had never trained."""
+
+    members: Mapping[str, str]
+    """By name, where in the run's directory the files of their earlier beginning are kept."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,7 @@ from typing import Any
 from argosy.events import (
     Answered,
     Assigned,
+    BeganAnew,
     Checkpoint,
     Cloned,
     Discarded,
@@ -77,6 +78,8 @@ class MemberState:
     """The file of the other one that it began with."""
     packed: Packed | None = None
     """Which programs stepped it and its like, as it was chosen last."""
+    aside: str | None = None
+    """Where the files of its earlier beginning are kept, in the run's directory; None where it has begun once."""
 
     @property
     def epochs(self) -> float:
@@ -233,6 +236,9 @@ class RunState:
         elif isinstance(event, Assigned):
             for name, (epoch, stream_epoch) in event.members.items():
                 self.member(name).assign(epoch, stream_epoch)
+        elif isinstance(event, BeganAnew):
+            for name, aside in event.members.items():
+                self.members[name] = MemberState(name, aside=aside)
         elif isinstance(event, Retried):
             for name in event.members:
                 self.member(name).retry()

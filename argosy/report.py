@@ -20,7 +20,10 @@ from argosy.requirements import check_choice, check_whole
 from argosy.study import Repetition
 from argosy.wording import cause, differing, html_table, last_line
 
-__all__ = ["MemberResult", "Networks", "Report"]
+__all__ = ["LEFT_OUT", "MemberResult", "Networks", "Report"]
+
+LEFT_OUT = "left out"
+"""Status of a member that has trained, and is not in the study any more."""
 
 
 class Networks(Protocol):
@@ -68,7 +71,7 @@ class MemberResult:
         best = state.best
         return cls(
             name=state.name,
-            status=state.status,
+            status=LEFT_OUT if described.get("left_out") else state.status,
             reason=state.reason,
             epochs=int(state.epochs) if state.epochs == int(state.epochs) else state.epochs,
             metrics=dict(best.metrics) if best else {},
@@ -85,6 +88,11 @@ class MemberResult:
     def failed(self) -> bool:
         """Whether its code raised, or its loss was no longer a number."""
         return self.status in WRONG
+
+    @property
+    def counts(self) -> bool:
+        """Whether what it has reached counts: it has finished an epoch, did not fail, and is in the study."""
+        return bool(self.metrics) and not self.failed and self.status != LEFT_OUT
 
     @property
     def failure(self) -> str:
@@ -154,7 +162,7 @@ class Report:
         `leader` names the best configuration, and ``ensemble(members=[report.leader.name])`` is made of all its members.
         Raises RunError where no such member has finished an epoch with a number as its objective.
         """
-        row = next((row for row in self.rows if row.metrics and not row.failed), None)
+        row = next((row for row in self.rows if row.counts), None)
         if row is None or math.isnan(row.metrics.get(self.objective, math.nan)):
             raise RunError(
                 f"no member of {self.directory} has a {self.objective} that counts: each has finished no epoch, has failed or "
@@ -166,7 +174,7 @@ class Report:
     def leader(self) -> Leader | None:
         """What a headline names as the best: a member, or where members repeat networks a configuration, by its mean; None before
         there is one."""
-        single = [row for row in self.rows if row.repetition is None and row.metrics and not row.failed]
+        single = [row for row in self.rows if row.repetition is None and row.counts]
         return self.repetitions.leader({row.name: row.metrics[self.objective] for row in single})
 
     def member(self, name: str) -> MemberResult:
@@ -237,7 +245,7 @@ class Report:
             )
         if top is not None:
             check_whole("report.ensemble: top", top, least=1)
-        known = [row for row in self.rows if row.metrics and not row.failed]
+        known = [row for row in self.rows if row.counts]
         if members is not None:
             wanted = {one for name in members for one in self._repeating(name, known) or [self.member(name).name]}
             known = [row for row in self.rows if row.name in wanted]
@@ -335,7 +343,7 @@ class Report:
             )
             for name, described in summary["members"].items()
         ]
-        rows.sort(key=lambda row: rank(row.metrics.get(objective), mode, failed=row.failed))
+        rows.sort(key=lambda row: (row.status == LEFT_OUT, rank(row.metrics.get(objective), mode, failed=row.failed)))
         used = list(itertools.chain.from_iterable(state.used))
         gauges = [one.gauge for one in used if "waiting_seconds" in one.gauge]
         waiting, busy = (sum(gauge[key] for gauge in gauges) for key in ("waiting_seconds", "busy_seconds"))

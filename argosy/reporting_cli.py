@@ -4,10 +4,12 @@ import shlex
 import sys
 import time
 import webbrowser
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from argosy.output import Json, show, write
 from argosy.steering_cli import RunDirectory
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
     from argosy.report import Report
     from argosy.tuning.report import SearchReport
 
-__all__ = ["audit", "print_report", "print_search", "report", "status", "typed"]
+__all__ = ["RunCommand", "audit", "print_report", "print_search", "report", "status", "typed"]
 
 SHARE = 0.05
 """Of the time that may go into a page of a run that goes on: a large one is written less often."""
@@ -120,9 +122,35 @@ def print_report(found: "Report", command: str) -> None:
     write(f"\n{what_next(found, command)}")
 
 
+class RunCommand(TyperCommand):
+    """A command whose ``--fresh`` stands alone, for everything, or before the name of a member."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """See `click.Command.parse_args`."""
+        return super().parse_args(ctx, _fresh_with_names(args))
+
+
+def _fresh_with_names(words: Sequence[str]) -> list[str]:
+    """``--fresh NAME`` as ``--fresh=NAME``, and alone as ``--fresh=``; a Python file is no member's name.
+
+    >>> _fresh_with_names(["--fresh", "mlp", "--fresh", "study.py", "--fresh"])
+    ['--fresh=mlp', '--fresh=', 'study.py', '--fresh=']
+    """
+    found: list[str] = []
+    for word in words:
+        if found[-1:] == ["--fresh="] and not word.startswith("-") and not word.endswith(".py"):
+            found[-1] += word
+        else:
+            found.append("--fresh=" if word == "--fresh" else word)
+    return found
+
+
 def typed() -> str:
-    """The command as it was typed."""
-    return shlex.join(["argosy", *(word for word in sys.argv[1:] if word != "--retry-failed")])
+    """The command as it was typed, but for what is done once."""
+    words = _fresh_with_names(sys.argv[1:])
+    return shlex.join(
+        ["argosy", *(word for word in words if word != "--retry-failed" and not word.startswith("--fresh="))]
+    )
 
 
 def _write_page(directory: Path, *, live: bool) -> tuple[Path, bool]:

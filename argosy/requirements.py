@@ -19,9 +19,11 @@ __all__ = [
     "check_indices",
     "check_metric",
     "check_name",
+    "check_no_stream",
     "check_number",
     "check_unmasked",
     "check_whole",
+    "is_map_style",
     "shown",
 ]
 
@@ -191,17 +193,34 @@ def check_dataset(what: str, dataset: Any) -> None:
     """A map-style dataset, or a function or class that gives one when it is called without arguments."""
     if dataset is None:
         return
-    map_style = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
-    if not map_style and hasattr(dataset, "__iter__"):
-        kind = dataset.__name__ if isinstance(dataset, type) else type(dataset).__name__
-        raise StudyError(
-            f"{what} is an iterable-style {kind}; the stream needs a map-style Dataset "
-            "(__len__ and __getitem__). Wrap it: read its records into a list once, or index them on disk."
-        )
-    if map_style and not isinstance(dataset, type):
+    check_no_stream(what, dataset)
+    if is_map_style(dataset) and not isinstance(dataset, type):
         return
     check_callable(what, dataset, "a map-style Dataset or a function that returns one")
     _check_no_arguments(what, dataset)
+
+
+def is_map_style(dataset: Any) -> bool:
+    """Whether samples can be had by their index; torch's Dataset alone, which IterableDataset is too, only raises there."""
+    by_index = getattr(dataset, "__getitem__", None)
+    only_raises = getattr(by_index, "__qualname__", "") == "Dataset.__getitem__"
+    return by_index is not None and not only_raises and hasattr(dataset, "__len__")
+
+
+def check_no_stream(what: str, dataset: Any) -> None:
+    """Samples that can only be had one after another are refused."""
+    if is_map_style(dataset) or not hasattr(dataset, "__iter__"):
+        return
+    kind = dataset.__name__ if isinstance(dataset, type) else type(dataset).__name__
+    advice = (
+        "Give the dataset of the loader; batch_size belongs to each member"
+        if hasattr(dataset, "dataset")
+        else "Wrap it: read its records into a list once, as in Data(train=list(records)), or write them to disk once and "
+        "index them there"
+    )
+    raise StudyError(
+        f"{what} is an iterable-style {kind}; the stream needs a map-style Dataset (__len__ and __getitem__). {advice}."
+    )
 
 
 def shown(value: Any) -> str:

@@ -199,8 +199,7 @@ class Plateau(Stop):
         """Rows since the metric improved."""
         mode = mode_of(self.metric, self.mode)
         best, since = None, 0
-        for row in history:
-            value = _value(row, self.metric)
+        for value in _values(history, self.metric):
             if best is None or better(value, best, mode, self.min_delta):
                 best, since = value, 0
             else:
@@ -223,9 +222,7 @@ class Target(Stop):
 
     def reason(self, history: History) -> str | None:
         """See `Stop.reason`."""
-        if not history:
-            return None
-        found = _value(history[-1], self.metric)
+        found = (_values(history, self.metric) or [math.nan])[-1]
         if math.isnan(found) or better(self.value, found, mode_of(self.metric, self.mode)):
             return None
         return f"{self.metric} {found:.4g} reached {self.value:g}"
@@ -348,10 +345,15 @@ def _so_far(history: History, what: str) -> float:
     return history[-1].get(what, 0) if history else 0
 
 
-def _value(row: Mapping[str, float], metric: str) -> float:
-    if metric not in row:
+def _values(history: History, metric: str) -> list[float]:
+    """Of a metric, without rows from before it was added to the member's metrics; raises StudyError for one that none has.
+
+    What begins with ``val_`` may be missing in all rows so far: a study is refused whose members will not report it.
+    """
+    found = [row[metric] for row in history if metric in row]
+    if history and not found and not metric.startswith("val_"):
         raise StudyError(
             f"a stopping rule watches {metric!r}, which this member does not report; choose one of "
-            f"{', '.join(sorted(row))}, or add it to the member's metrics."
+            f"{', '.join(sorted(history[-1]))}, or add it to the member's metrics."
         )
-    return row[metric]
+    return found

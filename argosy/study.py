@@ -1,12 +1,12 @@
 """What is asked: data, members, stopping rules, objective, seed. Values only; nothing here trains or imports torch."""
 
 import functools
-import inspect
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from argosy.bindings import bound
 from argosy.errors import StudyError
 from argosy.requirements import (
     check_arrays,
@@ -174,8 +174,8 @@ class Member:
         for name in FACTORIES:
             factory = getattr(self, name)
             if isinstance(factory, functools.partial):
-                bound = _bound(factory).items()
-                found.update({f"{name}.{k}": v for k, v in bound if isinstance(v, bool | int | float | str)})
+                values = bound(factory).items()
+                found.update({f"{name}.{k}": v for k, v in values if isinstance(v, bool | int | float | str)})
         return found
 
     def reported(self, *, has_val: bool) -> set[str]:
@@ -367,18 +367,3 @@ def _check_metrics(member: Member) -> None:
         )
     for name, metric in member.metrics.items():
         check_metric(f"member {member.name!r}", name, metric)
-
-
-def _bound(factory: functools.partial[Any]) -> dict[str, Any]:
-    """The arguments of a partial by the names of their parameters; positional ones by number where it does not tell them."""
-    numbered = [str(number) for number in range(len(factory.args))]
-    names: list[str] = []
-    if numbered:
-        try:
-            parameters = inspect.signature(factory.func).parameters.values()
-        except (TypeError, ValueError):
-            return {**dict(zip(numbered, factory.args, strict=True)), **factory.keywords}  # a builtin
-        kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        names = [parameter.name for parameter in parameters if parameter.kind in kinds]
-    names = [*names, *numbered[len(names) :]]
-    return {**dict(zip(names, factory.args, strict=False)), **factory.keywords}

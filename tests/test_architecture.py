@@ -11,8 +11,9 @@ from argosy.running.machine_checks import WANTED_VERSIONS
 
 PACKAGE = Path(argosy.__file__).parent
 TIERS = [
-    {"errors", "requirements", "labels", "wording"},
-    {"system", "traces"},
+    {"errors", "wording", "bindings"},
+    {"spelling"},
+    {"requirements", "labels", "system", "traces"},
     {"stopping", "cluster", "events", "diagnosis", "intervals", "tracking"},
     {"study", "settings", "profiles", "packs", "commands", "feeder_commands", "plans", "ranking"},
     {"fold", "members", "repetitions", "resampling"},

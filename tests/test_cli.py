@@ -387,7 +387,7 @@ def test_another_study_is_refused_and_nothing_is_lost(folder: Path) -> None:
         found = argosy(folder, *INLINE, "--dir", "run", "--json", code=2)
         said = " ".join(found.stderr.split())
         assert f"run holds the run of another study: {message}" in said, said
-        assert said.endswith("Choose another directory, or undo the change.")
+        assert "Undo the change, or choose another directory. Or " in said
         assert {path: path.read_bytes() for path in before} == before
 
 

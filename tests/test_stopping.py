@@ -88,9 +88,19 @@ def test_parts_of_an_epoch_are_as_many_sections_as_they_say(sections: int, count
 
 def test_a_metric_that_is_not_there_is_named() -> None:
     with pytest.raises(
-        StudyError, match="watches 'val_f1', which this member does not report; choose one of seconds, val_loss"
+        StudyError, match="watches 'f1', which this member does not report; choose one of seconds, val_loss"
     ):
-        Target("val_f1", 1.0).reason([{"val_loss": 1.0, "seconds": 1.0}])
+        Target("f1", 1.0).reason([{"val_loss": 1.0, "seconds": 1.0}])
+
+
+def test_rows_from_before_a_metric_was_added_do_not_count() -> None:
+    before, rows = [{"val_loss": 1.0}] * 3, [{"val_loss": 1.0, "val_f1": value} for value in (0.5, 0.4, 0.3)]
+    plateau, target = Plateau("val_f1", 2, mode="max"), Target("val_f1", 0.45, mode="max")
+    assert plateau.reason(before) is None and plateau.certain(before, 1) == 2
+    assert target.reason(before) is None
+    for ended in range(1, 4):
+        for rule in (plateau, target):
+            assert rule.reason([*before, *rows[:ended]]) == rule.reason(rows[:ended])
 
 
 def test_nan_reaches_no_target_and_is_no_plateaus_best() -> None:

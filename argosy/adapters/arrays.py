@@ -2,7 +2,8 @@
 
 import numbers
 import tempfile
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,9 @@ from argosy.study import Data, Member, Study
 
 __all__ = ["Fitted", "fit"]
 
+MOST_NAMED = 10
+"""Columns that a message names."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fitted:
@@ -32,6 +36,8 @@ class Fitted:
     """The best member's, with its best weights."""
     classes: npt.NDArray[Any] | None = field(repr=False)
     """By the numbers of the network's outputs; None where targets are numbers."""
+    feature_names_in_: npt.NDArray[Any] | None = field(repr=False)
+    """Names of X's columns, which later tables must have in the same order; None where X had none."""
 
     def predict(self, X: Any) -> npt.NDArray[Any]:
         """A class for each sample ``[N]``; where targets are numbers, the network's outputs."""
@@ -45,8 +51,31 @@ class Fitted:
         return self._outputs(X).softmax(dim=1).numpy()
 
     def _outputs(self, X: Any) -> Tensor:
+        self._check_names(X)
         found: Tensor = self.report.predict((_tensor(_numbers(X)),), self.network)
         return found
+
+    def _check_names(self, X: Any) -> None:
+        """Raise StudyError for columns of other names, or in another order; warn where only one of the two has names."""
+        there, here = self.feature_names_in_, _names(X)
+        if there is None or here is None:
+            if there is not here:
+                with_names, without = ("X", "the X of argosy.fit") if there is None else ("the X of argosy.fit", "X")
+                warnings.warn(
+                    f"{with_names} has names of columns and {without} has none: columns are read by place.",
+                    stacklevel=4,
+                )
+            return
+        if list(there) == list(here):
+            return
+        unseen, missing = [name for name in here if name not in there], [name for name in there if name not in here]
+        differences = [
+            f"{what} {_listed(names)}" for what, names in (("new", unseen), ("missing", missing)) if names
+        ] or [f"in another order, {_listed(here)}"]
+        raise StudyError(
+            f"X has other columns than the X of argosy.fit: {'; '.join(differences)}. Give the same in their order, as "
+            f"X[fitted.feature_names_in_]: {_listed(there)}."
+        )
 
 
 def fit(
@@ -65,8 +94,9 @@ def fit(
     Networks are given float32, and int64 where all of X is whole numbers or flags. Targets that are no floats are classes, of any
     kind; floats are what networks are to return. A share of the samples, drawn by the seed, is held out for `validation`. Without a
     directory nothing of the run is kept but what is returned. `settings` are those of `argosy.train`, whose errors this raises;
-    MemberError where no member has finished an epoch.
+    MemberError where no member has finished an epoch. Of a table the names of the columns are kept, and checked at `predict`.
     """
+    names = _names(X)
     inputs, target = _numbers(X), _targets(y)
     classes, wanted = (None, target) if target.dtype.kind == "f" else np.unique(target, return_inverse=True)
     check_arrays("argosy.fit: (X, y)", (inputs, wanted))
@@ -79,19 +109,19 @@ def fit(
         seed=seed,
     )
     if directory is not None:
-        return _fitted(train(study, directory=directory, **settings), classes)
+        return _fitted(train(study, directory=directory, **settings), classes, names)
     with tempfile.TemporaryDirectory(prefix="argosy-fit-") as folder:
-        return _fitted(train(study, directory=folder, **settings), classes)
+        return _fitted(train(study, directory=folder, **settings), classes, names)
 
 
-def _fitted(report: Report, classes: npt.NDArray[Any] | None) -> Fitted:
+def _fitted(report: Report, classes: npt.NDArray[Any] | None, names: npt.NDArray[Any] | None) -> Fitted:
     failed = next((row for row in report.rows if row.reason), None)
     if failed is not None and not any(row.metrics for row in report.rows):
         raise MemberError(
             f"argosy.fit: no member has finished an epoch; {failed.name!r} has {failed.status}:\n{failed.reason.rstrip()}\nMend "
             "the member; where its network wants floats and X has none, give X as floats."
         )
-    return Fitted(report=report, network=report.best().load(), classes=classes)
+    return Fitted(report=report, network=report.best().load(), classes=classes, feature_names_in_=names)
 
 
 def _targets(y: Any) -> npt.NDArray[Any]:
@@ -113,6 +143,21 @@ def _held_out(samples: int, share: float, seed: int) -> npt.NDArray[np.bool_]:
 
 def _rows(arrays: tuple[Tensor, Tensor], chosen: npt.NDArray[np.bool_]) -> tuple[Tensor, ...]:
     return tuple(array[torch.from_numpy(chosen)] for array in arrays)
+
+
+def _names(X: Any) -> npt.NDArray[Any] | None:
+    """Of a table's columns; None of an array, and where columns are only counted."""
+    names = list(getattr(X, "columns", ()))
+    if names == list(range(len(names))):
+        return None
+    found = np.empty(len(names), object)
+    found[:] = names
+    return found
+
+
+def _listed(names: Iterable[Any]) -> str:
+    found = list(map(repr, names))
+    return ", ".join(found[:MOST_NAMED]) + (f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else "")
 
 
 def _numbers(values: Any) -> npt.NDArray[Any]:

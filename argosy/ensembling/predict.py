@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from argosy.ensembling.answering import answer
 from argosy.ensembling.opening import random_states_kept
 from argosy.ensembling.preparing import Preparation, inputs_and_target
+from argosy.errors import StudyError
 from argosy.stream.blocks import ALIGNMENT, Block, Layout, Place
 from argosy.stream.pulse import Pulse
 from argosy.stream.sources import Source, open_split, probed
@@ -38,7 +39,15 @@ class Predicted(NamedTuple):
 
 
 def samples_of(study: Study, samples: Any) -> Data:
-    """The study's data with these samples for validation: arrays, alone or in a tuple, a Dataset, or what returns one."""
+    """The study's data with these samples for validation: arrays, alone or in a tuple, a Dataset, or what returns one.
+
+    Raises StudyError for a table: its columns would be read by place, whatever their names.
+    """
+    if any(hasattr(part, "columns") for part in (samples if isinstance(samples, tuple | list) else (samples,))):
+        raise StudyError(
+            "report.predict was given a table, and reads columns by place, not by name. Use predict of what argosy.fit "
+            "returned, or give the columns in the order of training as an array: table[columns].to_numpy()."
+        )
     if hasattr(samples, "shape"):
         samples = (samples,)
     arrays = isinstance(samples, tuple | list) and all(hasattr(array, "shape") for array in samples)

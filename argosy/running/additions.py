@@ -99,6 +99,8 @@ class Additions:
         """Members of a command are to be measured, and its answer is to come; raises StudyError where they do not go with the
         study's terms."""
         driver, names = self.driver, tuple(member.name for member in members)
+        for name in names:
+            driver.roster.check_new(name)
         driver.roster.extend(members)
         self._commands[file], self._measured[file] = command, names
         driver.view.study(driver.study)

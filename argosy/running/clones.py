@@ -8,15 +8,16 @@ import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from argosy.bindings import rebound
 from argosy.commands import Save
 from argosy.errors import ArgosyError, RunError, StudyError
 from argosy.events import REFUSED, Checkpoint, Cloned
 from argosy.fold import MemberState
 from argosy.running.refusals import check_batches
+from argosy.spelling import meant
 from argosy.study import Member
 from argosy.training.checkpoint import check
 
@@ -55,38 +56,29 @@ class Clone:
                 f"{self.name!r} would be {source.name!r} once more; say with --set what is to differ, as "
                 "--set optimizer.lr=0.01."
             )
-        known, changed = _settable(source), source
+        known, changed = source.hyperparameters, source
         for name, value in self.changes.items():
             if name not in known:
                 raise StudyError(
-                    f"member {source.name!r} has no hyper-parameter {name!r} bound by name; set one of {', '.join(known)}."
+                    f"member {source.name!r} has no hyper-parameter {name!r}{meant(name, known)}; set one of {', '.join(known)}."
                 )
             _check(name, known[name], value, warm=self.warm)
             part, _, key = name.partition(".")
-            new: Any = partial(getattr(changed, part), **{key: value}) if key else value
+            new: Any = rebound(getattr(changed, part), key, value) if key else value
             changed = replace(changed, **cast(Any, {part: new}))
         if changed.hyperparameters == source.hyperparameters:
             raise StudyError(
                 f"{self.name!r} would be {source.name!r} once more: it has these values already; give it another one."
             )
-        return replace(changed, name=self.name)
-
-
-def _settable(member: Member) -> dict[str, Any]:
-    """Hyper-parameters by name, but for those that are bound by position."""
-    found = {"batch_size": member.batch_size}
-    for name, value in member.hyperparameters.items():
-        part, _, key = name.partition(".")
-        if key and key in getattr(member, part).keywords:
-            found[name] = value
-    return found
+        return replace(changed, name=self.name, repetition=None)
 
 
 def _check(name: str, before: Any, value: Any, *, warm: bool) -> None:
     """Raise StudyError for a value that cannot take the place of the one before."""
     numbers = all(isinstance(one, int | float) and not isinstance(one, bool) for one in (before, value))
     if not numbers and type(value) is not type(before):
-        raise StudyError(f"{name} is {before!r}, and {value!r} is of another kind; give a {type(before).__name__}.")
+        kind = "an int" if isinstance(before, int) and not isinstance(before, bool) else f"a {type(before).__name__}"
+        raise StudyError(f"{name} is {before!r}, and {value!r} is of another kind; give {kind}.")
     if warm and name.partition(".")[0] not in LOADED:
         raise StudyError(
             f"{name} is part of what the member is built as, and with --warm the clone goes on with that; clone it without "
@@ -118,7 +110,9 @@ class Clones:
         """Take up a command; raises StudyError or RunError for what cannot be."""
         clone, study = Clone.of(command), self.driver.study
         if clone.source not in study.names:
-            raise RunError(f"no member {clone.source!r} is here; clone one of {', '.join(study.names)}.")
+            raise RunError(
+                f"no member {clone.source!r}{meant(clone.source, study.names)} is here; clone one of {', '.join(study.names)}."
+            )
         if clone.source in self.driver.additions.names:
             raise RunError(f"member {clone.source!r} is being added; clone it when that is answered.")
         self._check_name(clone.name)
@@ -165,6 +159,7 @@ class Clones:
     def _check_name(self, name: str) -> None:
         if name in (*self.driver.study.names, *(waiting.clone.name for waiting in self._waiting.values())):
             raise StudyError(f"a member {name!r} is here already, or asked for; give the clone another name.")
+        self.driver.roster.check_new(name)
 
     def _device(self, member: str) -> str | None:
         """That saves a member which trains."""

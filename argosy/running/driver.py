@@ -14,11 +14,12 @@ from typing import Any
 from argosy.cluster import Cluster
 from argosy.commands import Broke, Came, Failed, Journaled, Lost, Measured, OutOfMemory, Paused, Report, SumsTimed
 from argosy.errors import StudyError
-from argosy.events import Event, MemberEnded, MemberRested, MemberStarted, Retried, Saved, SectionEnded
+from argosy.events import BeganAnew, Event, MemberEnded, MemberRested, MemberStarted, Retried, Saved, SectionEnded
 from argosy.feeder_commands import Held, Opened, Parted, Probed
 from argosy.fold import RunState
 from argosy.packs import Packed
 from argosy.running.additions import Additions
+from argosy.running.anew import keep_aside
 from argosy.running.costs import ASSUMED_LINK
 from argosy.running.ending import end_run
 from argosy.running.energy import Meter
@@ -63,6 +64,7 @@ class Driver:
         judges: Sequence[Judge] = (),
         bringers: Sequence[Bringer] = (),
         packs: InPacks | None = None,
+        anew: BeganAnew | None = None,
         node_devices: int | None = None,
         only_measure: bool = False,
     ) -> None:
@@ -76,6 +78,8 @@ class Driver:
         self.phase = Phase.OPENING
         self.judges: tuple[Judge, ...] = (Rules(), *judges)
         self.bringers = bringers
+        self.anew = anew
+        """What `state` knows already, and the journal does not."""
         self.packs = packs
         """A policy in the place of that of the settings."""
         self.roster = Roster(job, state, self.judges)
@@ -92,7 +96,7 @@ class Driver:
         self.faults = Faults(self)
         self.metrics = Metrics(job.directory)
         self.meter = Meter.here(gpus=any(device.torch_name.startswith("cuda") for device in cluster.devices))
-        self.identity = Identity(job.directory, state.members, job.process_state)
+        self.identity = Identity(job.directory, state.members, job.process_state, of_search=bool(bringers))
         self.begun = False
         """Whether the directory was found to be this study's, or empty."""
         self.lengths: Mapping[str, int] = {}
@@ -118,6 +122,7 @@ class Driver:
         self.voyage.call()
         if not self.roster.waiting:
             self.faults.settle_earlier()
+            self.identity.leave_out(self.study)
             if not self._more_to_come:
                 return "paused" if self.roster.resting else "done"
         self.force.start()
@@ -254,12 +259,18 @@ class Driver:
             self.lengths = opened.lengths
             check_batches(map(self.study.member, self.roster.waiting), self.lengths)
             self.voyage.know(opened)
-            self.write_study()
+            self.identity.check(self.study, **self._known_of_study())
             launching, per_epoch = self.voyage.launching, self.study.validations_per_epoch
             costs = launching.preparation_rate, launching.opening_seconds
             self.record(run_started(self.settings, self.lengths, per_epoch, self.cluster.devices, *costs))
             if self.roster.retried:
                 self.record(Retried(members=self.roster.retried))
+            if self.anew is not None:
+                self.record(self.anew)
+            # Before the study is there that they are members of now: those of before are none of it.
+            self.journal.commit()
+            keep_aside(self.state.members.values(), self.directory)
+            self.write_study()
             self.begun = True
             self.faults.settle_earlier()
             if self.phase is Phase.OPENING:  # and not about to end, as a person wants
@@ -348,9 +359,13 @@ class Driver:
 
     def write_study(self) -> None:
         """``study.json``; raises RunError where the directory holds another study's run."""
+        self.identity.write(self.study, **self._known_of_study())
+
+    def _known_of_study(self) -> dict[str, Any]:
+        """What only open data and built networks tell."""
         assert self.data is not None
         fingerprints, measured = self.data.fingerprints, self.measuring.measured
-        self.identity.write(self.study, lengths=self.lengths, fingerprints=fingerprints, measured=measured)
+        return {"lengths": self.lengths, "fingerprints": fingerprints, "measured": measured}
 
 
 def drive(
@@ -364,9 +379,12 @@ def drive(
     judges: Sequence[Judge] = (),
     bringers: Sequence[Bringer] = (),
     packs: InPacks | None = None,
+    anew: BeganAnew | None = None,
 ) -> None:
-    """Train a study to its end, and journal it; `state` is the fold of what the journal holds already."""
-    driver = Driver(job, cluster, workers, journal, state, view, judges=judges, bringers=bringers, packs=packs)
+    """Train a study to its end, and journal it; `state` is the fold of what the journal holds already, and of `anew`."""
+    driver = Driver(
+        job, cluster, workers, journal, state, view, judges=judges, bringers=bringers, packs=packs, anew=anew
+    )
     with interrupts(driver.orders.want_pause):
         status, reason = "failed", ""
         try:

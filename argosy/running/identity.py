@@ -1,9 +1,10 @@
 """Whether a study is the one that a run directory was made for: what differs, in plain words."""
 
 import functools
+import itertools
 import json
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,9 +37,13 @@ class Identity:
     rules, limits, devices, added members, and the code of members that failed. What an earlier version did not write is not compared.
     """
 
-    def __init__(self, directory: Path, members: Mapping[str, MemberState], state: ProcessState) -> None:
+    def __init__(
+        self, directory: Path, members: Mapping[str, MemberState], state: ProcessState, *, of_search: bool = False
+    ) -> None:
         self.directory = directory
         self.state = state
+        self._of_search = of_search
+        """Whether members are trials, which nobody names."""
         self._begun = {name for name, state in members.items() if state.sections or state.saved}
         """What others were to be, nobody is bound to."""
         self._failed = {name for name, state in members.items() if state.status == "failed"}
@@ -52,20 +57,44 @@ class Identity:
         """``study.json`` of the earlier driver."""
         return found_study(self.directory)
 
-    def check(self, study: Study) -> None:
-        """Raise RunError with all differences from the study that is there, as far as they show before the data is open."""
+    def check(self, study: Study, **known: Any) -> None:
+        """Raise RunError with all differences from the study that is there, as far as they show by what is `known`."""
         if self.found is not None:
-            self._check(self._summary(study))
+            self._check(self._summary(study, **known))
 
     def write(self, study: Study, **known: Any) -> None:
         """Check again with what only open data and built networks tell, as `summarize` takes it, and write."""
-        here, earlier = self._summary(study, **known), self.found["members"] if self.found else {}
+        here = self._summary(study, **known)
         self._check(here)
-        for name, described in here["members"].items():
-            known_shapes = earlier.get(name, {}).get("parameter_shapes")
-            described["parameter_shapes"] = described["parameter_shapes"] or known_shapes
+        if self.found is not None:
+            self._keep(self.found, here)
         write_json(self.directory / "study.json", here)
         (self.directory / NEWCOMERS).unlink(missing_ok=True)
+
+    def leave_out(self, study: Study) -> None:
+        """Write what a run without anything to train is left with, where its study has lost members or got them back."""
+        found = self.found
+        if found is not None and any((name in study.names) == _left_out(one) for name, one in found["members"].items()):
+            here = {**found, **self._summary(study), **{key: found[key] for key in LATE if key in found}}
+            self._keep(found, here)
+            write_json(self.directory / "study.json", here)
+
+    def _keep(self, found: Mapping[str, Any], here: dict[str, Any]) -> None:
+        """What this study does not tell of members that have begun: those that it leaves out, and metrics that they had."""
+        for name, there in found["members"].items():
+            if name not in here["members"]:
+                if name in self._begun:
+                    here["members"][name] = {**there, "left_out": True}
+                continue
+            described = here["members"][name]
+            described["parameter_shapes"] = described["parameter_shapes"] or there.get("parameter_shapes")
+            if name in self._begun:
+                described.update({key: there[key] for key in _metrics(there) if key not in described})
+                code = there.get("code", {})
+                described["code"].update({key: code[key] for key in _metrics(code) if key not in described["code"]})
+        for part, digests in found.get("code", {}).get("parts", {}).items():
+            known = here["code"]["parts"].setdefault(part, [])
+            known.extend(digest for digest in digests if digest not in known)
 
     def add(self, study: Study, names: Iterable[str], **known: Any) -> None:
         """Append what newcomers are to a file beside ``study.json``, which for each of thousands would be written anew."""
@@ -92,10 +121,17 @@ class Identity:
         return {**describe(member, None), "stop": repr(study.stop_of(member)), "code": code}
 
     def _check(self, here: Mapping[str, Any]) -> None:
-        if self.found is not None and (differences := list(self._differences(self.found, here))):
+        if self.found is None:
+            return
+        changed = self._changed_members(self.found, here)
+        of_study = list(self._differences(self.found, here))
+        if of_study or changed:
+            lines = [*of_study, *(_named(names) + change for change, names in changed.items())]
+            names = dict.fromkeys(itertools.chain.from_iterable(changed.values()))
+            anew = not of_study and not self._of_search and names.keys() <= here["members"].keys()
             raise RunError(
-                f"{self.directory} holds the run of another study:\n  " + "\n  ".join(differences) + "\n"
-                "Choose another directory, or undo the change."
+                f"{self.directory} holds the run of another study:\n  " + "\n  ".join(lines) + "\n"
+                f"Undo the change, or choose another directory. {_ways_on(list(names) if anew else [], self.directory)}"
             )
 
     def _summary(self, study: Study, **known: Any) -> dict[str, Any]:
@@ -119,25 +155,29 @@ class Identity:
         return {field: reading.digest for field, reading in self._readings[owner].items()}
 
     def _differences(self, found: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[str]:
-        """In words, members with the same difference together."""
+        """In words, of what holds for all members."""
         yield from _other_values(found, here, IDENTITY)
         yield from _other_values(found.get("process", {}), here["process"], here["process"])
         for key, split in SAMPLES.items():
             if _differ(found, here, key):
                 yield f"{split}: its first or its last sample is another one than there"
         yield from (f"Data.{change}" for change in self._other_code("", found, here, ("on_device",)))
-        of_members: dict[str, list[str]] = {}
-        for name, there in found["members"].items():
-            if name in self._begun:
-                for change in self._of_member(name, there, here["members"].get(name)):
-                    of_members.setdefault(change, []).append(name)
-        yield from (_named(names) + change for change, names in of_members.items())
 
-    def _of_member(self, name: str, there: Mapping[str, Any], here: Mapping[str, Any] | None) -> Iterator[str]:
-        if here is None:
-            yield ": there, and not here"
-            return
-        fields = [*FACTORIES, *(key for key in {**there, **here} if key.startswith("metrics."))]
+    def _changed_members(self, found: Mapping[str, Any], here: Mapping[str, Any]) -> dict[str, list[str]]:
+        """Names of members by what has changed of them. Some may be left out; without all of them it is another study."""
+        begun = {name: there for name, there in found["members"].items() if name in self._begun}
+        if begun and not begun.keys() & here["members"].keys():
+            return {": there, and not here": list(begun)}
+        changed: dict[str, list[str]] = {}
+        for name, there in begun.items():
+            if name in here["members"]:
+                for change in self._of_member(name, there, here["members"][name]):
+                    changed.setdefault(change, []).append(name)
+        return changed
+
+    def _of_member(self, name: str, there: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[str]:
+        """Of metrics those that are here and there: others may come and go, and decide nothing."""
+        fields = [*FACTORIES, *(key for key in _metrics(there) if key in here)]
         yield from (f", {change}" for change in _other_values(there, here, MEMBER_IDENTITY))
         yield from (f", {change}" for change in self._other_code(name, there, here, fields))
 
@@ -165,6 +205,29 @@ class Identity:
             changed = dict.fromkeys(name for name, digest in now.parts if digest not in found["parts"].get(name, ()))
             what = ", ".join(list(changed)[:MOST_NAMED]) or "what it holds"
             yield f"{field}: {what} changed since the run began"
+
+
+def _ways_on(changed: Sequence[str], directory: Path) -> str:
+    """How to train in a directory nevertheless, where these members of its study are others."""
+    everything = f"fresh=True (--fresh) trains everything anew, and keeps what is there in {directory.name}.old-1, or with the next number."
+    if not changed:
+        return f"Or begin anew: {everything}"
+    flags = " ".join(f"--fresh {name}" for name in changed[:MOST_NAMED])
+    more = "" if len(changed) <= MOST_NAMED else " and so on"
+    them, are, ones = ("it", "is", "a new one") if len(changed) == 1 else ("them", "are", "new ones")
+    they = "they" if len(changed) > 1 else "it"
+    return (
+        f"Or keep the rest:\n  fresh={list(changed[:MOST_NAMED])}{more} ({flags}{more}) trains {them} anew, and keeps what was there "
+        f"in members.old\n  under another name {they} {are} {ones}, beside what is there\n  {everything}"
+    )
+
+
+def _metrics(described: Mapping[str, Any]) -> list[str]:
+    return [key for key in described if key.startswith("metrics.")]
+
+
+def _left_out(described: Mapping[str, Any]) -> bool:
+    return bool(described.get("left_out"))
 
 
 def _other_values(there: Mapping[str, Any], here: Mapping[str, Any], keys: Iterable[str]) -> Iterator[str]:

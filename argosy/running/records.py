@@ -1,11 +1,12 @@
 """What a run writes for people beside its journal, and the journal's first line."""
 
+import itertools
 import json
 import math
 import os
 import platform
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,8 @@ class Metrics:
         """Members with sections that are not in their files."""
         self._written: dict[str, int] = {}
         """Rows of each member that are in its files, and that nobody has taken back."""
+        self._columns: dict[str, list[str]] = {}
+        """Of the files of each member: sections that ended before a metric was added have no value in its column."""
 
     def note(self, state: MemberState) -> None:
         """A section has ended; what was written beyond it, before a fault, no longer holds."""
@@ -80,13 +83,24 @@ class Metrics:
                 written = 0
             rows = [_row(ended) for ended in state.sections[written:]]
             folder, mode = self.directory / "members" / name, "a" if written else "w"
-            table: list[list[Any]] = [*([] if written else [[*rows[0]]]), *([*row.values()] for row in rows)]
+            if not written:
+                self._columns[name] = _columns(rows)
+            columns = self._columns[name]
+            table: list[list[Any]] = [
+                *([] if written else [columns]),
+                *([row.get(column, "") for column in columns] for row in rows),
+            ]
             lines = {"csv": [",".join(map(str, line)) for line in table], "jsonl": [_json(row) for row in rows]}
             for kind, of_kind in lines.items():
                 with (folder / f"metrics.{kind}").open(mode) as file:
                     file.write("".join(f"{line}\n" for line in of_kind))
             self._written[name] = len(state.sections)
         self._noted.clear()
+
+
+def _columns(rows: Sequence[Mapping[str, float]]) -> list[str]:
+    """Of all rows; metrics that only some of them have come last."""
+    return list(dict.fromkeys(itertools.chain.from_iterable(rows)))
 
 
 def _row(ended: SectionEnded) -> dict[str, float]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from argosy.commands import StartMember
-from argosy.errors import RunError
+from argosy.errors import RunError, StudyError
 from argosy.events import Assigned, Retried
 from argosy.feeder_commands import Leg
 from argosy.fold import WRONG, RunState
@@ -63,7 +63,9 @@ class Roster:
             self.retried = tuple(name for name in self.study.names if self.state.member(name).status == "failed")
             self.state.apply(Retried(members=self.retried))
         self.resting = {
-            name for name, state in self.state.members.items() if state.status == "resting" and state.reason
+            name
+            for name, state in self.state.members.items()
+            if name in self.study.names and state.status == "resting" and state.reason
         }
         self.waiting = [name for name in self.unfinished() if name not in self.resting]
         states = [self.state.member(name) for name in self.unfinished()]
@@ -95,6 +97,15 @@ class Roster:
     def newcomers(self, other: Study) -> list[Member]:
         """The members of another study that are not here yet."""
         return [replace(m, stop=other.stop_of(m)) for m in other.members if m.name not in self.study.names]
+
+    def check_new(self, name: str) -> None:
+        """Raise StudyError for a newcomer's name under which a member has trained that the study leaves out."""
+        known = self.state.members.get(name)
+        if known is not None and known.begun and name not in self.study.names:
+            raise StudyError(
+                f"a member {name!r} has trained in this run, and its study leaves it out; put that one back into the study, or "
+                "give the new one another name."
+            )
 
     def extend(self, members: Sequence[Member]) -> None:
         """Take these up; raises StudyError where they do not go with the study's terms."""

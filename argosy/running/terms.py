@@ -52,5 +52,6 @@ def check_terms(there: Mapping[str, Any] | None, here: Mapping[str, Any]) -> Non
     if differences:
         raise RunError(
             "the directory holds another search:\n  " + "\n  ".join(differences) + "\n"
-            f"Choose another directory, or undo the change; {' and '.join(totals)} may grow."
+            f"Undo the change, choose another directory, or begin anew with fresh=True (--fresh), which keeps what is there; "
+            f"{' and '.join(totals)} may grow."
         )

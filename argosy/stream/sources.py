@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 from argosy.errors import StudyError
+from argosy.requirements import check_no_stream, is_map_style, shown
 from argosy.stream.blocks import Block, Layout, sample_leaves
 from argosy.stream.kept import Kept
 from argosy.stream.order import Indices, sample_seed
@@ -298,9 +299,10 @@ def _made(factory: Callable[[], Any], split: str, seed: int) -> Any:
         raise StudyError(
             f"Data.{split}: its factory {name} raised {reason(error)}\n{where}Mend what it opens."
         ) from error
-    if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
+    check_no_stream(f"Data.{split}: what its factory {name} returned", dataset)
+    if not is_map_style(dataset):
         raise StudyError(
-            f"Data.{split}: its factory {name} returned {dataset!r:.60}, which is no map-style Dataset. Return an object "
+            f"Data.{split}: its factory {name} returned {shown(dataset)}, which is no map-style Dataset. Return an object "
             "with __len__ and __getitem__."
         )
     return dataset

@@ -67,10 +67,46 @@ def test_a_table_of_numbers_and_flags_is_one_of_numbers(tmp_path: Path) -> None:
     table = pandas.DataFrame({"a": X[:, 0], "flag": X[:, 1] > 0, "whole": np.arange(120), "c": X[:, 3]})
     fitted = argosy.fit(table, WORDS, member(), directory=tmp_path, **HOW)
     plain = table.astype("float64").to_numpy()
-    assert np.array_equal(fitted.predict_proba(table), fitted.predict_proba(plain))
-    assert np.array_equal(fitted.predict_proba(table.astype(object).to_numpy()), fitted.predict_proba(plain))
+    with pytest.warns(UserWarning, match="the X of argosy.fit has names of columns and X has none"):
+        shares = fitted.predict_proba(plain)
+    assert np.array_equal(fitted.predict_proba(table), shares)
+    assert np.array_equal(fitted.predict_proba(table.astype(object)), shares)
     table["city"], table["missing"] = WORDS, pandas.array([None, *range(119)], dtype="Int64")
     table["code"] = "7"
-    for use in (fitted.predict, lambda table: argosy.fit(table, WORDS, member(), **HOW)):
-        with pytest.raises(StudyError, match="than numbers in 3 of its 7 columns: 'city', 'missing', 'code'"):
-            use(table)
+    with pytest.raises(StudyError, match="than numbers in 3 of its 7 columns: 'city', 'missing', 'code'"):
+        argosy.fit(table, WORDS, member(), **HOW)
+    words = table[["a", "flag", "whole", "city"]].rename(columns={"city": "c"})
+    with pytest.raises(StudyError, match="than numbers in 1 of its 4 columns: 'c'"):
+        fitted.predict(words)
+
+
+def test_columns_are_told_by_their_names(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    table = pandas.DataFrame(X, columns=["age", "size", "weight", "height"])
+    fitted = argosy.fit(table, WORDS, member(), directory=tmp_path, **HOW)
+    assert list(fitted.feature_names_in_) == ["age", "size", "weight", "height"]
+    shares = fitted.predict_proba(table)
+    assert np.array_equal(fitted.predict_proba(table[fitted.feature_names_in_]), shares)
+    for use in (fitted.predict, fitted.predict_proba):
+        with pytest.raises(StudyError, match=r"in another order, 'size', 'age', 'weight', 'height'"):
+            use(table[["size", "age", "weight", "height"]])
+        with pytest.raises(StudyError, match=r"missing 'size'\. Give"):
+            use(table.drop(columns="size"))
+        with pytest.raises(StudyError, match=r"new 'mass'; missing 'weight'"):
+            use(table.rename(columns={"weight": "mass"}))
+        with pytest.raises(StudyError, match=r"new 'more'\. Give"):
+            use(table.assign(more=0.0))
+    for report_of in (fitted.report.predict, lambda table: fitted.report.predict((table,))):
+        with pytest.raises(StudyError, match="columns by place, not by name"):
+            report_of(table)
+
+
+def test_columns_without_names_are_read_by_place(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    fitted = argosy.fit(X, WORDS, member(), directory=tmp_path, **HOW)
+    assert fitted.feature_names_in_ is None
+    shares = fitted.predict_proba(X)
+    assert np.array_equal(fitted.predict_proba(pandas.DataFrame(X)), shares)
+    for named in (pandas.DataFrame(X, columns=list("abcd")), pandas.DataFrame(X)[[3, 1, 0, 2]]):
+        with pytest.warns(UserWarning, match="X has names of columns and the X of argosy.fit has none"):
+            fitted.predict(named)

@@ -40,6 +40,7 @@ def asked(source: str = "mlp", name: str = "late", *, warm: bool = True, adding:
     """The same of a run that has one member, which has not ended an epoch, as the driver takes it up."""
     driver = SimpleNamespace(study=study(members=[MLP]), state=RunState(), begun=True)
     driver.additions = SimpleNamespace(names=adding)
+    driver.roster = SimpleNamespace(check_new=lambda name: None)
     driver.voyage = SimpleNamespace(leg_of=lambda member: None)
     driver.orders = SimpleNamespace(answer=lambda *_: None)
     clones = Clones(driver)

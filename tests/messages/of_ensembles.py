@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import studies
 import torch
+from pandas import DataFrame
 from torch import Tensor, nn
 
 import argosy
@@ -117,6 +118,7 @@ CASES = {
     "a selection among members that were validated on different samples": lambda: halves().ensemble(select="greedy"),
     "a selection without validation data": lambda: without_validation().ensemble(calibrate=True),
     "a prediction without validation data": lambda: without_validation().predict(),
+    "a prediction of a table": lambda: report(member()).predict(DataFrame({"age": [30.0], "size": [1.8]})),
     "a prediction of a network that returns no tensor": lambda: report(member(model=Pair)).predict(torch.zeros(3, 12)),
     "predictions of folds of a member that has none": lambda: report(*argosy.replicate(member(), 2)).out_of_fold("mlp"),
     "predictions of folds of a member that was not repeated": lambda: report().out_of_fold("mlp"),

@@ -13,17 +13,22 @@ import pytest
 import studies
 
 import argosy
-from argosy.events import RunEnded
+from argosy.events import Checkpoint, RunEnded
 from argosy.feeder_commands import Opened
+from argosy.fold import RunState
 from argosy.running import worker
 from argosy.running.additions import Additions
+from argosy.running.anew import begin_anew
 from argosy.running.audit import audit
 from argosy.running.driver import Driver
 from argosy.running.inbox import tell
 from argosy.running.journal import Journal, Lock, own_directory, read_journal
+from argosy.running.launcher import Job
 from argosy.running.rehearsal import Rehearsed
+from argosy.running.roster import Roster
 from argosy.running.study_copy import StudyCopy
 from argosy.running.tolerance import LOSSES, Tolerance
+from argosy.settings import Settings
 from argosy.stream.memory import memory_file
 from argosy.stream.pulse import Pulse
 from argosy.stream.wire import Peer
@@ -36,10 +41,10 @@ RUN = Path("runs/x")
 FAILING = studies.member("mlp", model=misspelt)
 
 
-def run(epochs: int = 1, **rest: Any) -> argosy.Report:
+def run(epochs: int = 1, *, fresh: Any = False, **rest: Any) -> argosy.Report:
     """A small run, in this process."""
     asked = study(stop=argosy.MaxEpochs(epochs), **rest)
-    return argosy.train(asked, directory=RUN, launcher="inline", devices="cpu:1")
+    return argosy.train(asked, directory=RUN, launcher="inline", devices="cpu:1", fresh=fresh)
 
 
 def loaded(member: argosy.Member) -> None:
@@ -183,6 +188,28 @@ def files_on_a_full_disk() -> None:
         refuses(errno.ENOSPC)()
 
 
+def warm_clone() -> None:
+    """What it went on from may be gone."""
+    state = RunState()
+    state.member("late").source = "mlp"
+    state.member("late").inherited = Checkpoint(file="e0001.pt", sha256="", epoch=1, section=0, position=0)
+    begin_anew(["late"], study(), state, RUN)
+
+
+def unmovable(patch: pytest.MonkeyPatch) -> None:
+    """A directory that is a mount."""
+    run()
+    patch.setattr(Path, "rename", refuses(errno.EBUSY))
+    run(fresh=True)
+
+
+def left_out() -> None:
+    """A member that has trained before."""
+    state = RunState()
+    state.member("vit").assign(0, 0)
+    Roster(Job(study=study(), settings=Settings(), directory=RUN, lock=-1), state).check_new("vit")
+
+
 def equal_failures() -> None:
     """Three members fail for one reason."""
     fleet = [studies.member(name, model=misspelt) for name in "abc"]
@@ -225,6 +252,11 @@ CASES = {
     "a member that the run does not have": lambda: run().member("vit"),
     "the best of a run that trained nothing": lambda: run(members=[FAILING]).best(),
     "another study in the same directory": lambda: (run(), run(epochs=2, seed=4)),
+    "a changed member in the same directory": lambda: (run(), run(members=[studies.member("mlp", hidden=9)])),
+    "a member that is not there is to begin anew": lambda: (run(), run(fresh=["mpl"])),
+    "a clone that went on from weights is to begin anew": warm_clone,
+    "a directory that cannot be moved to begin anew": unmovable,
+    "a newcomer with the name of a member that was left out": left_out,
     "a word to a run that has ended": ended,
     "a run that ends before it hears": of_nobody,
     "a command without a copy of its file": lambda: StudyCopy.of({"study": "more.py"}, RUN / "commands"),

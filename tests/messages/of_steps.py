@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import studies
 import torch
+from pandas import DataFrame
 from torch import nn
 from torch.nn import functional
 from torch.optim import SGD
@@ -154,6 +155,12 @@ def fitted(samples: Any = ARRAYS[0], **rest: Any) -> Any:
     return argosy.fit(samples, np.zeros((40, 10), np.float32), net, **how)
 
 
+def another_order() -> None:
+    """A table whose columns were exchanged."""
+    table = DataFrame(ARRAYS[0], columns=list("abcdefghijkl"))
+    fitted(table).predict(table[list("bacdefghijkl")])
+
+
 CASES = {
     "a member without an optimizer": lambda: member(optimizers=None, validate=None),
     "optimizers without a step": lambda: member(step=None, validate=None),
@@ -182,6 +189,7 @@ CASES = {
     "argosy.fit of strings": lambda: fitted(np.full((40, 12), "red")),
     "argosy.fit of whole numbers, with a network that wants floats": lambda: fitted(ARRAYS[0].astype(int)),
     "argosy.fit holds out everything": lambda: fitted(validation=1.0),
+    "a table whose columns are in another order than for argosy.fit": another_order,
     "probabilities of numbers": lambda: fitted().predict_proba(ARRAYS[0]),
     "an unknown tracker": lambda: tracked("comet"),
     "a tracker twice": lambda: tracked("tensorboard", "tensorboard"),

@@ -168,6 +168,7 @@ CASES = {
     "an array of dates": lambda: open_sources(Data(arrays=(np.zeros(3, "datetime64[s]"),)), seed=0),
     "a dataset whose length raises": lambda: open_sources(Data(train=Endless(growing)), seed=0),
     "a factory of data that raises": lambda: open_sources(Data(train=unreadable), seed=0),
+    "a factory of data that returns a stream": lambda: open_sources(Data(train=lambda: iter([0])), seed=0),
     "a factory of data that returns none": lambda: open_sources(Data(train=lambda: 3), seed=0),
     "a dataset that differs whenever it is opened": another_one,
     "more validations than samples": lambda: Course({"train": 6, "val": 9}, per_epoch=8, block_size=64),

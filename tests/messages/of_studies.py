@@ -144,7 +144,7 @@ CASES = {
     "an objective of validation data that is not there": lambda: study(objective="val_accuracy"),
     "an objective that a member does not report": lambda: study(data=VALIDATED, objective="val_f1"),
     "MaxEpochs of 0": lambda: argosy.MaxEpochs(0),
-    "a stopping rule watches what is not reported": lambda: argosy.Target("val_f1", 0.9).reason([{"val_loss": 0.5}]),
+    "a stopping rule watches what is not reported": lambda: argosy.Target("f1", 0.9).reason([{"val_loss": 0.5}]),
     "an unknown way of sharing": lambda: Settings(sharing="broadcast"),
     "sharing 'none' with another policy": lambda: Settings(sharing="none"),
     "compile with exact numerics": lambda: Settings(compile=True, numerics="exact"),

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import shutil
 from functools import partial
 from pathlib import Path
@@ -286,7 +287,7 @@ def test_what_cannot_be_cloned_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
         "two": "a member 'two' is here already",
         "b": "'b' would be 'one' once more; say with --set",
         "c": "'c' would be 'one' once more: it has these values already",
-        "d": "no hyper-parameter 'optimizer.rate' bound by name; set one of batch_size, model.hidden, optimizer.lr",
+        "d": "no hyper-parameter 'optimizer.rate' (did you mean 'optimizer.lr'?); set one of batch_size, model.hidden, optimizer.lr",
         "e": "optimizer.lr is 0.05, and 'fast' is of another kind; give a float",
         "f": "batch_size is part of what the member is built as",
         "g": "batch_size 91 is larger than its 90 training samples",
@@ -295,6 +296,85 @@ def test_what_cannot_be_cloned_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
         assert said[name].startswith("refused: "), name
         assert words in said[name]
     assert {*living.state_of(run).members} == {"one", "two"}
+
+
+def build(hidden: int, *sizes: int, act: str = "relu", bias: bool = True, norm: Any = None) -> Any:
+    """A factory of all kinds of parameters."""
+    return hidden, sizes, act, bias, norm
+
+
+class Built:
+    """A factory that is a class."""
+
+    def __init__(self, hidden: int, /, depth: int = 2, *, act: str = "relu") -> None:
+        self.hidden, self.depth, self.act = hidden, depth, act
+
+
+def cloned(source: argosy.Member, **changes: Any) -> argosy.Member:
+    changes = {name.replace("__", "."): value for name, value in changes.items()}
+    return Clone(source=source.name, name="clone", changes=changes, warm=False).member(source)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        partial(build, 128, 3, 4, act="gelu", bias=False, norm=None),
+        partial(partial(build, 128), 3, 4, act="gelu", bias=False),
+        partial(partial(partial(build, 128, act="tanh"), 3), 4, act="gelu", bias=False),
+    ],
+    ids=["positional", "nested", "twice nested"],
+)
+def test_what_the_table_shows_can_be_set(model: Any) -> None:
+    source = studies.member("one", model=model, optimizer=partial(SGD, lr=0.1, momentum=0.9))
+    shown = source.hyperparameters
+    assert shown == {
+        "batch_size": 20,
+        "model.hidden": 128,
+        "model.1": 3,
+        "model.2": 4,
+        "model.act": "gelu",
+        "model.bias": False,
+        "optimizer.lr": 0.1,
+        "optimizer.momentum": 0.9,
+    }
+    changes = {
+        "batch_size": 10,
+        "model.hidden": 16,
+        "model.1": 5,
+        "model.2": 6,
+        "model.act": "silu",
+        "model.bias": True,
+    }
+    changes |= {"optimizer.lr": 0.3, "optimizer.momentum": 0.5}
+    assert changes.keys() == shown.keys()
+    for name, value in changes.items():
+        assert cloned(source, **{name: value}).hyperparameters == {**shown, name: value}
+    clone = cloned(source, **changes)
+    assert clone.hyperparameters == changes
+    assert clone.model() == (16, (5, 6), "silu", True, None)
+    for name, value, says in [
+        ("hidden", 16, "(did you mean 'model.hidden'?)"),
+        ("lr", 0.1, "(did you mean 'optimizer.lr'?)"),
+        ("model.norm", "batch", "no hyper-parameter 'model.norm'"),
+        ("model.bias", 1, "model.bias is False, and 1 is of another kind; give a bool"),
+        ("model.act", 3, "model.act is 'gelu', and 3 is of another kind; give a str"),
+        ("model.hidden", None, "model.hidden is 128, and None is of another kind; give an int"),
+        ("batch_size", 2.5, "batch_size is 2.5; it must be a whole number"),
+    ]:
+        with pytest.raises(StudyError, match=re.escape(says)):
+            cloned(source, **{name: value})
+
+
+def test_a_clone_of_a_class_and_of_positional_parameters_alone() -> None:
+    source = studies.member("one", model=partial(Built, 128, 3, act="gelu"))
+    clone = cloned(source, model__hidden=16, model__depth=1).model()
+    assert (clone.hidden, clone.depth, clone.act) == (16, 1, "gelu")
+
+
+def test_a_clone_is_no_repetition_of_what_its_source_repeats() -> None:
+    (source,) = argosy.replicate(studies.member("one", optimizer=RATE), seeds=[3])
+    assert source.repetition is not None
+    assert cloned(source, optimizer__lr=0.3).repetition is None
 
 
 def test_members_that_would_be_the_same_bit_for_bit_are_refused(
@@ -362,7 +442,7 @@ def test_a_source_whose_file_is_damaged_or_gone_is_not_cloned(tmp_path: Path, mo
 def test_a_clone_needs_a_file_and_a_whole_command() -> None:
     with pytest.raises(RunError, match="the command to clone 'one' lacks something"):
         Clone.of({"command": "clone", "member": "one"})
-    with pytest.raises(StudyError, match="bound by name"):
+    with pytest.raises(StudyError, match=r"no hyper-parameter 'optimizer\.lr'; set one of"):
         Clone(source="one", name="two", changes={"optimizer.lr": 0.1}, warm=False).member(
             studies.member("one", optimizer=lambda parameters: SGD(parameters, lr=0.1))
         )

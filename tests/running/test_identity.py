@@ -131,7 +131,8 @@ def refused(study: argosy.Study, directory: Path, **settings: Any) -> str:
         train(study, directory, **settings)
     assert [file.read_bytes() for file in files] == before
     assert str(error.value).startswith(f"{directory} holds the run of another study:\n")
-    assert str(error.value).endswith("\nChoose another directory, or undo the change.")
+    assert "\nUndo the change, or choose another directory. Or " in str(error.value)
+    assert "fresh=True (--fresh) trains everything anew" in str(error.value)
     return str(error.value)
 
 
@@ -203,7 +204,7 @@ FIELDS: dict[str, tuple[Any, str]] = {
     ),
     "step": (own_step, "step: none there, test_identity:own_step here"),
     "augment": (studies.dawdle, "augment: none there, studies:dawdle here"),
-    "metrics": ({}, "metrics.accuracy: argosy.study:accuracy there, none here"),
+    "metrics": ({"accuracy": scaled}, "metrics.accuracy: argosy.study:accuracy there, test_identity:scaled here"),
 }
 OF_STUDY = {
     "seed": (1, "seed: 0 there, 1 here"),

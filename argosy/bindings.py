@@ -1,0 +1,41 @@
+"""Arguments that are bound in a partial, by the names of their parameters."""
+
+import inspect
+from functools import partial
+from typing import Any
+
+__all__ = ["bound", "rebound"]
+
+
+def bound(factory: partial[Any]) -> dict[str, Any]:
+    """By name, positional ones first; by number where their parameters do not tell.
+
+    >>> bound(partial(lambda hidden, *rest, depth: ..., 128, 3, depth=2))
+    {'hidden': 128, '1': 3, 'depth': 2}
+    """
+    return {**dict(zip(_positions(factory), factory.args, strict=True)), **factory.keywords}
+
+
+def rebound(factory: partial[Any], name: str, value: Any) -> partial[Any]:
+    """The same with another value in the place of the one that `bound` has under this name.
+
+    >>> bound(rebound(partial(lambda hidden, depth: ..., 128, 3), "hidden", 16))
+    {'hidden': 16, 'depth': 3}
+    """
+    if name in factory.keywords:
+        return partial(factory, **{name: value})
+    arguments = list(factory.args)
+    arguments[_positions(factory).index(name)] = value
+    return partial(factory.func, *arguments, **factory.keywords)
+
+
+def _positions(factory: partial[Any]) -> list[str]:
+    """What the positional arguments are called."""
+    numbered = [str(number) for number in range(len(factory.args))]
+    try:
+        parameters = inspect.signature(factory.func).parameters.values() if numbered else ()
+    except (TypeError, ValueError):
+        return numbered  # a builtin
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    names = [parameter.name for parameter in parameters if parameter.kind in kinds][: len(numbered)]
+    return [*names, *numbered[len(names) :]]

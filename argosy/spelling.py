@@ -1,0 +1,153 @@
+"""Words that are not known, and what was meant by them: names of keywords, members, metrics, choices."""
+
+import functools
+import inspect
+import re
+from collections.abc import Callable, Iterable, Sequence
+from difflib import get_close_matches
+from typing import Any, ParamSpec, TypeVar
+
+from argosy.errors import StudyError
+
+__all__ = ["known_keywords", "meant", "near"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+ELSEWHERE = {
+    "clip_grad_norm": "clip grad_clip clip_norm clipnorm max_grad_norm gradient_clip_val",
+    "stop": "epochs max_epochs num_epochs n_epochs nb_epoch num_train_epochs max_steps early_stopping patience",
+    "optimizer": "lr learning_rate optim opt weight_decay momentum",
+    "loss": "criterion loss_fn loss_function",
+    "schedule": "scheduler lr_scheduler lr_schedule",
+    "model": "net network module estimator model_init",
+    "batch_size": "bs batch train_batch_size per_device_train_batch_size",
+    "eval_batch_size": "val_batch_size valid_batch_size test_batch_size per_device_eval_batch_size",
+    "accumulate": "accumulate_grad_batches gradient_accumulation_steps grad_accumulation accumulation_steps",
+    "precision": "amp fp16 bf16 mixed_precision dtype",
+    "metrics": "metric scoring compute_metrics",
+    "augment": "augmentation transforms",
+    "seed": "random_state manual_seed random_seed",
+    "train": "dataset train_data train_dataset training_data train_loader train_dataloader dataloader",
+    "val": "valid validation validation_data valid_data val_data eval_dataset val_dataset validation_split val_loader test",
+    "arrays": "x y xy tensors inputs",
+    "on_device": "transform preprocess preprocessing",
+    "members": "models networks nets",
+    "objective": "monitor target_metric metric_for_best_model",
+    "mode": "direction greater_is_better maximize minimize",
+    "directory": "dir path out out_dir output_dir save_dir log_dir logdir default_root_dir checkpoint_dir run_dir",
+    "devices": "device gpus gpu accelerator cuda",
+    "loader_workers": "num_workers workers dataloader_num_workers",
+    "cores": "n_jobs jobs num_cpus cpus",
+    "trackers": "logger loggers log report_to tracker",
+    "progress": "verbose progress_bar enable_progress_bar disable_tqdm",
+    "time_limit": "timeout max_time",
+    "nodes": "num_nodes",
+    "launcher": "strategy backend",
+    "policy": "placement planner",
+    "n_trials": "trials num_trials num_samples n_iter max_evals",
+    "max_epochs": "epochs num_epochs n_epochs max_t",
+    "space": "search_space param_distributions param_space",
+    "scheduler": "pruner",
+    "build": "objective_function",
+    "seeds": "n num n_seeds repeats random_states",
+    "folds": "k cv n_splits splits",
+    "fresh": "restart overwrite reset",
+}
+"""Keywords of Argosy, by those of Lightning, Keras, Hugging Face, skorch, scikit-learn, Ray Tune and Optuna."""
+OWNERS = {
+    "argosy.Data": "train val arrays val_arrays on_device on_error",
+    "argosy.Member": "model optimizer batch_size loss schedule augment subset drop_last metrics precision clip_grad_norm accumulate",
+    "argosy.Study": "members stop objective mode seed",
+    "argosy.train": "directory devices loader_workers cores trackers progress time_limit nodes launcher policy fresh",
+    "argosy.tune": "n_trials max_epochs space",
+}
+"""Where else a keyword may belong."""
+FOR_EXAMPLE = {"stop": "argosy.MaxEpochs(10)", "optimizer": "functools.partial(SGD, lr=0.1)"}
+"""Of keywords for which other libraries have a number."""
+WITHOUT = {
+    "shuffle": "every epoch is drawn anew from Study.seed",
+    "collate_fn": "samples are stacked as they are, so pad them in the dataset to one shape",
+    "callbacks": "rules of argosy.stopping end a member, and trackers= or view= of argosy.train watch a run",
+    "resume": "the same call on the same directory goes on where it was",
+    "resume_from_checkpoint": "the same call on the same directory goes on where it was",
+    "ckpt_path": "the same call on the same directory goes on where it was",
+    "pin_memory": "the stream's memory is pinned where there is a GPU",
+    "sampler": "every epoch is drawn anew from Study.seed; choose samples with Member.subset",
+}
+"""Keywords that have no counterpart, and why none is needed."""
+
+
+def near(word: str, known: Iterable[str]) -> list[str]:
+    """The known words that may have been meant, the likeliest first.
+
+    >>> near("MaxEpoch", ["MaxSteps", "MaxEpochs"]), near("lr", ["batch_size", "optimizer.lr"])
+    (['MaxEpochs'], ['optimizer.lr'])
+    """
+    by_letters: dict[str, str] = {}
+    for one in known:
+        by_letters.setdefault(one.casefold(), one)
+    asked = word.casefold()
+    beginning = [
+        one for one in by_letters if asked and any(part.startswith(asked) for part in re.split(r"[\W_]+", one))
+    ]
+    return [by_letters[one] for one in dict.fromkeys([*get_close_matches(asked, by_letters), *beginning])]
+
+
+def meant(word: Any, known: Iterable[str]) -> str:
+    """For behind an unknown word in a message: what it may have been; empty where nothing is near.
+
+    >>> meant("val_acc", ["val_loss", "val_accuracy"])
+    " (did you mean 'val_accuracy'?)"
+    """
+    found = near(word, known)[:1] if isinstance(word, str) else []
+    return f" (did you mean {found[0]!r}?)" if found else ""
+
+
+def known_keywords(owner: str, *also: Callable[..., Any]) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Have a class or function raise StudyError, with what was meant, for keywords that it does not have.
+
+    With `also`, it passes keywords of these on. Its signature stays what it was.
+    """
+
+    def checking(called: Any) -> Any:
+        takes = [name for one in (called, *also) for name in _keywords(one)]
+
+        @functools.wraps(called)
+        def checked(*values: Any, **keywords: Any) -> Any:
+            for keyword in keywords:
+                if keyword not in takes:
+                    named = "".join(f" {value!r}" for value in values[1:2] if isinstance(value, str))
+                    raise StudyError(f"{owner}{named} has no keyword {keyword}={_instead(keyword, takes)}.")
+            return called(*values, **keywords)
+
+        return checked
+
+    def decorated(called: Any) -> Any:
+        if not isinstance(called, type):
+            return checking(called)
+        called.__init__ = checking(called.__init__)  # type: ignore[misc]
+        return called
+
+    return decorated
+
+
+def _keywords(called: Callable[..., Any]) -> list[str]:
+    parameters = inspect.signature(called).parameters.values()
+    return [one.name for one in parameters if one.kind is not one.VAR_KEYWORD and one.name != "self"]
+
+
+def _instead(keyword: str, takes: Sequence[str]) -> str:
+    """What to give in the place of an unknown keyword."""
+    word = keyword.casefold()
+    same = [name for name, words in ELSEWHERE.items() if word in words.split()]
+    for name in same:
+        if name in takes:
+            return f": give {name}=" + (f", as in {name}={FOR_EXAMPLE[name]}" if name in FOR_EXAMPLE else "")
+    if word in WITHOUT:
+        return f": {WITHOUT[word]}. Leave it out"
+    for name in (word, *(() if near(word, takes) else same)):
+        for owner, names in OWNERS.items():
+            if name in names.split():
+                return f": give {name}= to {owner}"
+    return f"{meant(keyword, takes)}; give one of {', '.join(takes)}"

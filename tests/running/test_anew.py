@@ -1,0 +1,351 @@
+"""A changed study in the same directory: members that begin anew, that are left out or put back, and metrics that are added."""
+
+import csv
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import evidence
+import living
+import pytest
+import studies
+import torch
+
+import argosy
+from argosy.errors import RunError
+from argosy.events import Checkpoint
+from argosy.fold import RunState
+from argosy.running import anew, driver, inbox
+from argosy.running.audit import audit
+from argosy.running.identity import Identity
+from argosy.running.journal import Lock, timeline
+from argosy.running.records import Metrics
+from argosy.views.html.report import write_report
+
+EPOCHS = 3
+
+
+def asked(*fleet: argosy.Member, epochs: int = EPOCHS, **rest: Any) -> argosy.Study:
+    members = fleet or (member("one"), member("two", hidden=8, batch_size=33))
+    return studies.study(90, fleet=members, epochs=epochs, val=11, **rest)
+
+
+member = studies.member
+CHANGED = (member("one"), member("two", hidden=24, batch_size=30))
+
+
+def train(study: argosy.Study, directory: Path, **rest: Any) -> argosy.Report:
+    return argosy.train(study, directory=directory, launcher="inline", devices="cpu:1", numerics="exact", **rest)
+
+
+def table(directory: Path) -> dict[str, Any]:
+    """What came out of each member."""
+    names = json.loads((directory / "study.json").read_text())["members"]
+    return {name: evidence.results_of(directory, name) for name in names}
+
+
+@pytest.fixture(scope="module")
+def wanted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What the changed study makes of its members in a directory of its own."""
+    directory = tmp_path_factory.mktemp("wanted")
+    train(asked(*CHANGED), directory)
+    return table(directory)
+
+
+def test_a_refusal_names_what_changed_and_what_can_be_done(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    train(asked(epochs=1), run)
+    with pytest.raises(RunError) as told:
+        train(asked(*CHANGED), run)
+    assert str(told.value).splitlines() == [
+        f"{run} holds the run of another study:",
+        "  member 'two', batch_size: 33 there, 30 here",
+        "  member 'two', model.hidden: 8 there, 24 here",
+        "Undo the change, or choose another directory. Or keep the rest:",
+        "  fresh=['two'] (--fresh two) trains it anew, and keeps what was there in members.old",
+        "  under another name it is a new one, beside what is there",
+        "  fresh=True (--fresh) trains everything anew, and keeps what is there in run.old-1, or with the next number.",
+    ]
+    # Where the whole study is another one, members alone cannot begin anew.
+    for other in (asked(*CHANGED, seed=3), asked(member("three"))):
+        with pytest.raises(RunError) as told:
+            train(other, run)
+        assert "members.old" not in str(told.value)
+        assert "Or begin anew: fresh=True (--fresh)" in str(told.value)
+    # Each way out is one.
+    new = member("two-wide", hidden=24, batch_size=30)
+    report = train(asked(*asked().members, new, epochs=1), run)
+    assert {row.name for row in report.rows} == {"one", "two", "two-wide"}
+
+
+@pytest.mark.parametrize("begun", [1, EPOCHS])
+@pytest.mark.parametrize("names", ["two", ["two"], ("two", "two")])
+def test_a_member_begins_anew_and_the_others_go_on(
+    tmp_path: Path, wanted: dict[str, Any], begun: int, names: Sequence[str]
+) -> None:
+    train(asked(epochs=begun), tmp_path)
+    before = (tmp_path / "journal.jsonl").read_bytes()
+    kept = {path.name for path in (tmp_path / "members" / "two").iterdir()}
+    report = train(asked(*CHANGED), tmp_path, fresh=names)
+    assert (tmp_path / "journal.jsonl").read_bytes().startswith(before)
+    assert table(tmp_path) == wanted
+    assert audit(tmp_path) == []
+    assert {row.name: (row.status, row.epochs) for row in report.rows} == dict.fromkeys(
+        ("one", "two"), ("done", EPOCHS)
+    )
+    assert {path.name for path in (tmp_path / "members.old" / "two-1").iterdir()} == kept
+    sections = [line["epoch"] for line in evidence.event_lines(tmp_path, "SectionEnded") if line["member"] == "one"]
+    assert sections == list(range(EPOCHS))
+    with (tmp_path / "members" / "two" / "metrics.csv").open() as file:
+        assert len(list(csv.DictReader(file))) == EPOCHS
+    # The same command once more trains it once more; without the word nothing is left to do.
+    train(asked(*CHANGED), tmp_path, fresh=names)
+    assert table(tmp_path) == wanted
+    assert (tmp_path / "members.old" / "two-2").is_dir()
+    lines = len(evidence.event_lines(tmp_path, "SectionEnded"))
+    assert train(asked(*CHANGED), tmp_path).status == "done"
+    assert len(evidence.event_lines(tmp_path, "SectionEnded")) == lines
+
+
+class Killed(BaseException):
+    """In the place of a kill."""
+
+
+def kill(*_: Any, **__: Any) -> None:
+    raise Killed
+
+
+def killing(
+    monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, when: Callable[..., bool] = lambda *_: True
+) -> None:
+    """Die where this is called, with nothing done of it."""
+    before = getattr(owner, name)
+
+    def dying(*values: Any, **rest: Any) -> Any:
+        return kill() if when(*values) else before(*values, **rest)
+
+    monkeypatch.setattr(owner, name, dying)
+    # A killed driver has no last word.
+    monkeypatch.setattr(driver, "end_run", lambda *_, **__: None)
+
+
+@pytest.mark.parametrize("again", [["two"], ()], ids=["same command", "without fresh"])
+@pytest.mark.parametrize("place", ["identity", "rename", "study.json", "sections"])
+def test_a_driver_that_is_killed_while_a_member_begins_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: dict[str, Any], place: str, again: Sequence[str]
+) -> None:
+    train(asked(epochs=2), tmp_path)
+    with monkeypatch.context() as patch:
+        if place == "identity":
+            killing(patch, driver, "keep_aside")
+        elif place == "rename":
+            moved = anew.keep_aside
+            patch.setattr(driver, "keep_aside", lambda *values: (moved(*values), kill()))
+            patch.setattr(driver, "end_run", lambda *_, **__: None)
+        elif place == "study.json":
+            killing(patch, Identity, "write")
+        else:
+            killing(patch, Metrics, "note", lambda _, state: state.name == "two" and len(state.sections) == 2)
+        with pytest.raises(Killed):
+            train(asked(*CHANGED), tmp_path, fresh=["two"])
+    train(asked(*CHANGED), tmp_path, fresh=again)
+    assert table(tmp_path) == wanted
+    assert audit(tmp_path) == []
+    assert any((tmp_path / "members.old").glob("two-1/*.pt"))
+
+
+def test_a_journal_that_ends_at_any_line_of_a_new_beginning_leads_to_the_same_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: dict[str, Any]
+) -> None:
+    living.keep_all_files(monkeypatch)
+    run = tmp_path / "run"
+    train(asked(epochs=2), run)
+    before = len((run / "journal.jsonl").read_bytes().splitlines())
+    earlier = shutil.copytree(run, tmp_path / "earlier", symlinks=True)
+    train(asked(*CHANGED), run, fresh=["two"])
+    whole = (run / "journal.jsonl").read_bytes().splitlines(keepends=True)
+    (begun,) = (number for number, line in enumerate(whole) if b'"BeganAnew"' in line)
+    for cut in range(before, len(whole), 2):
+        place = tmp_path / f"killed-{cut}"
+        shutil.copytree(run if cut > begun else earlier, place, symlinks=True)
+        (place / "journal.jsonl").write_bytes(b"".join(whole[:cut]))
+        train(asked(*CHANGED), place, fresh=() if cut > begun else ["two"])
+        assert table(place) == wanted, cut
+        assert audit(place) == []
+
+
+def test_names_that_cannot_begin_anew_are_refused(tmp_path: Path) -> None:
+    train(asked(epochs=1), tmp_path)
+    before = (tmp_path / "journal.jsonl").read_bytes()
+    with pytest.raises(
+        RunError, match=r"no member 'tow' \(did you mean 'two'\?\) is there to begin anew; name one of one, two\."
+    ):
+        train(asked(*CHANGED), tmp_path, fresh=["tow"])
+    # What else has changed is refused as before.
+    with pytest.raises(RunError, match="seed: 0 there, 1 here"):
+        train(asked(*CHANGED, seed=1), tmp_path, fresh=["two"])
+    with pytest.raises(RunError, match="member 'one', batch_size: 20 there, 10 here"):
+        train(asked(member("one", batch_size=10), CHANGED[1]), tmp_path, fresh=["two"])
+    assert (tmp_path / "journal.jsonl").read_bytes() == before
+    assert not (tmp_path / "members.old").exists()
+
+
+def test_a_whole_run_begins_anew_and_nothing_is_lost(tmp_path: Path, wanted: dict[str, Any]) -> None:
+    run = tmp_path / "runs" / "mine"
+    train(asked(), run, fresh=True)
+    first = table(run)
+    assert not (tmp_path / "runs" / "mine.old-1").exists()
+    for number in (1, 2):
+        train(asked(*CHANGED), run, fresh=True)
+        assert table(run) == wanted
+        assert len(evidence.event_lines(run, "RunStarted")) == 1
+        assert (tmp_path / "runs" / f"mine.old-{number}").is_dir()
+    assert table(tmp_path / "runs" / "mine.old-1") == first
+    argosy.load(tmp_path / "runs" / "mine.old-1", study=asked()).best().load()
+    # Killed when the old one had been moved, the same command has nothing to move.
+    (run).rename(tmp_path / "elsewhere")
+    assert train(asked(*CHANGED), run, fresh=True).status == "done"
+    assert not (tmp_path / "runs" / "mine.old-3").exists()
+
+
+def test_a_run_at_work_is_not_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = tmp_path / "run"
+    train(asked(epochs=1), run)
+    monkeypatch.setattr("argosy.running.journal.PATIENCE_SECONDS", 0.1)
+    with Lock(run / "run.lock"), pytest.raises(RunError, match="is in use by process"):
+        train(asked(), run, fresh=True)
+    assert (run / "journal.jsonl").exists()
+    assert not (tmp_path / "run.old-1").exists()
+
+
+@pytest.mark.parametrize("begun", [1, EPOCHS])
+def test_a_member_that_is_left_out_stays_in_the_report_and_goes_on_when_it_is_put_back(
+    tmp_path: Path, begun: int
+) -> None:
+    train(asked(epochs=begun), tmp_path / "run")
+    train(asked(epochs=EPOCHS), tmp_path / "whole")
+    run = tmp_path / "run"
+    for _ in range(2):
+        report = train(asked(member("one")), run)
+        assert {row.name: (row.status, row.epochs) for row in report.rows} == {
+            "one": ("done", EPOCHS),
+            "two": ("left out", begun),
+        }
+        assert report.rows[-1].name == "two"
+        assert report.status == "done"
+        assert audit(run) == []
+    assert report.best().name == "one"
+    assert report.ensemble().names == ("one",)
+    write_report(argosy.load(run), timeline(run))
+    # Under its name another member would mix with it.
+    with pytest.raises(RunError, match=r"member 'two', model\.hidden: 8 there, 24 here"):
+        train(asked(*CHANGED), run)
+    report = train(asked(), run)
+    assert {row.status for row in report.rows} == {"done"}
+    assert table(run) == table(tmp_path / "whole")
+
+
+def test_a_newcomer_cannot_have_the_name_of_a_member_that_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    living.trusting(monkeypatch)
+    run, left = tmp_path / "run", list[str]()
+    train(asked(epochs=1), run)
+    (tmp_path / "more.py").write_text(
+        "import studies\nstudy = studies.study(90, fleet=[studies.member('two')], epochs=3)\n"
+    )
+    clone = {"command": "clone", "member": "one", "name": "two", "set": {"optimizer.lr": 0.3}, "warm": False}
+
+    def act(voyage: Any) -> None:
+        if not left:
+            for command in ({"command": "add", "study": str(tmp_path / "more.py")}, clone):
+                left.append(inbox.leave(run, command))
+
+    living.at_every_round(monkeypatch, act)
+    train(asked(member("one")), run)
+    for line in evidence.event_lines(run, "Answered"):
+        assert line["answer"].startswith(
+            "refused: a member 'two' has trained in this run, and its study leaves it out; put"
+        )
+    assert len(evidence.event_lines(run, "Answered")) == 2
+
+
+def share(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return (output.argmax(dim=1) == target).float()
+
+
+def other_share(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return 1 - share(output, target)
+
+
+MORE = {"accuracy": argosy.accuracy, "share": share}
+
+
+def test_a_metric_can_be_added_later_and_nothing_is_trained_again(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    train(asked(member("one"), member("two", stop=argosy.MaxEpochs(1)), epochs=1), run)
+    fleet = [member("one", metrics=MORE), member("two", metrics=MORE, stop=argosy.MaxEpochs(1))]
+    report = train(asked(*fleet), run)
+    train(asked(*fleet), tmp_path / "whole")
+    assert {row.name: row.epochs for row in report.rows} == {"one": EPOCHS, "two": 1}
+    for name in ("one", "two"):
+        here, there = (evidence.results_of(place, name) for place in (run, tmp_path / "whole"))
+        assert here["weights"] == there["weights"]
+    first, *rest = living.state_of(run).members["one"].history
+    assert "val_share" not in first
+    assert all(row["val_share"] == row["val_accuracy"] for row in rest)
+    with (run / "members" / "one" / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["val_share"] for row in rows] == ["", *(str(row["val_share"]) for row in rest)]
+    assert all(row["seconds"] and row["samples"] == "90" for row in rows)
+    assert audit(run) == []
+    write_report(argosy.load(run), timeline(run))
+    # Its code may not change, nor may it come back as another one: values of two would have one name.
+    other = [member("one", metrics={**MORE, "share": other_share}), fleet[1]]
+    with pytest.raises(RunError, match=r"member 'one', metrics\.share: .*share there, .*other_share here"):
+        train(asked(*other), run)
+    assert train(asked(member("one"), fleet[1]), run).status == "done"
+    train(asked(member("one"), fleet[1], epochs=EPOCHS + 1), run)
+    with pytest.raises(RunError, match=r"member 'one', metrics\.share: .*share there, .*other_share here"):
+        train(asked(*other), run)
+
+
+def test_a_rule_may_watch_a_metric_that_was_added(tmp_path: Path) -> None:
+    train(asked(member("one"), epochs=2), tmp_path)
+    rule = argosy.Plateau("val_share", 2, mode="max") | argosy.MaxEpochs(9)
+    report = train(asked(member("one", metrics={**MORE, "share": lambda o, t: o.sum(dim=1) * 0}, stop=rule)), tmp_path)
+    assert (report.rows[0].status, report.rows[0].epochs) == ("done", 5)
+
+
+def test_a_member_with_a_metric_more_begins_where_a_pause_left_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        killing(patch, Metrics, "note", lambda _, state: state.name == "one" and len(state.sections) == 3)
+        with pytest.raises(Killed):
+            train(asked(member("one"), validations_per_epoch=2), tmp_path / "run")
+    train(asked(member("one", metrics=MORE), validations_per_epoch=2), tmp_path / "run")
+    train(asked(member("one", metrics=MORE), validations_per_epoch=2), tmp_path / "whole")
+    here, there = (evidence.results_of(tmp_path / place, "one") for place in ("run", "whole"))
+    assert here["weights"] == there["weights"]
+
+
+def test_the_default_directory_has_the_name_of_the_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    how = {"launcher": "inline", "devices": "cpu:1"}
+    for file, name in (("digits.py", "digits"), ("/a/package/__main__.py", "package"), (None, "argosy")):
+        monkeypatch.setattr("__main__.__file__", file, raising=False)
+        report = argosy.train(asked(member(name), epochs=1), **how)
+        assert report.directory == tmp_path / "runs" / name
+
+
+def test_clones_that_went_on_from_weights_cannot_begin_anew() -> None:
+    state = RunState()
+    state.member("warm").inherited = Checkpoint(file="e0001.pt", sha256="", epoch=1, section=0, position=0)
+    state.member("warm").source = "one"
+    with pytest.raises(
+        RunError, match="'warm' is a clone that went on from the weights of 'one', so it cannot begin anew"
+    ):
+        anew.begin_anew(["warm"], asked(), state, Path())
