@@ -242,7 +242,7 @@ class SearchReport:
             epochs=sum(row.epochs - _inherited(cloned.get(row.name)) for row in run.rows),
             packed_seconds=sum(packs.saved_by(event) for _, event in told),
             first_comparison_seconds=_first_comparison(told),
-            best_seconds=None if best is None else _found(best, run, told, cloned),
+            best_seconds=None if best is None else _found(best, run, told),
             scheduler=next(event.terms["scheduler"] for _, event in reversed(told) if isinstance(event, SearchBegan)),
             study=study,
         )
