@@ -5,6 +5,7 @@ from typing import Any
 
 from argosy.events import MemberEnded, MemberStarted, NodeCame, SharingChosen, WorkerLost
 from argosy.fold import WRONG
+from argosy.packs import FellBack
 
 __all__ = ["Notices"]
 
@@ -29,6 +30,8 @@ class Notices:
         if isinstance(message, WorkerLost):
             text = f"{message.worker} is lost: {message.detail}; its members go on from their checkpoints"
             return self._first("lost", text, "yellow")
+        if isinstance(message, FellBack):
+            return self._first("fallback", message.words, "yellow")
         if isinstance(message, NodeCame):
             return [(f"{message.node} has come: {len(message.devices)} more devices", "")]
         if isinstance(message, MemberStarted):
