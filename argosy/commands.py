@@ -87,6 +87,7 @@ class Measured:
     parameter_shapes: str
     """Digest of the names and shapes of its parameters: part of a study's identity on disk."""
     batch_norm: bool
+    """Whether it has BatchNorm that a batch of one sample is too small for."""
     whole: str
     """Why it may not be split over devices; empty where it may, or where that was not asked."""
     notes: tuple[str, ...]

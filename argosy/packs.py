@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from argosy.events import Event
 
-__all__ = ["Packed", "StepsAlone"]
+__all__ = ["FellBack", "Packed", "StepsAlone"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,3 +63,21 @@ class StepsAlone(Event):
     device: str
     reasons: Mapping[str, str]
     """By member."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FellBack(Event):
+    """A faster program of these members raised, or did otherwise than each of them by itself; slower code steps them."""
+
+    device: str
+    members: tuple[str, ...]
+    kind: str
+    """Of the program: fused, graphed or compiled."""
+    reason: str
+
+    @property
+    def words(self) -> str:
+        """For people."""
+        first, more = ", ".join(map(repr, self.members[:3])), len(self.members) - 3
+        names = f"{first} and {more} more" if more > 0 else first
+        return f"{names} on {self.device}: no {self.kind} program, as {self.reason}"

@@ -193,6 +193,8 @@ class Terms:
     validations_per_epoch: int
     has_val: bool
     on_device: Callable[[Any], Any] | None
+    stop: Stop
+    """Of members without a rule of their own."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -285,6 +287,7 @@ class Study:
             validations_per_epoch=self.validations_per_epoch,
             has_val=self.data.has_val,
             on_device=self.data.on_device,
+            stop=self.stop,
         )
 
     def stop_of(self, member: Member) -> Stop:

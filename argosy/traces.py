@@ -15,7 +15,7 @@ import cloudpickle
 
 from argosy.errors import ArgosyError
 
-__all__ = ["first_line", "know_sources", "sources", "trace_of"]
+__all__ = ["first_line", "know_sources", "reason_of", "sources", "trace_of"]
 
 
 def trace_of(error: BaseException) -> str:
@@ -54,6 +54,18 @@ def first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {words[0]}"
 
 
+def reason_of(error: Exception) -> str:
+    """The first line of an error for which slower code takes over. Raises the error itself if it is a bug of Argosy.
+
+    A bug is what a line of Argosy raised. Excluded are the words that torch has for what it cannot do, which reach Python at the
+    line that asked for it, and the errors that Argosy raises on purpose.
+    """
+    meant = isinstance(error, RuntimeError | MemoryError | ArgosyError)
+    if not meant and _innermost(error).startswith(_folders("argosy")):
+        raise error
+    return first_line(error)
+
+
 def sources() -> dict[str, str]:
     """Texts by the name in tracebacks: of the script and of study files, which travel by value, and of what is no file."""
     by_value = ("__main__", *cloudpickle.list_registry_pickle_by_value())
@@ -67,6 +79,14 @@ def know_sources(texts: Mapping[str, str]) -> None:
     for name, text in texts.items():
         # Without a time of change it stays, whatever becomes of a file of that name.
         linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
+
+
+def _innermost(error: BaseException) -> str:
+    """The file of the line that raised."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return "" if trace is None else trace.tb_frame.f_code.co_filename
 
 
 def _folders(*packages: str) -> tuple[str, ...]:

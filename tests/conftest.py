@@ -11,9 +11,11 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from argosy.packs import FellBack
 from argosy.running import apart
 from argosy.running.audit import audit
 from argosy.running.forkserver import ForkServer
+from argosy.running.journal import read_journal
 
 # The same examples in every run, however slow the machine: a failure says something about the last change.
 settings.register_profile("tests", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -69,6 +71,18 @@ def _audited(request: pytest.FixtureRequest) -> object:
         for path in folder.rglob("study.json"):
             if (path.parent / "journal.jsonl").exists():
                 assert audit(path.parent) == []
+
+
+@pytest.fixture(autouse=True)
+def _fell_back(request: pytest.FixtureRequest) -> object:
+    """No run that a test leaves behind gave up a faster program, in whatever process, unless the test is about one that does."""
+    folder: Path | None = request.getfixturevalue("tmp_path") if "tmp_path" in request.fixturenames else None
+    yield
+    if folder is not None and not any(map(request.node.get_closest_marker, ("falls_back", "tampers"))):
+        for path in folder.rglob("study.json"):
+            if (path.parent / "journal.jsonl").exists():
+                events = read_journal(path.parent)
+                assert [event.words for event in events if isinstance(event, FellBack)] == []
 
 
 @pytest.fixture

@@ -19,12 +19,13 @@ from lightning.pytorch.core.optimizer import (
 from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torchmetrics import Metric
 
+from argosy.adapters.asked import Asked
 from argosy.adapters.monitored import MEANS, Monitored
 from argosy.errors import StudyError
 from argosy.stream.trees import flatten
+from argosy.training.outlook import outlook
 from argosy.training.tally import double
 
 __all__ = ["Logged", "check_hooks", "configured", "schedules", "step", "validate"]
@@ -51,27 +52,17 @@ PLACES = ("current_epoch", "global_step", "batch_idx", "missed")
 """Where a module is, in a checkpoint."""
 
 
-class Loop:
+class Loop(Asked):
     """What a module finds in place of its trainer, and what is saved of it beside weights and optimizers."""
 
-    def __init__(self, module: Any, optimizers: list[Optimizer], schedulers: list[Any]) -> None:
-        self.module = self.lightning_module = module
-        self.optimizers = optimizers
-        self.lr_scheduler_configs = schedulers
-        self.current_epoch = self.global_step = self.batch_idx = 0
-        self.strategy = self
+    def __init__(self, module: Any) -> None:
+        super().__init__(module, outlook())
         self.precision_plugin = Precision()
-        self.gradient_clip_val = self.gradient_clip_algorithm = None
-        self.logger = None
-        self.loggers: list[Any] = []
-        self.is_global_zero, self.world_size, self.global_rank, self.local_rank = True, 1, 0, 0
-        self.progress_bar_callback = None
-        self.validating = self.sanity_checking = False
         self.loss: torch.Tensor | None = None
         """Of the batch at hand."""
         self.missed = ""
         """What a learning rate was to follow at the last epoch's end and was not logged, in words."""
-        self._monitored = Monitored([config.monitor for config in schedulers if config.reduce_on_plateau])
+        self._monitored = Monitored(())
         self._hook = "training_step"
         """Whose turn it is in training."""
         self._gradients: dict[str, torch.Tensor] = {}
@@ -84,13 +75,31 @@ class Loop:
         """That training logs: they begin anew with each epoch."""
         self._rows = 1
         """Samples that a logged value is of."""
+        self.val_batch_idx = 0
+
+    def configure(self) -> None:
+        """Let the module make its optimizers and schedulers; it has its trainer there already."""
+        module, self._sealed = self.module, True
+        module._trainer = self
+        self.optimizers, schedulers, monitor = _configure_optimizers(module.configure_optimizers())
+        automatic = module.automatic_optimization
+        configs = _configure_schedulers_automatic_opt(schedulers, monitor) if automatic else None
+        self.lr_scheduler_configs = _configure_schedulers_manual_opt(schedulers) if configs is None else configs
+        if automatic and len(self.optimizers) != 1:
+            raise StudyError(
+                f"{type(module).__name__}.configure_optimizers returned {len(self.optimizers)} optimizers; Lightning steps one "
+                "by itself. Set automatic_optimization = False and step them in training_step."
+            )
+        plateaus = [config for config in self.lr_scheduler_configs if config.reduce_on_plateau]
+        if any(config.interval == "step" for config in plateaus):
+            raise StudyError(
+                f"{type(module).__name__}: its ReduceLROnPlateau has the interval 'step', and metrics are there at "
+                "an epoch's end. Leave out the interval."
+            )
+        self._monitored = Monitored([config.monitor for config in plateaus])
+        module.log = self.log
 
     # ---- what modules ask of their trainer
-
-    @property
-    def training(self) -> bool:
-        """Whether it trains."""
-        return not self.validating
 
     @property
     def _lightning_optimizers(self) -> list[Any]:
@@ -322,25 +331,9 @@ def configured(module: Any) -> Configured:
             f"argosy.from_lightning was given a factory of {type(module).__name__}; give it one of a LightningModule."
         )
     check_hooks(type(module))
-    optimizers, schedulers, monitor = _configure_optimizers(module.configure_optimizers())
-    if module.automatic_optimization:
-        configs = _configure_schedulers_automatic_opt(schedulers, monitor)
-    else:
-        configs = _configure_schedulers_manual_opt(schedulers)
-    if module.automatic_optimization and len(optimizers) != 1:
-        raise StudyError(
-            f"{type(module).__name__}.configure_optimizers returned {len(optimizers)} optimizers; Lightning steps one by "
-            "itself. Set automatic_optimization = False and step them in training_step."
-        )
-    for config in configs:
-        if config.interval == "step" and isinstance(config.scheduler, ReduceLROnPlateau):
-            raise StudyError(
-                f"{type(module).__name__}: its ReduceLROnPlateau has the interval 'step', and metrics are there at "
-                "an epoch's end. Leave out the interval."
-            )
-    loop = module._argosy_loop = Loop(module, optimizers, configs)
-    module.log = loop.log
-    made = Configured({str(number): optimizer for number, optimizer in enumerate(optimizers)})
+    loop = module._argosy_loop = Loop(module)
+    loop.configure()
+    made = Configured({str(number): optimizer for number, optimizer in enumerate(loop.optimizers)})
     made.loop = loop
     return made
 

@@ -4,12 +4,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from argosy.events import Checkpoint, Event
-from argosy.packs import Packed, StepsAlone
+from argosy.packs import FellBack, Packed, StepsAlone
 
 __all__ = ["from_line", "to_line"]
 
 # Python knows the subclasses of imported files alone: those of packs are named.
-KINDS = {kind.__name__: kind for kind in (*Event.__subclasses__(), Packed, StepsAlone) if kind is not Checkpoint}
+KINDS = {
+    kind.__name__: kind for kind in (*Event.__subclasses__(), Packed, StepsAlone, FellBack) if kind is not Checkpoint
+}
 
 
 def to_line(event: Event) -> dict[str, Any]:

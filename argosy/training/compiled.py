@@ -22,7 +22,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from argosy.stream.trees import flatten
-from argosy.traces import first_line
+from argosy.traces import reason_of
 from argosy.training.agreement import agree, largest
 from argosy.training.arena import Arena
 from argosy.training.forward import Data, Forward, Rows
@@ -152,7 +152,7 @@ class Compilation:
             run = of.compiled(inputs)
             self.refused = _difference(of, run(*inputs), losses.detach(), [one for one in gradients if one is not None])
         except Exception as error:  # boundary to members' code and torch's compiler, which cannot do everything
-            self.refused = f"it cannot be compiled: {first_line(error)}"
+            self.refused = f"it cannot be compiled: {reason_of(error)}"
         if not self.refused:
             self._made[len(of.rows)] = Made(run, form)
         return losses, gradients

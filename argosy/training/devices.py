@@ -370,7 +370,7 @@ def poisoned(backend: Backend) -> bool:
     """
     try:
         backend.synchronize()
-    except Exception:  # of a type and with words that each device has for itself
+    except RuntimeError:  # torch has no other type for what a device cannot go on from
         return True
     return False
 

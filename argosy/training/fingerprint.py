@@ -182,13 +182,20 @@ def _inner(value: Any, seen: Seen) -> Any:
     if isinstance(value, functools.partial):
         return tokens((value.func, value.args, value.keywords))
     if isinstance(value, types.FunctionType):
-        cells = (cell.cell_contents for cell in value.__closure__ or ())
+        cells = map(_held, value.__closure__ or ())
         return (value.__code__, *tokens((value.__defaults__, value.__kwdefaults__)), *tokens(cells))
     if isinstance(value, types.MethodType):
         return tokens((value.__func__, value.__self__))
     if isinstance(value, weakref.ref):
         return token(value(), seen)
     return token(vars(value), seen) if hasattr(value, "__dict__") else id(value)
+
+
+def _held(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # its variable has no value yet
+        return None
 
 
 def _content(array: npt.NDArray[Any], like: torch.Tensor | npt.NDArray[Any]) -> tuple[Any, ...]:

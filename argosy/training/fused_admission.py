@@ -17,7 +17,7 @@ from torch import Tensor
 from argosy.stream.batches import Cutter
 from argosy.stream.blocks import Block
 from argosy.stream.order import Selection
-from argosy.traces import first_line
+from argosy.traces import reason_of
 from argosy.training.agreement import agree, largest
 from argosy.training.devices import out_of_memory
 from argosy.training.fingerprint import Fingerprint, attributes, obstacle
@@ -41,6 +41,8 @@ class Admission:
     """Members that may be fused; one by itself where that was asked for."""
     alone: Mapping[str, str]
     """The others, and for each the reason."""
+    failed: Mapping[tuple[str, ...], str]
+    """Those of the others that were tried as one program, and what it raised or did otherwise than each by itself."""
 
 
 def admit(
@@ -58,7 +60,7 @@ def admit(
     """
     admitted = set() if admitted is None else admitted
     alike: dict[Fingerprint, list[LiveMember]] = {}
-    packs, reasons = [], {}
+    packs, reasons, failed = [], {}, {}
     for live in lives:
         try:
             reason = obstacle(live)
@@ -66,7 +68,7 @@ def admit(
                 alike.setdefault(Fingerprint.of(live), []).append(live)
         except Exception as error:
             # Boundary between a member's code and ours: what it holds may not let itself be compared.
-            reason = f"it cannot be compared with others: {first_line(error)}"
+            reason = f"it cannot be compared with others: {reason_of(error)}"
         if reason is not None:
             reasons[live.member.name] = reason
     for fingerprint, pack in alike.items():
@@ -80,13 +82,16 @@ def admit(
         if spared:
             reasons |= dict.fromkeys(names, "others in twos were no faster as one program on this device")
             continue
-        reason = None if fingerprint in admitted else _mismatch(pack[:TRIED], block)
-        if reason is None:
+        attempt = None if fingerprint in admitted else _attempted(pack[:TRIED], block)
+        if attempt is None or attempt.reason is None:
             packs.append(names)
             admitted.add(fingerprint)
-        elif lonely is None:
-            reasons |= dict.fromkeys(names, reason)
-    return Admission(packs=tuple(packs), alone=reasons)
+            continue
+        if lonely is None:
+            reasons |= dict.fromkeys(names, attempt.reason)
+        if attempt.failed:
+            failed[names] = attempt.reason
+    return Admission(packs=tuple(packs), alone=reasons, failed=failed)
 
 
 def _lonely(fingerprint: Fingerprint, alike: Mapping[Fingerprint, Sequence[LiveMember]]) -> str:
@@ -104,8 +109,8 @@ class Trial:
     gradients: Mapping[str, Tensor]
 
 
-def _mismatch(lives: Sequence[LiveMember], block: Block) -> str | None:
-    """Why these members are not to be one program; None where they are. Where memory ends, fewer of them are tried, down to two."""
+def _attempted(lives: Sequence[LiveMember], block: Block) -> "Attempt":
+    """Try these members as one program. Where memory ends, fewer of them are tried, down to two."""
     double, block = True, _filled(block, lives)
     while True:
         attempt = _attempt(lives, block, double=double)
@@ -114,7 +119,7 @@ def _mismatch(lives: Sequence[LiveMember], block: Block) -> str | None:
         elif double and (attempt.crowded or attempt.alone):
             double = False
         else:
-            return attempt.reason
+            return attempt
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,15 +130,17 @@ class Attempt:
     """Why they are not to be one program."""
     alone: bool = False
     """Whether one has raised by itself."""
+    failed: bool = False
+    """Whether their program raised, though memory was left, or did otherwise than each of them."""
     crowded: bool = False
     """Whether memory has run out."""
 
     @classmethod
     def of(cls, what: str, error: Exception, count: int, *, alone: bool = False) -> "Attempt":
         """One of so many twins that has raised."""
-        line, crowded = first_line(error), out_of_memory(error)
+        line, crowded = reason_of(error), out_of_memory(error)
         reason = f"there is no memory to try {count} side by side: {line}" if crowded else f"{what} raises {line}"
-        return cls(reason=reason, alone=alone, crowded=crowded)
+        return cls(reason=reason, alone=alone, failed=not alone and not crowded, crowded=crowded)
 
 
 def _attempt(lives: Sequence[LiveMember], block: Block, *, double: bool) -> Attempt:
@@ -147,7 +154,8 @@ def _attempt(lives: Sequence[LiveMember], block: Block, *, double: bool) -> Atte
         together = _together(_twins(lives, block, double=double), _given(block, double=double))
         pairs = zip(alone, together, strict=True)
         found = (words for pair in pairs for words in _differences(*pair, DOUBLE if double else SINGLE))
-        return Attempt(reason=next(found, None))
+        reason = next(found, None)
+        return Attempt(reason=reason, failed=reason is not None)
     except Exception as error:  # the same boundary
         return Attempt.of("as one program it", error, len(lives))
 

@@ -11,10 +11,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from argosy.commands import Report
 from argosy.events import Event
-from argosy.packs import Packed, StepsAlone
+from argosy.packs import FellBack, Packed, StepsAlone
 from argosy.stream.blocks import Block
 from argosy.stream.pulse import Pulse
-from argosy.traces import first_line
+from argosy.traces import reason_of
 from argosy.training.aboard import Aboard
 from argosy.training.compiled import Compilation
 from argosy.training.devices import out_of_memory
@@ -63,6 +63,8 @@ class Fusion:
         """Of kin that were tried in twos, whether one program was faster."""
         self._alone: dict[str, str] = {}
         """Why members are no program with others, as it was told."""
+        self._fallen: set[FellBack] = set()
+        """What was given up, as it was told."""
 
     def boarded(self) -> None:
         """Somebody came aboard."""
@@ -116,7 +118,16 @@ class Fusion:
             if len(kinds) > 1:
                 unit.kin = Kin(kinds=kinds)
                 self._as_before(unit.kin, [unit])
+        for names, reason in admission.failed.items():
+            self._tell(names, "fused", reason)
         return admission.alone
+
+    def _tell(self, names: Sequence[str], kind: str, reason: str) -> None:
+        """Journal that a faster program of these members was given up, once for each reason."""
+        event = FellBack(device=self._device, members=tuple(sorted(names)), kind=kind, reason=reason)
+        if event not in self._fallen:
+            self._fallen.add(event)
+            self._emit(Report(events=(event,)))
 
     def _kinds_of(self, unit: Unit, *, alike: bool) -> Sequence[Kind]:
         """Of programs that may step its members, which may be `alike` others: seen to get from common code what they get alone."""
@@ -154,6 +165,7 @@ class Fusion:
         for kin in dict.fromkeys(unit.kin for unit in self._units if unit.kin is not None):
             units, compilation = self._of(kin), self._compilation(kin)
             if compilation is not None and compilation.refused:
+                self._tell([name for unit in units for name in unit.names], "compiled", compilation.refused)
                 kin.refuse("compiled", compilation.refused)
             count = sum(len(unit.crew) for unit in units)
             under_way = [unit for unit in units if unit.turns is not None]
@@ -175,6 +187,9 @@ class Fusion:
 
     def _refuse(self, kin: Kin, size: int, error: str, *, memory: bool) -> None:
         """No such programs of a kin: plain ones, then of fewer members, or none where it was not for want of memory."""
+        if not memory:
+            names = [name for unit in self._of(kin) for name in unit.names]
+            self._tell(names, "fused" if kin.now.kind == "plain" else kin.now.kind, error)
         if kin.now.kind == "plain":
             kin.restrict(max(size // 2, 1) if memory else 1, f"{size} in a program: {error}")
         else:
@@ -267,7 +282,7 @@ class Fusion:
             for part in parts:
                 made.append(Unit.of(part, kin, self._compilation(kin)))
         except Exception as raised:  # boundary between members' code and ours
-            memory, error = out_of_memory(raised), first_line(raised)
+            memory, error = out_of_memory(raised), reason_of(raised)
         if kin is not None and error is not None:
             for unit in made:
                 unit.program.release()

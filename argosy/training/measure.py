@@ -1,11 +1,12 @@
 """What a member costs and what is unusual about it, found out on a twin before its first real step."""
 
+import contextlib
 import hashlib
 import statistics
 import time
 import weakref
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import numpy as np
@@ -63,7 +64,8 @@ def measuring(
     yield
     batch = _Shown(block, live.member.batch_size)
     saved = _SavedBytes()
-    trial, warm_up = _first_step(trial, live, batch, saved, backend)
+    with _norms(trial.live.model) as lone:
+        trial, warm_up = _first_step(trial, live, batch, saved, backend)
     yield
     # A schedule of steps may know how many there will be, and these are none of them.
     schedule, trial.live.schedule = trial.live.schedule, None
@@ -93,7 +95,7 @@ def measuring(
         gradient_bytes=gradients,
         parameter_shapes=_shapes(live.model),
         whole=whole,
-        batch_norm=has_batch_norm(live.model),
+        batch_norm=any(lone) if lone else has_batch_norm(live.model),
         notes=tuple(note for note, seen in unusual.items() if seen),
     )
 
@@ -205,6 +207,24 @@ def _timed_step(trial: Solo, batch: "_Shown", backend: Backend) -> float:
 def has_batch_norm(model: nn.Module) -> bool:
     """Whether a batch of one sample may be too small for it."""
     return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
+
+
+@contextlib.contextmanager
+def _norms(model: nn.Module) -> Iterator[list[bool]]:
+    """Inside, of each pass through BatchNorm in training: whether a sample has one value of a channel alone, and no image of it."""
+    found: list[bool] = []
+
+    def look(norm: nn.Module, inputs: tuple[Any, ...]) -> None:
+        if norm.training:
+            found.append(not inputs or inputs[0].numel() == inputs[0].shape[0] * inputs[0].shape[1])
+
+    norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+    handles = [norm.register_forward_pre_hook(look) for norm in norms]
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def _in_no_file(model: nn.Module) -> dict[str, Any]:

@@ -20,7 +20,7 @@ __all__ = ["RECORDERS", "Recorder", "Recording", "Uncaptured", "recorder_of", "r
 Made = TypeVar("Made")
 
 
-class Uncaptured(Exception):  # noqa: N818
+class Uncaptured(RuntimeError):  # noqa: N818
     """Why a step cannot be recorded; it is not made."""
 
 

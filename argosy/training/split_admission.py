@@ -17,7 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from argosy.stream.trees import map_leaves
-from argosy.traces import first_line
+from argosy.traces import reason_of
 from argosy.training.agreement import largest
 from argosy.training.fingerprint import attributes
 from argosy.training.member import LiveMember
@@ -48,12 +48,12 @@ def why_whole(live: LiveMember, data: Any, rows: int) -> str:
         try:
             whole = _tried(live, given, (0, rows), double=double)
         except Exception as error:  # boundary between a member's code and ours: it may insist on its own types
-            reason = f"its step raises {first_line(error)}"
+            reason = f"its step raises {reason_of(error)}"
             continue
         try:
             shared = _tried(live, given, (0, -(-rows // 3), rows), double=double)
         except Exception as error:  # the same boundary
-            return f"{NO_SHARE} {first_line(error)}"
+            return f"{NO_SHARE} {reason_of(error)}"
         return next(_differences(live, whole, shared, DOUBLE if double else SINGLE), "")
     return reason
 

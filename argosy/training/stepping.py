@@ -11,7 +11,7 @@ from typing import Any
 from argosy.stream.blocks import Block
 from argosy.stream.gauges import TrainerGauge
 from argosy.stream.pulse import Pulse
-from argosy.traces import first_line
+from argosy.traces import reason_of
 from argosy.training.aboard import Aboard
 from argosy.training.devices import out_of_memory
 from argosy.training.fusion import Fusion
@@ -114,7 +114,7 @@ class Stepping:
             faults = own.errors
         except Exception as raised:  # boundary between members' code and ours
             self._guard.check_process(unit.words, raised)
-            error, memory = first_line(raised), out_of_memory(raised)
+            error, memory = reason_of(raised), out_of_memory(raised)
         # Outside of the handler, whose traceback holds what the step has made.
         for name, fault in faults.items():
             self._guard(name, partial(_raise, fault))

@@ -52,6 +52,7 @@ from argosy.training.guard import Guard
 from argosy.training.heap import large_outside
 from argosy.training.kin import Kind
 from argosy.training.member import LiveMember, build
+from argosy.training.outlook import Outlook, foreseen
 from argosy.training.parallel import time_sums
 from argosy.training.stepping import Stepping
 from argosy.training.trials import Trials
@@ -137,9 +138,17 @@ class Trainer:
 
     def _build(self, name: str) -> LiveMember:
         terms, member = self.terms, self.known[name]
-        return build(
-            member, self.backend, study_seed=terms.seed, objective=terms.objective, mode=terms.mode, exact=self.exact
-        )
+        stop = terms.stop if member.stop is None else member.stop
+        known = None if self.orders is None else Outlook.of(member, stop, self.orders.lengths)
+        with foreseen(known):
+            return build(
+                member,
+                self.backend,
+                study_seed=terms.seed,
+                objective=terms.objective,
+                mode=terms.mode,
+                exact=self.exact,
+            )
 
     def obey(self, command: Any) -> None:
         """Do what the driver says; then go on with the block at hand."""

@@ -5,6 +5,7 @@ from typing import Any
 
 from argosy.events import MemberEnded, MemberStarted, NodeCame, SharingChosen, WorkerLost
 from argosy.fold import WRONG
+from argosy.packs import FellBack
 
 __all__ = ["Notices", "lost"]
 
@@ -28,6 +29,8 @@ class Notices:
             return self._first(message.status, _failure(message, directory), "red")
         if isinstance(message, WorkerLost):
             return self._first("lost", lost(message.worker, message.detail), "yellow")
+        if isinstance(message, FellBack):
+            return self._first("fallback", message.words, "yellow")
         if isinstance(message, NodeCame):
             return [(f"{message.node} has come: {len(message.devices)} more devices", "")]
         if isinstance(message, MemberStarted):

@@ -1,5 +1,6 @@
 """A LightningModule trained through the adapter == the same by Lightning's own Trainer, on the same order."""
 
+import copy
 import warnings
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import SGD, Adam
-from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
+from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau, StepLR
 from torch.utils.data import DataLoader, TensorDataset
 
 import argosy
@@ -24,6 +25,8 @@ from argosy.training.member import LiveMember, build
 from argosy.training.solo import Solo
 
 lightning = pytest.importorskip("lightning.pytorch")
+from argosy.adapters.loop import Loop  # noqa: E402
+
 torchmetrics = pytest.importorskip("torchmetrics")
 
 RANDOM = np.random.RandomState(0)
@@ -154,6 +157,100 @@ class Following(lightning.LightningModule):
         optimizer = SGD(self.parameters(), lr=0.5)
         plateau = ReduceLROnPlateau(optimizer, patience=0, factor=0.5, threshold=0.3)
         return {"optimizer": optimizer, "lr_scheduler": plateau, "monitor": self.monitor}
+
+
+ANSWERED = (
+    *(
+        "max_epochs",
+        "estimated_stepping_batches",
+        "num_training_batches",
+        "num_val_batches",
+        "current_epoch",
+        "global_step",
+    ),
+    *(
+        "logger",
+        "loggers",
+        "callbacks",
+        "is_global_zero",
+        "sanity_checking",
+        "training",
+        "validating",
+        "testing",
+        "predicting",
+    ),
+    *("evaluating", "world_size", "num_devices", "num_nodes", "global_rank", "local_rank", "node_rank", "max_steps"),
+    *(
+        "accumulate_grad_batches",
+        "check_val_every_n_epoch",
+        "precision",
+        "ckpt_path",
+        "gradient_clip_val",
+        "is_last_batch",
+    ),
+    *("gradient_clip_algorithm", "early_stopping_callback", "checkpoint_callback", "enable_validation", "fast_dev_run"),
+    *("received_sigterm", "interrupted", "barebones", "progress_bar_callback"),
+)
+
+
+class Asking(lightning.LightningModule):
+    """Asks its trainer for all that has an answer, everywhere, and does what depends on the answers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Linear(6, 4).double()
+        self.heard: list[tuple[Any, ...]] = []
+
+    def ask(self, where: str) -> None:
+        self.trainer.strategy.barrier()
+        # Lightning has not looked at its samples there yet, nor is there a batch at hand everywhere.
+        left = {"training_step": "", "configure_optimizers": "num_val_batches is_last_batch"}.get(
+            where, "is_last_batch"
+        )
+        names = [name for name in ANSWERED if name not in left.split()]
+        answers = {name: getattr(self.trainer, name) for name in names}
+        answers = {name: [] if name == "callbacks" else answer for name, answer in answers.items()}
+        rates = [group["lr"] for optimizer in self.trainer.optimizers for group in optimizer.param_groups]
+        parts = (self.trainer.lightning_module is self, self.trainer.strategy.root_device, rates)
+        self.heard.append((where, answers, self.trainer.strategy.broadcast(3), *parts))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.ask("training_step")
+        return functional.cross_entropy(self.net(batch[0]), batch[1]) * self.trainer.max_epochs
+
+    def on_train_epoch_start(self) -> None:
+        self.ask("on_train_epoch_start")
+
+    def on_train_epoch_end(self) -> None:
+        self.ask("on_train_epoch_end")
+
+    def on_validation_epoch_start(self) -> None:
+        self.ask("on_validation_epoch_start")
+
+    def on_validation_epoch_end(self) -> None:
+        self.ask("on_validation_epoch_end")
+
+    def validation_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.ask("validation_step")
+        return functional.cross_entropy(self.net(batch[0]), batch[1])
+
+    def configure_optimizers(self) -> Any:
+        self.ask("configure_optimizers")
+        optimizer = SGD(self.parameters(), lr=0.1, momentum=0.9)
+        schedule = OneCycleLR(optimizer, max_lr=0.3, total_steps=self.trainer.estimated_stepping_batches)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+class Silent(Asking):
+    """Asks nothing but one thing, in one place."""
+
+    def __init__(self, name: str = "", where: str = "training_step") -> None:
+        super().__init__()
+        self.name, self.where = name, where
+
+    def ask(self, where: str) -> None:
+        if where == self.where:
+            exec(self.name, {"self": self})
 
 
 def data(*, validated: bool = True) -> argosy.Data:
@@ -355,3 +452,82 @@ def test_a_figure_that_is_not_logged_is_missed_before_training(tmp_path: Path) -
     with pytest.warns(MemberFailed, match="does not log 'val_auc'"):
         row = run(tmp_path, member, 1)
     assert "does not log 'val_auc'; it logs val_loss, val_acc, val_f1" in row.reason
+
+
+@pytest.mark.parametrize("validated", [True, False])
+def test_what_a_module_asks_its_trainer_is_answered_as_by_lightnings(tmp_path: Path, validated: bool) -> None:
+    """In `configure_optimizers` too; a member that is tried asks as well, before it begins."""
+    made: list[Asking] = []
+    trainer = by_trainer("net", Asking, tmp_path, validated=validated)
+    wanted = trainer.lightning_module
+
+    def module() -> Asking:
+        made.append(Asking())
+        return made[-1]
+
+    member = argosy.from_lightning("net", module, batch_size=BATCH)
+    weights, _ = trained(tmp_path / "x", member, validated=validated)
+    equal(weights, wanted.state_dict())
+    heard = max((one.heard for one in made), key=len)
+    assert len(heard) == len(wanted.heard)
+    for mine, theirs in zip(heard, wanted.heard, strict=True):
+        for (name, answer), (other, expected) in zip(mine[1].items(), theirs[1].items(), strict=True):
+            assert (mine[0], name, answer) == (theirs[0], other, expected)
+        assert mine[2:-1] == theirs[2:-1]
+        assert mine[-1] == pytest.approx(theirs[-1], abs=1e-10)
+
+
+@pytest.mark.parametrize("where", ["configure_optimizers", "training_step", "validation_step", "on_train_epoch_end"])
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ("self.trainer.datamodule.classes", "asks for self.trainer.datamodule, which there is none of"),
+        ("self.trainer.callback_metrics['val_loss']", "asks for self.trainer.callback_metrics, which there is none of"),
+        ("self.trainer.logged_metrics", "asks for self.trainer.logged_metrics, which there is none of"),
+        ("self.trainer.train_dataloader", "asks for self.trainer.train_dataloader, which there is none of"),
+        ("self.trainer.fit_loop.epoch_progress", "asks for self.trainer.fit_loop, which there is none of"),
+        ("self.trainer.strategy.model_sharded_context()", "asks for self.trainer.model_sharded_context, which"),
+        ("self.trainer.should_stop = True", "sets self.trainer.should_stop, which has no effect"),
+        ("self.trainer.max_epochs = 7", "sets self.trainer.max_epochs, which has no effect"),
+        ("self.trainer.limit_val_batches = 0", "sets self.trainer.limit_val_batches, which has no effect"),
+    ],
+)
+def test_what_a_trainer_does_not_know_here_is_refused_by_name(
+    tmp_path: Path, asked: str, words: str, where: str
+) -> None:
+    with pytest.warns(MemberFailed):
+        row = run(tmp_path, argosy.from_lightning("net", partial(Silent, asked, where), batch_size=BATCH), 1)
+    assert row.status == "failed"
+    assert words in row.reason
+    assert len(row.reason.splitlines()) == 1
+
+
+def test_what_a_trainer_may_not_know_can_be_asked_for() -> None:
+    loop = Loop(Silent())
+    assert not hasattr(loop, "datamodule")
+    assert getattr(loop, "fit_loop", None) is None
+    assert not copy.deepcopy(loop).sanity_checking
+
+
+@pytest.mark.parametrize(
+    ("stop", "words"),
+    [
+        (argosy.MaxSteps(20), "its stopping rule sets no number of epochs"),
+        (argosy.MaxEpochs(1.5), "its stopping rule ends after 1.5 epochs, which is no whole number"),
+    ],
+)
+def test_a_length_that_nobody_knows_is_refused(tmp_path: Path, stop: Any, words: str) -> None:
+    with pytest.warns(MemberFailed):
+        row = run(tmp_path, argosy.from_lightning("net", Asking, batch_size=BATCH, stop=stop), 2)
+    assert row.status == "failed"
+    assert words in row.reason
+
+
+def test_the_length_is_that_of_a_members_own_rule_and_samples(tmp_path: Path) -> None:
+    """A rule of several, a subset, and the last batch left out."""
+    asked = "assert (self.trainer.max_epochs, self.trainer.num_training_batches, self.trainer.num_val_batches) == (3, 2, [2])"
+    stop = argosy.MaxEpochs(3) | argosy.Plateau("val_loss", patience=9)
+    own: dict[str, Any] = {"stop": stop, "subset": range(40), "val_subset": range(11), "drop_last": True}
+    member = argosy.from_lightning("net", partial(Silent, asked), batch_size=BATCH, eval_batch_size=8, **own)
+    row = run(tmp_path, member, 9, launcher="processes")
+    assert row.status == "done", row.reason

@@ -18,6 +18,7 @@ from torchmetrics import MeanMetric
 
 import argosy
 import argosy.adapters
+from argosy.adapters import loop
 from messages.of_studies import ARRAYS, trained
 
 __all__ = ["CASES"]
@@ -124,6 +125,23 @@ class Silent(Lit):
         """Nothing."""
 
 
+class Asking(Lit):
+    """Asks its trainer for something, or sets it, at its first step."""
+
+    def __init__(self, words: str) -> None:
+        super().__init__()
+        self.words = words
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        exec(self.words, {"trainer": self.trainer})
+        return super().training_step(batch, batch_idx)
+
+
+def asking(words: str, **fields: Any) -> None:
+    """A LightningModule that does so, trained."""
+    lit(partial(Asking, words), **fields)
+
+
 def lit(module: Any, epochs: int = 1, **fields: Any) -> None:
     """A LightningModule, trained."""
     trained(argosy.from_lightning("lit", module, batch_size=20, **fields), stop=argosy.MaxEpochs(epochs))
@@ -182,6 +200,12 @@ CASES = {
     "a LightningModule whose schedule watches a torchmetrics object of training": lambda: lit(Objective),
     "a LightningModule that logs the largest value": lambda: lit(Largest),
     "a LightningModule without a validation loss": lambda: lit(Silent),
+    "a LightningModule that asks for what its trainer has not": lambda: asking("trainer.datamodule"),
+    "a LightningModule that would stop its trainer": lambda: asking("trainer.should_stop = True"),
+    "a LightningModule that asks for a number of epochs that no rule sets": lambda: asking(
+        "trainer.max_epochs", stop=argosy.MaxSteps(2)
+    ),
+    "a LightningModule that asks outside of a run": lambda: loop.Loop(Lit()).max_epochs,
     "a LightningModule that does not log a metric": lambda: lit(Lit, metrics=["val_acc"]),
     "a network of Hugging Face on pairs": lambda: trained(
         argosy.from_huggingface("bert", linear, optimizer=partial(SGD, lr=0.1), batch_size=20)

@@ -177,6 +177,7 @@ def noise(batch: Any) -> Any:
     return inputs + 0.1 * torch.randn_like(inputs), target
 
 
+@pytest.mark.falls_back
 @pytest.mark.parametrize("where", ["augment", "schedule"])
 @pytest.mark.usefixtures("fused")
 def test_one_that_fails_in_its_step_ends_alone(tmp_path: Path, where: str) -> None:

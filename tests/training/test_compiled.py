@@ -120,6 +120,7 @@ def test_code_that_gives_something_else_is_not_used(monkeypatch: pytest.MonkeyPa
     assert ("not what it is else" in compilation.refused) == (wrong is not None), compilation.refused
 
 
+@pytest.mark.falls_back
 @pytest.mark.usefixtures("cache")
 def test_a_run_compiles_where_it_is_asked_to_and_goes_on_with_that(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

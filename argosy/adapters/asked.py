@@ -1,0 +1,170 @@
+"""What a LightningModule may ask ``self.trainer``: each question has a true answer here, or is refused by name in a sentence.
+
+Answers are those of a Trainer with one device, no logger and no callbacks. Before the first batch, in `configure_optimizers` too,
+those that depend on the study are known from its stopping rule and its data.
+"""
+
+from typing import Any
+
+from torch.optim import Optimizer
+
+from argosy.errors import StudyError
+from argosy.training.outlook import Outlook
+
+__all__ = ["Asked"]
+
+ADVICE = {
+    "datamodule": "samples come from argosy.Data; give the module what it needs of them in its factory",
+    "train_dataloader": "samples come from argosy.Data; trainer.num_training_batches is how many batches there are",
+    "val_dataloaders": "samples come from argosy.Data; trainer.num_val_batches is how many batches there are",
+    "callback_metrics": "keep what you need in an attribute when you log it",
+    "logged_metrics": "keep what you need in an attribute when you log it",
+    "progress_bar_metrics": "keep what you need in an attribute when you log it",
+    "should_stop": "give the member a stopping rule: from_lightning(..., stop=argosy.Plateau('val_loss', patience=3))",
+    "save_checkpoint": "each member is saved in its folder; best.pt and last.pt are there",
+    "default_root_dir": "each member has its folder in the run's directory",
+    "log_dir": "each member has its folder in the run's directory",
+}
+"""What to do without what is not there."""
+OTHERWISE = "leave it out, or give the module what it needs in its factory"
+
+
+class NotHere(StudyError, AttributeError):  # noqa: N818
+    """A question without an answer; `hasattr` gives False."""
+
+
+class Asked:
+    """The public attributes and methods of Lightning's Trainer, and of its strategy, that have an answer."""
+
+    validating = sanity_checking = testing = predicting = fast_dev_run = barebones = False
+    interrupted = received_sigterm = False
+    is_global_zero, world_size, num_devices, num_nodes = True, 1, 1, 1
+    global_rank = local_rank = node_rank = 0
+    accumulate_grad_batches, check_val_every_n_epoch, max_steps, min_steps = 1, 1, -1, None
+    precision = "32-true"
+    logger = ckpt_path = progress_bar_callback = gradient_clip_val = gradient_clip_algorithm = None
+    early_stopping_callback = checkpoint_callback = None
+
+    def __init__(self, module: Any, outlook: Outlook | None) -> None:
+        self.module = self.lightning_module = self.model = module
+        self.strategy = self
+        self.optimizers: list[Optimizer] = []
+        self.lr_scheduler_configs: list[Any] = []
+        self.loggers: list[Any] = []
+        self.callbacks: list[Any] = []
+        self.early_stopping_callbacks: list[Any] = []
+        self.checkpoint_callbacks: list[Any] = []
+        self.current_epoch = self.global_step = self.batch_idx = 0
+        self._outlook = outlook
+        self._sealed = False
+        """Whether all attributes are there."""
+
+    def __getattr__(self, name: str) -> Any:
+        """Only called for what has no answer."""
+        if name.startswith("_"):
+            raise AttributeError(name)  # of Python's own protocols
+        raise _not_here(name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """A module may not steer what it is trained by: what it sets would have no effect."""
+        known = name in vars(self) or not isinstance(getattr(type(self), name, property()), property)
+        if vars(self).get("_sealed") and not known and not name.startswith("_"):
+            raise StudyError(
+                f"the module sets self.trainer.{name}, which has no effect in an Argosy run; {ADVICE.get(name, OTHERWISE)}."
+            )
+        super().__setattr__(name, value)
+
+    # ---- where it is
+
+    @property
+    def training(self) -> bool:
+        """Whether it trains."""
+        return not self.validating
+
+    @property
+    def evaluating(self) -> bool:
+        """Whether it validates."""
+        return self.validating
+
+    @property
+    def is_last_batch(self) -> bool:
+        """Whether the batch at hand is the epoch's last one."""
+        return self.batch_idx + 1 >= self.num_training_batches
+
+    # ---- how long it trains
+
+    @property
+    def num_training_batches(self) -> int:
+        """Batches of an epoch."""
+        return self._known("num_training_batches").train_batches
+
+    @property
+    def num_val_batches(self) -> list[int]:
+        """Batches of a validation, for each of its dataloaders."""
+        batches = self._known("num_val_batches").val_batches
+        return [batches] if batches else []
+
+    @property
+    def enable_validation(self) -> bool:
+        """Whether there are validation samples."""
+        return bool(self._known("enable_validation").val_batches)
+
+    @property
+    def max_epochs(self) -> int:
+        """Of the stopping rule."""
+        return self._epochs("max_epochs")
+
+    @property
+    def estimated_stepping_batches(self) -> int:
+        """Batches of all epochs."""
+        return self._epochs("estimated_stepping_batches") * self.num_training_batches
+
+    def _epochs(self, name: str) -> int:
+        most = self._known(name).max_epochs
+        if most is None or most != int(most):
+            found = (
+                "sets no number of epochs" if most is None else f"ends after {most:g} epochs, which is no whole number"
+            )
+            raise StudyError(
+                f"the module asks for self.trainer.{name}, and its stopping rule {found}; give it argosy.MaxEpochs(n), or that "
+                "as the study's."
+            )
+        return int(most)
+
+    def _known(self, name: str) -> Outlook:
+        if self._outlook is None:
+            raise StudyError(
+                f"the module asks for self.trainer.{name}, which is known in a run only; train it in a study."
+            )
+        return self._outlook
+
+    # ---- a strategy of one process
+
+    @property
+    def root_device(self) -> Any:
+        """The member's."""
+        return self.module.device
+
+    def barrier(self, name: str | None = None) -> None:
+        """Nothing: no other process trains the member."""
+
+    def broadcast(self, value: Any, src: int = 0) -> Any:
+        """The value itself."""
+        return value
+
+    def reduce(self, tensor: Any, *_: Any, **__: Any) -> Any:
+        """The value itself."""
+        return tensor
+
+    def all_gather(self, tensor: Any, *_: Any, **__: Any) -> Any:
+        """The value itself, as Lightning gives it on one device."""
+        return tensor
+
+    def print(self, *words: Any, **how: Any) -> None:
+        """As `print`."""
+        print(*words, **how)
+
+
+def _not_here(name: str) -> NotHere:
+    advice = ADVICE.get(name, OTHERWISE)
+    return NotHere(f"the module asks for self.trainer.{name}, which there is none of in an Argosy run; {advice}.")

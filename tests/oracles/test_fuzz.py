@@ -1,0 +1,66 @@
+"""Random studies over the whole of the API: valid ones equal a plain loop, and invalid ones are refused in a sentence."""
+
+import tempfile
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from fuzzing import Asked, differences, invalid, network, refusal, table, valid
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from torch.optim import SGD
+
+import argosy
+
+PARTS, EXAMPLES = 8, 30
+"""Tests, for the processes of a test run, and studies of each."""
+GENERATE = {
+    "database": None,
+    "deadline": None,
+    "suppress_health_check": list(HealthCheck),
+    "phases": (Phase.explicit, Phase.generate),
+}
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_valid_studies_equal_a_plain_loop(part: int) -> None:
+    @seed(part)
+    @settings(max_examples=EXAMPLES, derandomize=False, **GENERATE)
+    @given(valid())
+    def equal(asked: object) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            assert differences(asked, Path(folder)) == [], repr(asked)
+
+    equal()
+
+
+@seed(0)
+@settings(max_examples=4, derandomize=False, **GENERATE)
+@given(valid(launcher="processes"))
+def test_valid_studies_in_processes_equal_a_plain_loop(asked: object) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        assert differences(asked, Path(folder)) == [], repr(asked)
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_batch_norm_over_images_trains_on_one_sample(tmp_path: Path, accumulate: int) -> None:
+    """The last batch, or a micro-batch: an image has several values of a channel."""
+    model = partial(network, "cnn2d", 3, 0.0, torch.float64)
+    own = {"model": model, "optimizer": partial(SGD, lr=0.1), "batch_size": 8, "accumulate": accumulate}
+    data = argosy.Data(arrays=table(25), val_arrays=table(7))
+    study = argosy.Study(data=data, members=[argosy.Member("m", **own)], stop=argosy.MaxEpochs(2))
+    settings = {"launcher": "inline", "devices": "cpu:1", "numerics": "exact"}
+    assert differences(Asked(study, settings), tmp_path) == []
+
+
+@pytest.mark.parametrize("part", range(2))
+def test_invalid_studies_are_refused_in_a_sentence(part: int) -> None:
+    @seed(part)
+    @settings(max_examples=60, derandomize=False, **GENERATE)
+    @given(invalid())
+    def refused(asked: object) -> None:
+        words, run = asked
+        with tempfile.TemporaryDirectory() as folder:
+            assert refusal(run, Path(folder)) == [], words
+
+    refused()

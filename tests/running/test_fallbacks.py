@@ -1,0 +1,123 @@
+"""Slower code takes over from what a user's code, or torch, refuses to do together; an error of Argosy's own ends the run."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import evidence
+import pytest
+import torch
+from packs import live, member, samples
+from torch import nn
+
+import argosy
+from argosy.errors import WorkerError
+from argosy.traces import reason_of
+from argosy.training import fused_admission, split_admission
+from argosy.training.compiled import Compilation, Pass
+from argosy.training.fused import Fused
+from argosy.training.kin import Kin
+from argosy.training.split_admission import why_whole
+
+
+def ours(words: str = "raise AssertionError('a bug')") -> Callable[..., Any]:
+    """A function in a file of Argosy."""
+    names: dict[str, Any] = {}
+    exec(compile(f"def broken(*_, **__):\n {words}", Path(argosy.__file__).with_name("broken.py"), "exec"), names)
+    found: Callable[..., Any] = names["broken"]
+    return found
+
+
+def study(epochs: int = 2, **own: Any) -> argosy.Study:
+    train, val = samples(train=320)
+    fleet = [member(f"m{number}", **own) for number in range(3)]
+    return argosy.Study(data=argosy.Data(arrays=train, val_arrays=val), members=fleet, stop=argosy.MaxEpochs(epochs))
+
+
+def train(directory: Path, asked: argosy.Study, **settings: Any) -> argosy.Report:
+    given = {"launcher": "inline", "devices": "cpu:1", "block_size": 100, **settings}
+    return argosy.train(asked, directory=directory, **given)
+
+
+def as_one(kin: Kin, seconds: float, samples: int, need: int | None = None) -> None:
+    """Programs of several, and compiled ones, are faster."""
+    kin.costs[kin.now] = (0.1 if kin.now.kind == "compiled" else 1.0) / kin.now.size
+
+
+@pytest.mark.parametrize("error", ["AssertionError('a bug')", "KeyError('a bug')", "TypeError('a bug')"])
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [
+        (fused_admission, "obstacle"),
+        (fused_admission, "_alone"),
+        (fused_admission, "_together"),
+        (Fused, "begin"),
+        (Fused, "of"),
+        (Pass, "compiled"),
+        (Compilation, "derive"),
+    ],
+)
+def test_an_error_of_argosys_own_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, error: str
+) -> None:
+    monkeypatch.setattr(Kin, "note", as_one)
+    monkeypatch.setattr(owner, name, ours(f"raise {error}"))
+    with pytest.raises(Exception, match="a bug") as raised:
+        train(tmp_path, study(), compile=owner in (Pass, Compilation))
+    assert error.startswith(type(raised.value).__name__)
+
+
+def test_an_error_of_argosys_own_ends_the_run_from_another_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fused_admission, "_together", ours())
+    with pytest.raises(WorkerError, match=r"(?s)cannot go on.*AssertionError: a bug"):
+        train(tmp_path, study(), launcher="processes")
+
+
+def test_an_error_of_argosys_own_is_no_reason_against_a_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(split_admission, "_tried", ours())
+    inputs, labels = samples()[0]
+    with pytest.raises(AssertionError, match="a bug"):
+        why_whole(live(member("m0")), (inputs[:16], labels[:16]), 16)
+
+
+class Refuses(nn.Linear):
+    """Does what no vectorised code can."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made = super().forward(x)
+        return made + 0.0 * made.sum().item()
+
+
+@pytest.mark.falls_back
+def test_what_torch_refuses_is_said_once(tmp_path: Path) -> None:
+    asked = study(3, model=partial(Refuses, 16, 4))
+    report = train(tmp_path, asked)
+    assert {row.status for row in report.rows} == {"done"}
+    (line,) = evidence.event_lines(tmp_path, "FellBack")
+    assert line["members"] == ["m0", "m1", "m2"]
+    assert line["kind"] == "fused"
+    assert "as one program it raises RuntimeError: vmap" in line["reason"]
+
+
+def raised(action: Callable[[], Any]) -> Exception:
+    try:
+        action()
+    except Exception as error:
+        return error
+    raise AssertionError
+
+
+def test_whose_an_error_is() -> None:
+    def of_a_user() -> None:
+        raise AssertionError("a user's")
+
+    assert reason_of(raised(of_a_user)) == "AssertionError: a user's"
+    assert reason_of(raised(ours("raise RuntimeError('torch refuses')"))) == "RuntimeError: torch refuses"
+    assert reason_of(raised(ours("from argosy.errors import StudyError; raise StudyError('meant')")))
+    with pytest.raises(IndexError):
+        reason_of(raised(ours("return [][0]")))
+    # The line that raised counts, wherever it was called from.
+    assert reason_of(raised(partial(ours("_[0]()"), of_a_user))) == "AssertionError: a user's"
