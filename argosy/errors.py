@@ -14,6 +14,8 @@ ArgosyError
 A message says what, what was found, what was wanted, and what to do.
 """
 
+from argosy.wording import visible
+
 __all__ = [
     "ArgosyError",
     "CheckpointError",
@@ -27,9 +29,12 @@ __all__ = [
 
 
 class ArgosyError(Exception):
-    """Base of every error that Argosy raises on purpose."""
+    """Base of every error that Argosy raises on purpose; its message is shown as `argosy.wording.visible` does."""
 
     exit_code = 1
+
+    def __str__(self) -> str:
+        return visible(super().__str__())
 
 
 class StudyError(ArgosyError):

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from argosy.errors import PlanError
+from argosy.files import make_folder, replacing
 
 __all__ = [
     "PROFILE_BATCHES",
@@ -254,7 +255,8 @@ class Preparation:
 
 def save_profiles(path: Path, profiles: Iterable[Profile]) -> None:
     """Write profiles to one file that ``load_profiles`` reads on another machine."""
-    path.write_text(json.dumps({"profiles": [profile.to_json() for profile in profiles]}, indent=2))
+    with replacing(path) as file:
+        file.write(json.dumps({"profiles": [profile.to_json() for profile in profiles]}, indent=2).encode())
 
 
 def load_profiles(path: Path) -> tuple[Profile, ...]:
@@ -304,7 +306,6 @@ class ProfileCache:
     def save(self, key: str, profile: Profile) -> None:
         """Write the profile whole or not at all; where nothing can be written, the next run measures again."""
         with contextlib.suppress(OSError):
-            self.folder.mkdir(parents=True, exist_ok=True)
-            unfinished = self.folder / f"{key}.tmp"
-            unfinished.write_text(json.dumps(profile.to_json()))
-            unfinished.replace(self.folder / f"{key}.json")
+            make_folder(self.folder)
+            with replacing(self.folder / f"{key}.json") as file:
+                file.write(json.dumps(profile.to_json()).encode())

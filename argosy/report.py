@@ -4,7 +4,6 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from html import escape
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -17,7 +16,7 @@ from argosy.packs import Packed
 from argosy.repetitions import Comparison, Repetitions
 from argosy.requirements import check_choice, check_whole
 from argosy.study import Repetition
-from argosy.wording import differing, html_table, last_line
+from argosy.wording import as_html, differing, html_table, last_line
 
 __all__ = ["MemberResult", "Networks", "Report"]
 
@@ -238,7 +237,7 @@ class Report:
         metrics = dict.fromkeys(name for row in self.rows for name in row.metrics)
         columns = ["member", "status", "epochs", *metrics, *differing(same), "seconds", "reason"]
         table = html_table(columns, [[row.get(column, "") for column in columns] for row in rows])
-        return f"<p>{escape(self.status)}; {escape(str(self.directory))}</p>{table}"
+        return f"<p>{as_html(self.status)}; {as_html(str(self.directory))}</p>{table}"
 
     def to_json(self) -> dict[str, Any]:
         """A plain value with everything."""

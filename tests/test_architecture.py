@@ -12,7 +12,7 @@ from argosy.running.machine_checks import WANTED_VERSIONS
 PACKAGE = Path(argosy.__file__).parent
 TIERS = [
     {"errors", "requirements", "wording"},
-    {"system", "traces"},
+    {"files", "json_values", "system", "traces"},
     {"stopping", "cluster", "events", "diagnosis", "intervals", "tracking"},
     {"study", "settings", "profiles", "packs", "commands", "feeder_commands", "plans"},
     {"fold", "members", "repetitions", "resampling"},

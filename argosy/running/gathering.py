@@ -15,11 +15,13 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 import psutil
 
-from argosy.errors import PlanError, WorkerError
+from argosy.errors import PlanError, RunError, WorkerError
+from argosy.files import check_directory, own_text, replacing
+from argosy.json_values import conforming, parsed
 from argosy.running.place import Place
 from argosy.stream.door import Door, dial
 from argosy.stream.tls import Certificate
@@ -55,7 +57,7 @@ class Notice:
     hosts: tuple[str, ...]
     """Its addresses, in the order in which to try them."""
     port: int
-    key: str = ""
+    key: Annotated[str, bytes.fromhex] = ""
     """Of the run, as hexadecimal digits; empty where every node has it in its environment."""
     certificate: str = ""
     """Digest of the one that callers must have; empty where nodes talk in plain text."""
@@ -82,17 +84,20 @@ class FileBoard:
 
     def leave(self, notice: Notice) -> None:
         """See `Board.leave`; nobody sees half of it, and nobody but this user anything."""
-        unfinished = self.path.with_name(f".driver.json.{os.getpid()}")
-        unfinished.touch(mode=0o600)
-        unfinished.write_text(json.dumps(asdict(notice)))
-        unfinished.rename(self.path)
+        with replacing(self.path, mode=0o600) as file:
+            file.write(json.dumps(asdict(notice)).encode())
 
     def read(self) -> Notice | None:
-        """See `Board.read`."""
+        """See `Board.read`; raises RunError where another user may have left it, who would decide what code this node executes."""
         try:
-            return _notice(self.path.read_text())
+            check_directory(self.path.parent)
+            return _notice(own_text(self.path))
         except FileNotFoundError:
             return None
+        except ValueError as error:
+            raise RunError(
+                f"{self.path} is no notice of a job's driver: {error}. Delete it, and start the job again."
+            ) from error
 
     def clear(self) -> None:
         """See `Board.clear`."""
@@ -124,8 +129,8 @@ class StoreBoard:
 
 
 def _notice(text: str) -> Notice:
-    value = json.loads(text)
-    return Notice(**{**value, "hosts": tuple(value["hosts"])})
+    notice: Notice = conforming(parsed(text), Notice, "it")
+    return notice
 
 
 def key_in(environment: Mapping[str, str]) -> bytes | None:

@@ -16,6 +16,7 @@ import torch
 import argosy
 from argosy.cluster import Device
 from argosy.events import RunStarted, SectionEnded
+from argosy.files import appending, replacing
 from argosy.fold import MemberState
 from argosy.settings import Settings
 
@@ -79,12 +80,12 @@ class Metrics:
             if written > len(state.sections):
                 written = 0
             rows = [_row(ended) for ended in state.sections[written:]]
-            folder, mode = self.directory / "members" / name, "a" if written else "w"
+            folder, written_to = self.directory / "members" / name, appending if written else replacing
             table: list[list[Any]] = [*([] if written else [[*rows[0]]]), *([*row.values()] for row in rows)]
             lines = {"csv": [",".join(map(str, line)) for line in table], "jsonl": [_json(row) for row in rows]}
             for kind, of_kind in lines.items():
-                with (folder / f"metrics.{kind}").open(mode) as file:
-                    file.write("".join(f"{line}\n" for line in of_kind))
+                with written_to(folder / f"metrics.{kind}") as file:
+                    file.write("".join(f"{line}\n" for line in of_kind).encode())
             self._written[name] = len(state.sections)
         self._noted.clear()
 

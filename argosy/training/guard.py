@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from argosy.commands import OutOfMemory, Report
 from argosy.errors import DiskError, WorkerError
 from argosy.events import MemberEnded, Saved
+from argosy.files import appending, make_folder
 from argosy.system import files_refused, means_refused
 from argosy.traces import trace_of
 from argosy.training.devices import Backend, memory_returned, out_of_memory, poisoned
@@ -96,6 +97,6 @@ class Guard:
     def log(self, name: str, text: str) -> None:
         """Write into a member's ``log.txt``."""
         folder = self._members / name
-        folder.mkdir(parents=True, exist_ok=True)
-        with (folder / "log.txt").open("a") as log:
-            log.write(text.rstrip() + "\n")
+        make_folder(folder)
+        with appending(folder / "log.txt") as log:
+            log.write(f"{text.rstrip()}\n".encode(errors="backslashreplace"))
