@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
+from argosy.diagnosis import check_gauge
 from argosy.json_values import Name, Positive
 
 __all__ = [
@@ -373,7 +374,7 @@ class Used(Event):
 
     worker: str
     cpu_seconds: float
-    gauge: Mapping[str, Any]
+    gauge: Annotated[Mapping[str, Any], check_gauge]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -99,7 +99,7 @@ class Repetitions:
         sign = 1.0 if self.mode == "min" else -1.0
 
         def rank(found: Configuration) -> tuple[bool, float]:
-            value = found.metrics[self.objective].mean if found.metrics else math.nan
+            value = found.metrics[self.objective].mean if self.objective in found.metrics else math.nan
             return math.isnan(value), sign * value
 
         return tuple(sorted(map(self._configuration, self.outcomes), key=rank))

@@ -92,7 +92,7 @@ def spelled(found: Mapping[str, Any], names: Sequence[str]) -> str:
 
 def last_line(text: str) -> str:
     """Of a traceback, the line that says what was raised."""
-    return visible((text.strip().splitlines() or [""])[-1])
+    return visible(text.strip().rpartition("\n")[2])
 
 
 def shortened(names: Collection[str], width: int) -> dict[str, str]:

@@ -45,6 +45,6 @@ class Notices:
 
 
 def _failure(ended: MemberEnded, directory: Path) -> str:
-    *lines, last = ended.reason.strip().splitlines() or [""]
+    *lines, last = ended.reason.strip().split("\n")
     log = directory / "members" / ended.member / "log.txt"
     return "\n".join([f"{ended.member} {ended.status}: {last}", *lines[-LAST_LINES:], f"log: {log}"])
