@@ -73,7 +73,7 @@ class Ensemble(nn.Module):
     @classmethod
     def load(cls, path: str | Path, members: Iterable[Member]) -> "Ensemble":
         """Read what `save` wrote; members of the same names build the networks. Raises CheckpointError and RunError."""
-        found, by_name = checkpoint.load(Path(path)), {member.name: member for member in members}
+        found, by_name = checkpoint.load(Path(path).resolve()), {member.name: member for member in members}
         states = found.pop("networks")
         if missing := [name for name in states if name not in by_name]:
             raise RunError(

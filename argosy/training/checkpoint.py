@@ -9,6 +9,7 @@ import ctypes
 import hashlib
 import os
 import re
+import zipfile
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,9 +18,10 @@ from typing import Any, BinaryIO, cast
 import numpy as np
 import torch
 
-from argosy.errors import CheckpointError
+from argosy.errors import ArgosyError, CheckpointError
 from argosy.files import beside, created, opened
 from argosy.system import disk_refused, means_refused
+from argosy.wording import sized
 
 __all__ = ["check", "keep_newest", "link", "load", "plain", "save", "save_all", "settle", "sum_of"]
 
@@ -119,8 +121,9 @@ def load(path: Path, sha256: str | None = None) -> dict[str, Any]:
     """
     check(path, sha256)
     try:
+        _check_size(path)
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-    except MemoryError:
+    except (ArgosyError, MemoryError):
         raise
     except OSError as error:
         what = f"checkpoint {path} cannot be read"
@@ -132,6 +135,17 @@ def load(path: Path, sha256: str | None = None) -> dict[str, Any]:
             + ADVICE
         ) from error
     return state
+
+
+def _check_size(path: Path) -> None:
+    """Raise CheckpointError where the state would take more memory than the file has bytes: what is saved here is never packed."""
+    with opened(path) as file, zipfile.ZipFile(file) as archive:
+        there, unpacked = os.fstat(file.fileno()).st_size, sum(entry.file_size for entry in archive.infolist())
+    if unpacked > there:
+        raise CheckpointError(
+            f"checkpoint {path} has {sized(there)} and would unpack to {sized(unpacked)}, which no checkpoint of argosy does, and is "
+            f"refused: it was changed after it was written. {ADVICE}"
+        )
 
 
 def check(path: Path, sha256: str | None = None) -> None:
