@@ -65,7 +65,7 @@ class Feed:
 
     def start(self, job: Job, state: RunState) -> None:
         """Begin to tell, with what it has missed of a run so far."""
-        self._calls.put(("open", (job.directory, job.directory.name)))
+        self._calls.put(("open", (job.directory, visible(job.directory.name, lines=False))))
         told = self._told_before()
         for member in state.members.values():
             missed = [row for row in member.sections if row.epochs > told.get(member.name, 0.0)]
