@@ -70,8 +70,8 @@ def check_own(path: Path, status: os.stat_result) -> None:
         raise _others(path, status.st_uid)
     if status.st_mode & OTHERS:
         raise RunError(
-            f"other users may write {path} (mode {stat.S_IMODE(status.st_mode):o}), and could let the run execute any code. See "
-            f"that nothing there is theirs, and take the right away: chmod go-w {shlex.quote(str(path))}"
+            f"other users may write {path} (mode {stat.S_IMODE(status.st_mode):o}), and could let the run execute any code. Take "
+            f"the right away, `chmod go-w {shlex.quote(str(path))}`, and see that nothing there is theirs."
         )
 
 

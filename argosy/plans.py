@@ -272,7 +272,7 @@ class Plan:
         try:
             plan: Plan = conforming(value, cls, "it")
         except ValueError as error:
-            raise PlanError(f"this is no plan: {error}. Plan again.") from error
+            raise PlanError(f"{str(value)[:40]!r} is no plan: {error}. Plan again.") from error
         return plan
 
     def __str__(self) -> str:

@@ -169,7 +169,7 @@ class Profile:
         try:
             profile: Profile = conforming(value, cls, "it")
         except ValueError as error:
-            raise PlanError(f"this is no profile: {error}. Measure it again.") from error
+            raise PlanError(f"{str(value)[:40]!r} is no profile: {error}. Measure it again.") from error
         return profile
 
 

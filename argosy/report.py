@@ -11,6 +11,7 @@ from argosy.diagnosis import Diagnosis, diagnose
 from argosy.errors import RunError
 from argosy.events import SharingChosen
 from argosy.fold import MemberState, RunState
+from argosy.json_values import conforming
 from argosy.leg_results import LegResult, gauges_of, legs_of
 from argosy.packs import Packed
 from argosy.repetitions import Comparison, Repetitions
@@ -329,7 +330,10 @@ class Report:
 def _repetition(described: Mapping[str, Any]) -> Repetition | None:
     """Of a member in ``study.json``; earlier versions wrote none."""
     found = described.get("repetition")
-    return None if found is None else Repetition(**found)
+    if found is None:
+        return None
+    repetition: Repetition = conforming(found, Repetition, "repetition")
+    return repetition
 
 
 def _outcome(row: MemberResult) -> dict[str, float]:

@@ -123,7 +123,7 @@ def found_study(directory: Path) -> dict[str, Any] | None:
 def _checked(text: bytes, kind: Any, path: Path) -> dict[str, Any]:
     """The value itself, in which arrays stay lists, as a study's own description has them."""
     try:
-        found: dict[str, Any] = parsed(text.decode())
+        found: dict[str, Any] = parsed(text.decode(), infinite=True)  # as hyper-parameters may be
         conforming(found, kind, "it")
     except ValueError as error:
         raise RunError(
