@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from rich.console import Console
 
 from argosy import doctor_cli, planning_cli, reporting_cli, steering_cli
 from argosy.errors import ArgosyError, PlanError
@@ -421,7 +420,7 @@ def _view(*, quiet: bool) -> "View | None":
         return None
     from argosy.views.terminal import Terminal
 
-    return Terminal(Console())
+    return Terminal(console())
 
 
 def _finish(report: "Report", *, as_json: bool) -> None:

@@ -10,9 +10,11 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import Any
+from typing import Any, TypedDict
 
-__all__ = ["Diagnosis", "diagnose"]
+from argosy.json_values import conforming
+
+__all__ = ["Diagnosis", "check_gauge", "diagnose"]
 
 COUNTED = (
     "prepared",
@@ -27,12 +29,53 @@ FULL = 0.5
 """A queue counts as full from here on."""
 CLEARLY = 1.2
 """A stage with so many times another's rate is faster, and does not hold it up."""
+LEAST_SECONDS = 1e-9
 EARLY = 0.5
 """Seconds of preparing, and of training, before which rates and queues tell nothing."""
 WAITS = 0.25
 """Loader workers that compute in less of their time wait for something else than a core."""
 SLOW = 0.7
 """A node that prepares less than this part of what the others do is slow."""
+
+
+class Queue(TypedDict):
+    """How full a queue was, as `argosy.stream.gauges.QueueGauge` has it."""
+
+    mean: float
+    step_seconds: float
+    history: tuple[float, ...]
+
+
+class Feeding(TypedDict):
+    """Gauge of a feeder, as `argosy.stream.gauges.StreamGauge` has it."""
+
+    cores: int
+    loaders: int
+    prepared: int
+    delivered: int
+    exchanged_bytes: int
+    seconds: float
+    busy_seconds: float
+    filling_seconds: float
+    preparation_cpu_seconds: float
+    exchange_cpu_seconds: float
+    to_prepare: Queue
+    to_exchange: Queue
+    to_train: Queue
+
+
+class Stepping(TypedDict):
+    """Gauge of a trainer, as `argosy.stream.gauges.TrainerGauge` has it."""
+
+    busy_seconds: float
+    waiting_seconds: float
+    rows: int
+    training_seconds: float
+
+
+def check_gauge(gauge: Mapping[str, Any]) -> None:
+    """Raise ValueError for what neither a feeder nor a trainer tells of its work."""
+    conforming(dict(gauge), Feeding if "to_train" in gauge else Stepping, "gauge")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -142,7 +185,7 @@ def diagnose(gauges: Iterable[tuple[str, Mapping[str, Any]]]) -> Diagnosis | Non
         if "to_train" in gauge:
             feeders.setdefault(worker.rpartition("/")[0] or "this node", []).append(gauge)
         elif gauge.get("rows"):
-            paces.append(gauge["rows"] / gauge["training_seconds"])
+            paces.append(gauge["rows"] / max(gauge["training_seconds"], LEAST_SECONDS))
     flows = [flow for flow in itertools.starmap(NodeFlow.of, feeders.items()) if flow.delivered]
     preparing = [flow for flow in flows if flow.preparing_rate]
     if not preparing or not paces or max(flow.seconds for flow in flows) < EARLY:

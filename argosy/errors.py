@@ -16,6 +16,8 @@ UserWarning
 A message says what, what was found, what was wanted, and what to do.
 """
 
+from argosy.wording import visible
+
 __all__ = [
     "ArgosyError",
     "CheckpointError",
@@ -30,9 +32,12 @@ __all__ = [
 
 
 class ArgosyError(Exception):
-    """Base of every error that Argosy raises on purpose."""
+    """Base of every error that Argosy raises on purpose; its message is shown as `argosy.wording.visible` does."""
 
     exit_code = 1
+
+    def __str__(self) -> str:
+        return visible(super().__str__())
 
 
 class StudyError(ArgosyError):

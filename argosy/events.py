@@ -2,7 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
+
+from argosy.diagnosis import check_gauge
+from argosy.json_values import Name, Positive
 
 __all__ = [
     "REFUSED",
@@ -41,6 +44,11 @@ REFUSED = "refused: "
 """How an answer begins that nothing was done for."""
 
 
+def _check_lengths(lengths: Mapping[str, int]) -> None:
+    if "train" not in lengths:
+        raise ValueError("lengths lacks train")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Event:
     """Base of everything that is journaled."""
@@ -54,9 +62,9 @@ class RunStarted(Event):
     pid: int
     versions: Mapping[str, str]
     settings: Mapping[str, Any]
-    lengths: Mapping[str, int]
+    lengths: Annotated[Mapping[str, int], _check_lengths]
     """Samples of each split."""
-    validations_per_epoch: int = 1
+    validations_per_epoch: Positive = 1
     devices: tuple[Mapping[str, Any], ...] = ()
     """Each as `argosy.cluster.Device` has it; none in journals of versions that did not write it."""
     preparation_samples_per_second: float | None = None
@@ -97,10 +105,10 @@ class Proposed(Event):
 
     trial: int
     """From 0."""
-    member: str
+    member: Name
     """The trial's name as well."""
     parameters: Mapping[str, Any]
-    members: tuple[str, ...] = ()
+    members: tuple[Name, ...] = ()
     """Those that train for it where these are several, as folds; `member` is what they repeat then."""
     sections: int | None = None
     """For which the member trains, where the trial begins anew with each of its budgets: then it comes once for each."""
@@ -128,7 +136,7 @@ class Assigned(Event):
     From its own epoch on, a member's epochs are this stream epoch and those that follow, until it is assigned others.
     """
 
-    members: Mapping[str, tuple[int, int]]
+    members: Mapping[Name, tuple[int, int]]
     """(own epoch, stream epoch) of each."""
 
 
@@ -136,7 +144,7 @@ class Assigned(Event):
 class Divided(Event):
     """A member's steps are divided into so many micro-batches from here on: its device has too little memory for fewer."""
 
-    member: str
+    member: Name
     accumulate: int
 
 
@@ -144,7 +152,7 @@ class Divided(Event):
 class Split(Event):
     """These devices carry a member together from here on; with one device it is whole again."""
 
-    member: str
+    member: Name
     devices: tuple[str, ...]
     """In the order of their ranks."""
     shares: tuple[float, ...]
@@ -155,7 +163,7 @@ class Split(Event):
 class MemberStarted(Event):
     """A trainer holds the member and steps it from this position."""
 
-    member: str
+    member: Name
     device: str
     epoch: int
     section: int
@@ -172,7 +180,7 @@ class MemberStarted(Event):
 class Checkpoint(Event):
     """A file below the member's folder, proved by its sum."""
 
-    file: str
+    file: Name
     sha256: str
     epoch: int
     """Epochs finished before it was written."""
@@ -182,7 +190,7 @@ class Checkpoint(Event):
     """Elements of the member's sequence of that epoch that are behind it."""
     carried: int = 0
     """Elements after these that the file holds itself, as a batch that is not full yet."""
-    best: str | None = None
+    best: Name | None = None
     """File with the weights of the best section so far; None where no section has ended."""
     best_sha256: str | None = None
 
@@ -191,8 +199,8 @@ class Checkpoint(Event):
 class Cloned(Event):
     """A member is to be what another one is, but for some hyper-parameters."""
 
-    member: str
-    source: str
+    member: Name
+    source: Name
     changes: Mapping[str, tuple[Any, Any]]
     """By name, as ``optimizer.lr``: there and here."""
     checkpoint: Checkpoint | None
@@ -203,7 +211,7 @@ class Cloned(Event):
 class SectionEnded(Event):
     """A member finished a section of an epoch, validation included."""
 
-    member: str
+    member: Name
     device: str
     epoch: int
     section: int
@@ -232,7 +240,7 @@ class SectionEnded(Event):
 class Saved(Event):
     """A member was saved."""
 
-    member: str
+    member: Name
     checkpoint: Checkpoint
     seconds: float = 0.0
     """Its part of the time that files took which were written together; 0 in journals of versions that did not write it."""
@@ -244,7 +252,7 @@ class Saved(Event):
 class MemberRested(Event):
     """A member left its device, and is on disk only until it comes back; or it goes on elsewhere."""
 
-    member: str
+    member: Name
     reason: str
 
 
@@ -252,7 +260,7 @@ class MemberRested(Event):
 class MemberEnded(Event):
     """A member leaves the run. Status: done, stopped, failed, diverged, or paused (the same command goes on)."""
 
-    member: str
+    member: Name
     status: str
     reason: str
 
@@ -261,7 +269,7 @@ class MemberEnded(Event):
 class Retried(Event):
     """Members that had failed wait again: a person has mended what they failed of."""
 
-    members: tuple[str, ...]
+    members: tuple[Name, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -348,7 +356,7 @@ class Recovered(Event):
     """How the members of a lost trainer go on, where others shared its stream."""
 
     worker: str
-    members: tuple[str, ...]
+    members: tuple[Name, ...]
     way: str
     """apart: on a stream of their own; meet: so until the others wait for them; back: all go back to their newest files."""
     costs: Mapping[str, float]
@@ -375,7 +383,7 @@ class Used(Event):
 
     worker: str
     cpu_seconds: float
-    gauge: Mapping[str, Any]
+    gauge: Annotated[Mapping[str, Any], check_gauge]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,10 +11,22 @@ from typing import Annotated, Any, TextIO
 
 import typer
 from rich.console import Console, RenderableType
+from rich.text import Text
 
 from argosy.errors import PlanError
+from argosy.wording import visible
 
-__all__ = ["Json", "console", "finite", "open_what_is_closed", "show", "stdout_of_json", "to_be_written", "write"]
+__all__ = [
+    "Json",
+    "as_text",
+    "console",
+    "finite",
+    "open_what_is_closed",
+    "show",
+    "stdout_of_json",
+    "to_be_written",
+    "write",
+]
 
 
 @functools.cache
@@ -43,21 +55,29 @@ def console(**settings: Any) -> Console:
     return Console(markup=False, emoji=False, highlight=False, **settings)
 
 
+def as_text(value: object, style: str = "") -> Text:
+    """The text as it is, for a table or a screen: no markup, and nothing that moves the cursor."""
+    return Text(visible(str(value)), style)
+
+
 def show(table: RenderableType) -> None:
     """A table, as wide as what it goes to."""
     # Files and pipes have no width of their own.
     terminal = sys.stdout.isatty()
     page = io.StringIO()
     console(file=page, force_terminal=terminal, width=None if terminal else 160).print(table)
-    write(page.getvalue().rstrip("\n"))
+    _put(page.getvalue().rstrip("\n"), sys.stdout)
 
 
 def write(value: Any) -> None:
     """Text, or a value as JSON; where nobody can read it, what was done is done all the same."""
     if isinstance(value, str):
-        text, stdout = value, sys.stdout
+        _put(visible(value), sys.stdout)
     else:
-        text, stdout = json.dumps(finite(value), allow_nan=False), stdout_of_json()
+        _put(json.dumps(finite(value), allow_nan=False), stdout_of_json())
+
+
+def _put(text: str, stdout: TextIO) -> None:
     try:
         print(text, file=stdout, flush=True)
     except OSError:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from argosy.events import Event
+from argosy.json_values import Name
 
 __all__ = ["FellBack", "Packed", "StepsAlone"]
 
@@ -13,7 +14,7 @@ class Packed(Event):
     """Which programs step these members of a device from here on; they may all be one."""
 
     device: str
-    programs: tuple[tuple[str, ...], ...]
+    programs: tuple[tuple[Name, ...], ...]
     """The members of each; one alone is stepped by itself."""
     settled: bool
     """Whether it is to stay so; else it is tried."""
@@ -61,7 +62,7 @@ class StepsAlone(Event):
     """These members of a device can be no program with others of it."""
 
     device: str
-    reasons: Mapping[str, str]
+    reasons: Mapping[Name, str]
     """By member."""
 
 

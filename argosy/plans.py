@@ -9,6 +9,7 @@ from typing import Any
 
 from argosy.cluster import Device
 from argosy.errors import PlanError
+from argosy.json_values import conforming
 from argosy.profiles import Profile, pack_memory_bytes
 from argosy.wording import sized
 
@@ -67,6 +68,11 @@ class Placement:
             raise PlanError(
                 f"member {self.member!r} is placed on {len(self.devices)} device(s) with device_seconds "
                 f"{self.device_seconds}; give one number a device."
+            )
+        if not all(seconds > 0 for seconds in (self.seconds_per_sample, *self.device_seconds)):
+            raise PlanError(
+                f"member {self.member!r} is placed for {self.seconds_per_sample} s a sample ({self.device_seconds} by device); give "
+                "times above 0."
             )
 
     @classmethod
@@ -262,17 +268,12 @@ class Plan:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "Plan":
-        """The plan that ``to_json`` wrote."""
-        flotillas = tuple(
-            Flotilla(placements=tuple(_placement_from_json(p) for p in flotilla["placements"]))
-            for flotilla in value["flotillas"]
-        )
-        return cls(
-            policy=value["policy"],
-            flotillas=flotillas,
-            waiting=tuple(value["waiting"]),
-            notes=tuple(value.get("notes", ())),
-        )
+        """The plan that ``to_json`` wrote; PlanError for anything else."""
+        try:
+            plan: Plan = conforming(value, cls, "it")
+        except ValueError as error:
+            raise PlanError(f"{str(value)[:40]!r} is no plan: {error}. Plan again.") from error
+        return plan
 
     def __str__(self) -> str:
         return json.dumps(self.to_json(), indent=2)
@@ -293,16 +294,6 @@ class Plan:
 
 def _name_with_share(placement: Placement, device: str) -> str:
     return f"{placement.member} ({placement.share(device):.0%})" if placement.is_split else placement.member
-
-
-def _placement_from_json(value: Mapping[str, Any]) -> Placement:
-    return Placement(
-        member=value["member"],
-        devices=tuple(value["devices"]),
-        seconds_per_sample=value["seconds_per_sample"],
-        shares=tuple(value.get("shares", ())),
-        device_seconds=tuple(value.get("device_seconds", ())),
-    )
 
 
 def _check_placement(placement: Placement, profiles: Mapping[str, Profile], devices: Mapping[str, Device]) -> None:

@@ -10,9 +10,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
-from argosy.errors import PlanError
+from argosy.errors import ArgosyError, PlanError
+from argosy.files import make_folder, own_text, replacing
+from argosy.json_values import conforming, parsed
 
 __all__ = [
     "PROFILE_BATCHES",
@@ -165,15 +167,10 @@ class Profile:
     def from_json(cls, value: Mapping[str, Any]) -> "Profile":
         """The profile that ``to_json`` wrote; PlanError for anything else."""
         try:
-            cost = value.get("shard_cost")
-            fields = {
-                **value,
-                "samples_per_second": tuple(value["samples_per_second"]),
-                "shard_cost": ShardCost(**cost) if cost else None,
-            }
-            return cls(**fields)
-        except (AttributeError, KeyError, TypeError) as error:
-            raise PlanError(f"not a profile: {value!r} ({error!r}); measure it again.") from error
+            profile: Profile = conforming(value, cls, "it")
+        except ValueError as error:
+            raise PlanError(f"{str(value)[:40]!r} is no profile: {error}. Measure it again.") from error
+        return profile
 
 
 @lru_cache(maxsize=65536)
@@ -254,14 +251,16 @@ class Preparation:
 
 def save_profiles(path: Path, profiles: Iterable[Profile]) -> None:
     """Write profiles to one file that ``load_profiles`` reads on another machine."""
-    path.write_text(json.dumps({"profiles": [profile.to_json() for profile in profiles]}, indent=2))
+    with replacing(path) as file:
+        file.write(json.dumps({"profiles": [profile.to_json() for profile in profiles]}, indent=2).encode())
 
 
 def load_profiles(path: Path) -> tuple[Profile, ...]:
     """The profiles of a file; raises PlanError where it holds none."""
     try:
-        return tuple(Profile.from_json(value) for value in json.loads(path.read_text())["profiles"])
-    except (OSError, ValueError, TypeError, KeyError) as error:
+        found = conforming(parsed(path.read_text()), Profiles, "it")
+        return tuple(map(Profile.from_json, found["profiles"]))
+    except (OSError, ValueError) as error:
         raise PlanError(
             f"cannot read profiles from {path} ({error}); write them with `argosy profile --out`."
         ) from error
@@ -283,6 +282,12 @@ def cache_folder() -> Path:
     return folder
 
 
+class Profiles(TypedDict):
+    """A file of them."""
+
+    profiles: tuple[Any, ...]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProfileCache:
     """Profiles on disk, one small file each, so that a study is measured once per kind of device."""
@@ -297,14 +302,13 @@ class ProfileCache:
     def load(self, key: str) -> Profile | None:
         """The profile under that key; None if there is none that can be read."""
         try:
-            return Profile.from_json(json.loads((self.folder / f"{key}.json").read_text()))
-        except (OSError, ValueError, PlanError):
+            return Profile.from_json(parsed(own_text(self.folder / f"{key}.json")))
+        except (OSError, ValueError, ArgosyError):
             return None  # A damaged entry costs a measurement, never a run.
 
     def save(self, key: str, profile: Profile) -> None:
         """Write the profile whole or not at all; where nothing can be written, the next run measures again."""
         with contextlib.suppress(OSError):
-            self.folder.mkdir(parents=True, exist_ok=True)
-            unfinished = self.folder / f"{key}.tmp"
-            unfinished.write_text(json.dumps(profile.to_json()))
-            unfinished.replace(self.folder / f"{key}.json")
+            make_folder(self.folder)
+            with replacing(self.folder / f"{key}.json") as file:
+                file.write(json.dumps(profile.to_json()).encode())

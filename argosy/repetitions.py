@@ -132,7 +132,7 @@ class Repetitions:
         """The best mean of the objective first, and last those of which nothing is known."""
 
         def place(found: Configuration) -> tuple[int, float]:
-            return rank(found.metrics[self.objective].mean if found.metrics else None, self.mode)
+            return rank(found.metrics[self.objective].mean if self.objective in found.metrics else None, self.mode)
 
         return tuple(sorted(map(self._configuration, self.outcomes), key=place))
 

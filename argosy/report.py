@@ -4,7 +4,6 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from html import escape
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -12,13 +11,14 @@ from argosy.diagnosis import Diagnosis, diagnose
 from argosy.errors import RunError
 from argosy.events import SharingChosen
 from argosy.fold import WRONG, MemberState, RunState
+from argosy.json_values import conforming
 from argosy.leg_results import LegResult, gauges_of, legs_of
 from argosy.packs import Packed
 from argosy.ranking import rank
 from argosy.repetitions import Comparison, Leader, Repetitions
 from argosy.requirements import check_choice, check_whole
 from argosy.study import Repetition
-from argosy.wording import cause, differing, html_table, last_line
+from argosy.wording import as_html, cause, differing, html_table, last_line
 
 __all__ = ["LEFT_OUT", "MemberResult", "Networks", "Report"]
 
@@ -292,7 +292,7 @@ class Report:
         metrics = dict.fromkeys(name for row in self.rows for name in row.metrics)
         columns = ["member", "status", "epochs", *metrics, *differing(same), "seconds", "reason"]
         table = html_table(columns, [[row.get(column, "") for column in columns] for row in rows])
-        return f"<p>{escape(self.status)}; {escape(str(self.directory))}</p>{table}"
+        return f"<p>{as_html(self.status)}; {as_html(str(self.directory))}</p>{table}"
 
     def to_json(self) -> dict[str, Any]:
         """A plain value with everything."""
@@ -378,7 +378,10 @@ class Report:
 def _repetition(described: Mapping[str, Any]) -> Repetition | None:
     """Of a member in ``study.json``; earlier versions wrote none."""
     found = described.get("repetition")
-    return None if found is None else Repetition(**found)
+    if found is None:
+        return None
+    repetition: Repetition = conforming(found, Repetition, "repetition")
+    return repetition
 
 
 def _outcome(row: MemberResult) -> dict[str, float]:

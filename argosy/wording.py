@@ -6,7 +6,19 @@ from collections.abc import Collection, Mapping, Sequence
 from html import escape
 from typing import Any
 
-__all__ = ["cause", "differing", "html_table", "last_line", "lasting", "shortened", "sized", "spelled", "told"]
+__all__ = [
+    "as_html",
+    "cause",
+    "differing",
+    "html_table",
+    "last_line",
+    "lasting",
+    "shortened",
+    "sized",
+    "spelled",
+    "told",
+    "visible",
+]
 
 SIZES = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 FRAME = re.compile(r'(?m)^  File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in .*)?$')
@@ -16,6 +28,25 @@ LIBRARIES = ("/site-packages/", "/dist-packages/", "<frozen ", "<string>")
 PARTS = re.compile("-(?=[^-=]*=)")
 """Between the parts of a name as grids make them."""
 UNITS = ((86400, "days"), (3600, "h"), (60, "min"), (1, "s"))
+
+
+def visible(text: str, *, lines: bool = True) -> str:
+    r"""The text with what would not be seen, or would move the cursor, as Python's `repr` spells it; whole `lines` stay lines.
+
+    Names, values and messages pass here where they are shown: an escape of a terminal is shown, and not obeyed.
+
+    >>> visible("\x1b[31mred")
+    '\\x1b[31mred'
+    """
+    if text.isprintable():
+        return text
+    kept = "\n\t" if lines else ""
+    return "".join(c if c.isprintable() or c in kept else c.encode("unicode_escape").decode() for c in text)
+
+
+def as_html(text: str, *, lines: bool = True) -> str:
+    """The text as it is, on a page."""
+    return escape(visible(text, lines=lines))
 
 
 def lasting(seconds: float) -> str:
@@ -47,8 +78,8 @@ def sized(count: float) -> str:
 
 
 def told(value: Any) -> str:
-    """A value in few letters."""
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    """A value in few letters, in a line."""
+    return f"{value:.4g}" if isinstance(value, float) else visible(str(value), lines=False)
 
 
 def differing(parameters: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
@@ -61,7 +92,7 @@ def spelled(found: Mapping[str, Any], names: Sequence[str]) -> str:
     """These hyper-parameters of one member, as ``lr=0.1 hidden=16``; without where they are bound, as far as one can tell."""
     last = [name.rpartition(".")[2] for name in names]
     short = {name: tail if last.count(tail) == 1 else name for name, tail in zip(names, last, strict=True)}
-    return " ".join(f"{short[name]}={told(found[name])}" for name in names if name in found)
+    return " ".join(f"{told(short[name])}={told(found[name])}" for name in names if name in found)
 
 
 def cause(reason: str) -> str:
@@ -85,7 +116,7 @@ def cause(reason: str) -> str:
 
 def last_line(text: str) -> str:
     """Of a traceback, the line that says what was raised."""
-    return (text.strip().splitlines() or [""])[-1]
+    return visible(text.strip().rpartition("\n")[2])
 
 
 def shortened(names: Collection[str], width: int) -> dict[str, str]:
@@ -148,7 +179,7 @@ def _numbered(labels: Sequence[str], width: int) -> list[str]:
 
 def html_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     """A table as HTML; numbers are to the right, and in few letters."""
-    head = "".join(f"<th>{escape(column)}</th>" for column in columns)
+    head = "".join(f"<th>{as_html(column)}</th>" for column in columns)
     body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 

@@ -91,7 +91,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     disk = tmp_path / "disk"
     disk.mkdir()
     mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=600k", "argosy-test", str(disk)],
+        ["mount", "-t", "tmpfs", "-o", "size=600k,mode=700", "argosy-test", str(disk)],
         capture_output=True,
         text=True,
         check=False,

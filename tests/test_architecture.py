@@ -13,7 +13,8 @@ PACKAGE = Path(argosy.__file__).parent
 TIERS = [
     {"errors", "wording", "bindings"},
     {"spelling"},
-    {"requirements", "labels", "system", "traces"},
+    {"requirements", "labels"},
+    {"files", "json_values", "system", "traces"},
     {"stopping", "cluster", "events", "diagnosis", "intervals", "tracking"},
     {"study", "settings", "profiles", "packs", "commands", "feeder_commands", "plans", "ranking"},
     {"fold", "members", "repetitions", "resampling"},

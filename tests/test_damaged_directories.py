@@ -75,7 +75,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "study.json of another kind": (
         lambda directory: (directory / "study.json").write_text("[]"),
-        "study.json is damaged: 'list' object",
+        "study.json is damaged: it is [], and must be an object.",
     ),
     "study.json without a key": (without_a_key, "study.json is damaged: it lacks members. Put back a copy of it"),
     "no study.json": (lambda directory: (directory / "study.json").unlink(), "holds no study.json"),

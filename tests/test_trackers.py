@@ -189,6 +189,21 @@ def test_tensorboard_has_a_run_for_each_member_over_a_resume(tmp_path: Path) -> 
         assert "_hparams_/session_start_info" in found.summary_metadata
 
 
+ODD = 'it\'s a run [x]%20 #1 ?a&b "q" `é`'
+
+
+@pytest.mark.parametrize("name", ["mlflow", "tensorboard"])
+def test_a_directory_may_be_called_anything(tmp_path: Path, name: str) -> None:
+    pytest.importorskip(name)
+    train_then_track(tmp_path / ODD, 1, name)
+    assert [path.name for path in tmp_path.iterdir()] == [ODD]
+    assert not list((tmp_path / ODD / "workers").glob("tracker-*.log"))
+    if name == "mlflow":
+        train_then_track(tmp_path / ODD, 2, name)
+        assert len(list((tmp_path / ODD / "mlruns").glob("*/*/meta.yaml"))) == len(FLEET)
+    assert argosy.load(tmp_path / ODD).status == "done"
+
+
 def test_mlflow_has_a_run_for_each_member_over_a_resume(tmp_path: Path) -> None:
     mlflow = pytest.importorskip("mlflow")
     train_then_track(tmp_path / "x", 1, "mlflow")

@@ -89,7 +89,7 @@ class Ensemble(nn.Module):
 
         The file has no code: an ensemble that prepares its inputs is given its `preparation` again.
         """
-        found, by_name = checkpoint.load(Path(path)), {member.name: member for member in members}
+        found, by_name = checkpoint.load(Path(path).resolve()), {member.name: member for member in members}
         states = found.pop("networks")
         if missing := [name for name in states if name not in by_name]:
             raise RunError(

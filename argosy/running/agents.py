@@ -19,6 +19,7 @@ from argosy.running.agent import Joined
 from argosy.running.blobs import blobs_of
 from argosy.running.distant import Distant
 from argosy.running.gathering import board_of, certificate_in, key_in, open_door
+from argosy.running.journal import own_directory
 from argosy.running.launcher import Job, node_of
 from argosy.running.nodes import NodeWorkers
 from argosy.running.place import Place
@@ -97,7 +98,7 @@ class Agents:
         self._board.clear()
 
     def _open_door(self) -> None:
-        self.directory.mkdir(parents=True, exist_ok=True)  # where the notice is left
+        own_directory(self.directory)  # where the notice is left
         self._reception = Reception(partial(open_door, self.place, self._board, self._key, self._certificate))
         self._reception.log_in(self.directory)
 

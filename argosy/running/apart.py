@@ -20,6 +20,7 @@ from typing import Any
 from argosy.commands import Progress
 from argosy.events import Event
 from argosy.feeder_commands import Flowing
+from argosy.files import make_folder, replacing
 from argosy.fold import RunState
 from argosy.plans import Plan
 from argosy.running.launcher import Job
@@ -121,8 +122,9 @@ class Apart:
         except (Exception, SystemExit):  # people's code, and rich, which ends the process where nobody reads
             self._over = True
             with contextlib.suppress(OSError):
-                self._log.parent.mkdir(exist_ok=True)
-                self._log.write_text(traceback.format_exc())
+                make_folder(self._log.parent)
+                with replacing(self._log) as log:
+                    log.write(traceback.format_exc().encode(errors="backslashreplace"))
             with contextlib.suppress(Exception, SystemExit):  # it may hold the terminal still
                 self._view.end()
 

@@ -15,6 +15,9 @@ from argosy.stream.schedule import section_stop
 
 __all__ = ["audit"]
 
+EPOCHS = 2**32
+"""Of a stream: a seed of its order has so many values."""
+
 
 def audit(directory: Path) -> list[str]:
     """Everything that is wrong with a run's record; empty where each member saw its samples exactly once per epoch."""
@@ -24,10 +27,21 @@ def audit(directory: Path) -> list[str]:
         raise RunError(
             f"{directory} holds no study.json: its run ended before anything was trained. Run the same command again."
         )
+    _check_lengths(directory, state, summary)
     found = []
     for name, described in summary["members"].items():
         found += _audit_member(state.members.get(name, MemberState(name)), described, summary, state.holes)
     return found
+
+
+def _check_lengths(directory: Path, state: RunState, summary: dict[str, Any]) -> None:
+    """Orders are as long as the data: what only one of the two files says is nothing to compute with."""
+    lengths = summary["lengths"]
+    if state.started is not None and lengths != (journaled := dict(state.started.lengths)):
+        raise RunError(
+            f"{directory / 'study.json'} tells of {lengths} samples, and the journal beside it of {journaled}: one of them was "
+            "changed. Put back a copy of it."
+        )
 
 
 def _audit_member(
@@ -53,15 +67,24 @@ def _audit_member(
         for split, words in (("train", ended.digest), ("val", ended.val_digest)):
             if words is None:
                 continue
-            length = summary["lengths"][split]
-            selection = Selection.of(described["subset" if split == "train" else "val_subset"], length)
+            length = summary["lengths"].get(split, 0)
+            subset = described.get("subset" if split == "train" else "val_subset")
+            if (subset and max(subset) >= length) or ended.stream_epoch >= EPOCHS:
+                found.append(
+                    f"{member.name}: epoch {ended.epoch} ({split}) has samples or a stream epoch ({ended.stream_epoch}) that the "
+                    f"{length} samples of the study do not have"
+                )
+                continue
+            selection = Selection.of(subset, length)
             order = split_order(summary["seed"], split, ended.stream_epoch, length)
             elements = selection.length
             if split == "train":
                 stop = section_stop(ended.section, length, per_epoch)
                 elements = _elements(selection, order, stop, described)
             expected = selection.digest(
-                order, elements=elements, holes=sorted(holes.get((split, ended.stream_epoch), ()))
+                order,
+                elements=elements,
+                holes=sorted(hole for hole in holes.get((split, ended.stream_epoch), ()) if hole < length),
             )
             if tuple(words) != expected:
                 found.append(
@@ -77,4 +100,4 @@ def _elements(selection: Selection, order: Indices, stop: int, described: dict[s
     passed = stop if positions is None else int(np.searchsorted(positions, stop))
     if passed < selection.length:
         return passed - passed % batch_size
-    return used_elements(selection.length, batch_size, drop_last=described["drop_last"])
+    return used_elements(selection.length, batch_size, drop_last=described.get("drop_last", False))

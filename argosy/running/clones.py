@@ -15,6 +15,7 @@ from argosy.bindings import rebound
 from argosy.commands import Save
 from argosy.errors import ArgosyError, RunError, StudyError
 from argosy.events import REFUSED, Checkpoint, Cloned
+from argosy.files import flush_folder, make_folder, opened, replacing
 from argosy.fold import MemberState
 from argosy.running.refusals import check_batches
 from argosy.spelling import meant
@@ -189,7 +190,7 @@ def inherit(directory: Path, cloned: Cloned) -> None:
     if checkpoint is None:
         return
     there, here = directory / "members" / cloned.source, directory / "members" / cloned.member
-    here.mkdir(parents=True, exist_ok=True)
+    make_folder(here)
     name = checkpoint.file
     check(there / name)
     # A driver that was killed before it journaled the clone may have left one of that name.
@@ -197,9 +198,6 @@ def inherit(directory: Path, cloned: Cloned) -> None:
     try:
         os.link(there / name, here / name)
     except PermissionError:
-        shutil.copyfile(there / name, here / name)  # a file system without links
-    descriptor = os.open(here, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        with opened(there / name) as file, replacing(here / name) as copy:
+            shutil.copyfileobj(file, copy)  # a file system without links
+    flush_folder(here)

@@ -17,6 +17,7 @@ from typing import Any
 from argosy.commands import Board, Journaled, Lost, Report
 from argosy.errors import WorkerError
 from argosy.events import Saved
+from argosy.files import appending, make_folder
 from argosy.running.agent import BLOBS, End, Given, Kill, Ready, Said, Say, Signs, Start, Words
 from argosy.running.freight import Arrivals, Outbox, Piece
 from argosy.stream.pulse import Pulse
@@ -163,8 +164,8 @@ class Distant:
                 self.ferry.arrivals.take(message)
             case Words():
                 path = self.directory / message.name
-                path.parent.mkdir(parents=True, exist_ok=True)
-                with path.open("ab") as file:
+                make_folder(path.parent)
+                with appending(path) as file:
                     file.write(message.text)
             case Ready(sees_directory=False):
                 self.ferry = _Ferry(self.directory, self.node)
@@ -197,7 +198,7 @@ class _Ferry:
         found = []
         for start in command.start:
             folder = self.directory / "members" / start.member
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
             self.kept[start.member] = Kept(folder, start.checkpoint)
             if start.checkpoint is not None:
                 found.append((f"members/{start.member}/{start.checkpoint.file}", folder / start.checkpoint.file))

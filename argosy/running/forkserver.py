@@ -25,6 +25,8 @@ from typing import IO, Any
 
 import psutil
 
+from argosy.errors import RunError
+from argosy.files import append_descriptor
 from argosy.stream.death import die_with_parent
 from argosy.stream.memory import memory_file
 from argosy.stream.wire import Peer
@@ -233,7 +235,7 @@ def _fork(request: dict[str, Any], descriptors: list[int], work: Any, channel: P
         for descriptor in wakes:
             os.close(descriptor)
         code = _become(request, descriptors, work)
-    except OSError as error:
+    except (OSError, RunError) as error:
         print(f"argosy: {request['arguments']['name']} cannot start: {error}", file=sys.stderr)
     except BaseException:  # process boundary: nothing of a worker may return into the server's loop
         traceback.print_exc()
@@ -245,7 +247,7 @@ def _become(request: dict[str, Any], descriptors: list[int], work: Any) -> int:
     sys.path[:] = request["path"]
     os.environ.update(request["environment"])
     os.chdir(request["folder"])
-    log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    log = append_descriptor(Path(request["log"]))
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from argosy.errors import CheckpointError
+from argosy.files import created, make_folder
 from argosy.stream.wire import Peer
 from argosy.training.checkpoint import settle
 
@@ -102,8 +103,9 @@ class Arrivals:
     def take(self, piece: Piece) -> None:
         """Write it; where it was the last of its file, that is there after the next `settle`."""
         if piece.name not in self._open:
-            self._unfinished.mkdir(parents=True, exist_ok=True)
-            self._open[piece.name] = self._beside(piece.name).open("wb")
+            make_folder(self._unfinished)
+            self._beside(piece.name).unlink(missing_ok=True)  # of a driver that was killed
+            self._open[piece.name] = created(self._beside(piece.name))
         self._open[piece.name].write(piece.data)
         if piece.last:
             self._open.pop(piece.name).close()
@@ -113,7 +115,7 @@ class Arrivals:
         """Flush what is whole to the disk, all together, and put it where it belongs; raises DiskError."""
         whole, self._whole = self._whole, []
         for name in whole:
-            (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
+            make_folder((self.folder / name).parent)
         if whole:
             settle([(self._beside(name), self.folder / name) for name in whole])
 

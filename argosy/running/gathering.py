@@ -20,11 +20,12 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 import psutil
 
-from argosy.errors import PlanError, WorkerError
+from argosy.errors import PlanError, RunError, WorkerError
+from argosy.files import check_directory, own_text, replacing
 from argosy.running.place import Place
 from argosy.stream.door import Door, dial
 from argosy.stream.tls import Certificate
@@ -69,7 +70,7 @@ class Notice:
     hosts: tuple[str, ...]
     """Its addresses, in the order in which to try them."""
     port: int
-    key: str = ""
+    key: Annotated[str, bytes.fromhex] = ""
     """Of the run, as hexadecimal digits; empty where every node has it in its environment."""
     certificate: str = ""
     """Digest of the one that callers must have; empty where nodes talk in plain text."""
@@ -144,17 +145,20 @@ class FileBoard:
 
     def leave(self, notice: Notice) -> None:
         """See `Board.leave`; nobody sees half of it, and nobody but this user anything."""
-        unfinished = self.path.with_name(f".driver.json.{os.getpid()}")
-        unfinished.touch(mode=0o600)
-        unfinished.write_text(written(notice, self._key))
-        unfinished.rename(self.path)
+        with replacing(self.path, mode=0o600) as file:
+            file.write(written(notice, self._key).encode())
 
     def read(self) -> Notice | None:
-        """See `Board.read`."""
+        """See `Board.read`; raises RunError where another user may have left it, who would decide what code this node executes."""
         try:
-            return read(self.path.read_text(), self._key)
+            check_directory(self.path.parent)
+            return read(own_text(self.path), self._key)
         except FileNotFoundError:
             return None
+        except ValueError as error:
+            raise RunError(
+                f"{self.path} is no notice of a job's driver: {error}. Delete it, and start the job again."
+            ) from error
 
     def clear(self) -> None:
         """See `Board.clear`."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from argosy.errors import RunError
+from argosy.files import appending
 from argosy.fold import MemberState
 from argosy.running.code_digest import Code, Reading
 from argosy.running.study_json import MEMBER_FIELDS, NEWCOMERS, describe, found_study, functions, summarize, write_json
@@ -100,9 +101,8 @@ class Identity:
         """Append what newcomers are to a file beside ``study.json``, which for each of thousands would be written anew."""
         here = self._summary(replace(study, members=[study.member(name) for name in names]), **known)
         line = json.dumps({"members": here["members"], "parts": here["code"]["parts"]})
-        with (self.directory / NEWCOMERS).open("a") as file:
-            file.write(line + "\n")
-            file.flush()
+        with appending(self.directory / NEWCOMERS) as file:
+            file.write(f"{line}\n".encode())
             os.fsync(file.fileno())
 
     def twin(self, member: Member, study: Study) -> str | None:
@@ -262,4 +262,4 @@ def _short(value: Any) -> str:
 
 def _bare(spelled: str | None) -> str | None:
     """The name of a function, without its file and what is bound to it."""
-    return None if spelled is None else spelled.partition("(")[0].rpartition(":")[2]
+    return spelled.partition("(")[0].rpartition(":")[2] if isinstance(spelled, str) else None

@@ -1,14 +1,15 @@
 """Commands of people to a run: files in its folder ``commands/``, each answered once in the journal."""
 
 import json
-import os
 import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from argosy.errors import RunError
+from argosy.files import check_directory, lines_of, make_folder, own_text, replacing
 from argosy.fold import RunState
+from argosy.json_values import parsed
 from argosy.running.journal import at_work, read_journal
 from argosy.running.study_copy import StudyCopy
 
@@ -29,7 +30,7 @@ class Inbox:
 
     def new(self) -> list[tuple[str, dict[str, Any]]]:
         """(file, command) of what was left since the last look, oldest first; looks a few times a second at most."""
-        if time.monotonic() - self._looked < LOOK_SECONDS or not self.folder.is_dir():
+        if time.monotonic() - self._looked < LOOK_SECONDS or not self._is_own():
             return []
         self._looked = time.monotonic()
         found = []
@@ -39,12 +40,20 @@ class Inbox:
                 found.append((path.name, _command_in(path)))
         return found
 
+    def _is_own(self) -> bool:
+        """Whether the folder is there and this user's alone: each time it may be another one, and it decides what code is run."""
+        try:
+            check_directory(self.folder.parent)
+        except (OSError, RunError):
+            return False
+        return self.folder.is_dir()
+
 
 def _command_in(path: Path) -> dict[str, Any]:
-    """What a file says; nothing that anybody would understand, where that is no object."""
+    """What a file says; a command that does not exist where it is no plain file of this user, or says no JSON object."""
     try:
-        found = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+        found = parsed(own_text(path))
+    except (OSError, ValueError, RunError) as error:
         found = str(error)
     return found if isinstance(found, dict) else {"command": found}
 
@@ -58,6 +67,7 @@ def tell(directory: Path, *commands: dict[str, Any]) -> list[str]:
     if not at_work(directory):
         how = f"has ended ({ended.status})" if ended is not None else "has no driver: it was interrupted"
         raise RunError(f"the run in {directory} {how}; start it again before you tell it something.")
+    check_directory(directory)  # else its driver hears nothing
     journal = directory / "journal.jsonl"
     start = journal.stat().st_size
     names = [leave(directory, command) for command in commands]
@@ -80,11 +90,8 @@ def tell(directory: Path, *commands: dict[str, Any]) -> list[str]:
 
 def _answers_in(journal: Path, start: int) -> dict[str, str]:
     """By command, what is answered in the part of a journal that begins there."""
-    with journal.open("rb") as file:
-        file.seek(start)
-        lines = file.read().split(b"\n")[:-1]
-    values = (json.loads(line) for line in lines if b'"Answered"' in line)
-    return {value["file"]: value["answer"] for value in values if value["event"] == "Answered"}
+    values = (json.loads(line) for line in lines_of(journal, start) if line.startswith(b'{"event": "Answered"'))
+    return {value["file"]: value["answer"] for value in values}
 
 
 def leave(directory: Path, command: dict[str, Any]) -> str:
@@ -93,12 +100,11 @@ def leave(directory: Path, command: dict[str, Any]) -> str:
     A study file is left with it, as it is: people go on editing theirs.
     """
     folder, at = directory / "commands", time.time_ns()
-    folder.mkdir(exist_ok=True)
+    make_folder(folder)
     if command["command"] == "add":
         file = Path(command["study"])
         command = StudyCopy.take(file, folder / f"{at}-{file.name}").to_command(file)
     name = f"{at}-{command['command']}.json"
-    unfinished = folder / f".{name}.{os.getpid()}"
-    unfinished.write_text(json.dumps(command))
-    unfinished.rename(folder / name)
+    with replacing(folder / name) as unfinished:
+        unfinished.write(json.dumps(command).encode())
     return name

@@ -12,14 +12,17 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import psutil
 
 from argosy.errors import RunError
-from argosy.events import Event, Fed, Passed, RunStarted, SearchBegan
+from argosy.events import Event, Fed, NodeCame, Passed, RunStarted, SearchBegan, Used
+from argosy.files import append_descriptor, check_directory, lines_of, opened
+from argosy.json_values import conforming, parsed
 from argosy.running.lines import from_line, to_line
 from argosy.system import disk_refused
+from argosy.wording import visible
 
 __all__ = [
     "Journal",
@@ -39,8 +42,23 @@ NOTES = (Fed, Passed)
 """Events that nothing follows from: they go to the disk with the next one that somebody acts on."""
 NOTE_SECONDS = 1.0
 """The longest that they wait for it."""
+OF_DRIVERS = (NodeCame, Passed, Used)
+"""Events that are told of the driver which started last."""
+MOST_NAMED = 8
+"""Things of a later version that are named."""
+ENDS = (b'{"event": "SectionEnded"', b'{"event": "RunEnded"')
+"""How lines begin of a section's end, and of the run's."""
+LONGEST_SIGNATURE = 512
+"""Bytes of what a driver writes into its lock."""
 PATIENCE_SECONDS = 10.0
 """The longest that processes of a killed driver take to follow it."""
+
+
+class Line(TypedDict):
+    """Of a journal, beside the fields of its event."""
+
+    event: str
+    at: NotRequired[float]
 
 
 class Journal:
@@ -55,9 +73,8 @@ class Journal:
 
     def __enter__(self) -> "Journal":
         """Cut what a crash left of its last line, so that the next event is not glued to it."""
-        self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-        text = self.path.read_bytes()
-        os.ftruncate(self._descriptor, text.rfind(b"\n") + 1)
+        self._descriptor = append_descriptor(self.path)
+        os.ftruncate(self._descriptor, sum(len(line) + 1 for line in lines_of(self.path)))
         return self
 
     def __exit__(
@@ -94,83 +111,81 @@ class Journal:
 
 
 def own_directory(directory: Path) -> None:
-    """Make a run's directory, for its user alone; raises RunError where that cannot be, or where it is another user's.
-
-    Code that a run's files name is run: whoever may write there decides what that is.
-    """
+    """Make a run's directory, for its user alone; raises RunError where that cannot be, or where another user may write there."""
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
             raise disk_refused(error, f"cannot make {directory}") from error
         raise RunError(f"{directory} cannot be the directory of a run: {error}. Choose another one.") from error
-    owner = directory.stat().st_uid
-    if owner != os.geteuid():
-        raise RunError(
-            f"{directory} belongs to user {owner}, who could let the run execute any code; this is user {os.geteuid()}. "
-            "Choose another directory, or run it as that user."
-        )
+    check_directory(directory)
 
 
 def read_journal(directory: Path) -> list[Event]:
     """All events of a run, in order; a torn last line is left out. Raises RunError for what is no journal."""
+    return [event for _, event in _moments(directory)]
+
+
+def _moments(directory: Path) -> list[tuple[float, Event]]:
+    """(time at which it was written, event) of a run, in order."""
     path = directory / "journal.jsonl"
     if not path.exists():
         below = ", ".join(str(journal.parent) for journal in sorted(directory.glob("*/journal.jsonl")))
         advice = f"runs below it: {below}." if below else "give the directory of `argosy run --dir`."
         raise RunError(f"{directory} holds no run (no journal.jsonl there); {advice}")
+    strange: set[str] = set()
     try:
-        lines = path.read_bytes().split(b"\n")[:-1]
+        moments = list(_moments_of(path, strange))
     except OSError as error:
         raise RunError(
             f"cannot read {path}: {error.strerror}. Give the directory of a run that you may read."
         ) from error
-    strange: set[str] = set()
-    events = [_event(path, number, line, strange) for number, line in enumerate(lines, start=1)]
     if strange:
         _say_once(
-            f"{path} was written by a later argosy; what this one does not know is left out: {', '.join(sorted(strange))}."
+            f"{path} was written by a later argosy; what this one does not know is left out: "
+            f"{', '.join(sorted(strange)[:MOST_NAMED])}{' and more' if len(strange) > MOST_NAMED else ''}."
         )
-    return [event for event in events if event is not None]
+    return [(at, event) for at, event in moments if event is not None]
 
 
-def _event(path: Path, number: int, line: bytes, strange: set[str]) -> Event | None:
-    try:
-        value: dict[str, Any] = json.loads(line)
-        if value["event"] == "EpochEnded":
+def _moments_of(path: Path, strange: set[str]) -> Iterator[tuple[float, Event | None]]:
+    started = False
+    for number, line in enumerate(lines_of(path), start=1):
+        try:
+            value: dict[str, Any] = conforming(parsed(line.decode(), infinite=True), Line, "it", strange)
+            if value["event"] == "EpochEnded":
+                raise RunError(
+                    f"{path.parent} was written by an earlier argosy, which had no sections; choose another directory."
+                )
+            event = from_line(value, strange)
+            started = started or isinstance(event, RunStarted)
+            if isinstance(event, OF_DRIVERS) and not started:
+                raise ValueError(f"{value['event']} comes before any driver")
+        except ValueError as error:
             raise RunError(
-                f"{path.parent} was written by an earlier argosy, which had no sections; choose another directory."
-            )
-        return from_line(value, strange)
-    except (ValueError, TypeError, KeyError) as error:
-        raise RunError(
-            f"{path}, line {number} is no event: {error}. The journal was damaged or changed by hand: put back a copy of it, "
-            "or choose another directory; the members' files are as they were."
-        ) from error
+                f"{path}, line {number} is no event: {error}. The journal was damaged or changed by hand: put back a copy of it, "
+                "or choose another directory; the members' files are as they were."
+            ) from error
+        yield value.get("at", 0.0), event
 
 
 @functools.cache
 def _say_once(sentence: str) -> None:
     """To the person, and not again when the same journal is read again."""
-    print(sentence, file=sys.stderr)
+    print(visible(sentence), file=sys.stderr)
 
 
 def at_work(directory: Path) -> bool:
     """Whether a driver has this run at hand; on another host nobody can tell, so whoever holds the lock is one."""
     path = directory / "run.lock"
     try:
-        descriptor = os.open(path, os.O_RDONLY)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        with opened(path) as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         # Processes of a driver that was killed hold it a little longer than it lives.
         return _lives(*_signature(path))
     except OSError:
         return False  # where there are no locks, there are no runs
-    finally:
-        os.close(descriptor)
     return False
 
 
@@ -186,11 +201,9 @@ def wait_for_section(directory: Path) -> None:
     read = path.stat().st_size if path.exists() else 0
     while at_work(directory):
         if path.exists():
-            with path.open("rb") as file:
-                file.seek(read)
-                lines = file.read().split(b"\n")[:-1]
+            lines = list(lines_of(path, read))
             read += sum(len(line) + 1 for line in lines)
-            if any(json.loads(line)["event"] in ("SectionEnded", "RunEnded") for line in lines):
+            if any(line.startswith(ENDS) for line in lines):
                 return
         time.sleep(LOOK_SECONDS)
 
@@ -198,18 +211,15 @@ def wait_for_section(directory: Path) -> None:
 def timeline(directory: Path) -> Iterator[tuple[float, Event]]:
     """(seconds that drivers had worked by then, event) of a run; the time between two drivers does not count."""
     seconds, before, searching = 0.0, None, False
-    for line in (directory / "journal.jsonl").read_bytes().split(b"\n")[:-1]:
-        value = json.loads(line)
-        event = from_line(value, set())
+    for at, event in _moments(directory):
         # A search says so before its data is open, other runs only then.
         begins = isinstance(event, SearchBegan) or (isinstance(event, RunStarted) and not searching)
         if isinstance(event, SearchBegan | RunStarted):
             searching = isinstance(event, SearchBegan)
         if before is not None and not begins:
-            seconds += max(value["at"] - before, 0.0)
-        before = value["at"]
-        if event is not None:
-            yield seconds, event
+            seconds += max(at - before, 0.0)
+        before = at
+        yield seconds, event
 
 
 class Lock:
@@ -224,7 +234,7 @@ class Lock:
         self.descriptor = -1
 
     def __enter__(self) -> "Lock":
-        self.descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self.descriptor = append_descriptor(self.path, 0o600)
         try:
             self._wait()
             os.ftruncate(self.descriptor, 0)
@@ -279,15 +289,17 @@ class Lock:
 
 def _signature(path: Path) -> tuple[str, str, str]:
     """Process, host and time of birth of the driver that has the lock, or had it last."""
-    pid, host, begun = [*path.read_text().split(), "?", "?", "?"][:3]
-    return pid, host, begun
+    with opened(path) as file:
+        words = file.read(LONGEST_SIGNATURE).decode(errors="replace").split()
+    pid, host, begun = [*words, "?", "?", "?"][:3]
+    return pid if pid.isascii() and pid.isdecimal() else "?", host, begun
 
 
 def _lives(pid: str, host: str, begun: str) -> bool:
     """Whether the driver that wrote this into the lock is still there; on another host nobody can tell, so it is."""
     if host != socket.gethostname():
         return pid != "?"  # a driver that has the lock and has not signed it yet will do so in a moment
-    return begun == _begun(int(pid))
+    return pid != "?" and begun == _begun(int(pid))
 
 
 def _begun(pid: int) -> str:
@@ -297,5 +309,5 @@ def _begun(pid: int) -> str:
     """
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    except (FileNotFoundError, ProcessLookupError):
+    except OSError:
         return ""

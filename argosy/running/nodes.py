@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Protocol
 from argosy.cluster import Node
 from argosy.commands import Came
 from argosy.errors import PlanError
+from argosy.files import make_folder
 from argosy.running.agent import Joined
 from argosy.running.distant import Distant
 from argosy.running.processes import ProcessWorkers, enlisting
@@ -72,7 +73,7 @@ class NodeWorkers:
     def __enter__(self) -> "NodeWorkers":
         if self.here is not None:
             self.here.__enter__()
-        self.mark.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(self.mark.parent)
         self.mark.touch()
         for place in self.distant:
             place.give(self.blobs, self.mark.name)

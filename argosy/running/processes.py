@@ -22,6 +22,7 @@ import psutil
 
 from argosy.cluster import Cluster
 from argosy.commands import Enlist, Lost
+from argosy.files import appending, make_folder
 from argosy.running.activity import activity, own_activity
 from argosy.running.blobs import blobs_of, dump
 from argosy.running.forkserver import STOPPED_SECONDS, ForkServer, reason_of
@@ -141,7 +142,7 @@ class ProcessWorkers:
 
     def __enter__(self) -> "ProcessWorkers":
         self._forget_meetings()
-        (self.directory / "workers").mkdir(parents=True, exist_ok=True)
+        make_folder(self.directory / "workers")
         self.selector.register(self.door, selectors.EVENT_READ, self._admit)
         self.selector.register(self.server.channel, selectors.EVENT_READ, self._hear_server)
         return self
@@ -338,8 +339,8 @@ class ProcessWorkers:
         """Let the fork server go; why it ended, as far as it says. Its words stay with those of the workers."""
         words = self.server.close()
         if words:
-            with contextlib.suppress(OSError), (self.directory / "workers" / "fork-server.log").open("a") as log:
-                log.write(words)
+            with contextlib.suppress(OSError), appending(self.directory / "workers" / "fork-server.log") as log:
+                log.write(words.encode(errors="backslashreplace"))
         return reason_of(words)
 
     def _kill_stopped(self) -> None:

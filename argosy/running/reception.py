@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from argosy.errors import PlanError, WorkerError
+from argosy.files import appending, make_folder
 from argosy.running.agent import Joined
 from argosy.running.records import versions
 from argosy.stream.door import Door
@@ -31,7 +32,7 @@ class Reception:
 
     def log_in(self, directory: Path) -> None:
         """Write ``workers/door.log`` of this run directory, with all that was noted before."""
-        (directory / "workers").mkdir(parents=True, exist_ok=True)
+        make_folder(directory / "workers")
         self._directory, kept, self._kept = directory, self._kept, []
         for line in kept:
             self._write(line)
@@ -73,8 +74,8 @@ class Reception:
         if self._directory is None:
             self._kept.append(line)
             return
-        with (self._directory / "workers" / "door.log").open("a") as log:
-            log.write(line)
+        with appending(self._directory / "workers" / "door.log") as log:
+            log.write(line.encode())
 
 
 def check_versions(joined: Joined) -> None:

@@ -17,6 +17,7 @@ import torch
 import argosy
 from argosy.cluster import Device
 from argosy.events import RunStarted, SectionEnded
+from argosy.files import appending, replacing
 from argosy.fold import MemberState
 from argosy.settings import Settings
 
@@ -82,7 +83,7 @@ class Metrics:
             if written > len(state.sections):
                 written = 0
             rows = [_row(ended) for ended in state.sections[written:]]
-            folder, mode = self.directory / "members" / name, "a" if written else "w"
+            folder, written_to = self.directory / "members" / name, appending if written else replacing
             if not written:
                 self._columns[name] = _columns(rows)
             columns = self._columns[name]
@@ -92,8 +93,8 @@ class Metrics:
             ]
             lines = {"csv": [",".join(map(str, line)) for line in table], "jsonl": [_json(row) for row in rows]}
             for kind, of_kind in lines.items():
-                with (folder / f"metrics.{kind}").open(mode) as file:
-                    file.write("".join(f"{line}\n" for line in of_kind))
+                with written_to(folder / f"metrics.{kind}") as file:
+                    file.write("".join(f"{line}\n" for line in of_kind).encode())
             self._written[name] = len(state.sections)
         self._noted.clear()
 

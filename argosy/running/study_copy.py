@@ -1,13 +1,13 @@
 """Copies of the study files that people hand in; whoever only hands one in waits for no import of torch."""
 
 import hashlib
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from argosy.errors import RunError, StudyError
+from argosy.files import opened, replacing
 
 __all__ = ["StudyCopy"]
 
@@ -27,7 +27,8 @@ class StudyCopy:
         """Copy a file; raises StudyError where there is none."""
         if not file.is_file():
             raise StudyError(f"{file} is not a file; give a Python file with a variable `study`.")
-        shutil.copyfile(file, path)
+        with replacing(path) as copy:
+            copy.write(file.read_bytes())
         return cls(path=path, folder=file.resolve().parent, sha256=_sum_of(path))
 
     @classmethod
@@ -53,4 +54,5 @@ class StudyCopy:
 
 
 def _sum_of(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    with opened(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

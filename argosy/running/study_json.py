@@ -5,17 +5,18 @@ Reading it needs no torch.
 
 import functools
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NotRequired, TypedDict
 
 import numpy as np
 
 from argosy.commands import Measured
 from argosy.errors import RunError
-from argosy.study import FACTORIES, Member, Study
+from argosy.files import lines_of, opened, replacing
+from argosy.json_values import Name, Positive, conforming, parsed
+from argosy.study import FACTORIES, Member, Repetition, Study
 
 __all__ = ["MEMBER_FIELDS", "NEWCOMERS", "describe", "found_study", "functions", "spell", "summarize", "write_json"]
 
@@ -31,9 +32,54 @@ MEMBER_FIELDS = (
 )
 NEWCOMERS = "newcomers.jsonl"
 """Members that came when ``study.json`` was written: a line for those that came together."""
-KEYS = {"seed", "objective", "mode", "validations_per_epoch", "lengths", "fingerprint", "members"}
-"""Of ``study.json``, whose lack shows that it is none."""
 LINES_DEEP = 3
+
+
+class Lengths(TypedDict):
+    """Samples of each split."""
+
+    train: int
+    val: NotRequired[int]
+
+
+class Code(TypedDict):
+    """Digests of all code, beside those of the study's own functions."""
+
+    version: str
+    parts: Mapping[str, tuple[str, ...]]
+
+
+class Described(TypedDict):
+    """A member, as `describe` writes it; earlier versions did not write all of it."""
+
+    batch_size: Positive
+    drop_last: NotRequired[bool]
+    hyperparameters: Mapping[str, Any]
+    parameter_shapes: NotRequired[Any]
+    subset: NotRequired[tuple[int, ...] | None]
+    val_subset: NotRequired[tuple[int, ...] | None]
+    repetition: NotRequired[Repetition | None]
+    code: NotRequired[Mapping[str, str]]
+
+
+class DescribedStudy(TypedDict):
+    """``study.json``, whose keys all versions have written but for those that are not required."""
+
+    seed: int
+    objective: str
+    mode: Literal["min", "max"]
+    validations_per_epoch: Positive
+    lengths: Lengths | None
+    fingerprint: str | None
+    members: Mapping[Name, Described]
+    code: NotRequired[Code]
+
+
+class Came(TypedDict):
+    """A line of ``newcomers.jsonl``."""
+
+    members: Mapping[Name, Described]
+    parts: Mapping[str, tuple[str, ...]]
 
 
 def summarize(
@@ -62,28 +108,38 @@ def summarize(
 def found_study(directory: Path) -> dict[str, Any] | None:
     """``study.json`` of an earlier driver; raises RunError where it is damaged."""
     path = directory / "study.json"
-    if not path.exists():
-        return None
     try:
-        found = json.loads(path.read_text())
-        if found.keys() >= KEYS:
-            return _with_newcomers(found, directory / NEWCOMERS)
-        problem = f"it lacks {', '.join(sorted(KEYS - found.keys()))}"
-    except (ValueError, AttributeError) as error:
-        problem = str(error)
-    raise RunError(
-        f"{path} is damaged: {problem}. Put back a copy of it, or delete it and give the run's command with the same study, "
-        "which writes it again."
-    )
+        with opened(path) as file:
+            found: dict[str, Any] = _checked(file.read(), DescribedStudy, path)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise RunError(
+            f"cannot read {path}: {error.strerror}. Give the directory of a run that you may read."
+        ) from error
+    return _with_newcomers(found, directory / NEWCOMERS)
+
+
+def _checked(text: bytes, kind: Any, path: Path) -> dict[str, Any]:
+    """The value itself, in which arrays stay lists, as a study's own description has them."""
+    try:
+        found: dict[str, Any] = parsed(text.decode(), infinite=True)  # as hyper-parameters may be
+        conforming(found, kind, "it")
+    except ValueError as error:
+        raise RunError(
+            f"{path} is damaged: {error}. Put back a copy of it, or delete it and give the run's command with the same study, "
+            "which writes it again."
+        ) from error
+    return found
 
 
 def _with_newcomers(found: dict[str, Any], path: Path) -> dict[str, Any]:
     """The study with those that came since; a line that was not finished is of members that had not begun."""
-    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
-    for line in map(json.loads, lines):
+    for text in lines_of(path) if path.exists() else ():
+        line = _checked(text, Came, path)
         # Later ones come behind those before them, and say nothing new of a member that is known.
         found["members"] = {**found["members"], **line["members"], **found["members"]}
-        known = found["code"]["parts"]
+        known = found["code"]["parts"] if "code" in found else {}
         for name, digests in line["parts"].items():
             known[name] = [*dict.fromkeys((*known.get(name, ()), *digests))]
     return found
@@ -91,17 +147,8 @@ def _with_newcomers(found: dict[str, Any], path: Path) -> dict[str, Any]:
 
 def write_json(path: Path, value: Any) -> None:
     """Replace a small file in one step: after a crash there is the old one or this one, and on the disk."""
-    temporary = path.with_name(f".{path.name}")
-    with temporary.open("w") as file:
-        file.write(_spelled(value) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.rename(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    with replacing(path, durable=True) as file:
+        file.write(f"{_spelled(value)}\n".encode())
 
 
 def _spelled(value: Any, depth: int = 0) -> str:

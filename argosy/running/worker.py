@@ -28,7 +28,7 @@ from argosy.stream.pulse import Pulse
 from argosy.stream.ring import RingReader
 from argosy.stream.wire import Peer
 from argosy.study import Data, Terms
-from argosy.system import means_refused, refusals_told
+from argosy.system import files_refused, means_refused, refusals_told
 from argosy.traces import trace_of
 from argosy.training.devices import Backend, backend_of
 from argosy.training.guard import Poisoned
@@ -143,6 +143,8 @@ def _train(
     except Exception as error:
         # A boundary between a device and its process: what it has met is told to whoever asks it next.
         trainer.guard.check_process("its trainer", error)
+        if (refused := files_refused(error)) is not None:
+            raise means_refused(refused, name) or error from error
         raise
 
 

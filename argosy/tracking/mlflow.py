@@ -2,7 +2,8 @@
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,19 @@ __all__ = ["MLflow"]
 
 STATUSES = {"failed": "FAILED", "diverged": "FAILED", "stopped": "KILLED", "paused": "SCHEDULED"}
 """By a member's; FINISHED otherwise."""
+
+
+QUOTES = str.maketrans("'\"`\\", "’”’/")
+"""MLflow asks its stores for an experiment in words that these would end."""
+
+
+def _all(search: Callable[..., Any]) -> Iterator[Any]:
+    """Everything that a search finds, page by page."""
+    page = search()
+    yield from page
+    while page.token:
+        page = search(page_token=page.token)
+        yield from page
 
 
 class MLflow:
@@ -32,6 +46,7 @@ class MLflow:
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
         uri = self._uri or os.environ.get("MLFLOW_TRACKING_URI") or (directory / "mlruns").as_uri()
         self._client, self._directory = MlflowClient(tracking_uri=uri), str(directory)
+        group = group.translate(QUOTES)
         known = self._client.get_experiment_by_name(group)
         self._experiment = known.experiment_id if known else self._client.create_experiment(group)
 
@@ -39,10 +54,10 @@ class MLflow:
         """See `Tracker.begin`."""
         # A run is known by both: another run directory may have members of these names.
         own = {"argosy.member": member, "argosy.directory": self._directory}
-        wanted = " and ".join(f"tags.`{key}` = '{value}'" for key, value in own.items())
-        earlier = self._client.search_runs([self._experiment], wanted, max_results=1)
+        runs = _all(partial(self._client.search_runs, [self._experiment], f"tags.`argosy.member` = '{member}'"))
+        earlier = [run.info.run_id for run in runs if run.data.tags.get("argosy.directory") == self._directory]
         if earlier:
-            self._runs[member] = earlier[0].info.run_id
+            self._runs[member] = earlier[0]
             self._client.update_run(self._runs[member], status="RUNNING")
             return
         run = self._client.create_run(self._experiment, tags=own, run_name=member)

@@ -9,6 +9,7 @@ import ctypes
 import hashlib
 import os
 import re
+import zipfile
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,8 +18,10 @@ from typing import Any, BinaryIO, cast
 import numpy as np
 import torch
 
-from argosy.errors import CheckpointError
+from argosy.errors import ArgosyError, CheckpointError
+from argosy.files import beside, created, opened
 from argosy.system import disk_refused, means_refused
+from argosy.wording import sized
 
 __all__ = ["check", "keep_newest", "link", "load", "plain", "save", "save_all", "settle", "sum_of"]
 
@@ -28,7 +31,7 @@ MANY = 4
 LITTLE = 64 * 2**20
 """Bytes; where more waits for the disk, a flush of the file system would wait for what others write."""
 
-OURS = re.compile(r"(best-)?e\d{4,}(\.\d+)?(-s\d{7,}(\+\d+)?)?\.pt|\.[^/]+\.pt\.\d+")
+OURS = re.compile(r"(best-)?e\d{4,}(\.\d+)?(-s\d{7,}(\+\d+)?)?\.pt|\.[^/]+\.pt\.[0-9a-f]+")
 """Names of checkpoints, as `argosy.training.files` gives them, and of what is renamed to one or to a link."""
 
 ADVICE = "Put it back as it was written, or train in another directory."
@@ -52,7 +55,7 @@ def save_all(items: Sequence[tuple[Mapping[str, Any], Path]]) -> list[str]:
     flushed first: the flush of each, which alone is sure to tell what went wrong with it, finds hardly anything left to
     do (100 files of 6 kB on ext4: 27 ms, 14 of them on the CPU, instead of 57 and 28).
     """
-    pairs = [(path.with_name(f".{path.name}.{os.getpid()}"), path) for _, path in items]
+    pairs = [(beside(path), path) for _, path in items]
     sums = []
     for (temporary, path), (state, _) in zip(pairs, items, strict=True):
         with _refusals_told(pairs, path):
@@ -105,7 +108,7 @@ class _Summed:
 
 
 def _write(state: Mapping[str, Any], path: Path) -> str:
-    with path.open("wb") as file:
+    with created(path) as file:
         summed = _Summed(file)
         torch.save(state, cast(BinaryIO, summed))
     return summed.sum.hexdigest()
@@ -118,8 +121,9 @@ def load(path: Path, sha256: str | None = None) -> dict[str, Any]:
     """
     check(path, sha256)
     try:
+        _check_size(path)
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-    except MemoryError:
+    except (ArgosyError, MemoryError):
         raise
     except OSError as error:
         what = f"checkpoint {path} cannot be read"
@@ -133,6 +137,17 @@ def load(path: Path, sha256: str | None = None) -> dict[str, Any]:
     return state
 
 
+def _check_size(path: Path) -> None:
+    """Raise CheckpointError where the state would take more memory than the file has bytes: what is saved here is never packed."""
+    with opened(path) as file, zipfile.ZipFile(file) as archive:
+        there, unpacked = os.fstat(file.fileno()).st_size, sum(entry.file_size for entry in archive.infolist())
+    if unpacked > there:
+        raise CheckpointError(
+            f"checkpoint {path} has {sized(there)} and would unpack to {sized(unpacked)}, which no checkpoint of argosy does, and is "
+            f"refused: it was changed after it was written. {ADVICE}"
+        )
+
+
 def check(path: Path, sha256: str | None = None) -> None:
     """Raise CheckpointError where a file is missing, or differs from its sum."""
     if not path.exists():
@@ -143,7 +158,7 @@ def check(path: Path, sha256: str | None = None) -> None:
 
 def sum_of(path: Path) -> str:
     """SHA-256 of a file."""
-    with path.open("rb") as file:
+    with opened(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -227,13 +242,9 @@ def _words(where: tuple[Any, Any] | None) -> str:
 
 def link(target: Path, name: str) -> None:
     """Let ``name`` beside the file point to it, in one step."""
-    temporary = target.with_name(f".{name}.{os.getpid()}")
-    try:
-        temporary.symlink_to(target.name)
-    except FileExistsError:
-        temporary.unlink()
-        temporary.symlink_to(target.name)
-    temporary.rename(target.with_name(name))
+    unfinished = beside(target.with_name(name))
+    unfinished.symlink_to(target.name)
+    unfinished.rename(target.with_name(name))
 
 
 def keep_newest(folder: Path, keep: set[str]) -> None:

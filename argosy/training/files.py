@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from argosy.events import Checkpoint
+from argosy.files import make_folder
 from argosy.training import checkpoint
 from argosy.training.member import LiveMember
 
@@ -64,7 +65,7 @@ class Files:
 
     def __init__(self, folder: Path, resumed: Checkpoint | None, *, inherited: bool = False) -> None:
         self.folder = folder
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         self.newest = resumed
         self.own = resumed is not None and not inherited
         """Whether one was written for this member: that of a clone's source stands for other hyper-parameters."""

@@ -8,8 +8,10 @@ from typing import Any, Protocol
 from argosy.commands import OutOfMemory, Report
 from argosy.errors import DiskError, WorkerError
 from argosy.events import MemberEnded, Saved
+from argosy.files import appending, make_folder
 from argosy.system import files_refused, means_refused
 from argosy.traces import trace_of
+from argosy.training.descriptors import Descriptors
 from argosy.training.devices import Backend, memory_returned, out_of_memory, poisoned
 from argosy.training.measure import has_batch_norm
 from argosy.training.member import LiveMember
@@ -51,6 +53,7 @@ class Guard:
         self._drop = drop
         self._save_best = save_best
         """Writes the best weights of a member that are in no file, and says what is to be journaled of that."""
+        self._files = Descriptors()
 
     def __call__(self, name: str, action: Callable[[], Any], *, again: bool = False) -> Any:
         """Run a piece of a member's own code; what it raises ends that member, and gives None.
@@ -58,21 +61,40 @@ class Guard:
         Tried `again` where it ran out of memory that a killed process gave back only then.
         """
         try:
-            return action()
+            with self._files.counted(name):
+                done = action()
         except (DiskError, WorkerError):
             raise
         except Exception as error:  # boundary between a member's code and ours
-            self.check_process(repr(name), error)
+            if not self._files.exhausted_by(name):
+                self.check_process(repr(name), error)
             if not out_of_memory(error):
-                self.log(name, "".join(traceback.format_exception(error)))
-                self.end(name, "failed", trace_of(error))
+                self._fail(name, "".join(traceback.format_exception(error)), trace_of(error))
                 return None
             detail = str(error)
+        else:
+            if not self._files.exhausted_by(name):
+                return done
+            leak = (
+                f"it has left {self._files.left[name]} files open, and its process can hardly open any more: close them"
+            )
+            self._fail(name, leak, leak)
+            return None
         # Outside of the handler, whose traceback holds what the action has made.
         if again and memory_returned(self._backend, patience=RETURN_SECONDS):
             return self(name, action)
         self.crowded_out(name, detail)
         return None
+
+    def _fail(self, name: str, text: str, reason: str) -> None:
+        """A member's own code has raised, or has taken what all members need."""
+        leaked = self._files.exhausted_by(name)
+        if leaked:
+            self._files.make_room(name)
+        self.log(name, text)
+        self.end(name, "failed", reason)
+        if leaked:
+            self._files.make_room(name)
 
     def crowded_out(self, name: str, detail: str) -> None:
         """A member has no room here: the driver says where it goes on, or in which steps."""
@@ -82,7 +104,7 @@ class Guard:
 
     def check_process(self, who: str, error: Exception) -> None:
         """Raise where that is no fault of a member's, and nobody's next step can be trusted."""
-        if (refused := files_refused(error)) is not None:
+        if (refused := files_refused()) is not None:
             raise means_refused(refused, self._device) or error from error  # all members have these files together
         if poisoned(self._backend):
             raise Poisoned(f"{self._device} is of no more use to this process since {who} raised {error!r}") from error
@@ -96,6 +118,6 @@ class Guard:
     def log(self, name: str, text: str) -> None:
         """Write into a member's ``log.txt``."""
         folder = self._members / name
-        folder.mkdir(parents=True, exist_ok=True)
-        with (folder / "log.txt").open("a") as log:
-            log.write(text.rstrip() + "\n")
+        make_folder(folder)
+        with appending(folder / "log.txt") as log:
+            log.write(f"{text.rstrip()}\n".encode(errors="backslashreplace"))

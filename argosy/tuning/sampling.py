@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from argosy.errors import RunError, StudyError
+from argosy.files import replacing
 from argosy.stopping import Mode
 from argosy.tuning.search import Store
 
@@ -436,7 +437,8 @@ def write_plots(study: optuna.Study, path: Path) -> None:
     history = optuna.visualization.plot_optimization_history(study)
     parallel = optuna.visualization.plot_parallel_coordinate(study)
     pages = (history.to_html(full_html=False), parallel.to_html(full_html=False, include_plotlyjs=False))
-    path.write_text("\n".join(['<meta charset="utf-8">', *pages]))
+    with replacing(path) as file:
+        file.write("\n".join(['<meta charset="utf-8">', *pages]).encode())
 
 
 @contextlib.contextmanager

@@ -2,16 +2,14 @@
 
 import sys
 from collections.abc import Callable
-from html import escape
 from typing import Any
 
 from rich.console import RenderableType
 from rich.progress_bar import ProgressBar
 from rich.table import Table
-from rich.text import Text
 
 from argosy.fold import RunState
-from argosy.output import console
+from argosy.output import as_text, console
 from argosy.plans import Plan
 from argosy.running.launcher import Job
 from argosy.running.phase import Phase
@@ -22,6 +20,7 @@ from argosy.views.notices import Notices
 from argosy.views.screen import Screen
 from argosy.views.terminal import Terminal
 from argosy.views.watch import Watch
+from argosy.wording import as_html
 
 __all__ = ["Notebook", "draw_bar", "progress_bar"]
 
@@ -40,7 +39,8 @@ def progress_bar() -> View:
 
 def draw_bar(screen: Screen, width: int, height: int) -> RenderableType:
     """The screen in one line."""
-    text = Text(in_a_line(screen), no_wrap=True)
+    text = as_text(in_a_line(screen))
+    text.no_wrap = True
     text.truncate(max(width - BAR_COLUMNS - 2, 1), overflow="ellipsis")
     line = Table.grid(padding=(0, 1))
     line.add_row(ProgressBar(total=1.0, completed=min(screen.share, 1.0), width=BAR_COLUMNS), text)
@@ -87,9 +87,9 @@ class Notebook:
         self._show(self.watch.screen(Phase.OVER))
 
     def _show(self, screen: Screen) -> None:
-        told = "".join(f"<pre>{escape(text)}</pre>" for text in self._told)
+        told = "".join(f"<pre>{as_html(text)}</pre>" for text in self._told)
         bar = f'<progress max="1" value="{min(screen.share, 1.0):.4f}"></progress>'
-        self._update(f"{told}{bar} {escape(in_a_line(screen))}")
+        self._update(f"{told}{bar} {as_html(in_a_line(screen))}")
 
 
 def _in_notebook() -> bool:

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from rich.table import Table
-from rich.text import Text
 
+from argosy.output import as_text
 from argosy.running.machine_checks import Check
 
 __all__ = ["checks_table"]
@@ -14,6 +14,6 @@ def checks_table(checks: Sequence[Check]) -> Table:
     """One row for each check; what fails is red and says what mends it."""
     table = Table("", "check", "found", "wanted", "mend", box=None, pad_edge=False)
     for check in checks:
-        mark = Text("ok", "green") if check.ok else Text("FAILS", "red")
-        table.add_row(mark, *map(Text, (check.name, check.found, check.wanted, check.mend)))
+        mark = as_text("ok", "green") if check.ok else as_text("FAILS", "red")
+        table.add_row(mark, *map(as_text, (check.name, check.found, check.wanted, check.mend)))
     return table

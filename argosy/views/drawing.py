@@ -10,6 +10,7 @@ from rich.text import Text
 
 from argosy.diagnosis import Diagnosis
 from argosy.fold import OVER
+from argosy.output import as_text
 from argosy.views.screen import Berth, Row, Screen
 from argosy.wording import lasting, shortened
 
@@ -57,8 +58,9 @@ def draw(screen: Screen, width: int, height: int) -> RenderableType:
 
 
 def _lines(lines: Sequence[tuple[str, str]], width: int) -> list[Text]:
-    found = [Text(text, style=style, no_wrap=True, overflow="ellipsis") for text, style in lines]
+    found = [as_text(text, style) for text, style in lines]
     for text in found:
+        text.no_wrap = True
         text.truncate(width, overflow="ellipsis")
     return found
 
@@ -144,10 +146,10 @@ def _table(screen: Screen, shown: Sequence[Row], width: int) -> Table:
     table = Table(box=None, pad_edge=False)
     for number, column in enumerate(columns):
         text = number < 1 + beside
-        table.add_column(Text(column), justify="left" if text else "right", no_wrap=True, overflow="ellipsis")
+        table.add_column(as_text(column), justify="left" if text else "right", no_wrap=True, overflow="ellipsis")
     for row in shown:
         named = [labels[row.name], *([row.differs] if beside else [])]
-        table.add_row(*(Text(text) for text in (*named, *_figures(row))), style=_style(row))
+        table.add_row(*map(as_text, (*named, *_figures(row))), style=_style(row))
     return table
 
 

@@ -53,6 +53,6 @@ def lost(worker: str, detail: str) -> str:
 
 
 def _failure(ended: MemberEnded, directory: Path) -> str:
-    *lines, last = ended.reason.strip().splitlines() or [""]
+    *lines, last = ended.reason.strip().split("\n")
     log = directory / "members" / ended.member / "log.txt"
     return "\n".join([f"{ended.member} {ended.status}: {last}", *lines[-LAST_LINES:], f"log: {log}"])

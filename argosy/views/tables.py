@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
-from rich.table import Table
-from rich.text import Text
+from rich.table import Column, Table
 
 from argosy.leg_results import LegResult
+from argosy.output import as_text
 from argosy.packs import Packed
 from argosy.report import Report
 from argosy.tuning.report import SearchReport
@@ -26,13 +26,14 @@ def search_table(report: SearchReport) -> Group:
     metric = report.run.objective
     names = list(dict.fromkeys(name for row in report.rows for name in report.parameters.get(row.name, ())))
     sources = ["source"] if report.sources else []
-    table = Table("trial", "status", "epochs", *sources, metric, *names, "reason", box=None, pad_edge=False)
+    table = _table("trial", "status", "epochs", *sources, metric, *names, "reason")
     for row in report.rows:
         parameters = report.parameters.get(row.name, {})
         values = [told(parameters[name]) if name in parameters else "" for name in names]
         reached = f"{row.metrics[metric]:.4g}" if row.metrics else ""
         source = [report.sources.get(row.name, "")] if report.sources else []
-        table.add_row(row.name, row.status, f"{row.epochs:g}", *source, reached, *values, last_line(row.reason))
+        cells = (row.name, row.status, f"{row.epochs:g}", *source, reached, *values, last_line(row.reason))
+        table.add_row(*map(as_text, cells))
     text = (
         f"{report.run.status} after {report.seconds:.1f} s: {len(set(report.trials.values()))} trials, "
         f"{report.epochs:g} epochs, {report.trials_per_hour:,.0f} trials an hour."
@@ -53,7 +54,7 @@ def search_table(report: SearchReport) -> Group:
             text += f"\nIts weights: {report.best().folder / 'best.pt'}; its network: report.best().load() of what argosy.tune returns."
         else:
             text += f"\nIt is the mean of {', '.join(members)}; all: report.run.ensemble(members=report.best_trial.members)."
-    return Group(table, Text(text))
+    return Group(table, as_text(text))
 
 
 def _pack_words(pack: Packed) -> str:
@@ -81,10 +82,10 @@ def _pack_measured(pack: Packed) -> str:
 def report_table(report: Report) -> Group:
     """A report for people: members, best first, and what the run cost."""
     metrics = list(dict.fromkeys(name for row in report.rows for name in row.metrics))
-    table = Table("member", "status", "epochs", *metrics, "seconds", box=None, pad_edge=False)
+    table = _table("member", "status", "epochs", *metrics, "seconds")
     for row in report.rows:
         values = [f"{row.metrics[name]:.4g}" if name in row.metrics else "" for name in metrics]
-        table.add_row(row.name, row.status, f"{row.epochs:g}", *values, f"{row.seconds:.1f}")
+        table.add_row(*map(as_text, (row.name, row.status, f"{row.epochs:g}", *values, f"{row.seconds:.1f}")))
     text = "".join(f"{line}\n" for line in _failures(report)) + f"{report.status}{_after(report)}."
     if report.preparations:
         text += f" Each training sample was prepared {report.preparations:.1f} times per epoch"
@@ -105,7 +106,7 @@ def report_table(report: Report) -> Group:
         predicted = f", {leg.predicted_seconds:.1f} s were predicted" if leg.was_predicted else ""
         text += f"\nTraining took {leg.seconds:.1f} s of this{predicted}."
     legs = [_legs_table(report.legs)] if len(report.legs) > 1 else []
-    return Group(table, *_repetitions(report), Text(text), *legs)
+    return Group(table, *_repetitions(report), as_text(text), *legs)
 
 
 def _failures(report: Report) -> list[str]:
@@ -129,26 +130,27 @@ def _repetitions(report: Report) -> list[RenderableType]:
     means = Means.of(report)
     if means is None:
         return []
-    table = Table(*means.columns, box=None, pad_edge=False)
+    table = _table(*means.columns)
     for row in means.rows:
-        table.add_row(*row)
-    return [Text(""), table, Text(f"{means.text}\n")]
+        table.add_row(*map(as_text, row))
+    return [as_text(""), table, as_text(f"{means.text}\n")]
 
 
 def _legs_table(legs: Sequence[LegResult]) -> Table:
     """Predicted against actual."""
-    table = Table(
-        *("leg", "sections", "samples/s", "predicted", "seconds", "predicted", "waiting"),
-        *("planning", "changing", "saving"),
-        box=None,
-        pad_edge=False,
-    )
+    columns = ("leg", "sections", "samples/s", "predicted", "seconds", "predicted", "waiting")
+    table = _table(*columns, "planning", "changing", "saving")
     for leg in legs:
         waiting = ", ".join(f"{device} {seconds:.1f}" for device, seconds in leg.waiting_seconds.items())
-        table.add_row(
+        cells = (
             *(leg.leg, str(leg.sections)),
             *(f"{pace:,.0f}" for pace in (leg.samples_per_second, leg.predicted_samples_per_second)),
             *(f"{leg.seconds:.1f}", f"{leg.predicted_seconds:.1f}", waiting),
             *(f"{seconds:.2f}" for seconds in (leg.planning_seconds, leg.changing_seconds, leg.saving_seconds)),
         )
+        table.add_row(*map(as_text, cells))
     return table
+
+
+def _table(*columns: str) -> Table:
+    return Table(*(Column(as_text(name)) for name in columns), box=None, pad_edge=False)

@@ -6,9 +6,9 @@ from typing import Any
 
 from rich.console import Console, RenderableType
 from rich.live import Live
-from rich.text import Text
 
 from argosy.fold import RunState
+from argosy.output import as_text
 from argosy.plans import Plan
 from argosy.running.launcher import Job
 from argosy.running.phase import Phase
@@ -91,7 +91,7 @@ class Terminal:
         return (early and phase is not self._phase) or since > (LINE_SECONDS if early else LATER_SECONDS)
 
     def _print(self, text: str, style: str = "") -> None:
-        self.console.print(Text(text, style), soft_wrap=True)
+        self.console.print(as_text(text, style), soft_wrap=True)
 
 
 def _draws_anew(console: Console) -> bool:

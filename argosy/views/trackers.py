@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from argosy.events import MemberEnded, MemberStarted, SectionEnded
+from argosy.files import appending, lines_of, make_folder, replacing
 from argosy.fold import OVER, MemberState, RunState
 from argosy.plans import Plan
 from argosy.running.launcher import Job
@@ -27,6 +28,7 @@ from argosy.running.phase import Phase
 from argosy.running.view import View
 from argosy.study import Study
 from argosy.tracking import Tracker
+from argosy.wording import visible
 
 __all__ = ["Feed", "Tracked"]
 
@@ -63,7 +65,7 @@ class Feed:
 
     def start(self, job: Job, state: RunState) -> None:
         """Begin to tell, with what it has missed of a run so far."""
-        self._calls.put(("open", (job.directory, job.directory.name)))
+        self._calls.put(("open", (job.directory, visible(job.directory.name, lines=False))))
         told = self._told_before()
         for member in state.members.values():
             missed = [row for row in member.own_sections if row.epochs > told.get(member.name, 0.0)]
@@ -102,16 +104,16 @@ class Feed:
                     self._note(arguments[0], arguments[2]["epochs"])
             except (Exception, SystemExit) as error:  # boundary: libraries, and people's code
                 self._error = f"{type(error).__name__}: {error}".splitlines()[0]
-                with contextlib.suppress(OSError):
-                    self._log.write_text(traceback.format_exc())
+                with contextlib.suppress(OSError), replacing(self._log) as log:
+                    log.write(traceback.format_exc().encode(errors="backslashreplace"))
 
     def _note(self, member: str, epochs: float) -> None:
-        with self._told.open("a") as file:
-            file.write(f"{member} {epochs!r}\n")
+        with appending(self._told) as file:
+            file.write(f"{member} {epochs!r}\n".encode())
 
     def _told_before(self) -> dict[str, float]:
-        self._told.parent.mkdir(exist_ok=True)
-        text = self._told.read_text() if self._told.exists() else ""
+        make_folder(self._told.parent)
+        text = "\n".join(line.decode(errors="replace") for line in lines_of(self._told)) if self._told.exists() else ""
         return {member: float(epochs) for member, epochs in re.findall(r"(?m)^(\S+) (\d+\.\d+)$", text)}
 
 
@@ -154,7 +156,7 @@ class Tracked:
             assert self._asked is not None
             self._begun.add(message.member)
             self._trains = True
-            self._tell("begin", message.member, self._asked.member(message.member).hyperparameters)
+            self._tell("begin", message.member, _parameters(self._asked, message.member))
         elif isinstance(message, SectionEnded):
             self._tell("log", *_figures(message))
         elif isinstance(message, MemberEnded) and message.member in self._begun:
@@ -179,7 +181,7 @@ class Tracked:
             deadline, call_seconds = math.inf, IDLE_CALL_PATIENCE
         for feed in self._feeds:
             if missed := feed.end(deadline, call_seconds):
-                print(f"{missed}; the same command again tells it what it has missed.", file=sys.stderr)
+                print(f"{visible(missed)}; the same command again tells it what it has missed.", file=sys.stderr)
 
     def _tell(self, method: str, *arguments: Any) -> None:
         for feed in self._feeds:
@@ -188,12 +190,21 @@ class Tracked:
 
 def _figures(ended: SectionEnded) -> tuple[str, int, dict[str, float]]:
     """What a tracker is told of a section."""
-    return ended.member, ended.steps, {**ended.metrics, "epochs": ended.epochs, "seconds": ended.seconds}
+    metrics = {visible(name, lines=False): value for name, value in ended.metrics.items()}
+    return ended.member, ended.steps, {**metrics, "epochs": ended.epochs, "seconds": ended.seconds}
+
+
+def _parameters(study: Study, member: str) -> dict[str, Any]:
+    """What a tracker is told of a member: it shows names and texts to people."""
+    return {
+        visible(name, lines=False): visible(value) if isinstance(value, str) else value
+        for name, value in study.member(member).hyperparameters.items()
+    }
 
 
 def _again(member: MemberState, missed: Sequence[SectionEnded], study: Study) -> Iterator[Call]:
     """What a tracker has missed of a member."""
-    yield "begin", (member.name, study.member(member.name).hyperparameters if member.name in study.names else {})
+    yield "begin", (member.name, _parameters(study, member.name) if member.name in study.names else {})
     for ended in missed:
         yield "log", _figures(ended)
     yield "end", (member.name, member.status if member.status in OVER else "paused")

@@ -35,6 +35,13 @@ OPEN_MPI = {f"OMPI_COMM_WORLD_{name}": "0" for name in ("RANK", "LOCAL_RANK")} |
 }
 
 
+def damaged_notice() -> None:
+    """Something else has written there."""
+    RUN.mkdir(parents=True)
+    (RUN / "driver.json").write_text('{"job": "4711.0", "hosts": "host-0"}')
+    FileBoard(RUN).read()
+
+
 def no_driver(patch: pytest.MonkeyPatch) -> None:
     """Rank 0 sees another directory, or has ended."""
     patch.setattr(gathering.socket, "gethostname", lambda: "host-1")
@@ -126,6 +133,7 @@ CASES = {
     "a cluster's doctor where nobody has started a job": lambda: place_in({}),
     "a doctor of one machine who is given a study": lambda: doctor(Path("study.py")),
     "a job whose driver is not found": no_driver,
+    "a notice of a driver that was damaged": damaged_notice,
     "a job whose agents do not come": lonely,
     "nodes of unlike environments": unlike,
     "other nodes than the job has": lambda: Agents(PLACE, RUN).discover(Settings(nodes=3)),

@@ -161,6 +161,8 @@ CASES = {
     "--policy of simulate is unknown": lambda: ask(policy="solo,fastest"),
     "a table of networks without its columns": lambda: table("name,rate\nresnet,100\n", read_networks),
     "scaling curves that are no numbers": lambda: table("1,2\nfast,faster\n", read_scaling),
+    "a plan that is none": lambda: Plan.from_json({"policy": "balanced", "flotillas": 3}),
+    "a plan with times that cannot be": lambda: replace(placement(), seconds_per_sample=-1.0),
     "a plan for another cluster": lambda: plan(placement("a", "cuda:7")).check([profile()], TWO),
     "a plan that splits what may not be split": lambda: plan(placement("a", *BOTH)).check([profile()], TWO),
     "a plan with other costs than the profiles": lambda: plan(placement()).check([profile("a", 50.0)], TWO),

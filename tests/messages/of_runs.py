@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import json
 import os
 import sys
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import pytest
 import studies
 
 import argosy
+from argosy import files
 from argosy.events import Checkpoint, RunEnded
 from argosy.feeder_commands import Opened
 from argosy.fold import RunState
@@ -144,8 +146,44 @@ def refuses(number: int) -> Callable[..., NoReturn]:
 def somebody_elses(patch: pytest.MonkeyPatch) -> None:
     """A directory that belongs to another user."""
     patch.setattr(os, "geteuid", lambda: 1000)
-    patch.setattr(Path, "stat", lambda _: SimpleNamespace(st_uid=1001))
+    patch.setattr(os, "fstat", lambda _: SimpleNamespace(st_uid=1001))
     own_directory(RUN)
+
+
+def open_to_others() -> None:
+    """A directory that others may write."""
+    RUN.mkdir(parents=True)
+    RUN.chmod(0o775)
+    own_directory(RUN)
+
+
+def of_somebody_else(patch: pytest.MonkeyPatch) -> None:
+    """A journal that belongs to another user."""
+    journaled()
+    patch.setattr(os, "geteuid", lambda: 1000)
+    there = SimpleNamespace(st_uid=1001, st_mode=0o100644)
+    patch.setattr(os, "fstat", lambda _: there)
+    Journal(RUN / "journal.jsonl").__enter__()
+
+
+def long_line(patch: pytest.MonkeyPatch) -> None:
+    """A journal that never ends its line."""
+    patch.setattr(files, "LONGEST_LINE", 2**20)
+    read_journal(journaled("x" * 2**20))
+
+
+def other_lengths() -> None:
+    """study.json tells of other data than the journal."""
+    run()
+    found = json.loads((RUN / "study.json").read_text())
+    (RUN / "study.json").write_text(json.dumps({**found, "lengths": {"train": 10**9}}))
+    audit(RUN)
+
+
+def unreadable_study() -> None:
+    """study.json is a folder."""
+    (journaled() / "study.json").mkdir()
+    argosy.load(RUN)
 
 
 def in_the_place_of_a_file() -> None:
@@ -274,6 +312,15 @@ CASES = {
     "a directory that is in use": in_use,
     "a file in the place of the directory": in_the_place_of_a_file,
     "a directory of another user": somebody_elses,
+    "a directory that others may write": open_to_others,
+    "a journal of another user": of_somebody_else,
+    "a journal that is a link": lambda: (
+        (RUN.mkdir(parents=True), (RUN / "journal.jsonl").symlink_to("/etc/passwd")),
+        argosy.load(RUN),
+    ),
+    "a journal without lines": long_line,
+    "a journal of other data than study.json": other_lengths,
+    "a study.json that cannot be read": unreadable_study,
     "a file system without locks": without_locks,
     "a sandbox without shared memory": lambda patch: without_memory_files(patch, errno.EPERM),
     "too many open files": lambda patch: without_memory_files(patch, errno.EMFILE),

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -76,10 +77,19 @@ def forked(patch: pytest.MonkeyPatch) -> None:
     forks.refuse_after_fork("cuda:0")
 
 
+def packed() -> None:
+    """Zeros, deflated."""
+    path = Path("e0001.pt")
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("e0001/data/0", bytes(2**26))
+    checkpoint.load(path)
+
+
 CASES = {
     "a checkpoint that is gone": lambda: checkpoint.load(Path("members/mlp/last.pt")),
     "a damaged checkpoint": lambda: checkpoint.load(saved(), "0" * 64),
     "a file that is no checkpoint": foreign,
+    "a small checkpoint that unpacks to a large one": packed,
     "a checkpoint that cannot be written": on_a_full_disk,
     "a state that is no plain data": lambda: checkpoint.plain({"queue": [Path("x")]}, "model"),
     "Data.on_device leaves out rows": lambda: on_device(lambda batch: batch[0][1:]),

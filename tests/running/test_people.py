@@ -208,5 +208,7 @@ def test_small_files_are_on_the_disk_before_they_replace_others(
     monkeypatch.setattr(os, "fsync", fsync)
     monkeypatch.setattr(Path, "rename", renamed)
     write_json(tmp_path / "study.json", {"seed": 0})
-    assert done == [".study.json", ".study.json to study.json", tmp_path.name]
+    unfinished = done[0]
+    assert unfinished.startswith(".study.json.")
+    assert done == [unfinished, f"{unfinished} to study.json", tmp_path.name]
     assert json.loads((tmp_path / "study.json").read_text()) == {"seed": 0}

@@ -1,7 +1,11 @@
 """Checkpoints of a crew are written together: all of them or none, each once, as plain data."""
 
+import copy
 import errno
 import os
+import resource
+import time
+import zipfile
 from collections import Counter, OrderedDict, namedtuple
 from pathlib import Path
 from typing import Any
@@ -12,7 +16,7 @@ import pytest
 import torch
 from torch import nn
 
-from argosy.errors import ArgosyError, CheckpointError, DiskError, WorkerError
+from argosy.errors import ArgosyError, CheckpointError, DiskError, RunError, WorkerError
 from argosy.training import checkpoint
 from argosy.training.checkpoint import plain
 
@@ -133,3 +137,56 @@ def test_a_file_that_the_system_refuses_to_read_is_not_said_to_be_damaged(
     monkeypatch.setattr(torch, "load", refuse)
     with pytest.raises(error, match=f"last.pt cannot be read: .*{advice}"):
         checkpoint.load(tmp_path / "last.pt")
+
+
+def packed(path: Path) -> None:
+    """Write the entries of a checkpoint again, deflated."""
+    with zipfile.ZipFile(path) as archive:
+        entries = {entry.filename: archive.read(entry) for entry in archive.infolist()}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in entries.items():
+            archive.writestr(name, data)
+
+
+def test_a_small_file_that_unpacks_to_a_large_state_is_refused_before_it_is_unpacked(tmp_path: Path) -> None:
+    path = tmp_path / "e0001.pt"
+    checkpoint.save({"w": torch.zeros(2**26)}, path)
+    packed(path)
+    size, before = path.stat().st_size, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert size < 2**19
+    began = time.monotonic()
+    with pytest.raises(
+        CheckpointError, match=r"has 25\d\.\d KiB and would unpack to 256\.0 MiB, which no checkpoint .* refused"
+    ):
+        checkpoint.load(path)
+    assert time.monotonic() - began < 1
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000
+
+
+def test_entries_that_lie_over_each_other_count_each(tmp_path: Path) -> None:
+    path = tmp_path / "e0001.pt"
+    checkpoint.save({"w": torch.zeros(2**16)}, path)
+    with zipfile.ZipFile(path, "a") as archive:
+        (entry,) = (one for one in archive.infolist() if one.filename.endswith("data/0"))
+        archive.filelist += [copy.copy(entry) for _ in range(50)]
+        archive._didModify = True  # type: ignore[attr-defined]  # writes its list of entries again
+    with pytest.raises(CheckpointError, match=r"would unpack to 12\.\d MiB"):
+        checkpoint.load(path)
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+def test_what_is_not_written_as_checkpoints_are_is_refused(tmp_path: Path, legacy: bool) -> None:
+    path = tmp_path / "e0001.pt"
+    if legacy:
+        torch.save({"w": torch.zeros(4)}, path, _use_new_zipfile_serialization=False)
+    else:
+        path.write_bytes(b"PK\x05\x06" + b"\x00" * 18)
+    with pytest.raises(CheckpointError, match="cannot be opened as plain data and is refused"):
+        checkpoint.load(path)
+
+
+def test_a_link_is_no_checkpoint(tmp_path: Path) -> None:
+    checkpoint.save({"w": torch.zeros(4)}, tmp_path / "outside.pt")
+    (tmp_path / "e0001.pt").symlink_to(tmp_path / "outside.pt")
+    with pytest.raises(RunError, match="is a symbolic link"):
+        checkpoint.load(tmp_path / "e0001.pt")

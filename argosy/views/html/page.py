@@ -14,10 +14,14 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from argosy.files import replacing
 from argosy.output import finite
+from argosy.wording import as_html, visible
 
 __all__ = ["COLOURS", "LIVE_SECONDS", "Section", "bars", "figure", "news_of", "page", "write_page"]
 
+TEMPLATES = ("hovertemplate", "hovertext")
+"""Keys of figures whose texts have lines and fields of plotly's."""
 COLOURS = ("#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#3ca951", "#ff8ab7", "#a463f2", "#97bbf5", "#9c6b4e", "#9498a0")
 STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; color: #222; margin: 0 auto; max-width: 1200px; padding: 1em 1.5em 4em; }
@@ -133,7 +137,7 @@ def bars(name: str, labels: Sequence[str], values: Sequence[float]) -> Mapping[s
 def page(title: str, sections: Sequence[Section], *, news: str = "") -> str:
     """The whole page; a live one looks for `news`, a file beside it."""
     body, figures = _parts(sections)
-    links = "".join(f'<a href="#s{n}">{escape(s.title)}</a>' for n, s in enumerate(sections) if n)
+    links = "".join(f'<a href="#s{n}">{as_html(s.title)}</a>' for n, s in enumerate(sections) if n)
     live = LIVE.replace("SECONDS", f"{LIVE_SECONDS:g}").replace("NEWS", news) if news else ""
     # A name of a member must not end the element that it stands in.
     values = _json(figures).replace("<", "\\u003c")
@@ -141,7 +145,7 @@ def page(title: str, sections: Sequence[Section], *, news: str = "") -> str:
         encoding="utf-8"
     )
     return (
-        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
+        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{as_html(title)}</title>'
         f'<link rel="icon" href="data:,"><style>{STYLE}</style></head><body><nav>{links}</nav><main>{body}</main>'
         f'<script type="text/plain" id="plotly">{plotly}</script>'
         f'<script type="application/json" id="figures">{values}</script>'
@@ -158,14 +162,22 @@ def news_of(title: str, sections: Sequence[Section]) -> str:
 
 def write_page(path: Path, text: str) -> None:
     """Whole or not at all: whoever has the old one open may load it again at any moment."""
-    new = path.with_name(f".{path.name}")
-    new.write_text(text, encoding="utf-8")
-    new.replace(path)
+    with replacing(path) as new:
+        new.write(text.encode(errors="backslashreplace"))
 
 
 def _parts(sections: Sequence[Section]) -> tuple[str, dict[str, Figure]]:
     figures: dict[str, Figure] = {}
     return "".join(_html(number, section, figures) for number, section in enumerate(sections)), figures
+
+
+def _plain(value: Any) -> Any:
+    """A figure whose texts plotly shows as they are: it takes a part of HTML in them, which only our own templates have."""
+    if isinstance(value, str):
+        return escape(visible(value), quote=False)
+    if isinstance(value, Mapping):
+        return {key: item if key in TEMPLATES else _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _json(value: Any) -> str:
@@ -174,11 +186,11 @@ def _json(value: Any) -> str:
 
 def _html(number: int, section: Section, figures: dict[str, Figure]) -> str:
     level = 2 if number else 1
-    text = "".join(f"<p>{escape(paragraph)}</p>" for paragraph in section.text)
+    text = "".join(f"<p>{as_html(paragraph)}</p>" for paragraph in section.text)
     places = [f"f{number}-{place}" for place in range(len(section.figures))]
-    figures.update(zip(places, section.figures, strict=True))
+    figures.update(zip(places, map(_plain, section.figures), strict=True))
     drawn = "".join(
         f'<div id="{place}" style="height:{figures[place]["layout"]["height"]}px"></div>' for place in places
     )
     table = f'<div class="scrolls">{section.table}</div>' if section.table else ""
-    return f'<section id="s{number}"><h{level}>{escape(section.title)}</h{level}>{text}{drawn}{table}</section>'
+    return f'<section id="s{number}"><h{level}>{as_html(section.title)}</h{level}>{text}{drawn}{table}</section>'

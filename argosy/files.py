@@ -1,0 +1,197 @@
+"""How files of a run directory are opened, where other users may have left something under their names.
+
+The last part of a path is never followed where it is a symbolic link, a pipe never blocks, and what is written replaces a name or
+is appended to a file of this user. A directory decides what code a run executes (a command to add names a study file), so it is
+taken only from this user, and only where no other user may write.
+"""
+
+import contextlib
+import errno
+import os
+import secrets
+import shlex
+import stat
+from collections.abc import Iterator
+from io import BufferedReader
+from pathlib import Path
+from typing import BinaryIO
+
+from argosy.errors import RunError
+
+__all__ = [
+    "append_descriptor",
+    "appending",
+    "beside",
+    "check_directory",
+    "check_own",
+    "created",
+    "flush_folder",
+    "lines_of",
+    "make_folder",
+    "opened",
+    "own_text",
+    "replacing",
+]
+
+FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+OTHERS = stat.S_IWGRP | stat.S_IWOTH
+"""Rights that no other user may have where code comes from."""
+PASSING = stat.S_IXGRP | stat.S_IXOTH
+"""Rights without which no other user reaches what is in a directory."""
+FOLDERS = ("commands", "members", "workers")
+"""Of a run directory; what lies in these decides what a run does."""
+LONGEST_LINE = 2**26
+"""Bytes of a line of a journal."""
+
+
+def check_directory(directory: Path) -> None:
+    """Raise RunError where another user owns a run directory or one of its folders, or may write there; OSError where none is."""
+    status = _directory(directory)
+    check_own(directory, status)
+    if (link := directory.lstat()).st_uid not in (status.st_uid, 0):
+        raise _others(directory, link.st_uid)
+    for folder in FOLDERS if status.st_mode & PASSING else ():
+        with contextlib.suppress(FileNotFoundError):
+            check_own(directory / folder, _directory(directory / folder))
+
+
+def _directory(path: Path) -> os.stat_result:
+    """Of what is a directory, and needs no right to be read."""
+    descriptor = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        return os.fstat(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def check_own(path: Path, status: os.stat_result) -> None:
+    """Raise RunError where another user owns a file or directory, or may write it. `status` is of what was opened."""
+    if status.st_uid != os.geteuid():
+        raise _others(path, status.st_uid)
+    if status.st_mode & OTHERS:
+        raise RunError(
+            f"other users may write {path} (mode {stat.S_IMODE(status.st_mode):o}), and could let the run execute any code. Take "
+            f"the right away, `chmod go-w {shlex.quote(str(path))}`, and see that nothing there is theirs."
+        )
+
+
+def _others(path: Path, owner: int) -> RunError:
+    return RunError(
+        f"{path} belongs to user {owner}, who could let the run execute any code; this is user {os.geteuid()}. "
+        "Choose another directory, or run it as that user."
+    )
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder of a run directory, in which no other user may write whatever the umask."""
+    if not folder.parent.is_dir():
+        make_folder(folder.parent)
+    folder.mkdir(mode=0o755, exist_ok=True)
+
+
+def opened(path: Path) -> BufferedReader:
+    """A plain file for reading; raises RunError for anything else, and OSError where it cannot be opened."""
+    return os.fdopen(_plain(path, os.O_RDONLY), "rb")
+
+
+def own_text(path: Path, *, most: int = 2**20) -> str:
+    """What a small file says that this user alone may write; raises RunError, OSError, and ValueError for what is no text."""
+    with opened(path) as file:
+        status = os.fstat(file.fileno())
+        check_own(path, status)
+        if status.st_size > most:
+            raise ValueError(f"it has {status.st_size} bytes, more than {most}")
+        return file.read(most).decode()
+
+
+def lines_of(path: Path, start: int = 0) -> Iterator[bytes]:
+    """The whole lines of a file from a position on; a last one without its end is left out. Raises what `opened` raises."""
+    with opened(path) as file:
+        file.seek(start)
+        while line := file.readline(LONGEST_LINE):
+            if line.endswith(b"\n"):
+                yield line[:-1]
+            elif len(line) == LONGEST_LINE:
+                raise RunError(f"{path} has a line of more than {LONGEST_LINE >> 20} MiB. Put back a copy of it.")
+
+
+def appending(path: Path) -> BinaryIO:
+    """A plain file of this user at its end, made where there is none; raises RunError for anything else."""
+    return os.fdopen(append_descriptor(path), "ab", buffering=0)
+
+
+def append_descriptor(path: Path, mode: int = 0o644) -> int:
+    """The same as a descriptor, that of the journal and of the lock for as long as a run has them; it can be read as well."""
+    descriptor = _plain(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, mode)
+    owner = os.fstat(descriptor).st_uid
+    if owner != os.geteuid():
+        os.close(descriptor)
+        raise RunError(
+            f"{path} belongs to user {owner}, and this run, of user {os.geteuid()}, would write there. Move it away."
+        )
+    return descriptor
+
+
+def created(path: Path, mode: int = 0o644) -> BinaryIO:
+    """A new file under a name that nothing stands under; raises FileExistsError where something does, a link included."""
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | FLAGS, mode), "wb")
+
+
+@contextlib.contextmanager
+def replacing(path: Path, *, mode: int = 0o644, durable: bool = False) -> Iterator[BinaryIO]:
+    """A new file that takes the name when the block ends: whole or not at all, and `durable` on the disk.
+
+    It is written under a name that nothing can stand under; what stands under `path` is replaced, and not followed.
+    """
+    unfinished = beside(path)
+    with created(unfinished, mode) as file:
+        try:
+            yield file
+            file.flush()
+            if durable:
+                os.fsync(file.fileno())
+            unfinished.rename(path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                unfinished.unlink()
+            raise
+    if durable:
+        flush_folder(path.parent)
+
+
+def beside(path: Path) -> Path:
+    """An unfinished file's name, which no other user can foresee."""
+    return path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+
+
+def flush_folder(folder: Path) -> None:
+    """Wait until the names in a folder are on the disk."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _plain(path: Path, flags: int, mode: int = 0o644) -> int:
+    """A descriptor of a plain file; opening a pipe neither waits nor counts as one."""
+    try:
+        descriptor = os.open(path, flags | FLAGS, mode)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO):  # a link; a pipe that nothing reads, or a socket
+            raise _no_file(path) from error
+        raise
+    kind = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(kind):
+        return descriptor
+    os.close(descriptor)
+    if stat.S_ISDIR(kind):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    raise _no_file(path)
+
+
+def _no_file(path: Path) -> RunError:
+    kind = "a symbolic link" if path.is_symlink() else "a pipe, a socket or a device"
+    return RunError(
+        f"{path} is {kind}, and a run reads and writes plain files alone. Move it away, or put back a copy."
+    )

@@ -1,0 +1,6 @@
+"""``pytest tests/hostile`` tries some hundred examples; with ``--hypothesis-profile=hostile`` ten thousand, drawn anew each time."""
+
+from hypothesis import HealthCheck, settings
+
+HEALTH = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture]
+settings.register_profile("hostile", deadline=None, max_examples=10_000, suppress_health_check=HEALTH)
