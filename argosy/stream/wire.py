@@ -27,6 +27,8 @@ READ_BYTES = 2**17
 """Of one look into the socket, whose buffer is hardly larger."""
 READS = 8
 """Looks at a time: one loud peer must not keep the others waiting."""
+LONGEST_POLL = 2**31 - 1
+"""Milliseconds that the kernel can be asked to wait."""
 DESCRIPTORS = 64
 """Most that one word may bring along."""
 
@@ -199,7 +201,7 @@ class Peer:
         left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
         poll = select.poll()
         poll.register(self._socket, events | (select.POLLOUT if self._unsent else 0))
-        return bool(poll.poll(None if left is None else left * 1000))
+        return bool(poll.poll(None if left is None else min(left * 1000, LONGEST_POLL)))
 
     def close(self) -> None:
         """Hang up; what is unsent is lost."""
