@@ -169,17 +169,12 @@ class Peer:
         return size == READ_BYTES or bool(ancillary)
 
     def _values(self) -> list[Any]:
-        values, at, framing = [], 0, self._framing
+        values, at = [], 0
         with memoryview(self._arrived) as arrived:
-            while len(arrived) - at >= framing.header_bytes:
-                start = at + framing.header_bytes
-                end = start + framing.length(arrived[at:start])
-                if end + framing.mac_bytes > len(arrived):
-                    break
-                with arrived[start:end] as word:
-                    framing.check(word, arrived[end : end + framing.mac_bytes])
+            while (taken := self._framing.take(arrived, at)) is not None:
+                word, at = taken
+                with word:
                     values.append(_unpickle(word))
-                at = end + framing.mac_bytes
         del self._arrived[:at]
         return values
 
