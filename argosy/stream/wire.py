@@ -107,26 +107,25 @@ class Peer:
         """False where the socket takes no more."""
         while self._unsent:
             words, descriptors = self._unsent[0]
-            if isinstance(words, bytes):
-                # Framed here, under the lock: frames carry numbers in the order in which they leave.
-                words = memoryview(self._framing.pack(words))
-                self._unsent[0] = words, descriptors
+            # Framed here, under the lock: frames carry numbers in the order in which they leave.
+            frame = words if isinstance(words, memoryview) else self._framing.pack(words)
             try:
-                sent = self._put(words, descriptors)
+                sent = self._put(frame, descriptors)
             except (BlockingIOError, InterruptedError):
+                self._unsent[0] = memoryview(frame), descriptors
                 return False
             except OSError:
                 self._deafen()
                 return True
             for descriptor in descriptors:
                 os.close(descriptor)
-            if sent == len(words):
+            if sent == len(frame):
                 self._unsent.popleft()
             else:
-                self._unsent[0] = (words[sent:], ())
+                self._unsent[0] = memoryview(frame)[sent:], ()
         return True
 
-    def _put(self, words: memoryview, descriptors: tuple[int, ...]) -> int:
+    def _put(self, words: bytes | memoryview, descriptors: tuple[int, ...]) -> int:
         if descriptors:
             return socket.send_fds(self._socket, [words], list(descriptors))
         return self._socket.send(words)
