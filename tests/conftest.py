@@ -19,6 +19,7 @@ from argosy.running.journal import read_journal
 
 # The same examples in every run, however slow the machine: a failure says something about the last change.
 settings.register_profile("tests", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("hostile", settings.get_profile("tests"), derandomize=False, max_examples=10_000)
 settings.load_profile("tests")
 
 

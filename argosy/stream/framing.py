@@ -1,7 +1,6 @@
 """How one value lies on a connection: its length and its bytes, and between nodes a MAC over each of them.
 
-Contract. A receiver asks for the length of the next value, waits for its bytes, has them checked, and unpickles them after
-that. `Plain` trusts what carries the bytes: the kernel of one machine, or TLS. `Authenticated` trusts only its two keys, one
+Contract. A receiver unpickles nothing but what its framing has taken from the bytes that arrived. `Plain` trusts what carries the bytes: the kernel of one machine, or TLS. `Authenticated` trusts only its two keys, one
 for each direction, which belong to one connection: frames that were injected, changed, dropped, repeated, reordered or sent
 back are refused before anything is read from them, and a length before anything is kept for it.
 """
@@ -19,6 +18,8 @@ LARGEST = 2**30
 """Bytes of one value."""
 LENGTH = struct.Struct("<Q")
 MAC_BYTES = 16
+HEADER_BYTES = LENGTH.size + MAC_BYTES
+"""Before an authenticated value."""
 OF_LENGTH, OF_VALUE = b"length", b"value"
 """What a MAC is over: one of the two never passes for the other."""
 
@@ -26,37 +27,30 @@ OF_LENGTH, OF_VALUE = b"length", b"value"
 class Framing(Protocol):
     """Of one connection: both directions."""
 
-    header_bytes: int
-    """Before each value."""
-    mac_bytes: int
-    """After each value."""
-
     def pack(self, value: bytes) -> bytes:
         """The frame of the next value to be sent."""
 
-    def length(self, header: memoryview) -> int:
-        """Bytes of the next value; raises WorkerError for a header that the other end has not sent."""
+    def take(self, arrived: memoryview, at: int) -> tuple[memoryview, int] | None:
+        """The value of the frame that begins there, and where the next one begins; None while it is not whole.
 
-    def check(self, value: memoryview, mac: memoryview) -> None:
-        """Accept the next value; raises WorkerError for one that the other end has not sent."""
+        Raises WorkerError for bytes that the other end has not sent.
+        """
 
 
 class Plain:
     """For connections that no other user can reach."""
 
-    header_bytes = LENGTH.size
-    mac_bytes = 0
-
     def pack(self, value: bytes) -> bytes:
         """See `Framing.pack`."""
         return LENGTH.pack(len(value)) + value
 
-    def length(self, header: memoryview) -> int:
-        """See `Framing.length`."""
-        return _length(header)
-
-    def check(self, value: memoryview, mac: memoryview) -> None:
-        """See `Framing.check`."""
+    def take(self, arrived: memoryview, at: int) -> tuple[memoryview, int] | None:
+        """See `Framing.take`."""
+        start = at + LENGTH.size
+        if len(arrived) < start:
+            return None
+        end = start + _length(arrived, at)
+        return (arrived[start:end], end) if end <= len(arrived) else None
 
 
 class Authenticated:
@@ -64,9 +58,6 @@ class Authenticated:
 
     The MAC is keyed BLAKE2b (RFC 7693), whose salt is the number of the frame in its direction.
     """
-
-    header_bytes = LENGTH.size + MAC_BYTES
-    mac_bytes = MAC_BYTES
 
     def __init__(self, *, sends: bytes, receives: bytes) -> None:
         self._sends = sends
@@ -80,15 +71,19 @@ class Authenticated:
         macs = _mac(self._sends, number, OF_LENGTH, length), _mac(self._sends, number, OF_VALUE, value)
         return b"".join((length, macs[0], value, macs[1]))
 
-    def length(self, header: memoryview) -> int:
-        """See `Framing.length`."""
-        self._compare(OF_LENGTH, header[: LENGTH.size], header[LENGTH.size :])
-        return _length(header)
-
-    def check(self, value: memoryview, mac: memoryview) -> None:
-        """See `Framing.check`."""
-        self._compare(OF_VALUE, value, mac)
+    def take(self, arrived: memoryview, at: int) -> tuple[memoryview, int] | None:
+        """See `Framing.take`: the MAC of a length is checked before its value is waited for."""
+        proved, start = at + LENGTH.size, at + HEADER_BYTES
+        if len(arrived) < start:
+            return None
+        self._compare(OF_LENGTH, arrived[at:proved], arrived[proved:start])
+        end = start + _length(arrived, at)
+        if len(arrived) < end + MAC_BYTES:
+            return None
+        value = arrived[start:end]
+        self._compare(OF_VALUE, value, arrived[end : end + MAC_BYTES])
         self._received += 1
+        return value, end + MAC_BYTES
 
     def _compare(self, part: bytes, data: memoryview, mac: memoryview) -> None:
         if not hmac.compare_digest(_mac(self._receives, self._received, part, data), mac):
@@ -99,8 +94,8 @@ class Authenticated:
             )
 
 
-def _length(header: memoryview) -> int:
-    size: int = LENGTH.unpack_from(header)[0]
+def _length(arrived: memoryview, at: int) -> int:
+    size: int = LENGTH.unpack_from(arrived, at)[0]
     if size > LARGEST:
         raise WorkerError(
             f"another process announced {size:,} bytes; at most {LARGEST:,} travel at once. Run the same command again."

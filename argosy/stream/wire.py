@@ -27,6 +27,8 @@ READ_BYTES = 2**17
 """Of one look into the socket, whose buffer is hardly larger."""
 READS = 8
 """Looks at a time: one loud peer must not keep the others waiting."""
+LONGEST_POLL = 2**31 - 1
+"""Milliseconds that the kernel can be asked to wait."""
 DESCRIPTORS = 64
 """Most that one word may bring along."""
 
@@ -105,26 +107,25 @@ class Peer:
         """False where the socket takes no more."""
         while self._unsent:
             words, descriptors = self._unsent[0]
-            if isinstance(words, bytes):
-                # Framed here, under the lock: frames carry numbers in the order in which they leave.
-                words = memoryview(self._framing.pack(words))
-                self._unsent[0] = words, descriptors
+            # Framed here, under the lock: frames carry numbers in the order in which they leave.
+            frame = words if isinstance(words, memoryview) else self._framing.pack(words)
             try:
-                sent = self._put(words, descriptors)
+                sent = self._put(frame, descriptors)
             except (BlockingIOError, InterruptedError):
+                self._unsent[0] = memoryview(frame), descriptors
                 return False
             except OSError:
                 self._deafen()
                 return True
             for descriptor in descriptors:
                 os.close(descriptor)
-            if sent == len(words):
+            if sent == len(frame):
                 self._unsent.popleft()
             else:
-                self._unsent[0] = (words[sent:], ())
+                self._unsent[0] = memoryview(frame)[sent:], ()
         return True
 
-    def _put(self, words: memoryview, descriptors: tuple[int, ...]) -> int:
+    def _put(self, words: bytes | memoryview, descriptors: tuple[int, ...]) -> int:
         if descriptors:
             return socket.send_fds(self._socket, [words], list(descriptors))
         return self._socket.send(words)
@@ -167,17 +168,12 @@ class Peer:
         return size == READ_BYTES or bool(ancillary)
 
     def _values(self) -> list[Any]:
-        values, at, framing = [], 0, self._framing
+        values, at = [], 0
         with memoryview(self._arrived) as arrived:
-            while len(arrived) - at >= framing.header_bytes:
-                start = at + framing.header_bytes
-                end = start + framing.length(arrived[at:start])
-                if end + framing.mac_bytes > len(arrived):
-                    break
-                with arrived[start:end] as word:
-                    framing.check(word, arrived[end : end + framing.mac_bytes])
+            while (taken := self._framing.take(arrived, at)) is not None:
+                word, at = taken
+                with word:
                     values.append(_unpickle(word))
-                at = end + framing.mac_bytes
         del self._arrived[:at]
         return values
 
@@ -199,7 +195,7 @@ class Peer:
         left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
         poll = select.poll()
         poll.register(self._socket, events | (select.POLLOUT if self._unsent else 0))
-        return bool(poll.poll(None if left is None else left * 1000))
+        return bool(poll.poll(None if left is None else min(left * 1000, LONGEST_POLL)))
 
     def close(self) -> None:
         """Hang up; what is unsent is lost."""

@@ -1,6 +1,6 @@
 """Changed frames, proofs and notices: nothing of them is run, kept or believed, and each refusal is one sentence.
 
-A few hundred examples of each; ``ARGOSY_HOSTILE_EXAMPLES=10000`` makes it a campaign.
+A few hundred examples of each; ``--hypothesis-profile hostile`` makes it a campaign of ten thousand.
 """
 
 import os
@@ -23,10 +23,10 @@ from argosy.errors import ArgosyError, WorkerError
 from argosy.running.gathering import Notice, read, written
 from argosy.stream import door as entrance
 from argosy.stream.door import Door
-from argosy.stream.framing import LENGTH, Authenticated, Plain
+from argosy.stream.framing import HEADER_BYTES, LENGTH, Authenticated, Plain
 from argosy.stream.wire import Peer
 
-EXAMPLES = int(os.environ.get("ARGOSY_HOSTILE_EXAMPLES", "300"))
+EXAMPLES = max(300, settings().max_examples)
 SECONDS, BYTES = 5.0, 500 * 2**20
 KEY, OTHER = b"k" * 32, b"o" * 32
 SPRUNG = Path(f"/tmp/argosy-sprung-{os.getpid()}")
@@ -124,7 +124,7 @@ def test_of_changed_frames_nothing_is_heard_but_what_came_unchanged_before(chang
         assert len(values) == whole
         # It ended within a frame, as when a node is gone.
         rest = len(stream) - len(b"".join(frames[:whole]))
-        assert rest < (len(frames[whole]) if whole < len(frames) else Authenticated.header_bytes)
+        assert rest < (len(frames[whole]) if whole < len(frames) else HEADER_BYTES)
     else:
         assert is_one_sentence(error)
 

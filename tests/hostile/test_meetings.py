@@ -70,9 +70,10 @@ def test_a_process_that_waits_is_answered_when_all_is_there_and_gives_up_in_time
     meeting = meetings.meeting()
     one, other = store_at(meeting, 2), store_at(meeting, 2)
     with ThreadPoolExecutor() as pool:
-        waiting = pool.submit(one.get, "late")
-        other.set("late", b"at last")
-        assert waiting.result(10) == b"at last"
+        waiting = pool.submit(one.get, "late"), pool.submit(other.wait, ["late"], datetime.timedelta(days=365))
+        store_at(meeting, 2).set("late", b"at last")
+        assert waiting[0].result(10) == b"at last"
+        waiting[1].result(10)
     with pytest.raises(RuntimeError, match=r"has not answered wait within 0:00:00\.2"):
         one.wait(["never"], datetime.timedelta(seconds=0.2))
     with pytest.raises(RuntimeError):  # its answer would be that of the question before
