@@ -46,7 +46,7 @@ def argosy_rate(x: torch.Tensor, y: torch.Tensor, epochs: int) -> float:
     readers = tuple(f"reader-{number}" for number in range(len(os.sched_getaffinity(0))))
     context = multiprocessing.get_context("fork")
     ours, theirs = Peer.pair()
-    data = data_to_descriptor(Data(arrays=(x, y)))
+    data, _ = data_to_descriptor(Data(arrays=(x, y)))
     feeder = context.Process(target=run_feeder, args=(theirs, data))
     feeder.start()
     ours.send(Open())
@@ -99,7 +99,7 @@ def _rows(cutter: Cutter, block: Block) -> int:
 def run_feeder(driver: Peer, data: int) -> None:
     torch.set_num_threads(1)
     opened = partial(from_descriptor, data)
-    who = {"name": "feeder-0", "key": KEY, "pulse": Pulse.private()}
+    who: dict[str, Any] = {"name": "feeder-0", "key": KEY, "pulse": Pulse.private()}
     cores = len(os.sched_getaffinity(0))
     feed(driver, opened, Settings(), **who, seed=0, per_epoch=1, cores=cores, keep_bytes=0)
 

@@ -156,7 +156,8 @@ class Block:
 
     def private(self) -> "Block":
         """A copy that one may write into."""
-        return self.with_leaves(tuple(leaf.clone() for leaf in self.leaves), self.tree)
+        leaves = tuple(leaf.clone() for leaf in self.leaves)
+        return Block(self.place, self.tree, leaves, self.indices, self.sound, self.labels)
 
 
 def sample_leaves(sample: Any) -> tuple[list[torch.Tensor], Structure]:

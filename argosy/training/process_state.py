@@ -315,6 +315,14 @@ def kept_by(member: str) -> Iterator[None]:
 
 def refuse_what_stays() -> None:
     """Raise StudyError for what decides results in this process and cannot be had in another one."""
+    of_functions, of_kernels = overrides._get_current_function_mode_stack, dispatch._get_current_dispatch_mode_stack
+    modes: list[Any] = [*of_functions(), *of_kernels()]  # type: ignore[no-untyped-call]
+    foreign = [mode for mode in modes if not isinstance(mode, DeviceContext)]
+    if foreign:
+        raise StudyError(
+            f"the run is started inside of a mode of torch, {type(foreign[0]).__name__!r}, which workers do not have. Start it "
+            "outside, and enter the mode in the member's step."
+        )
     kind = torch.get_default_device()
     if kind.type != "cpu":
         raise StudyError(
@@ -331,15 +339,7 @@ def refuse_what_stays() -> None:
     if hooks:
         raise StudyError(
             f"torch has a hook for all modules or optimizers ({hooks[0].removeprefix('_global_')}), which workers do not "
-            "have. Register it on the member's own network, in the function that builds it."
-        )
-    of_functions, of_kernels = overrides._get_current_function_mode_stack, dispatch._get_current_dispatch_mode_stack
-    modes: list[Any] = [*of_functions(), *of_kernels()]  # type: ignore[no-untyped-call]
-    foreign = [mode for mode in modes if not isinstance(mode, DeviceContext)]
-    if foreign:
-        raise StudyError(
-            f"the run is started inside of a mode of torch ({type(foreign[0]).__name__}), which workers do not have. Start it "
-            "outside, and enter the mode in the member's step."
+            "have. Put it on the member's own network, in the function that builds it."
         )
 
 

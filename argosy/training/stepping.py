@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from argosy.stream.blocks import Block
+from argosy.errors import MemberError
+from argosy.stream.blocks import Block, Place
 from argosy.stream.gauges import TrainerGauge
 from argosy.stream.pulse import Pulse
 from argosy.traces import reason_of
@@ -97,12 +98,16 @@ class Stepping:
         """Let a unit step on a block; False where the rest of its batches was left: it was `called`, or others come first."""
         if not unit.follow(block.place):
             return True
-        with self._pulse.busy(f"training {unit.words}", opaque=unit.compiles):
-            trains = block.place.split == "train"
-            steps = partial(self._step, unit, block, called) if trains else partial(unit.evaluate, block, called)
-            if unit.together:
-                return self._together(unit, steps)
-            return self._guard(unit.names[0], steps) is not False
+        trains = block.place.split == "train"
+        shown = unit.watch.shown(block, apart=unit.crew[0].live.backend.apart)
+        with self._pulse.busy(f"training {unit.words}", opaque=unit.compiles), unit.watch.steps():
+            steps = partial(self._step, unit, shown, called) if trains else partial(unit.evaluate, shown, called)
+            through = self._together(unit, steps) if unit.together else self._guard(unit.names[0], steps) is not False
+        if unit.watch.wrote(shown, block):
+            for name in [name for name in unit.names if name in self._aboard]:
+                self._guard(name, partial(_refuse_writer, name, unit.watch.shared_from))
+            return True
+        return through
 
     def _together(self, unit: Unit, steps: Callable[[], bool]) -> bool:
         """Steps of several members: whose code has raised ends; where nobody knows whose, others make the step again."""
@@ -144,6 +149,19 @@ class Stepping:
         """After a step: whether something is to be done before the next."""
         self._pulse.beat()
         return self._wanted()
+
+
+def _refuse_writer(member: str, shared_from: Place | None) -> None:
+    neighbours = "its neighbours have seen nothing of it"
+    if shared_from is not None:
+        neighbours = (
+            "it had a copy this time, but members beside it may have been trained on what it wrote since sample "
+            f"{shared_from.start} of {shared_from.split} epoch {shared_from.epoch}"
+        )
+    raise MemberError(
+        f"member {member!r} wrote into its input, which members share, though it did not on its first batches; {neighbours}. "
+        "Clone the input before changing it."
+    )
 
 
 def _raise(error: Exception) -> None:

@@ -22,6 +22,7 @@ from argosy.training.parallel import Group
 from argosy.training.program import Program, Together
 from argosy.training.shard import Shard
 from argosy.training.solo import Solo
+from argosy.training.watch import Watch
 
 __all__ = ["Unit"]
 
@@ -49,6 +50,7 @@ class Unit:
     """What a step of it took at most beyond its members' states, in the round; None where the device does not count that."""
     broke: bool = False
     """Whether its step has raised, and is left to others."""
+    watch: Watch = field(default_factory=Watch)
     together: bool = field(init=False)
     """Whether common code steps its members: what that raises is nobody's yet."""
 

@@ -142,7 +142,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "torch.set_default_device": (on_meta, "torch's default device is meta; members are built on the CPU"),
     "torch.autocast": (partial(torch.autocast, "cpu"), "torch.autocast is on for cpu where the run is started"),
     "torch.nn.modules.module.register_module_forward_hook": (hooked, r"a hook for all modules or optimizers \(forward"),
-    "torch.overrides.TorchFunctionMode": (Doubled, r"inside of a mode of torch \(Doubled\)"),
+    "torch.overrides.TorchFunctionMode": (Doubled, r"inside of a mode of torch, 'Doubled'"),
 }
 NO_EFFECT: dict[str, Callable[[], Any]] = {
     "torch.manual_seed": lambda: (torch.manual_seed(7), np.random.seed(7), random.seed(7)),

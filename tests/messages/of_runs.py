@@ -274,7 +274,7 @@ def unreadable(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(worker, "from_descriptor", damaged)
     _pulse, pulse = Pulse.create()
     arguments = {"name": "cpu:0", "key": "00", "role": "trainer", "address": "", "ticket": "cpu:0"}
-    worker.work(arguments, [-1, pulse])
+    worker.work(arguments, [-1, pulse, -1, -1])
 
 
 CASES = {

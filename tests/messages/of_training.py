@@ -14,10 +14,12 @@ from blocks import blocks
 from torch import nn
 
 import argosy
-from argosy.training import checkpoint, forks
+from argosy.stream.blocks import Place
+from argosy.training import checkpoint, forks, watch
 from argosy.training.copies import Copies
 from argosy.training.devices import backend_of
 from argosy.training.precision import LEAST, LossScale
+from argosy.training.stepping import _refuse_writer
 from messages.of_studies import trained
 
 __all__ = ["CASES"]
@@ -46,6 +48,16 @@ class Changing(nn.Linear):
         if self.steps > 9:
             x.mul_(0.5)
         return super().forward(x)
+
+
+def changing(patch: pytest.MonkeyPatch) -> None:
+    """One that is shown the block itself."""
+    patch.setattr(watch, "SHARE", 0.0)
+    member = studies.member("mlp", model=lambda: Changing(12, 10), batch_size=20)
+    trained(member, stop=argosy.MaxEpochs(5), block_size=40)
+
+
+PLACE = Place(leg=0, split="train", epoch=2, section=2, start=4096, rows=4096, last=False)
 
 
 def saved(path: str = "last.pt") -> Path:
@@ -98,9 +110,8 @@ CASES = {
         lambda batch: (batch[0] - batch[0].mean(), batch[1])
     ),
     "Data.on_device writes into its input later": lambda: on_device(lambda batch: batch, changed),
-    "a member writes into its input later": lambda: trained(
-        studies.member("mlp", model=lambda: Changing(12, 10), batch_size=20), stop=argosy.MaxEpochs(5), block_size=40
-    ),
+    "a member writes into its input later": changing,
+    "a member writes into its input later, past torch's count": lambda: _refuse_writer("mlp", PLACE),
     "gradients that overflow in float16 with any scale": lambda: LossScale("mlp", value=LEAST).follow(overflowed=True),
     "a GPU that was used before the processes were forked": forked,
 }

@@ -1,0 +1,114 @@
+"""What it costs to find members that write into their input late: CPU time of all steps, with the watch and without it.
+
+Steps of networks that take no longer than to read their samples are the worst case: a copy of a block costs as much as a step
+on it, and is made the more seldom.
+"""
+
+import contextlib
+import tempfile
+import time
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from measuring import arguments, finish, quartiles, target
+from torch import nn
+from torch.optim import SGD
+
+import argosy
+from argosy.stream.blocks import Block
+from argosy.training.stepping import Stepping
+from argosy.training.watch import Watch
+
+ROWS, EPOCHS, MOST = 4096, 12, 0.01
+
+
+def linear() -> nn.Module:
+    """Reads its samples, and little else."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(3072, 10))
+
+
+def small() -> nn.Module:
+    """Rows of some bytes."""
+    return nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+
+
+def convolutions() -> nn.Module:
+    """Steps that take long."""
+    return nn.Sequential(
+        *(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(4), nn.Flatten()), nn.Linear(16 * 64, 10)
+    )
+
+
+KINDS: dict[str, tuple[Any, tuple[int, ...], int]] = {
+    "linear": (linear, (3, 32, 32), 1),
+    "eight linear": (linear, (3, 32, 32), 8),
+    "small": (small, (64,), 4),
+    "convolutions": (convolutions, (3, 32, 32), 2),
+}
+"""A network, the shape of a sample, and how many members there are."""
+
+
+@contextlib.contextmanager
+def timed(*, watched: bool, spent: list[float]) -> Iterator[None]:
+    """Inside, steps are timed, with every block shared where nothing is `watched`."""
+    through, shown = Stepping.through, Watch.shown
+
+    def timed_through(self: Stepping, block: Block) -> bool:
+        began = time.thread_time()
+        done = through(self, block)
+        spent.append(time.thread_time() - began)
+        return done
+
+    Stepping.through = timed_through  # type: ignore[method-assign]
+    if not watched:
+        Watch.shown = lambda self, block, *, apart: block  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Stepping.through, Watch.shown = through, shown  # type: ignore[method-assign]
+
+
+def seconds(kind: str, *, watched: bool) -> float:
+    """Of all steps of a run."""
+    network, shape, count = KINDS[kind]
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(ROWS, *shape, generator=generator), torch.arange(ROWS) % 10
+    members = [
+        argosy.Member(f"m{n}", model=network, optimizer=partial(SGD, lr=0.01), batch_size=64) for n in range(count)
+    ]
+    study = argosy.Study(data=argosy.Data(arrays=(x, y)), members=members, stop=argosy.MaxEpochs(EPOCHS))
+    spent: list[float] = []
+    with tempfile.TemporaryDirectory() as folder, timed(watched=watched, spent=spent):
+        argosy.train(study, directory=folder, launcher="inline", devices="cpu:1", packing="interleaved")
+    return sum(spent)
+
+
+def main() -> None:
+    options = arguments(__doc__ or "").parse_args()
+    figures, targets = {}, []
+    for kind in KINDS:
+        seconds(kind, watched=True)  # imports, kernels
+        rounds = []
+        for number in range(options.rounds):
+            sides = [
+                (watched, seconds(kind, watched=watched))
+                for watched in ((True, False) if number % 2 else (False, True))
+            ]
+            rounds.append(dict(sides))
+        figures[kind] = {
+            name: quartiles([r[side] for r in rounds]) for name, side in {"with": True, "without": False}.items()
+        }
+        targets.append(
+            target(
+                f"{kind}: CPU time of steps, with the watch / without",
+                [r[True] / r[False] for r in rounds],
+                at_most=1 + MOST,
+            )
+        )
+    finish("late_writes", figures, targets, as_json=options.json)
+
+
+if __name__ == "__main__":
+    main()
