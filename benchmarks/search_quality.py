@@ -21,6 +21,8 @@ from optuna.distributions import BaseDistribution, FloatDistribution, IntDistrib
 
 from argosy.tuning import make_scheduler
 from argosy.tuning.sampling import Outcome, Sampling
+from argosy.tuning.scheduler import Scheduler
+from argosy.tuning.waves import groups, waves
 
 EPOCHS, WORKERS, ETA = 52, 4, 3
 DEFAULT = "hyperband"
@@ -162,6 +164,7 @@ def ours(scheduler: str, sampler: Callable[..., Any] | None, **terms: Any) -> Ca
             generation=1,
             seed=seed,
         )
+        parts = waves(groups(machine, order=terms.get("brackets", "together")), most=None)
         curves: list[Curve] = []
         reached: list[int] = []
         busy: dict[int, tuple[float, int, int]] = {}
@@ -184,7 +187,7 @@ def ours(scheduler: str, sampler: Callable[..., Any] | None, **terms: Any) -> Ca
             ready = [trial for trial in told - at_work if machine.budget(trial) > reached[trial]]
             if ready:
                 trial = max(ready, key=lambda t: (machine.budget(t), -t))
-            elif machine.wanted(len(curves)):
+            elif machine.wanted(len(curves)) and settled(machine, parts, reached, len(curves)):
                 trial = len(curves)
                 curves.append(task.train(sampling.ask()[1]))
                 reached.append(0)
@@ -197,6 +200,12 @@ def ours(scheduler: str, sampler: Callable[..., Any] | None, **terms: Any) -> Ca
             busy[number] = (workers.work(curves[trial], reached[trial], until), trial, until)
 
     return search
+
+
+def settled(machine: Scheduler, parts: tuple[range, ...], reached: list[int], begun: int) -> bool:
+    """Whether the wave of the next trial may be asked."""
+    wave = next(wave for wave in parts if begun in wave)
+    return all(reached[trial] >= machine.budget(trial) for trial in range(wave.start))
 
 
 SIDES: dict[str, Callable[[Surrogate, Workers, int], None]] = {

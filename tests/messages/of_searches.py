@@ -5,6 +5,7 @@ import math
 import sys
 import warnings
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import optuna
@@ -14,6 +15,7 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution
 from torch import nn
 
 import argosy
+from argosy.loading import search_in
 from messages.of_studies import VALIDATED, study
 
 __all__ = ["CASES"]
@@ -95,6 +97,24 @@ def without_optuna(patch: pytest.MonkeyPatch) -> None:
     tune()
 
 
+def without_a_samplers_package() -> None:
+    """A sampler of Optuna's needs a package that Optuna does not bring."""
+
+    class CmaEsSampler(optuna.samplers.CmaEsSampler):
+        def sample_relative(self, *_: Any) -> Any:
+            raise ModuleNotFoundError("No module named 'cmaes'", name="cmaes")
+
+    tune(sampler=CmaEsSampler, n_trials=6)
+
+
+def plots_of_a_directory() -> None:
+    """A report that was read without Optuna."""
+    tune()
+    found = search_in(Path("runs/search"))
+    assert found is not None
+    found.write_plots("plots.html")
+
+
 def without_plotly(patch: pytest.MonkeyPatch) -> None:
     """The extra of plots is missing."""
     patch.setattr(importlib.import_module("optuna.visualization"), "is_available", lambda: False)
@@ -104,6 +124,8 @@ def without_plotly(patch: pytest.MonkeyPatch) -> None:
 CASES = {
     "a search without its extra": without_optuna,
     "plots without their extra": without_plotly,
+    "plots of a search that was read from its directory": plots_of_a_directory,
+    "a sampler without its package": without_a_samplers_package,
     "build is no function": lambda: tune(build=3),
     "build returns no member": lambda: tune(build=lambda parameters: "mlp"),
     "build returns members that repeat no other": lambda: tune(build=lambda parameters: [build(parameters)]),

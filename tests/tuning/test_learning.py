@@ -10,7 +10,7 @@ from typing import Any
 
 import living
 import pytest
-from optuna.distributions import CategoricalDistribution
+from optuna.distributions import CategoricalDistribution, FloatDistribution
 from optuna.samplers import BaseSampler, QMCSampler, RandomSampler, TPESampler
 from optuna.trial import FrozenTrial, TrialState
 from searches import DATA, SPACE, build, outcome, tune
@@ -176,3 +176,43 @@ def test_a_sampler_whose_package_is_missing_is_one_sentence(tmp_path: Path) -> N
 
     with pytest.raises(StudyError, match="sampler: Needy needs cmaes, which is not installed: pip install cmaes"):
         tune(tmp_path, sampler=Needy)
+
+
+def searched(seed: int, sampler: Any, scheduler: str = "hyperband", **terms: Any) -> float:
+    """The least cost that a search finds whose trials are as good as they are near one point, and show it late."""
+    settings = {"build": build, "space": QUALITY, "data": DATA, "max_epochs": 27, "scheduler": scheduler, "seed": seed}
+    tuner = Tuner(Search(**{**settings, "sampler": sampler, **terms}))
+    machine, sampling, costs = tuner.scheduler, tuner.sampling, list[float]()
+    reached: list[int] = []
+    for wave in tuner.waves:
+        for _ in wave:
+            parameters = sampling.ask()[1]
+            costs.append(sum((value - 0.3) ** 2 for value in parameters.values()))
+            reached.append(0)
+        while movable := [t for t, sections in enumerate(reached) if sections < machine.budget(t)]:
+            for trial in movable:
+                reached[trial] += 1
+                # At first what learns fast is ahead of what is better.
+                cost = costs[trial] + (1 + abs(hash((seed, trial)) % 100) / 100) / reached[trial]
+                machine.tell(trial, reached[trial], cost)
+                sampling.report(trial, reached[trial], cost)
+        for trial in sampling.frozen():
+            number = trial.number
+            if not trial.state.is_finished() and (machine.out(number) or reached[number] == 27):
+                sampling.end(
+                    number, "pruned" if machine.out(number) else "complete", trial.intermediate_values[reached[number]]
+                )
+    return min(costs[trial] for trial, sections in enumerate(reached) if sections == 27)
+
+
+QUALITY = {name: FloatDistribution(0.0, 1.0) for name in "abcd"}
+
+
+@pytest.mark.parametrize(
+    "terms", [{}, {"scheduler": "asha", "n_trials": 40}, {"scheduler": "random", "n_trials": 30}], ids=str
+)
+def test_tpe_is_better_than_random_search_by_a_paired_test(terms: dict[str, Any]) -> None:
+    differences = [searched(seed, TPESampler, **terms) - searched(seed, None, **terms) for seed in range(10)]
+    # Eight or more of ten pairs are better by chance once in twenty times.
+    assert sum(difference < 0 for difference in differences) >= 8, differences
+    assert sum(differences) < 0

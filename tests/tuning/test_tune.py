@@ -314,7 +314,7 @@ def test_a_sampler_is_known_again_by_what_it_holds_wherever_that_lies_in_memory(
     def terms(**held: Any) -> str:
         sampler = partial(optuna.samplers.TPESampler, **held)
         search = Search(build=build, space=SPACE, data=DATA, max_epochs=1, sampler=sampler)
-        return str(terms_of(search, 1)["sampler"])
+        return str(terms_of(search, 1, brackets="together")["sampler"])
 
     def holding(trials: int) -> dict[str, Any]:
         return {
