@@ -17,6 +17,7 @@ from argosy.api import train
 from argosy.errors import MemberError, StudyError
 from argosy.report import Report
 from argosy.requirements import check_arrays
+from argosy.spelling import known_keywords
 from argosy.stopping import MaxEpochs, Stop
 from argosy.study import Data, Member, Study
 
@@ -77,6 +78,7 @@ class Fitted:
         )
 
 
+@known_keywords("argosy.fit", train)
 def fit(
     X: Any,
     y: Any,
