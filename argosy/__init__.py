@@ -10,6 +10,7 @@ from argosy.errors import ArgosyError as ArgosyError
 from argosy.members import grid as grid
 from argosy.members import replicate as replicate
 from argosy.report import Report as Report
+from argosy.spelling import meant
 from argosy.stopping import MaxEpochs as MaxEpochs
 from argosy.stopping import MaxSamples as MaxSamples
 from argosy.stopping import MaxSeconds as MaxSeconds
@@ -63,6 +64,20 @@ __all__ = [
     "tune",
 ]
 
+ELSEWHERE = {
+    "EarlyStopping": "Plateau",
+    "Dataset": "Data",
+    "DataModule": "Data",
+    "Trainer": "train",
+    "Experiment": "Study",
+    "Model": "Member",
+    "Network": "Member",
+    "Tuner": "tune",
+    "Result": "Report",
+    "cross_validate": "kfold",
+    "StratifiedKFold": "kfold",
+}
+"""Names of other libraries, and what they are called here."""
 ADAPTERS = {"fit": "arrays", "from_huggingface": "huggingface", "from_lightning": "lightning"}
 """Functions, and the files that they are in."""
 
@@ -86,4 +101,5 @@ def __getattr__(name: str) -> Any:
         from argosy import resampling  # imports numpy
 
         return getattr(resampling, name)
-    raise AttributeError(f"module 'argosy' has no attribute {name!r}")
+    public = list({*__all__, "Ray"})
+    raise AttributeError(f"module 'argosy' has no attribute {name!r}{meant(ELSEWHERE.get(name, name), public)}")

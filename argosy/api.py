@@ -34,6 +34,7 @@ from argosy.running.processes import Processes
 from argosy.running.profiling import measure
 from argosy.running.view import Silent, View
 from argosy.settings import Settings, Sharing
+from argosy.spelling import known_keywords, meant
 from argosy.stopping import Mode
 from argosy.study import Data, Member, Study
 from argosy.system import refusals_told
@@ -70,6 +71,7 @@ def ray_cluster(address: str | None = None) -> Launcher:
 LAUNCHERS: dict[str, Callable[[], Launcher]] = {"processes": Processes, "inline": Inline, "ray": ray_cluster}
 
 
+@known_keywords("argosy.train")
 def train(
     study: Study,
     *,
@@ -148,7 +150,7 @@ def _launcher(launcher: Launcher | str) -> Launcher:
         return launcher
     if launcher not in LAUNCHERS:
         raise RunError(
-            f"there is no launcher {launcher!r}; choose from {', '.join(LAUNCHERS)}, or give an object of your own. Without "
+            f"there is no launcher {launcher!r}{meant(launcher, LAUNCHERS)}; choose from {', '.join(LAUNCHERS)}, or give an object of your own. Without "
             "Ray, over several hosts a study is run by its command, as srun argosy run study.py."
         )
     return LAUNCHERS[launcher]()
@@ -208,6 +210,7 @@ def _claimed(directory: Path, settings: Settings, launcher: Launcher) -> Iterato
         yield lock, journal
 
 
+@known_keywords("argosy.tune", Settings)
 def tune(
     build: Callable[..., Member | Sequence[Member]],
     space: Mapping[str, Any] | Callable[[Any], Mapping[str, Any] | None],

@@ -1,13 +1,15 @@
 """Several members from one: the points of a grid, the same network under several seeds."""
 
+import inspect
 import itertools
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from argosy.errors import StudyError
 from argosy.requirements import check_callable, check_whole, shown
+from argosy.spelling import known_keywords, meant
 from argosy.study import Member, Repetition
 
 __all__ = ["grid", "repeated", "replicate"]
@@ -23,10 +25,12 @@ def grid(build: Callable[..., Member], **axes: Sequence[Any]) -> list[Member]:
     ['mlp-lr=0.1-hidden=64', 'mlp-lr=0.01-hidden=64']
     """
     check_callable("argosy.grid: build", build, "a function from a value of each axis to an argosy.Member")
+    _check_axes(build, axes)
     points = itertools.product(*(_axis(axis, values) for axis, values in axes.items()))
     return [_at(build, dict(zip(axes, point, strict=True))) for point in points]
 
 
+@known_keywords("argosy.replicate")
 def replicate(member: Member, seeds: int | Sequence[int] = 8) -> list[Member]:
     """The same network under several seeds, 0 to `seeds` - 1 or those given: one member for each.
 
@@ -69,6 +73,18 @@ def _axis(axis: str, values: Any) -> list[Any]:
     if not found:
         raise StudyError(f"argosy.grid: {axis} has no values, so there is no point in the grid; give at least one.")
     return found
+
+
+def _check_axes(build: Callable[..., Member], axes: Collection[str]) -> None:
+    """Raise StudyError for an axis that the function has no parameter for."""
+    parameters = inspect.signature(build).parameters
+    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    for axis in axes:
+        if axis not in parameters and not takes_all:
+            raise StudyError(
+                f"argosy.grid: {axis}{meant(axis, parameters)} is no parameter of build, which has {', '.join(parameters)}; name "
+                "one of these, or give build another parameter."
+            )
 
 
 def _at(build: Callable[..., Member], point: dict[str, Any]) -> Member:

@@ -7,6 +7,7 @@ from typing import Any
 from argosy.errors import RunError
 from argosy.intervals import Interval
 from argosy.ranking import NOTHING, NUMBER, rank
+from argosy.spelling import meant
 from argosy.stopping import Mode
 from argosy.study import Repetition
 
@@ -181,13 +182,14 @@ class Repetitions:
         if configuration not in self.outcomes:
             known = ", ".join(map(repr, self.outcomes)) or "nothing"
             raise RunError(
-                f"the run has no configuration {configuration!r}: its members of argosy.replicate and argosy.kfold repeat "
+                f"the run has no configuration {configuration!r}{meant(configuration, self.outcomes)}: its members of argosy.replicate and argosy.kfold repeat "
                 f"{known}. Choose one of these."
             )
         done = {under: metrics for under, metrics in self.outcomes[configuration].items() if metrics}
         for metrics in done.values():
             if metric not in metrics:
                 raise RunError(
-                    f"configuration {configuration!r} does not report {metric!r}; choose one of {', '.join(metrics)}."
+                    f"configuration {configuration!r} does not report {metric!r}{meant(metric, metrics)}; choose one of "
+                    f"{', '.join(metrics)}."
                 )
         return {under: metrics[metric] for under, metrics in done.items()}

@@ -17,6 +17,7 @@ from argosy.packs import Packed
 from argosy.ranking import rank
 from argosy.repetitions import Comparison, Leader, Repetitions
 from argosy.requirements import check_choice, check_whole
+from argosy.spelling import meant
 from argosy.study import Repetition
 from argosy.wording import as_html, cause, differing, html_table, last_line
 
@@ -183,7 +184,8 @@ class Report:
             if row.name == name:
                 return row
         raise RunError(
-            f"no member {name!r} in {self.directory}; choose one of {', '.join(row.name for row in self.rows)}."
+            f"no member {name!r}{meant(name, [row.name for row in self.rows])} in {self.directory}; choose one of "
+            f"{', '.join(row.name for row in self.rows)}."
         )
 
     def ensemble(
@@ -232,8 +234,9 @@ class Report:
         """
         found = [row.name for row in self.rows if row.repetition is not None and row.repetition.of == configuration]
         if not found:
+            known = [found.name for found in self.repetitions.configurations]
             raise RunError(
-                f"{self.directory} has no configuration {configuration!r}; ask for a member that argosy.kfold was given."
+                f"{self.directory} has no configuration {configuration!r}{meant(configuration, known)}; ask for a member that argosy.kfold was given."
             )
         return self.networks().out_of_fold(found)
 

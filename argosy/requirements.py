@@ -7,6 +7,7 @@ from collections.abc import Collection
 from typing import Any
 
 from argosy.errors import StudyError
+from argosy.spelling import meant
 
 __all__ = [
     "check_arrays",
@@ -62,7 +63,7 @@ def check_choice(what: str, value: Any, choices: Collection[str]) -> None:
     """One of a few."""
     if not isinstance(value, str) or value not in choices:
         *others, last = map(repr, choices)
-        raise StudyError(f"{what} is {shown(value)}; it can be {', '.join(others)} or {last}.")
+        raise StudyError(f"{what} is {shown(value)}{meant(value, choices)}; it can be {', '.join(others)} or {last}.")
 
 
 def check_classes(output: Any, target: Any) -> None:

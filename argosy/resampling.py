@@ -14,6 +14,7 @@ from argosy.errors import StudyError
 from argosy.labels import labels_of
 from argosy.members import repeated
 from argosy.requirements import check_whole, shown
+from argosy.spelling import known_keywords
 from argosy.study import Member
 
 __all__ = ["bootstrap", "kfold"]
@@ -23,6 +24,7 @@ OnSamples = Member | Callable[[Indices], Member]
 """A member, or a function from the indices of its training samples: for what is fitted to these."""
 
 
+@known_keywords("argosy.kfold")
 def kfold(
     member: OnSamples,
     folds: int = 5,
@@ -51,6 +53,7 @@ def kfold(
     ]
 
 
+@known_keywords("argosy.bootstrap")
 def bootstrap(member: OnSamples, times: int = 10, *, samples: int, seed: int = 0) -> list[Member]:
     """The same network on so many bootstraps, named ``mlp-bootstrap=0`` and so on: trained on as many samples as there are, drawn
     with replacement, validated on those that were not drawn. A function in place of the member is as for `kfold`."""

@@ -5,6 +5,7 @@ from typing import Literal, get_args
 
 from argosy.errors import StudyError
 from argosy.requirements import check_choice, check_number, check_whole
+from argosy.spelling import known_keywords
 
 __all__ = ["Settings", "Sharing"]
 
@@ -16,6 +17,7 @@ LEAST = {"nodes": 1, "loader_workers": 0, "block_size": 1, "threads": 1, "cores"
 """Of what is counted."""
 
 
+@known_keywords("argosy.Settings")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
     """Nothing in here changes a member's result."""

@@ -82,7 +82,7 @@ def near(word: str, known: Iterable[str]) -> list[str]:
     """The known words that may have been meant, the likeliest first.
 
     >>> near("MaxEpoch", ["MaxSteps", "MaxEpochs"]), near("lr", ["batch_size", "optimizer.lr"])
-    (['MaxEpochs'], ['optimizer.lr'])
+    (['MaxEpochs', 'MaxSteps'], ['optimizer.lr'])
     """
     by_letters: dict[str, str] = {}
     for one in known:

@@ -23,6 +23,7 @@ from argosy.requirements import (
     check_whole,
     shown,
 )
+from argosy.spelling import known_keywords, meant
 from argosy.stopping import MaxEpochs, Mode, Stop, check_rule, mode_of
 
 __all__ = ["FACTORIES", "Data", "Member", "Repetition", "Study", "Terms", "accuracy"]
@@ -58,6 +59,7 @@ def accuracy(output: Any, target: Any) -> Any:
     return (output.argmax(dim=1) == target).float()
 
 
+@known_keywords("argosy.Data")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Data:
     """The one dataset of a study. Samples are pytrees of tensors, each of one fixed shape and dtype."""
@@ -107,6 +109,7 @@ class Repetition:
     """Where members share training samples by design, as those of folds do: validation samples for each training sample."""
 
 
+@known_keywords("argosy.Member")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Member:
     """One network to train, with all that belongs to it alone."""
@@ -197,6 +200,7 @@ class Terms:
     """Of members without a rule of their own."""
 
 
+@known_keywords("argosy.Study")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Study:
     """What is asked of a run."""
@@ -247,12 +251,13 @@ class Study:
         reported = member.reported(has_val=self.data.has_val)
         if self.objective not in reported:
             raise StudyError(
-                f"member {member.name!r} does not report the objective {self.objective!r}; "
+                f"member {member.name!r} does not report the objective {self.objective!r}{meant(self.objective, _of_its_split(self.objective, reported))}; "
                 f"it reports {', '.join(sorted(reported))}. Add it to the member's metrics."
             )
         if unknown := sorted(self.stop_of(member).watches - reported - OTHER_COLUMNS):
             raise StudyError(
-                f"member {member.name!r}: its stopping rule watches {unknown[0]!r}, and it reports "
+                f"member {member.name!r}: its stopping rule watches {unknown[0]!r}"
+                f"{meant(unknown[0], _of_its_split(unknown[0], reported | OTHER_COLUMNS))}, and it reports "
                 f"{', '.join(sorted(reported | OTHER_COLUMNS))}. Name one of these, or add it to the member's metrics"
                 f"{'' if self.data.has_val else '; what begins with val_ needs validation data'}."
             )
@@ -293,6 +298,11 @@ class Study:
     def stop_of(self, member: Member) -> Stop:
         """The member's own rule, or the study's."""
         return self.stop if member.stop is None else member.stop
+
+
+def _of_its_split(metric: str, known: Collection[str]) -> list[str]:
+    """Of the known ones those that may have been meant: of validation none of training."""
+    return [name for name in known if name.startswith("val_") or not metric.startswith("val_")]
 
 
 def _members(members: Any) -> tuple[Member, ...]:

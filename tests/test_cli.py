@@ -391,6 +391,23 @@ def test_another_study_is_refused_and_nothing_is_lost(folder: Path) -> None:
         assert {path: path.read_bytes() for path in before} == before
 
 
+def test_a_run_or_a_member_begins_anew_in_the_directory_of_the_studys_name(folder: Path) -> None:
+    argosy(folder, *INLINE)
+    first = (folder / "runs" / "study" / "journal.jsonl").read_bytes()
+    (folder / "study.py").write_text(STUDY.replace("hidden=8", "hidden=9"))
+    refused = " ".join(argosy(folder, *INLINE, code=2).stderr.split())
+    assert "member 'b', model.hidden: 8 there, 9 here" in refused
+    assert "fresh=['b'] (--fresh b) trains it anew" in refused
+    one = argosy(folder, *INLINE, "--fresh", "b")
+    assert (folder / "runs" / "study" / "members.old" / "b-1").is_dir()
+    assert (folder / "runs" / "study" / "journal.jsonl").read_bytes().startswith(first)
+    # The study file is no member's name.
+    everything = argosy(folder, "run", "--fresh", *INLINE[1:])
+    assert f"is kept in {folder / 'runs' / 'study.old-1'}" in " ".join(everything.stdout.split())
+    assert "--fresh" not in one.stdout + everything.stdout
+    assert not (folder / "runs" / "study" / "members.old").exists()
+
+
 def test_a_member_that_fails_gives_exit_code_1_and_its_log(folder: Path) -> None:
     (folder / "study.py").write_text(STUDY.replace("nn.Linear(6, hidden)", "nn.Linear(6 + (hidden == 8), hidden)"))
     found = argosy(folder, *INLINE, "--dir", "run", code=1)

@@ -43,6 +43,8 @@ def test_times_of_zero_are_for_those_that_mean_at_once() -> None:
 
 
 def test_a_misspelt_policy_is_refused_before_a_run_begins(tmp_path: Path) -> None:
-    with pytest.raises(PlanError, match="unknown policy 'balancd'; choose one of balanced, exact"):
+    with pytest.raises(
+        PlanError, match=r"unknown policy 'balancd' \(did you mean 'balanced'\?\); choose one of balanced, exact"
+    ):
         argosy.train(studies.study(), directory=tmp_path, launcher="inline", policy="balancd")
     assert not (tmp_path / "journal.jsonl").read_text()

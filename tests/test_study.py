@@ -96,7 +96,7 @@ MEMBERS = {
     "drop_last": (given(drop_last="no"), "drop_last is 'no'; it can be True or False."),
     "precision": (
         given(precision="float8"),
-        "precision is 'float8'; it can be 'float32', 'bfloat16' or 'float16'.",
+        "precision is 'float8' (did you mean 'float32'?); it can be 'float32', 'bfloat16' or 'float16'.",
     ),
     "per": (given(schedule_per="batch"), "schedule_per is 'batch'; it can be 'epoch' or 'step'."),
     "metrics": (given(metrics=[argosy.accuracy]), "metrics is an instance of list; it must be a dict"),

@@ -18,6 +18,7 @@ from argosy.errors import MemberError, StudyError
 from argosy.labels import check_none_missing, labels_of, rows_of
 from argosy.report import Report
 from argosy.requirements import check_arrays, check_unmasked
+from argosy.spelling import known_keywords
 from argosy.stopping import MaxEpochs, Stop
 from argosy.study import Data, Member, Study
 
@@ -78,6 +79,7 @@ class Fitted:
         )
 
 
+@known_keywords("argosy.fit", train)
 def fit(
     X: Any,
     y: Any,

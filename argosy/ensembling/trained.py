@@ -16,6 +16,7 @@ from argosy.ensembling.predict import Predicted, predict, preparation_of, sample
 from argosy.ensembling.preparing import Prepared
 from argosy.errors import RunError
 from argosy.fold import RunState
+from argosy.spelling import meant
 from argosy.study import Member, Study
 from argosy.training import checkpoint
 from argosy.training.member import seed_of
@@ -44,7 +45,7 @@ class Trained:
             )
         if name not in study.names:
             raise RunError(
-                f"the study has no member {name!r}, only {', '.join(study.names)}; give the run's own study."
+                f"the study has no member {name!r}{meant(name, study.names)}, only {', '.join(study.names)}; give the run's own study."
             )
         best = checkpoint.load(self.directory / "members" / name / saved.best, saved.best_sha256)
         member = study.member(name)

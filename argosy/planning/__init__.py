@@ -19,6 +19,7 @@ from argosy.planning.rounds import Rounds
 from argosy.planning.solo import Solo
 from argosy.plans import Plan
 from argosy.profiles import Profile
+from argosy.spelling import meant
 
 __all__ = [
     "FILES",
@@ -103,7 +104,7 @@ def make_plan(
 def policy_called(name: str) -> Policy:
     """The policy of that name; raises PlanError where there is none."""
     if name not in POLICIES:
-        raise PlanError(f"unknown policy {name!r}; choose one of {', '.join(POLICIES)}.")
+        raise PlanError(f"unknown policy {name!r}{meant(name, POLICIES)}; choose one of {', '.join(POLICIES)}.")
     return POLICIES[name]
 
 

@@ -45,7 +45,7 @@ def begin_anew(names: Sequence[str], study: Study, state: RunState, directory: P
     for name in names:
         if name not in known:
             raise RunError(
-                f"no member {name!r}{meant(name, known)} is there to begin anew; name one of {', '.join(known)}."
+                f"no member {name!r}{meant(name, known)} is there to begin anew; choose one of {', '.join(known)}."
             )
         if name in state.members and state.members[name].inherited is not None:
             raise RunError(

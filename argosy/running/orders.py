@@ -9,6 +9,7 @@ from argosy.errors import ArgosyError
 from argosy.events import REFUSED, Answered
 from argosy.running.clones import Clones
 from argosy.running.inbox import Inbox
+from argosy.spelling import meant
 
 if TYPE_CHECKING:
     from argosy.running.driver import Driver
@@ -93,7 +94,7 @@ class Orders:
         idle = {*driver.roster.waiting, *driver.roster.resting, *newcomers}
         if name not in aboard | idle:
             there = ", ".join(sorted(aboard | idle)) or "none"
-            return f"{REFUSED}no member {name!r} is training; those are {there}."
+            return f"{REFUSED}no member {name!r}{meant(name, aboard | idle)} is training; those are {there}."
         self._stopping.setdefault(name, []).append((file, command))
         leg = driver.voyage.leg_of(name)
         if name in idle and name not in aboard:

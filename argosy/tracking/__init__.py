@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from argosy.errors import RunError
 from argosy.requirements import shown
+from argosy.spelling import meant
 
 __all__ = ["TRACKERS", "Tracker", "named"]
 
@@ -49,7 +50,7 @@ def named(trackers: Sequence[Tracker | str]) -> dict[str, Tracker]:
 def _made(name: str) -> Tracker:
     if name not in TRACKERS:
         raise RunError(
-            f"there is no tracker {name!r}; choose from {', '.join(TRACKERS)}, or give an object of your own."
+            f"there is no tracker {name!r}{meant(name, TRACKERS)}; choose from {', '.join(TRACKERS)}, or give an object of your own."
         )
     if importlib.util.find_spec(name) is None:
         raise RunError(f"tracker {name!r} needs {name}, which is not installed; pip install 'argosy[track]'.")

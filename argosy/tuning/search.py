@@ -7,6 +7,7 @@ from typing import Any, get_args
 
 from argosy.errors import StudyError
 from argosy.requirements import check_callable, check_choice, check_number, check_whole, shown
+from argosy.spelling import known_keywords
 from argosy.stopping import MaxEpochs, Mode, mode_of, sections_in
 from argosy.study import Data, Member, Study
 from argosy.tuning import SCHEDULERS
@@ -30,6 +31,7 @@ class Store:
     """Of the study there; by default the directory's."""
 
 
+@known_keywords("argosy.Search")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Search:
     """Every keyword of `argosy.tune` that decides what comes out, and every name in the file of ``argosy tune``."""

@@ -180,7 +180,7 @@ def test_names_that_cannot_begin_anew_are_refused(tmp_path: Path) -> None:
     train(asked(epochs=1), tmp_path)
     before = (tmp_path / "journal.jsonl").read_bytes()
     with pytest.raises(
-        RunError, match=r"no member 'tow' \(did you mean 'two'\?\) is there to begin anew; name one of one, two\."
+        RunError, match=r"no member 'tow' \(did you mean 'two'\?\) is there to begin anew; choose one of one, two\."
     ):
         train(asked(*CHANGED), tmp_path, fresh=["tow"])
     # What else has changed is refused as before.
