@@ -20,7 +20,7 @@ from torch.optim import lr_scheduler
 from torch.utils.data import Dataset
 
 import argosy
-from argosy.errors import ArgosyError, PlanError
+from argosy.errors import ArgosyError, MemberError, PlanError
 from argosy.fold import RunState
 from argosy.running.journal import read_journal
 
@@ -411,8 +411,10 @@ def differences(asked: Asked, directory: Path) -> list[str]:
             for study in (asked.first, asked.study):
                 if study is not None:
                     argosy.train(study, directory=directory, **asked.settings)
-        except PlanError as error:
-            one_sample = "BatchNorm" in str(error) and any(map(partial(_raises, asked.study), asked.study.members))
+        except (PlanError, MemberError) as error:
+            one_sample = any(words in str(error) for words in ("BatchNorm", "more than 1 value")) and any(
+                map(partial(_raises, asked.study), asked.study.members)
+            )
             return [] if one_sample else [f"raises {error}"]
         state, found = RunState.of(read_journal(directory)), list[str]()
         for member in asked.study.members:
@@ -421,9 +423,9 @@ def differences(asked: Asked, directory: Path) -> list[str]:
 
 
 def _raises(study: argosy.Study, member: argosy.Member) -> bool:
-    """Whether a member cannot be trained alone either: on a batch of one sample, as BatchNorm."""
+    """Whether a member cannot be trained for a whole epoch alone either: on a batch of one sample, as BatchNorm."""
     try:
-        trained(study, member, range(3))
+        trained(study, dataclasses.replace(member, stop=argosy.MaxEpochs(1)), range(1))
     except ValueError:
         return True
     return False

@@ -204,9 +204,9 @@ class _Loop:
             if member.metrics:
                 outputs.append(output)
                 targets.append(target)
-        found = {"val_loss": float(torch.cat(losses).mean())}
+        found = {"val_loss": float(torch.cat(losses).mean()) if losses else math.nan}
         for name, metric in member.metrics.items():
-            found[f"val_{name}"] = _measured(metric, outputs, targets)
+            found[f"val_{name}"] = _measured(metric, outputs, targets) if losses else math.nan
         return found
 
 
