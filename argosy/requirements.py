@@ -23,6 +23,7 @@ __all__ = [
     "check_no_stream",
     "check_number",
     "check_unmasked",
+    "check_takes",
     "check_whole",
     "is_map_style",
     "shown",
@@ -109,6 +110,22 @@ def check_factory(what: str, value: Any, kind: str) -> None:
             f"{what} must be a factory (a class, a function, a functools.partial) that builds {kind}; found "
             f"{shown(value)}. Each member builds its own, under its own seed: give functools.partial(Class, arguments)."
         )
+
+
+def check_takes(what: str, function: Any, arguments: int, wanted: str) -> None:
+    """A function that can be called with so many arguments, where it tells its own."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return  # a builtin that does not tell
+    try:
+        signature.bind(*[None] * arguments)
+    except TypeError as error:
+        name = getattr(function, "__qualname__", type(function).__name__)
+        count = f"{arguments or 'no'} argument{'s' * (arguments != 1)}"
+        raise StudyError(
+            f"{what} is {name}, which cannot be called with {count} ({error}); it must be {wanted}."
+        ) from None
 
 
 def check_metric(owner: str, name: Any, metric: Any) -> None:

@@ -20,6 +20,7 @@ from argosy.requirements import (
     check_metric,
     check_name,
     check_number,
+    check_takes,
     check_whole,
     shown,
 )
@@ -38,6 +39,17 @@ FORMS = {
     "step": "a function: (model, batch) -> loss",
     "validate": "a function: (model, batch) -> loss",
 }
+CALLS = {
+    "model": (0, "a factory without arguments, as functools.partial(Class, width=64)"),
+    "optimizer": (1, "a factory: parameters -> optimizer, as functools.partial(SGD, lr=0.1)"),
+    "optimizers": (1, "a factory: network -> optimizers by name"),
+    "schedule": (1, FORMS["schedule"]),
+    "augment": (1, FORMS["augment"]),
+    "loss": (2, FORMS["loss"]),
+    "step": (2, FORMS["step"]),
+    "validate": (2, FORMS["validate"]),
+}
+"""With how many arguments what is called, and what it must be; a step that moves the weights has one more."""
 FACTORIES = ("model", "optimizer", "optimizers", "loss", "schedule", "augment", "step", "validate")
 """Whose bound values are hyper-parameters."""
 MOVES_ITSELF = {"clip_grad_norm": None, "accumulate": 1, "precision": "float32"}
@@ -89,6 +101,7 @@ class Data:
         if self.on_device is not None:
             check_callable("Data.on_device", self.on_device, "a function: batch -> batch")
             check_built("Data.on_device", self.on_device)
+            check_takes("Data.on_device", self.on_device, 1, "a function: batch -> batch")
         check_choice("Data.on_error", self.on_error, ("raise", "skip"))
 
     @property
@@ -163,6 +176,7 @@ class Member:
         _check_numbers(self)
         _check_functions(self)
         _check_steps(self)
+        _check_calls(self)
         _check_metrics(self)
         for name in ("subset", "val_subset"):
             if getattr(self, name) is not None:
@@ -370,6 +384,16 @@ def _check_steps(member: Member) -> None:
                 f"member {member.name!r}: {name} is {shown(getattr(member, name))}, and its step moves the weights itself; "
                 "leave it out, and do that in the step."
             )
+
+
+def _check_calls(member: Member) -> None:
+    """That all functions take what they are called with; after `_check_steps`, which decides what that is."""
+    for name, (arguments, form) in CALLS.items():
+        value = getattr(member, name)
+        if value is not None:
+            moves = name == "step" and member.optimizers is not None
+            form = "a function: (model, batch, optimizers) -> loss" if moves else form
+            check_takes(f"member {member.name!r}: {name}", value, arguments + moves, form)
 
 
 def _check_metrics(member: Member) -> None:

@@ -20,11 +20,11 @@ from torch.optim import lr_scheduler
 from torch.utils.data import Dataset
 
 import argosy
-from argosy.errors import ArgosyError, PlanError
+from argosy.errors import ArgosyError, MemberError, PlanError
 from argosy.fold import RunState
 from argosy.running.journal import read_journal
 
-__all__ = ["Asked", "differences", "invalid", "refusal", "valid"]
+__all__ = ["BAD", "Asked", "Samples", "differences", "invalid", "network", "refusal", "spoilt", "table", "valid"]
 
 INPUTS, CLASSES = 6, 4
 CLOSE = 1e-9
@@ -411,8 +411,10 @@ def differences(asked: Asked, directory: Path) -> list[str]:
             for study in (asked.first, asked.study):
                 if study is not None:
                     argosy.train(study, directory=directory, **asked.settings)
-        except PlanError as error:
-            one_sample = "BatchNorm" in str(error) and any(map(partial(_raises, asked.study), asked.study.members))
+        except (PlanError, MemberError) as error:
+            one_sample = any(words in str(error) for words in ("BatchNorm", "more than 1 value")) and any(
+                map(partial(_raises, asked.study), asked.study.members)
+            )
             return [] if one_sample else [f"raises {error}"]
         state, found = RunState.of(read_journal(directory)), list[str]()
         for member in asked.study.members:
@@ -421,9 +423,9 @@ def differences(asked: Asked, directory: Path) -> list[str]:
 
 
 def _raises(study: argosy.Study, member: argosy.Member) -> bool:
-    """Whether a member cannot be trained alone either: on a batch of one sample, as BatchNorm."""
+    """Whether a member cannot be trained for a whole epoch alone either: on a batch of one sample, as BatchNorm."""
     try:
-        trained(study, member, range(3))
+        trained(study, dataclasses.replace(member, stop=argosy.MaxEpochs(1)), range(1))
     except ValueError:
         return True
     return False
@@ -485,11 +487,24 @@ BAD: Mapping[str, Mapping[str, Sequence[Any]]] = {
         "model": (None, 3, nn.Linear(2, 2), "mlp", lambda: 7, lambda: None, lambda width: None),
         "optimizer": (None, 3, "adam", lambda parameters: 7, lambda parameters: optim.SGD([torch.zeros(2)], lr=0.1)),
         "batch_size": WHOLE,
-        "loss": ("mse", 3, nn.CrossEntropyLoss, lambda output, target: 7, lambda output, target: None),
-        "schedule": (3, "cosine", lambda optimizer: lr_scheduler.StepLR(optim.SGD([torch.zeros(2)], lr=0.1), 1)),
+        "loss": (
+            "mse",
+            3,
+            nn.CrossEntropyLoss,
+            lambda output: output,
+            lambda output, target: 7,
+            lambda output, target: None,
+        ),
+        "schedule": (
+            3,
+            "cosine",
+            lambda: None,
+            lr_scheduler.StepLR,
+            lambda optimizer: lr_scheduler.StepLR(optim.SGD([torch.zeros(2)], lr=0.1), 1),
+        ),
         "schedule_per": ("batch", None, 1, ""),
         "stop": (3, "done", None.__class__),
-        "augment": (3, "flip", dict),
+        "augment": (3, "flip", dict, lambda x, y: (x, y)),
         "subset": ([], [-1], [0.5], "abc", [[1, 2]], np.array([True, False]), 5, [10**6], {1, 2}),
         "val_subset": ([], [-1], [0.5], "abc", [[1, 2]], 5, [10**6]),
         "drop_last": (1, "yes", None),
@@ -507,8 +522,8 @@ BAD: Mapping[str, Mapping[str, Sequence[Any]]] = {
         "clip_grad_norm": (0, -1.0, "1", True, float("inf"), float("nan")),
         "accumulate": WHOLE,
         "seed": (-1, 2**63, 1.5, "3", True),
-        "step": (3, "train", dict),
-        "validate": (3, loss_alone),
+        "step": (3, "train", dict, lambda model: 0.0, moving),
+        "validate": (3, loss_alone, lambda batch: 0.0),
         "optimizers": (3, two_optimizers),
     },
     "Data": {
@@ -523,7 +538,7 @@ BAD: Mapping[str, Mapping[str, Sequence[Any]]] = {
         "val_arrays": (3, (), (np.zeros((3, 2)), np.zeros(4)), (np.array(["a"]),), (np.float64(3.0),)),
         "train": (3, "imagenet", iter([1, 2]), (number for number in range(3))),
         "val": (3, "imagenet", iter([1, 2])),
-        "on_device": (3, "cuda", nn.Linear, lambda batch: None, lambda batch: batch[0].sum()),
+        "on_device": (3, "cuda", nn.Linear, lambda x, y: (x, y), lambda batch: None, lambda batch: batch[0].sum()),
         "on_error": ("ignore", None, 3),
     },
     "Study": {
@@ -563,34 +578,36 @@ def invalid(draw: Draw) -> tuple[str, Callable[[Path], Any]]:
     name = draw(st.sampled_from(sorted(BAD[where])))
     value = draw(st.sampled_from(list(BAD[where][name])))
 
+    return f"{where}({name}={value!r})\n{asked!r}", spoilt(asked, where, name, value)
+
+
+def spoilt(asked: Asked, where: str, name: str, value: Any) -> Callable[[Path], Any]:
+    """Run a study in a directory, but with this value for an argument of one of the four."""
+
     def run(directory: Path) -> Any:
         study, settings = asked.study, {**asked.settings, "directory": directory}
-        fields = {f.name: getattr(study.data, f.name) for f in dataclasses.fields(study.data) if f.init}
-        data = argosy.Data(**{**fields, name: value}) if where == "Data" else study.data
+        made = {"Data": _fields(study.data), "Study": _fields(study), "train": settings, "Member": {}}
         members = list(study.members)
+        made[where][name] = value
         if where == "Member":
-            of_first = {f.name: getattr(members[0], f.name) for f in dataclasses.fields(members[0])}
-            members[0] = (
-                argosy.Member(of_first.pop("name"), **of_first) if name == "" else _member(of_first, name, value)
-            )
-        terms = {n: getattr(study, n) for n in ("stop", "objective", "mode", "seed", "validations_per_epoch")}
-        terms |= {"members": members, "data": data}
-        if where == "Study":
-            terms[name] = value
-        if where == "train":
-            settings[name] = value
-        return argosy.train(argosy.Study(**terms), **settings)
+            members[0] = argosy.Member(**{**_fields(members[0]), name: value})
+        made["Study"] = {"members": members, "data": argosy.Data(**made["Data"]), **made["Study"]}
+        return argosy.train(argosy.Study(**made["Study"]), **settings)
 
-    return f"{where}({name}={value!r})\n{asked!r}", run
+    return run
 
 
-def _member(fields: dict[str, Any], name: str, value: Any) -> argosy.Member:
-    fields = {**fields, name: value}
-    return argosy.Member(fields.pop("name"), **fields)
+def _fields(value: Any) -> dict[str, Any]:
+    """But what is made of others anyway."""
+    names = [one.name for one in dataclasses.fields(value) if one.init and one.name not in ("data", "members")]
+    return {name: getattr(value, name) for name in names}
 
 
-def refusal(run: Callable[[Path], Any], directory: Path) -> list[str]:
-    """Run an invalid study; what is wrong with how it was refused. One that some members fail of has sentences for them."""
+def refusal(run: Callable[[Path], Any], directory: Path, *, ends: bool = False) -> list[str]:
+    """Run an invalid study; what is wrong with how it was refused. One that some members fail of has sentences for them.
+
+    One that ends does so for all members.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -600,10 +617,14 @@ def refusal(run: Callable[[Path], Any], directory: Path) -> list[str]:
         except Exception as error:
             return [f"raises {type(error).__name__}: {error}"]
     reasons = [row.reason for row in report.rows if row.status == "failed"]
+    if ends and not reasons:
+        return ["it is trained"]
     return [words for reason in reasons for words in _unlike_a_sentence(reason.partition("Error: ")[2] or reason)]
 
 
 def _unlike_a_sentence(words: str) -> list[str]:
-    if "\n" in words.strip() and "Traceback" in words and "fuzzing.py" not in words:
-        return [f"a traceback: {words}"]
-    return [] if words.strip() and len(words) < 2000 else [f"no sentence: {words!r}"]
+    """What a person could not use of it. Where code of the study raises, it has the traceback through that code."""
+    if "Traceback" in words:
+        return [] if "fuzzing.py" in words or "<dynamic-code>" in words else [f"a traceback of Argosy's own: {words}"]
+    one = "\n" not in words.strip() and words.strip().endswith((".", ")", "]"))
+    return [] if one and len(words) < 700 else [f"no sentence: {words!r}"]

@@ -146,6 +146,8 @@ class _Loop:
                 part = tuple(leaf[start : start + size] for leaf in batch)
                 with self._autocast():
                     loss = self._losses(part)[0]
+                # A scale is as large as the largest number of float16.
+                loss = loss.float() if loss.dtype == torch.float16 else loss
                 losses.append(_each(loss, len(part[1])))
                 mean = loss.mean() if len(part[1]) == rows else loss.mean() * (len(part[1]) / rows)
                 self.scaler.scale(mean).backward()
@@ -202,9 +204,9 @@ class _Loop:
             if member.metrics:
                 outputs.append(output)
                 targets.append(target)
-        found = {"val_loss": float(torch.cat(losses).mean())}
+        found = {"val_loss": float(torch.cat(losses).mean()) if losses else math.nan}
         for name, metric in member.metrics.items():
-            found[f"val_{name}"] = _measured(metric, outputs, targets)
+            found[f"val_{name}"] = _measured(metric, outputs, targets) if losses else math.nan
         return found
 
 
@@ -220,7 +222,7 @@ def _measured(metric: Any, outputs: Sequence[Tensor], targets: Sequence[Tensor])
 
 def _each(loss: Tensor, rows: int) -> Tensor:
     """Losses as one for each sample."""
-    loss = loss.detach()
+    loss = loss.detach().double()
     return loss.expand(rows) if not loss.dim() else loss.reshape(rows, -1).mean(1)
 
 

@@ -119,7 +119,7 @@ def discover(settings: Settings) -> Cluster:
 
 def devices_asked(settings: Settings, *, default: str = "cpu") -> tuple[str, tuple[int, ...]]:
     """The kind of devices that is asked for, and the numbers behind it: how many of ``cpu``, which of others; or none."""
-    kind, _, which = (settings.devices or default).partition(":")
+    kind, _, which = (default if settings.devices is None else settings.devices).partition(":")
     if which and not all(number.isdecimal() for number in which.split(",")):
         raise PlanError(f"--devices {kind}:{which} cannot be read; write cpu, cpu:2, cuda or cuda:0,1.")
     return kind, tuple(map(int, which.split(","))) if which else ()

@@ -141,4 +141,4 @@ def per_sample(values: torch.Tensor, rows: int) -> torch.Tensor:
             f"the loss gave a tensor of shape {tuple(values.shape)} for a batch of {rows}; let it give one value per sample, "
             "or their mean as a scalar."
         )
-    return values.reshape(rows, -1).mean(1, dtype=torch.float64)
+    return values.reshape(rows, -1).double().mean(1)

@@ -96,6 +96,7 @@ CASES = {
     "clip_grad_norm below 0": lambda: studies.member("mlp", clip_grad_norm=-1.0),
     "drop_last is a number": lambda: studies.member("mlp", drop_last=1),
     "a loss that is no function": lambda: studies.member("mlp", loss="mse"),
+    "a loss of one argument": lambda: studies.member("mlp", loss=lambda output: output),
     "a loss that is a class": lambda: studies.member("mlp", loss=nn.MSELoss),
     "metrics that have no names": lambda: studies.member("mlp", metrics=[argosy.accuracy]),
     "a metric with a comma in its name": lambda: studies.member("mlp", metrics={"f1, macro": argosy.accuracy}),

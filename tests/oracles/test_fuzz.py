@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from fuzzing import Asked, differences, invalid, network, refusal, table, valid
+from fuzzing import BAD, Asked, Samples, differences, invalid, network, refusal, spoilt, table, valid
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from torch.optim import SGD
 
@@ -64,3 +64,23 @@ def test_invalid_studies_are_refused_in_a_sentence(part: int) -> None:
             assert refusal(run, Path(folder)) == [], words
 
     refused()
+
+
+@pytest.mark.parametrize("where", sorted(BAD))
+def test_every_invalid_value_by_itself_is_refused_in_a_sentence(
+    where: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    own = {"model": partial(network, "mlp", 3, 0.0, torch.float64), "optimizer": partial(SGD, lr=0.1), "batch_size": 8}
+    arrays, datasets = table(25), Samples(25, torch.float64)
+    for name, values in BAD[where].items():
+        given = (
+            {"train": datasets, "val": datasets}
+            if name in ("train", "val")
+            else {"arrays": arrays, "val_arrays": arrays}
+        )
+        members = [argosy.Member(name, **own) for name in "ab"]
+        study = argosy.Study(data=argosy.Data(**given), members=members, stop=argosy.MaxEpochs(1))
+        asked = Asked(study, {"launcher": "inline", "devices": "cpu:1"})
+        for value in values:
+            run, directory = spoilt(asked, where, name, value), tmp_path_factory.mktemp("run")
+            assert refusal(run, directory, ends=where != "Member") == [], (where, name, value)

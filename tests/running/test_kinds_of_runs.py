@@ -71,6 +71,7 @@ def test_captured_programs_are_chosen_and_found_again(tmp_path: Path) -> None:
         assert packs.difference(weights(tmp_path / "run", name), weights(tmp_path / "alone", name)) < 1e-10, name
 
 
+@pytest.mark.falls_back
 def test_what_cannot_be_captured_is_made_again_plainly(tmp_path: Path) -> None:
     """Each draws from its own state: nobody else's masks, and nothing that could be recorded."""
     report = run(tmp_path / "run", study(packs.convnet, 3))
