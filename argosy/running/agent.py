@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 from argosy.cluster import Node
 from argosy.commands import Board, Lost, Report
 from argosy.events import Saved
+from argosy.files import check_directory
 from argosy.running.forkserver import IGNORED
 from argosy.running.freight import Arrivals, Outbox, Piece
 from argosy.running.gathering import board_of, call_driver, certificate_in, key_in
@@ -187,7 +188,10 @@ class Agent:
         """By member: the file of its best weights that was sent last."""
 
     def run(self, processes: Processes) -> int:
-        """Serve until the run is over, and return 0; raises EOFError where the driver is gone before."""
+        """Serve until the run is over, and return 0; raises EOFError where the driver is gone before.
+
+        Raises RunError where the directory is not this user's alone on this node.
+        """
         given = self._hear_what_is_given()
         if given is None:
             return 0
@@ -195,6 +199,8 @@ class Agent:
         directory = self.directory or Path(given.directory)
         # Not `Path.exists`, which raises where this node's user may not look.
         self.sees_directory = os.path.exists(directory / "workers" / given.mark)  # noqa: PTH110
+        if self.sees_directory:
+            check_directory(directory)  # as the driver does: what is under this name here may be another user's
         directory = directory if self.sees_directory else self.scratch
         blobs = {role: os.open(self.scratch / BLOBS / role, os.O_RDONLY) for role in given.roles}
         lock = os.open(self.scratch, os.O_RDONLY)

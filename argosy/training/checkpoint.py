@@ -119,6 +119,7 @@ def load(path: Path, sha256: str | None = None) -> dict[str, Any]:
 
     Raises WorkerError or DiskError where the system refuses to read it, which says nothing of the file.
     """
+    path = _followed(path)
     check(path, sha256)
     try:
         _check_size(path)
@@ -135,6 +136,12 @@ def load(path: Path, sha256: str | None = None) -> dict[str, Any]:
             + ADVICE
         ) from error
     return state
+
+
+def _followed(path: Path) -> Path:
+    """Where ``best.pt`` or ``last.pt`` points; a link out of its folder stays one, which is not opened."""
+    target = path.resolve()
+    return target if target.parent == path.parent.resolve() else path
 
 
 def _check_size(path: Path) -> None:

@@ -199,7 +199,6 @@ def test_a_file_of_profiles(tmp_path_factory: pytest.TempPathFactory, data: st.D
         memory_bytes=10**6,
         activation_bytes=10**5,
         state_bytes=10**5,
-        batch_size=20,
         node_devices=4,
         splittable=True,
     )

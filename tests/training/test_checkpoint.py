@@ -185,8 +185,15 @@ def test_what_is_not_written_as_checkpoints_are_is_refused(tmp_path: Path, legac
         checkpoint.load(path)
 
 
-def test_a_link_is_no_checkpoint(tmp_path: Path) -> None:
+def test_a_link_out_of_its_folder_is_no_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "one").mkdir()
     checkpoint.save({"w": torch.zeros(4)}, tmp_path / "outside.pt")
-    (tmp_path / "e0001.pt").symlink_to(tmp_path / "outside.pt")
-    with pytest.raises(RunError, match="is a symbolic link"):
-        checkpoint.load(tmp_path / "e0001.pt")
+    checkpoint.save({"w": torch.zeros(4)}, tmp_path / "one" / "e0001.pt")
+    checkpoint.link(tmp_path / "one" / "e0001.pt", "last.pt")
+    assert checkpoint.load(tmp_path / "one" / "last.pt")["w"].tolist() == [0.0] * 4
+    for target in ("../outside.pt", tmp_path / "outside.pt"):
+        (tmp_path / "one" / "e0002.pt").symlink_to(target)
+        for sha256 in (None, "0" * 64):
+            with pytest.raises(RunError, match="is a symbolic link"):
+                checkpoint.load(tmp_path / "one" / "e0002.pt", sha256)
+        (tmp_path / "one" / "e0002.pt").unlink()
