@@ -31,7 +31,7 @@ def _check_positive(value: int) -> None:
         raise ValueError(f"{value} must be at least 1")
 
 
-Name = Annotated[str, check_name]
+Name = Annotated[str, functools.lru_cache(2**16)(check_name)]
 """Of a member or of a file: a part of a path that leads nowhere else."""
 Positive = Annotated[int, _check_positive]
 Read = Callable[[Any, str, set[str]], Any]
@@ -229,8 +229,8 @@ def _fields(kind: Any) -> Read:
     def read(value: Any, where: str, strange: set[str]) -> Any:
         if type(value) is not dict:
             raise _refused(value, where, "an object")
-        if lacking := needed - value.keys():
-            raise ValueError(f"{where} lacks {', '.join(sorted(lacking))}")
+        if not needed <= value.keys():
+            raise ValueError(f"{where} lacks {', '.join(sorted(needed - value.keys()))}")
         found = {}
         for name, item in value.items():
             if name in readers:

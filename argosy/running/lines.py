@@ -29,7 +29,9 @@ def from_line(line: Mapping[str, Any], strange: set[str]) -> Event | None:
     if kind is None:
         strange.add(str(name))
         return None
-    values = {key: value for key, value in line.items() if key not in ("event", "at")}
+    values = {**line}
+    del values["event"]
+    values.pop("at", None)
     event: Event = conforming(values, kind, name, strange)
     return event
 
