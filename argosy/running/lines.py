@@ -9,6 +9,8 @@ from argosy.packs import Packed, StepsAlone
 
 __all__ = ["from_line", "to_line"]
 
+LONGEST_KIND = 60
+"""Letters of a later version's event that are told."""
 # Python knows the subclasses of imported files alone: those of packs are named.
 KINDS = {kind.__name__: kind for kind in (*Event.__subclasses__(), Packed, StepsAlone) if kind is not Checkpoint}
 
@@ -27,7 +29,7 @@ def from_line(line: Mapping[str, Any], strange: set[str]) -> Event | None:
     name = line["event"]
     kind = KINDS.get(name) if isinstance(name, str) else None
     if kind is None:
-        strange.add(str(name))
+        strange.add(str(name)[:LONGEST_KIND])
         return None
     values = {**line}
     del values["event"]
