@@ -8,7 +8,6 @@ taken only from this user, and only where no other user may write.
 import contextlib
 import errno
 import os
-import secrets
 import shlex
 import stat
 from collections.abc import Iterator
@@ -161,7 +160,7 @@ def replacing(path: Path, *, mode: int = 0o644, durable: bool = False) -> Iterat
 
 def beside(path: Path) -> Path:
     """An unfinished file's name, which no other user can foresee."""
-    return path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    return path.with_name(f".{path.name}.{os.urandom(8).hex()}")
 
 
 def flush_folder(folder: Path) -> None:

@@ -31,7 +31,7 @@ def _check_positive(value: int) -> None:
         raise ValueError(f"{value} must be at least 1")
 
 
-Name = Annotated[str, check_name]
+Name = Annotated[str, functools.lru_cache(2**16)(check_name)]
 """Of a member or of a file: a part of a path that leads nowhere else."""
 Positive = Annotated[int, _check_positive]
 Read = Callable[[Any, str, set[str]], Any]
@@ -60,14 +60,14 @@ def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         keys = [key for key, _ in pairs]
-        raise ValueError(f"it has the key {next(key for key in keys if keys.count(key) > 1)!r} twice")
+        raise ValueError(f"it has the key {_cut(repr(next(key for key in keys if keys.count(key) > 1)))} twice")
     return found
 
 
 def _finite(text: str) -> float:
     number = float(text)
     if not math.isfinite(number):
-        raise ValueError(f"{text} is no finite number")
+        raise ValueError(f"{_cut(text)} is no finite number")
     return number
 
 
@@ -93,10 +93,11 @@ def conforming(value: Any, kind: Any, where: str, strange: set[str] | None = Non
 
 
 def _refused(value: Any, where: str, wanted: str) -> ValueError:
-    found = repr(value)
-    return ValueError(
-        f"{where} is {found if len(found) <= MOST_SHOWN else f'{found[:MOST_SHOWN]}…'}, and must be {wanted}"
-    )
+    return ValueError(f"{_cut(where)} is {_cut(repr(value))}, and must be {wanted}")
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}…"
 
 
 @functools.cache
@@ -176,7 +177,7 @@ def _checked(reader: Read, checks: Sequence[Callable[[Any], None]]) -> Read:
             try:
                 check(value)
             except StudyError as error:
-                raise ValueError(str(error)) from error
+                raise _refused(value, where, "a name that a file or folder can have") from error
         return value
 
     return read
@@ -229,14 +230,14 @@ def _fields(kind: Any) -> Read:
     def read(value: Any, where: str, strange: set[str]) -> Any:
         if type(value) is not dict:
             raise _refused(value, where, "an object")
-        if lacking := needed - value.keys():
-            raise ValueError(f"{where} lacks {', '.join(sorted(lacking))}")
+        if not needed <= value.keys():
+            raise ValueError(f"{where} lacks {', '.join(sorted(needed - value.keys()))}")
         found = {}
         for name, item in value.items():
             if name in readers:
                 found[name] = readers[name](item, name, strange)
             else:
-                strange.add(f"{kind.__name__}.{name}")
+                strange.add(_cut(f"{kind.__name__}.{name}"))
         return kind(**found)
 
     return read

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NotRequired, TypedDict
+from typing import Any
 
 import psutil
 
@@ -52,13 +52,6 @@ LONGEST_SIGNATURE = 512
 """Bytes of what a driver writes into its lock."""
 PATIENCE_SECONDS = 10.0
 """The longest that processes of a killed driver take to follow it."""
-
-
-class Line(TypedDict):
-    """Of a journal, beside the fields of its event."""
-
-    event: str
-    at: NotRequired[float]
 
 
 class Journal:
@@ -152,7 +145,8 @@ def _moments_of(path: Path, strange: set[str]) -> Iterator[tuple[float, Event | 
     started = False
     for number, line in enumerate(lines_of(path), start=1):
         try:
-            value: dict[str, Any] = conforming(parsed(line.decode(), infinite=True), Line, "it", strange)
+            value = parsed(line.decode(), infinite=True)
+            at = _time_of(value)
             if value["event"] == "EpochEnded":
                 raise RunError(
                     f"{path.parent} was written by an earlier argosy, which had no sections; choose another directory."
@@ -166,7 +160,15 @@ def _moments_of(path: Path, strange: set[str]) -> Iterator[tuple[float, Event | 
                 f"{path}, line {number} is no event: {error}. The journal was damaged or changed by hand: put back a copy of it, "
                 "or choose another directory; the members' files are as they were."
             ) from error
-        yield value.get("at", 0.0), event
+        yield at, event
+
+
+def _time_of(line: Any) -> float:
+    """When a line was written; raises ValueError for what is no line of an event. What else is in it, its event tells."""
+    if not isinstance(line, dict) or not isinstance(line.get("event"), str):
+        raise ValueError("an object with the name of an event is wanted")
+    at: float = conforming(line.get("at", 0.0), float, "at")
+    return at
 
 
 @functools.cache

@@ -9,6 +9,8 @@ from argosy.packs import FellBack, Packed, StepsAlone
 
 __all__ = ["from_line", "to_line"]
 
+LONGEST_KIND = 60
+"""Letters of a later version's event that are told."""
 # Python knows the subclasses of imported files alone: those of packs are named.
 KINDS = {
     kind.__name__: kind for kind in (*Event.__subclasses__(), Packed, StepsAlone, FellBack) if kind is not Checkpoint
@@ -29,9 +31,11 @@ def from_line(line: Mapping[str, Any], strange: set[str]) -> Event | None:
     name = line["event"]
     kind = KINDS.get(name) if isinstance(name, str) else None
     if kind is None:
-        strange.add(str(name))
+        strange.add(str(name)[:LONGEST_KIND])
         return None
-    values = {key: value for key, value in line.items() if key not in ("event", "at")}
+    values = {**line}
+    del values["event"]
+    values.pop("at", None)
     event: Event = conforming(values, kind, name, strange)
     return event
 

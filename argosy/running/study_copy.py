@@ -35,7 +35,9 @@ class StudyCopy:
     def of(cls, command: Mapping[str, Any], folder: Path) -> "StudyCopy":
         """What a command to add names, in the folder of commands; raises RunError for one that names nothing."""
         match command:
-            case {"study": str(file), "copy": str(copy), "sha256": str(sha256)} if Path(copy).name == copy:
+            case {"study": str(file), "copy": str(copy), "sha256": str(sha256)} if (
+                copy not in ("", "..") and Path(copy).name == copy
+            ):
                 return cls(path=folder / copy, folder=Path(file).parent, sha256=sha256)
         raise RunError(
             f"the command to add {command.get('study', 'members')} names no copy of a study file: use argosy add."

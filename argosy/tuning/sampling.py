@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from argosy.errors import RunError, StudyError
-from argosy.files import replacing
+from argosy.files import appending, lines_of, replacing
 from argosy.stopping import Mode
 from argosy.tuning.search import Store
 
@@ -338,7 +338,8 @@ def _file(path: Path) -> JournalFileBackend:
     """A journal of Optuna's without what a killed driver left there: its lock, and a part of its last line."""
     path.with_name(f"{path.name}.lock").unlink(missing_ok=True)
     if path.exists():
-        os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
+        with appending(path) as file:
+            os.ftruncate(file.fileno(), sum(len(line) + 1 for line in lines_of(path)))
     return JournalFileBackend(str(path.resolve()))
 
 

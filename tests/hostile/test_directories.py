@@ -185,7 +185,7 @@ def plan() -> Plan:
 def test_a_plan(run: Path, data: st.DataObject) -> None:
     new = damaged(json.dumps(plan().to_json()).encode(), data.draw)
     with watched(run), contextlib.suppress(ArgosyError, ValueError, RecursionError):
-        value = json.loads(new)
+        value = json.loads(new.decode())
         with contextlib.suppress(ArgosyError):
             Plan.from_json(value).explain()
 
