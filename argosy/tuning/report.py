@@ -196,7 +196,7 @@ class SearchReport:
 
         if self.study is None:
             raise RunError(
-                f"this report of {self.run.directory} has no Optuna study; plot the one that argosy.tune returns."
+                f"this report of {self.run.directory} has no Optuna study. Use the report that argosy.tune returns."
             )
         write_plots(self.study, Path(path))
 
