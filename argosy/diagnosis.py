@@ -249,8 +249,7 @@ def _of_exchange(found: Diagnosis, flow: NodeFlow, preparing: Sequence[NodeFlow]
 
 
 def _of_preparation(found: Diagnosis, flow: NodeFlow, preparing: Sequence[NodeFlow]) -> str:
-    taking = f"members could take {found.taking_rate:,.0f}: "
-    rates = f"{found.preparing_rate:,.0f} samples/s in all, {taking}"
+    rates = f"{found.preparing_rate:,.0f} samples/s in all, members could take {found.taking_rate:,.0f}: "
     others = [other.preparing_rate for other in preparing if other is not flow]
     if others and flow.preparing_rate < SLOW * median(others):
         return (

@@ -38,11 +38,11 @@ def raise_failures(rows: Sequence[MemberResult]) -> None:
     """Raise MemberError where members failed or diverged."""
     failed = [row for row in rows if row.failed]
     if failed:
-        told = [f"  {row.failure}" for row in failed[:MOST_TOLD]]
-        more = [f"  and {len(failed) - MOST_TOLD} more"] if len(failed) > MOST_TOLD else []
+        told = [f"  {row.failure}\n" for row in failed[:MOST_TOLD]]
+        more = f"  and {len(failed) - MOST_TOLD} more\n" if len(failed) > MOST_TOLD else ""
         raise MemberError(
-            f"{len(failed)} of {len(rows)} members failed or diverged; the others were trained. Mend these, or leave out "
-            "raise_on_failure:\n" + "\n".join([*told, *more])
+            f"{len(failed)} of {len(rows)} members failed or diverged; the others were trained:\n{''.join(told)}{more}"
+            "Mend these, or leave out raise_on_failure to have their report all the same."
         )
 
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import argosy
 from argosy import api
+from argosy.errors import MemberFailed
 from argosy.settings import Settings
 from argosy.stream.order import permutation
 from argosy.training.kin import Kin
@@ -151,7 +152,8 @@ def test_a_label_that_comes_late_ends_its_member_and_not_the_device(tmp_path: Pa
         val_arrays=(inputs, labels if split == "val" else sound),
     )
     study = studies.study(data=data, fleet=fleet, epochs=1)
-    report = argosy.train(study, directory=tmp_path, launcher="inline", devices="late:0", block_size=16)
+    with pytest.warns(MemberFailed, match="'meets_it' failed: "):
+        report = argosy.train(study, directory=tmp_path, launcher="inline", devices="late:0", block_size=16)
     statuses = {row.name: row.status for row in report.rows}
     assert statuses == {**dict.fromkeys(statuses, "done"), "meets_it": "failed"}
     assert report.member("meets_it").reason.startswith(
@@ -175,7 +177,9 @@ def test_a_label_that_comes_late_to_one_program_ends_those_whom_it_reaches(
         one("c", model=partial(nn.Linear, 12, 11)),
     ]
     study = studies.study(data=argosy.Data(arrays=(inputs, labels)), fleet=fleet, epochs=1)
-    report = argosy.train(study, directory=tmp_path, launcher="inline", devices="late:0", block_size=64)
+    with pytest.warns(MemberFailed) as told:
+        report = argosy.train(study, directory=tmp_path, launcher="inline", devices="late:0", block_size=64)
+    assert len(told) == 2
     assert [["a", "b"]] in [line["programs"] for line in evidence.event_lines(tmp_path, "Packed")]
     assert {row.name: row.status for row in report.rows} == {"a": "failed", "b": "failed", "c": "done"}
     for name in "ab":

@@ -22,6 +22,7 @@ from torch.optim import SGD
 import argosy
 from argosy.cluster import Cluster
 from argosy.commands import Measure
+from argosy.errors import MemberFailed
 from argosy.running import inbox, inline
 from argosy.running.inline import Inline, InlineWorkers
 from argosy.running.launcher import discover
@@ -234,9 +235,10 @@ def test_a_trial_that_is_larger_than_every_device_has_failed_and_the_search_goes
     """Among the first ones, or when others have ended."""
     small(monkeypatch, 2**20)
     space = {"width": CategoricalDistribution([10, 100_000, 11])}
-    report = searches.tune(
-        tmp_path, space=space, build=of_width, scheduler="grid", max_epochs=2, at_once=at_once, devices="cpu:1"
-    )
+    with pytest.warns(MemberFailed, match="1 of 3 members of the search failed or diverged"):
+        report = searches.tune(
+            tmp_path, space=space, build=of_width, scheduler="grid", max_epochs=2, at_once=at_once, devices="cpu:1"
+        )
     widths = {report.parameters[row.name]["width"]: row for row in report.run.rows}
     assert {width: row.status for width, row in widths.items()} == {10: "done", 11: "done", 100_000: "failed"}
     assert "the largest device has" in widths[100_000].reason

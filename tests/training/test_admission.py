@@ -15,7 +15,7 @@ from torch.optim import LBFGS, SGD, Adam, SparseAdam
 from torch.optim.lr_scheduler import LambdaLR, OneCycleLR, ReduceLROnPlateau, StepLR
 
 import argosy
-from argosy.errors import PlanError
+from argosy.errors import MemberFailed, PlanError
 from argosy.stream.order import permutation
 
 OLDER = studies.Mlp()
@@ -232,7 +232,8 @@ def test_a_label_that_comes_late_is_named(tmp_path: Path) -> None:
     inputs, labels = torch.randn(100, 12), torch.arange(100) % 10
     labels[int(permutation(0, 0, 100)[-1])] = -1
     study = studies.study(data=argosy.Data(arrays=(inputs, labels)), fleet=[studies.member(metrics={})])
-    report = argosy.train(study, directory=tmp_path, launcher="inline", block_size=16)
+    with pytest.warns(MemberFailed, match="a target is label -1"):
+        report = argosy.train(study, directory=tmp_path, launcher="inline", block_size=16)
     assert report.rows[0].status == "failed"
     assert "StudyError: member 'mlp': a target is label -1, and its network has 10 outputs" in report.rows[0].reason
 

@@ -381,12 +381,12 @@ def test_the_file_of_a_clones_source_is_none_of_its_own(trainer: Trainer, said: 
     trainer.obey(board(1, "odd"))
     trainer.obey(Pause())
     (saved,) = events(said, Saved)
-    for crew, changes in ((2, {}), (3, {"optimizer.lr": (0.05, 0.1)})):
+    for crew, changes in ((2, None), (3, {"optimizer.lr": (0.05, 0.1)}), (4, {})):
         start = StartMember(
             member="odd", epoch=0, stream_epoch=0, checkpoint=saved.checkpoint, accumulate=1, notes=(), changes=changes
         )
         trainer.obey(Board(crew=crew, start=(start,), leave=("odd",)))
-        assert trainer.aboard["odd"].files.own == (not changes)
+        assert trainer.aboard["odd"].files.own == (changes is None)
 
 
 def test_files_of_some_do_not_put_off_those_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
