@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check format chaos pins newest clean
+.PHONY: demo test check format chaos fuzz pins newest clean
 
 demo: $(VENV)/demo
 	$(BIN)/argosy demo --dir runs/demo
@@ -23,6 +23,9 @@ chaos: $(VENV)/dev
 	$(BIN)/python benchmarks/chaos.py --runs 100 --driver-kills 0 --moves --json
 	$(BIN)/python benchmarks/chaos.py --runs 0 --driver-kills 0 --edges 100 --json
 	$(BIN)/python benchmarks/chaos_groups.py --json
+
+fuzz: $(VENV)/dev
+	$(BIN)/python benchmarks/fuzz.py --json
 
 format: $(VENV)/dev
 	$(BIN)/ruff format .

@@ -23,7 +23,7 @@ from argosy.training.admission import check_network, check_optimizer, check_own,
 from argosy.training.checkpoint import plain
 from argosy.training.devices import Backend, Event
 from argosy.training.one_pass import takes_one_pass
-from argosy.training.own import own_optimizers
+from argosy.training.own import own_optimizers, restore
 from argosy.training.precision import LossScale, scale_of
 from argosy.training.process_state import kept_by
 from argosy.training.randomness import Randomness
@@ -282,7 +282,7 @@ class LiveMember:
         """Take up a saved state of the same member, just built; returns its position for `begin_epoch`."""
         fill_buffers(self.model, state["model"], self.backend.device)
         self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        restore(self.optimizer, state["optimizer"])
         if self.schedule is not None:
             self.schedule.load_state_dict(state["schedule"])
         self.randomness.load_state_dict(state["random"])

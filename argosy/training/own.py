@@ -4,14 +4,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from argosy.errors import StudyError
 from argosy.study import Member
 
-__all__ = ["OwnOptimizers", "OwnSchedules", "own_optimizers"]
+__all__ = ["OwnOptimizers", "OwnSchedules", "own_optimizers", "restore"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class OwnOptimizers:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """From that."""
         for name, optimizer in self.by_name.items():
-            optimizer.load_state_dict(state["state"][name])
+            restore(optimizer, state["state"][name])
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +63,21 @@ class OwnSchedules:
         """From that."""
         for name, schedule in self.by_name.items():
             schedule.load_state_dict(state[name])
+
+
+def restore(optimizer: Any, state: Mapping[str, Any]) -> None:
+    """Load the state of an optimizer with the dtypes that it was saved with.
+
+    Torch casts every number to its weight's dtype, but for ``step``: the numbers that NAdam and ASGD keep in float32 beside float64
+    weights would round otherwise from there on.
+    """
+    optimizer.load_state_dict(state)
+    for group, saved in zip(optimizer.param_groups, state.get("param_groups", ()), strict=False):
+        for weight, number in zip(group["params"], saved["params"], strict=True):
+            held = optimizer.state.get(weight, {})
+            for name, value in state["state"].get(number, {}).items():
+                if isinstance(value, Tensor) and held[name].dtype != value.dtype:
+                    held[name] = value.to(held[name].device, copy=True)
 
 
 def own_optimizers(member: Member, model: nn.Module) -> tuple[OwnOptimizers, OwnSchedules | None]:

@@ -3,12 +3,13 @@
 import tempfile
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from fuzzing import BAD, Asked, Samples, differences, invalid, network, refusal, spoilt, table, valid
+from fuzzing import BAD, Asked, Samples, differences, doubled, invalid, moving, network, refusal, spoilt, table, valid
 from hypothesis import HealthCheck, Phase, given, seed, settings
-from torch.optim import SGD
+from torch.optim import ASGD, SGD, Adafactor, NAdam, RAdam, Rprop
 
 import argosy
 
@@ -40,6 +41,21 @@ def test_valid_studies_equal_a_plain_loop(part: int) -> None:
 def test_valid_studies_in_processes_equal_a_plain_loop(asked: object) -> None:
     with tempfile.TemporaryDirectory() as folder:
         assert differences(asked, Path(folder)) == [], repr(asked)
+
+
+@pytest.mark.parametrize("kind", [ASGD, NAdam, RAdam, Rprop, Adafactor])
+@pytest.mark.parametrize("by_itself", [False, True])
+def test_an_optimizer_that_keeps_float32_beside_float64_weights_is_resumed_to_the_bit(
+    tmp_path: Path, kind: Any, by_itself: bool
+) -> None:
+    own: dict[str, Any] = {"model": partial(network, "mlp", 3, 0.0, torch.float64), "batch_size": 8}
+    if by_itself:
+        own |= {"step": moving, "validate": doubled, "optimizers": lambda model: {"all": kind(model.parameters())}}
+    data = argosy.Data(arrays=table(40), val_arrays=table(7))
+    members = [argosy.Member("m", **own, **({} if by_itself else {"optimizer": kind}))]
+    first, study = (argosy.Study(data=data, members=members, stop=argosy.MaxEpochs(epochs)) for epochs in (1, 3))
+    settings = {"launcher": "inline", "devices": "cpu:1", "numerics": "exact"}
+    assert differences(Asked(study, settings, first), tmp_path) == []
 
 
 @pytest.mark.parametrize("accumulate", [1, 3])
