@@ -6,11 +6,11 @@ The names below are the public API; everything else may change. Functions that n
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from argosy.designs.grid import grid as grid
+from argosy.designs.grid import replicate as replicate
 from argosy.errors import ArgosyError as ArgosyError
-from argosy.members import grid as grid
-from argosy.members import replicate as replicate
-from argosy.report import Report as Report
-from argosy.spelling import meant
+from argosy.errors.spelling import meant
+from argosy.results.report import Report as Report
 from argosy.stopping import MaxEpochs as MaxEpochs
 from argosy.stopping import MaxSamples as MaxSamples
 from argosy.stopping import MaxSeconds as MaxSeconds
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from argosy.api import plan as plan
     from argosy.api import train as train
     from argosy.api import tune as tune
-    from argosy.loading import load as load
-    from argosy.resampling import bootstrap as bootstrap
-    from argosy.resampling import kfold as kfold
-    from argosy.running.ray_cluster import Ray as Ray
+    from argosy.designs.folds import bootstrap as bootstrap
+    from argosy.designs.folds import kfold as kfold
+    from argosy.running.directory.loading import load as load
+    from argosy.running.hosts.ray_cluster import Ray as Ray
 
 __version__ = "0.1.0"
 __all__ = [
@@ -90,15 +90,15 @@ def __getattr__(name: str) -> Any:
 
         return getattr(api, name)
     if name == "load":
-        from argosy.loading import load  # imports numpy
+        from argosy.running.directory.loading import load  # imports numpy
 
         return load
     if name == "Ray":
-        from argosy.running.ray_cluster import Ray  # imports ray
+        from argosy.running.hosts.ray_cluster import Ray  # imports ray
 
         return Ray
     if name in ("bootstrap", "kfold"):
-        from argosy import resampling  # imports numpy
+        from argosy.designs import folds as resampling  # imports numpy
 
         return getattr(resampling, name)
     public = list({*__all__, "Ray"})

@@ -1,5 +1,5 @@
 """``python -m argosy`` is the command ``argosy``."""
 
-from argosy.cli import main
+from argosy.cli.app import main
 
 main()

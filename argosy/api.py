@@ -11,33 +11,33 @@ from pathlib import Path
 from typing import Any, Literal
 
 from argosy.errors import PlanError, RunError, StudyError
-from argosy.events import SearchBegan
-from argosy.failures import raise_failures, warn_of_failures, warn_of_trials
-from argosy.fold import RunState
-from argosy.loading import load
+from argosy.errors.spelling import known_keywords, meant
+from argosy.errors.system import refusals_told
 from argosy.planning import make_plan
 from argosy.planning.forecast import Forecast, explain_cluster
 from argosy.plans import Plan
 from argosy.profiles import Preparation, Profile
-from argosy.report import Report
-from argosy.running.anew import begin_anew, set_aside
-from argosy.running.apart import Apart
-from argosy.running.clones import inherit
-from argosy.running.costs import Costs
-from argosy.running.driver import drive
-from argosy.running.identity import Identity
-from argosy.running.inline import Inline
-from argosy.running.journal import Journal, Lock, own_directory, read_journal, timeline
-from argosy.running.launcher import Job, Launcher
-from argosy.running.limits import only_cores, usable_cores
-from argosy.running.processes import Processes
-from argosy.running.profiling import measure
-from argosy.running.view import Silent, View
+from argosy.protocol.events import SearchBegan
+from argosy.results.failures import raise_failures, warn_of_failures, warn_of_trials
+from argosy.results.fold import RunState
+from argosy.results.report import Report
+from argosy.running.control.clones import inherit
+from argosy.running.control.costs import Costs
+from argosy.running.control.driver import drive
+from argosy.running.control.profiling import measure
+from argosy.running.directory.anew import begin_anew, set_aside
+from argosy.running.directory.identity import Identity
+from argosy.running.directory.journal import Journal, Lock, own_directory, read_journal, timeline
+from argosy.running.directory.loading import load
+from argosy.running.launch.inline import Inline
+from argosy.running.launch.launcher import Job, Launcher
+from argosy.running.launch.limits import only_cores, usable_cores
+from argosy.running.launch.processes import Processes
+from argosy.running.watch.apart import Apart
+from argosy.running.watch.view import Silent, View
 from argosy.settings import Settings, Sharing
-from argosy.spelling import known_keywords, meant
 from argosy.stopping import Mode
 from argosy.study import Data, Member, Study
-from argosy.system import refusals_told
 from argosy.tracking import Tracker, named
 from argosy.tuning.hyperband import Brackets
 from argosy.tuning.report import SearchReport
@@ -62,7 +62,7 @@ __all__ = [
 def ray_cluster(address: str | None = None) -> Launcher:
     """`argosy.Ray` at an address; raises RunError where Ray is not installed."""
     try:
-        from argosy.running.ray_cluster import Ray  # imports ray
+        from argosy.running.hosts.ray_cluster import Ray  # imports ray
     except ModuleNotFoundError as error:
         raise RunError("launcher ray needs Ray, which is not installed: pip install 'argosy[ray]'.") from error
     return Ray(address=address)
@@ -290,7 +290,7 @@ def run_search(
     trackers: Sequence[Tracker | str] = (),
 ) -> SearchReport:
     """`tune` with what it is told as values."""
-    from argosy.running.tuner import Tuner  # imports Optuna
+    from argosy.running.search.tuner import Tuner  # imports Optuna
 
     if settings.retry_failed:
         raise StudyError(

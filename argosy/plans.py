@@ -8,10 +8,10 @@ from enum import StrEnum
 from typing import Any
 
 from argosy.cluster import Device
+from argosy.disk.json_values import conforming
 from argosy.errors import PlanError
-from argosy.json_values import conforming
+from argosy.errors.wording import sized
 from argosy.profiles import Profile, pack_memory_bytes
-from argosy.wording import sized
 
 __all__ = ["Flotilla", "Half", "Placement", "Plan", "Step"]
 

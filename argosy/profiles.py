@@ -12,9 +12,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypedDict
 
+from argosy.disk.files import make_folder, own_text, replacing
+from argosy.disk.json_values import conforming, parsed
 from argosy.errors import ArgosyError, PlanError
-from argosy.files import make_folder, own_text, replacing
-from argosy.json_values import conforming, parsed
 
 __all__ = [
     "PROFILE_BATCHES",

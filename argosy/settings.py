@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from argosy.errors import StudyError
-from argosy.requirements import check_choice, check_number, check_whole
-from argosy.spelling import known_keywords
+from argosy.errors.checks import check_choice, check_number, check_whole
+from argosy.errors.spelling import known_keywords
 
 __all__ = ["Settings", "Sharing"]
 

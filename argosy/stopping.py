@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from argosy.errors import StudyError
-from argosy.requirements import check_choice, check_number, check_whole, shown
+from argosy.errors.checks import check_choice, check_number, check_whole, shown
 
 __all__ = [
     "History",

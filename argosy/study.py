@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from argosy.bindings import bound
 from argosy.errors import StudyError
-from argosy.requirements import (
+from argosy.errors.checks import (
     check_arrays,
     check_built,
     check_callable,
@@ -24,7 +24,7 @@ from argosy.requirements import (
     check_whole,
     shown,
 )
-from argosy.spelling import known_keywords, meant
+from argosy.errors.spelling import known_keywords, meant
 from argosy.stopping import MaxEpochs, Mode, Stop, check_rule, mode_of
 
 __all__ = ["FACTORIES", "Data", "Member", "Repetition", "Study", "Terms", "accuracy"]

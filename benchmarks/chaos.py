@@ -27,7 +27,7 @@ import evidence
 from chaos_edges import campaign_run, unkind
 from family import MOVES, MOVING, ONE_NODE, SCRIPT, TWO_NODES, Run, repeats_at_most_one_interval
 
-from argosy.running.audit import audit
+from argosy.running.directory.audit import audit
 from argosy.stream.sharing import PIPELINES
 
 ROLES = ("trainer", "feeder", "loader", "server", "driver")

@@ -28,9 +28,9 @@ import pytest
 import torch
 from seats import all_alone, check, train
 
-from argosy.running import processes
-from argosy.running.audit import audit
-from argosy.running.voyage import Voyage
+from argosy.running.control.voyage import Voyage
+from argosy.running.directory.audit import audit
+from argosy.running.launch import processes
 
 DEVICES = 3
 SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP)

@@ -28,7 +28,7 @@ from family import repeats_at_most_one_interval
 from ray_runs import RayRun
 from raylets import Raylets
 
-from argosy.running.audit import audit
+from argosy.running.directory.audit import audit
 
 OTHERS = 2
 """Raylets beside the head's."""

@@ -20,9 +20,9 @@ import torch
 from measuring import arguments, finish, hardware, quartiles, target
 from small_sides import Ship, check_weights, lists_of, loop
 
-from argosy.events import Saved
-from argosy.running.inbox import leave
-from argosy.running.journal import read_journal
+from argosy.protocol.events import Saved
+from argosy.running.directory.inbox import leave
+from argosy.running.directory.journal import read_journal
 
 RUN = "conversation_run.py"
 VAL = 64

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from small_study import Gauge, member, run, study
 
-from argosy.events import Event, MemberRested, MemberStarted
-from argosy.fold import RunState
-from argosy.running.launcher import Workers
-from argosy.running.verdicts import GO_ON, Fate, Verdict
+from argosy.protocol.events import Event, MemberRested, MemberStarted
+from argosy.results.fold import RunState
+from argosy.running.control.verdicts import GO_ON, Fate, Verdict
+from argosy.running.launch.launcher import Workers
 from argosy.settings import Settings
 from argosy.study import Study
 

@@ -19,7 +19,7 @@ import torch
 from measuring import arguments, finish, hardware, target
 from small_sides import Ship, check_weights, lists_of, loop, weights_of
 
-from argosy.running.inbox import leave
+from argosy.running.directory.inbox import leave
 
 RUN = "crews_run.py"
 DEVICES = ("cpu:0", "cpu:1")

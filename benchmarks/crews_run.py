@@ -15,16 +15,16 @@ from typing import Any
 import torch
 from small_study import Gauge, member, run, study
 
-from argosy.events import Event, MemberRested, MemberStarted
-from argosy.fold import RunState
 from argosy.planning import POLICIES, Situation
 from argosy.plans import Flotilla, Placement
 from argosy.profiles import Profile
-from argosy.running import additions
-from argosy.running.launcher import Workers
-from argosy.running.rehearsal import Rehearsed
-from argosy.running.studyfile import StudyCopy
-from argosy.running.verdicts import GO_ON, Fate, Verdict
+from argosy.protocol.events import Event, MemberRested, MemberStarted
+from argosy.results.fold import RunState
+from argosy.running.control import additions
+from argosy.running.control.rehearsal import Rehearsed
+from argosy.running.control.verdicts import GO_ON, Fate, Verdict
+from argosy.running.directory.studyfile import StudyCopy
+from argosy.running.launch.launcher import Workers
 from argosy.settings import Settings
 from argosy.stopping import MaxEpochs
 from argosy.study import Study

@@ -18,7 +18,7 @@ from typing import Any
 
 from fake_workers import FakeFeeder, FakeTrainer
 
-from argosy.commands import Attach, Enlist, Report
+from argosy.protocol.trainer import Attach, Enlist, Report
 from argosy.stream.door import dial
 from argosy.stream.pulse import Pulse
 from argosy.stream.wire import Peer

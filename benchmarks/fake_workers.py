@@ -18,8 +18,13 @@ from torch import nn
 from torch.optim import SGD
 
 import argosy
+from argosy.cli.plan import read_networks, read_scaling
 from argosy.cluster import Cluster
-from argosy.commands import (
+from argosy.planning.replay import workload_of
+from argosy.profiles import Profile
+from argosy.protocol.events import Checkpoint, Event, MemberRested, MemberStarted, Saved, SectionEnded, Used
+from argosy.protocol.feeder import Credit, Feed, Hold, Leg, Open, Opened
+from argosy.protocol.trainer import (
     Board,
     Exit,
     Leave,
@@ -34,11 +39,6 @@ from argosy.commands import (
     SumsTimed,
     TimeSums,
 )
-from argosy.events import Checkpoint, Event, MemberRested, MemberStarted, Saved, SectionEnded, Used
-from argosy.feeder_commands import Credit, Feed, Hold, Leg, Open, Opened
-from argosy.planning.replay import workload_of
-from argosy.planning_cli import read_networks, read_scaling
-from argosy.profiles import Profile
 from argosy.stopping import Stop
 from argosy.stream.blocks import Place
 from argosy.stream.course import Course

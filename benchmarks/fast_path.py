@@ -15,8 +15,8 @@ from measuring import arguments, finish, hardware, quartiles, target
 from torch.utils.data import DataLoader, TensorDataset
 
 from argosy import Data
-from argosy.feeder_commands import Credit, Feed, Leg, Open
-from argosy.running.blobs import data_to_descriptor, from_descriptor
+from argosy.protocol.feeder import Credit, Feed, Leg, Open
+from argosy.running.launch.blobs import data_to_descriptor, from_descriptor
 from argosy.settings import Settings
 from argosy.stream.batches import Cutter
 from argosy.stream.blocks import Block

@@ -21,12 +21,12 @@ import matplotlib
 import matplotlib.pyplot as plt
 from claims import Target, report
 
+from argosy.cli.plan import cluster_of, read_networks, read_scaling
 from argosy.planning.balanced import Balanced
 from argosy.planning.outcomes import Simulation
 from argosy.planning.policy import Moving
 from argosy.planning.replay import ReplayCharges, replay, workload_of
 from argosy.planning.simulate import simulate
-from argosy.planning_cli import cluster_of, read_networks, read_scaling
 
 HERE = Path(__file__).parent
 SAMPLES, SLOWDOWN, FLOTILLA_SECONDS, NODE_DEVICES, MEMORY_GB = 30606, 1.115, 34.5, 4, 16.0

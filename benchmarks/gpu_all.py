@@ -38,14 +38,15 @@ from gpu_site import MIB, Outcome, Site, differences, digits, equal, events
 from groups import Seated, distance, sail
 
 import argosy
-from argosy import api, demo
+from argosy import api
+from argosy.cli import demo
 from argosy.settings import Settings
 from argosy.stream.blocks import Block, Layout, Place
 from argosy.stream.ring import Ring, RingReader
 from argosy.stream.wire import Peer
-from argosy.training.copies import Copies
-from argosy.training.devices import Backend, backend_of
-from argosy.training.ends import HOST
+from argosy.training.device.copies import Copies
+from argosy.training.device.devices import Backend, backend_of
+from argosy.training.programs.shard.ends import HOST
 
 RESULTS = Path(__file__).parent / "results"
 

@@ -28,11 +28,11 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW
 
 import argosy
-from argosy import demo
-from argosy.training.devices import backend_of
-from argosy.training.ends import sums_on
-from argosy.training.parallel import Group
-from argosy.training.recorders import records
+from argosy.cli import demo
+from argosy.training.device.devices import backend_of
+from argosy.training.device.recorders import records
+from argosy.training.programs.shard.ends import sums_on
+from argosy.training.programs.shard.parallel import Group
 
 __all__ = ["SECTIONS"]
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import argosy
-from argosy import demo
+from argosy.cli import demo
 
 __all__ = ["MIB", "Outcome", "Site", "differences", "digits", "equal", "events"]
 

@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 from family import Run
 from miniature import networks, sail
 
-from argosy.running.audit import audit
+from argosy.running.directory.audit import audit
 
 SCRIPT = """
 import random, sys, argosy, studies

@@ -20,8 +20,8 @@ from hyperband_study import MODELS, SPACE, build, data
 from measuring import arguments, finish, target
 
 import argosy
-from argosy.events import MemberEnded, MemberStarted
-from argosy.running.journal import timeline
+from argosy.protocol.events import MemberEnded, MemberStarted
+from argosy.running.directory.journal import timeline
 
 POLICIES = ("none", "batch-size", "random(9)", "knn(9)", "planned")
 

@@ -18,8 +18,8 @@ from torch.optim import SGD
 
 import argosy
 from argosy.stream.blocks import Block
-from argosy.training.stepping import Stepping
-from argosy.training.watch import Watch
+from argosy.training.trainer.stepping import Stepping
+from argosy.training.trainer.watch import Watch
 
 ROWS, EPOCHS, MOST = 4096, 12, 0.01
 

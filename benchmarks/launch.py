@@ -29,15 +29,15 @@ from start import FEW, STUDY
 
 import argosy
 from argosy.cluster import Cluster, Device
-from argosy.commands import Progress
-from argosy.events import SectionEnded
-from argosy.fold import RunState
-from argosy.running.blobs import blobs_of
-from argosy.running.driver import drive
-from argosy.running.journal import Journal, Lock
-from argosy.running.launcher import Job, node_of
-from argosy.running.processes import ProcessWorkers
-from argosy.running.view import Silent
+from argosy.protocol.events import SectionEnded
+from argosy.protocol.trainer import Progress
+from argosy.results.fold import RunState
+from argosy.running.control.driver import drive
+from argosy.running.directory.journal import Journal, Lock
+from argosy.running.launch.blobs import blobs_of
+from argosy.running.launch.launcher import Job, node_of
+from argosy.running.launch.processes import ProcessWorkers
+from argosy.running.watch.view import Silent
 from argosy.settings import Settings
 
 START_LIMIT = 8.0
@@ -45,7 +45,7 @@ START_LIMIT = 8.0
 RATE = 5000.0
 ANSWERED, REPLANNED = 2.0, 10.0
 RAY_STARTS = "import time, ray; began = time.perf_counter(); ray.init(); print(time.perf_counter() - began)"
-RAY = all(map(importlib.util.find_spec, ("ray", "argosy.running.ray_cluster")))
+RAY = all(map(importlib.util.find_spec, ("ray", "argosy.running.hosts.ray_cluster")))
 
 
 # ---- start

@@ -15,7 +15,7 @@ from typing import Any
 from measuring import arguments, finish, hardware, target
 
 import argosy
-from argosy.running.journal import timeline
+from argosy.running.directory.journal import timeline
 from argosy.views.html.report import write_report
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))

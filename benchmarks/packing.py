@@ -28,7 +28,7 @@ from measuring import arguments, finish, hardware, quartiles, target
 from packing_networks import WORKLOADS, Workload
 from packing_sides import Chosen, Compiled, Graphed, Loop, Side, Task, captured, compiled, fused, one_after_another
 
-from argosy.training.heap import give_back_memory, keep_freed_memory
+from argosy.training.device.heap import give_back_memory, keep_freed_memory
 
 SIZES = (1, 2, 4, 8, 16, 32, 64)
 PROGRAMS = "one after another", "fused", "fused, captured"

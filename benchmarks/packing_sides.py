@@ -15,23 +15,23 @@ from torch.nn import functional
 from torch.optim import Adam, Optimizer
 
 from argosy import Member
-from argosy.commands import Report
-from argosy.packs import Packed
+from argosy.protocol.packs import Packed
+from argosy.protocol.trainer import Report
 from argosy.stream.blocks import Block, Layout, Place
 from argosy.stream.pulse import Pulse
 from argosy.stream.schedule import Orders
-from argosy.training import graphed
-from argosy.training.aboard import Aboard
-from argosy.training.compiled import Compilation
-from argosy.training.devices import backend_of
-from argosy.training.files import Files
-from argosy.training.fused import Fused
-from argosy.training.fusion import Fusion
-from argosy.training.kin import Kin, Kind
-from argosy.training.member import LiveMember, build
-from argosy.training.program import Program
-from argosy.training.solo import Solo
-from argosy.training.units import Unit
+from argosy.training.choice.kin import Kin, Kind
+from argosy.training.device.devices import backend_of
+from argosy.training.member.files import Files
+from argosy.training.member.live import LiveMember, build
+from argosy.training.programs.fused.compiled import Compilation
+from argosy.training.programs.fused.fused import Fused
+from argosy.training.programs.graphed import graphed
+from argosy.training.programs.program import Program
+from argosy.training.programs.solo import Solo
+from argosy.training.trainer.aboard import Aboard
+from argosy.training.trainer.fusion import Fusion
+from argosy.training.trainer.units import Unit
 
 __all__ = [
     "Apart",

@@ -11,12 +11,12 @@ from pathlib import Path
 
 from claims import Target, report
 
+from argosy.cli.plan import cluster_of, read_networks, read_scaling
 from argosy.planning import WITH_KNOWN_EPOCHS, make_plan
 from argosy.planning.choice import simulate_best
 from argosy.planning.outcomes import Charges
 from argosy.planning.policy import Moving
 from argosy.planning.replay import workload_of
-from argosy.planning_cli import cluster_of, read_networks, read_scaling
 from argosy.profiles import Profile
 
 HERE = Path(__file__).parent

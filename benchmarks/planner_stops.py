@@ -17,7 +17,7 @@ from pathlib import Path
 
 from claims import Target, report
 
-from argosy.planning_cli import cluster_of
+from argosy.cli.plan import cluster_of
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 

@@ -32,9 +32,9 @@ from argosy.planning.hindsight import Hindsight
 from argosy.planning.outcomes import Workload
 from argosy.planning.simulate import lower_bound_seconds
 from argosy.profiles import Profile
-from argosy.running.audit import audit
-from argosy.running.journal import timeline
-from argosy.running.launcher import discover
+from argosy.running.directory.audit import audit
+from argosy.running.directory.journal import timeline
+from argosy.running.launch.launcher import discover
 from argosy.settings import Settings
 
 POLICIES = ("solo", "rounds", "fleet", "fleet-local", "balanced")

@@ -18,8 +18,8 @@ from torch import nn
 from torch.optim import AdamW
 
 import argosy
-from argosy.events import MemberEnded, MemberStarted
-from argosy.running.journal import timeline
+from argosy.protocol.events import MemberEnded, MemberStarted
+from argosy.running.directory.journal import timeline
 
 SEEDS, INPUTS, HIDDEN, CLASSES, BATCH = 8, 20, 32, 10, 32
 MOST = 3.0

@@ -28,7 +28,7 @@ from torch.nn import functional
 
 import argosy
 from argosy.stream.death import die_with_parent
-from argosy.training.heap import keep_freed_memory
+from argosy.training.device.heap import keep_freed_memory
 
 WARM_UP_SECONDS = 1.0
 

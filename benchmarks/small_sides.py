@@ -11,9 +11,9 @@ import process_tree
 import torch
 from small_networks import weights_sum
 
-from argosy.fold import RunState
-from argosy.running.audit import audit
-from argosy.running.journal import read_journal
+from argosy.results.fold import RunState
+from argosy.running.directory.audit import audit
+from argosy.running.directory.journal import read_journal
 
 __all__ = ["Ship", "check_weights", "lists_of", "loop", "weights_of"]
 

@@ -16,15 +16,15 @@ from small_networks import BATCH, SEED, learning_rate, network, table
 from torch.optim import SGD
 
 import argosy
-from argosy.events import Event, MemberEnded, MemberStarted
-from argosy.fold import RunState
 from argosy.plans import Plan
-from argosy.running.driver import drive
-from argosy.running.journal import Journal, Lock, read_journal
-from argosy.running.launcher import Job, Workers
-from argosy.running.phase import Phase
-from argosy.running.processes import Processes
-from argosy.running.verdicts import Judge
+from argosy.protocol.events import Event, MemberEnded, MemberStarted
+from argosy.results.fold import RunState
+from argosy.running.control.driver import drive
+from argosy.running.control.verdicts import Judge
+from argosy.running.directory.journal import Journal, Lock, read_journal
+from argosy.running.launch.launcher import Job, Workers
+from argosy.running.launch.processes import Processes
+from argosy.running.watch.phase import Phase
 from argosy.settings import Settings
 
 __all__ = ["Gauge", "Moment", "member", "run", "study"]

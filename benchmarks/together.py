@@ -26,7 +26,7 @@ from process_tree import Cost
 from together_loop import Trained
 from torch.utils.data import DataLoader
 
-from argosy.training.heap import keep_freed_memory
+from argosy.training.device.heap import keep_freed_memory
 
 HERE = Path(__file__).parent
 CORES = len(os.sched_getaffinity(0))

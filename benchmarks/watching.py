@@ -36,8 +36,8 @@ from torch.optim import SGD
 from torch.utils.data import Dataset
 
 import argosy
-from argosy.running.phase import Phase
-from argosy.running.view import Silent
+from argosy.running.watch.phase import Phase
+from argosy.running.watch.view import Silent
 from argosy.tracking import TRACKERS
 from argosy.views.terminal import Terminal
 

@@ -1,1 +1,1 @@
-../argosy/demo.py
+../argosy/cli/demo.py

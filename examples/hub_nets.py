@@ -18,7 +18,7 @@ from transformers import (
 )
 
 import argosy
-from argosy.demo import Digits, normalize
+from argosy.cli.demo import Digits, normalize
 
 CLASSES = {"num_labels": 10, "num_channels": 1}
 resnet = ResNetConfig(embedding_size=16, hidden_sizes=[16, 32], depths=[1, 1], layer_type="basic", **CLASSES)

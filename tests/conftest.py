@@ -11,11 +11,11 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from argosy.packs import FellBack
-from argosy.running import apart
-from argosy.running.audit import audit
-from argosy.running.forkserver import ForkServer
-from argosy.running.journal import read_journal
+from argosy.protocol.packs import FellBack
+from argosy.running.directory.audit import audit
+from argosy.running.directory.journal import read_journal
+from argosy.running.launch.forkserver import ForkServer
+from argosy.running.watch import apart
 
 # The same examples in every run, however slow the machine: a failure says something about the last change.
 settings.register_profile("tests", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from argosy.fold import MemberState, RunState
-from argosy.running.audit import audit
-from argosy.running.journal import read_journal
+from argosy.results.fold import MemberState, RunState
+from argosy.running.directory.audit import audit
+from argosy.running.directory.journal import read_journal
 
 
 def fingerprint(state: Any) -> str:

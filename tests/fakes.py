@@ -11,18 +11,18 @@ import pytest
 
 import argosy
 from argosy.cluster import Cluster, Device, Node
-from argosy.commands import Board, Lost, Measure, Report, Save
-from argosy.events import Event, Proposed, Saved
-from argosy.feeder_commands import Feed, Probe, Probed
-from argosy.fold import OVER, RunState
 from argosy.planning import Situation
 from argosy.plans import Flotilla, Placement
 from argosy.profiles import Profile
-from argosy.running.driver import drive
-from argosy.running.journal import Journal, Lock
-from argosy.running.launcher import Job
-from argosy.running.verdicts import Newcomer
-from argosy.running.view import Silent
+from argosy.protocol.events import Event, Proposed, Saved
+from argosy.protocol.feeder import Feed, Probe, Probed
+from argosy.protocol.trainer import Board, Lost, Measure, Report, Save
+from argosy.results.fold import OVER, RunState
+from argosy.running.control.driver import drive
+from argosy.running.control.verdicts import Newcomer
+from argosy.running.directory.journal import Journal, Lock
+from argosy.running.launch.launcher import Job
+from argosy.running.watch.view import Silent
 from argosy.settings import Settings
 from argosy.study import Member, Study
 

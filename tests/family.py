@@ -14,7 +14,7 @@ import psutil
 import studies
 
 import argosy
-from argosy.running.journal import Journal
+from argosy.running.directory.journal import Journal
 
 SCRIPT = """
 import signal, sys, argosy, studies

@@ -19,13 +19,13 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NoReturn
 
-from argosy import cli
-from argosy.running import forkserver, worker  # noqa: F401  # what servers and workers import
-from argosy.running.forkserver import ForkServer
+from argosy.cli import app as cli
+from argosy.running.launch import forkserver, worker  # noqa: F401  # what servers and workers import
+from argosy.running.launch.forkserver import ForkServer
 from argosy.stream.death import die_with_parent
 from argosy.stream.memory import memory_file
 from argosy.stream.wire import Peer
-from argosy.training.heap import without_tcache
+from argosy.training.device.heap import without_tcache
 
 forkserver._import_for_optimizers()
 

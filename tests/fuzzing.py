@@ -21,8 +21,8 @@ from torch.utils.data import Dataset
 
 import argosy
 from argosy.errors import ArgosyError, MemberError, PlanError
-from argosy.fold import RunState
-from argosy.running.journal import read_journal
+from argosy.results.fold import RunState
+from argosy.running.directory.journal import read_journal
 
 __all__ = ["BAD", "Asked", "Samples", "differences", "invalid", "network", "refusal", "spoilt", "table", "valid"]
 

@@ -15,13 +15,13 @@ from torch import Tensor
 from argosy.stream.blocks import Block
 from argosy.stream.schedule import Orders
 from argosy.study import Member
-from argosy.training.copies import Copies
-from argosy.training.ends import sums_on
-from argosy.training.member import LiveMember
-from argosy.training.merged import Move, moves
-from argosy.training.parallel import Group
-from argosy.training.shard import Shard
-from argosy.training.solo import Solo
+from argosy.training.device.copies import Copies
+from argosy.training.member.live import LiveMember
+from argosy.training.programs.shard.ends import sums_on
+from argosy.training.programs.shard.parallel import Group
+from argosy.training.programs.shard.shard import Shard
+from argosy.training.programs.solo import Solo
+from argosy.training.trainer.merged import Move, moves
 
 __all__ = ["Seated", "distance", "sail", "steps"]
 

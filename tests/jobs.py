@@ -7,10 +7,10 @@ from pathlib import Path
 import forked
 
 from argosy.cluster import Cluster
-from argosy.running.agent import serve
-from argosy.running.agents import Agents
-from argosy.running.launcher import Job, Workers
-from argosy.running.place import Place
+from argosy.running.hosts.agent import serve
+from argosy.running.hosts.agents import Agents
+from argosy.running.hosts.place import Place
+from argosy.running.launch.launcher import Job, Workers
 from argosy.settings import Settings
 
 

@@ -29,8 +29,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from argosy.errors import WorkerError
-from argosy.training import devices as kinds
-from argosy.training.devices import Backend, Hardware
+from argosy.training.device import devices as kinds
+from argosy.training.device.devices import Backend, Hardware
 
 __all__ = ["Late", "LateEvent", "devices", "forget", "noise", "poison", "poison_later"]
 

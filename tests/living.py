@@ -12,28 +12,29 @@ from reference import reference
 
 import argosy
 from argosy.api import LAUNCHERS
-from argosy.commands import Lost
-from argosy.events import Used
-from argosy.fold import MemberState, RunState
 from argosy.planning import POLICIES, Situation
 from argosy.plans import Flotilla, Placement
 from argosy.profiles import Profile
-from argosy.running import additions, ending, inbox
-from argosy.running.audit import audit
-from argosy.running.driver import drive
-from argosy.running.inline import InlineWorkers
-from argosy.running.journal import Journal, Lock, read_journal
-from argosy.running.launcher import Job, Launcher
-from argosy.running.recovery import Loss, Way
-from argosy.running.rehearsal import Rehearsed
-from argosy.running.study_copy import StudyCopy
-from argosy.running.verdicts import GO_ON, Fate, Judge, Verdict
-from argosy.running.view import Silent, View
-from argosy.running.voyage import Voyage
+from argosy.protocol.events import Used
+from argosy.protocol.trainer import Lost
+from argosy.results.fold import MemberState, RunState
+from argosy.running.control import additions, ending
+from argosy.running.control.driver import drive
+from argosy.running.control.recovery import Loss, Way
+from argosy.running.control.rehearsal import Rehearsed
+from argosy.running.control.verdicts import GO_ON, Fate, Judge, Verdict
+from argosy.running.control.voyage import Voyage
+from argosy.running.directory import inbox
+from argosy.running.directory.audit import audit
+from argosy.running.directory.journal import Journal, Lock, read_journal
+from argosy.running.directory.study_copy import StudyCopy
+from argosy.running.launch.inline import InlineWorkers
+from argosy.running.launch.launcher import Job, Launcher
+from argosy.running.watch.view import Silent, View
 from argosy.settings import Settings
 from argosy.study import Study
-from argosy.training import checkpoint
-from argosy.training.files import settle_links
+from argosy.training.member import checkpoint
+from argosy.training.member.files import settle_links
 
 __all__ = ["Dealt", "Rests", "at_every_round", "equal_alone", "lose", "policy", "run", "state_of", "trusting", "way_on"]
 

@@ -14,13 +14,13 @@ from torch.optim import SGD
 from argosy.stream.blocks import Block
 from argosy.stream.schedule import Orders
 from argosy.study import Member, accuracy
-from argosy.training.copies import Copies
-from argosy.training.devices import backend_of
-from argosy.training.fused import Fused
-from argosy.training.fused_admission import Admission, admit
-from argosy.training.member import LiveMember, build
-from argosy.training.program import Program
-from argosy.training.solo import Solo
+from argosy.training.choice.fused_admission import Admission, admit
+from argosy.training.device.copies import Copies
+from argosy.training.device.devices import backend_of
+from argosy.training.member.live import LiveMember, build
+from argosy.training.programs.fused.fused import Fused
+from argosy.training.programs.program import Program
+from argosy.training.programs.solo import Solo
 
 TRAIN, VAL = 96, 20
 

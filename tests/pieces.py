@@ -7,7 +7,7 @@ from typing import Any
 import studies
 from torch import nn
 
-from argosy.training.heap import keep_freed_memory
+from argosy.training.device.heap import keep_freed_memory
 
 __all__ = ["left_in_use", "network_where_none_is_left"]
 

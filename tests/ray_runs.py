@@ -14,7 +14,7 @@ import evidence
 import raylets
 
 import argosy
-from argosy.running.studyfile import load_study
+from argosy.running.directory.studyfile import load_study
 
 __all__ = ["RayRun"]
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from argosy.training import recorders
+from argosy.training.device import recorders
 
 __all__ = ["TapeRecorder", "closed", "recorded", "replayable"]
 
@@ -26,7 +26,7 @@ READS = {torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.defa
 
 @dataclass(eq=False)
 class Tape(TorchDispatchMode):
-    """See `argosy.training.recorders.Recording`."""
+    """See `argosy.training.device.recorders.Recording`."""
 
     calls: list[tuple[Any, Any, Any, list[Tensor]]] = field(default_factory=list)
     moved: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
@@ -99,7 +99,7 @@ def storage(tensor: Tensor) -> int:
 
 @dataclass
 class TapeRecorder:
-    """See `argosy.training.recorders.Recorder`."""
+    """See `argosy.training.device.recorders.Recorder`."""
 
     device: torch.device
     asked: list[str] = field(default_factory=list)

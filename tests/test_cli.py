@@ -16,8 +16,8 @@ import studies
 import torch
 from disks import fill_up
 
-from argosy import cli
-from argosy.training import checkpoint
+from argosy.cli import app as cli
+from argosy.training.member import checkpoint
 
 HEAD = """
 from functools import partial
@@ -134,10 +134,10 @@ def demo(folder: Path, *words: str, code: int = 0, **member: Any) -> subprocess.
     """``argosy demo`` with a smaller study, in its own process."""
 
     def smaller() -> None:
-        import argosy.demo
+        import argosy.cli.demo
 
         os.environ["KEY"] = "Ctrl-C"
-        argosy.demo.study = studies.study(fleet=[studies.member(**member)], epochs=1)
+        argosy.cli.demo.study = studies.study(fleet=[studies.member(**member)], epochs=1)
         inline = partial(cli._launcher, "inline")
         cli._launcher = lambda name: inline()
 
@@ -463,7 +463,7 @@ def test_where_nobody_reads_training_goes_on_and_the_exit_code_is_its_own(folder
 
 def report_of(folder: Path, name: str) -> dict:
     """A run's report, read here."""
-    from argosy.loading import load
+    from argosy.running.directory.loading import load
 
     return load(folder / name).to_json()
 
@@ -478,7 +478,7 @@ UNREADABLE = {
 def test_a_study_file_that_cannot_be_read_is_one_message_with_its_own_traceback(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from argosy.cli import main
+    from argosy.cli.app import main
 
     for name, (text, message) in UNREADABLE.items():
         (tmp_path / f"{name}_study.py").write_text(text)

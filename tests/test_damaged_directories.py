@@ -10,11 +10,11 @@ import pytest
 import studies
 
 import argosy
-from argosy.cli import main
+from argosy.cli.app import main
 from argosy.errors import RunError
-from argosy.running.audit import audit
-from argosy.running.inbox import tell
-from argosy.running.journal import Lock
+from argosy.running.directory.audit import audit
+from argosy.running.directory.inbox import tell
+from argosy.running.directory.journal import Lock
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from argosy.diagnosis import Diagnosis, diagnose
+from argosy.results.diagnosis import Diagnosis, diagnose
 from argosy.stream.gauges import POINTS, QueueGauge
 
 

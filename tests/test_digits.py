@@ -18,7 +18,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 import argosy
 from argosy.adapters.monitored import Monitored
 from argosy.stream.order import Digest
-from argosy.training.flat import Flat
+from argosy.training.programs.shard.flat import Flat
 
 STEP = 1e-12
 EPOCHS = 6

@@ -19,7 +19,8 @@ import pytest
 from torch.utils.data import Subset
 
 import argosy
-from argosy import api, cli
+from argosy import api
+from argosy.cli import app as cli
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES, RECIPES = ROOT / "examples", ROOT / "docs" / "recipes.md"

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from torch.optim import SGD
 
 import argosy
-from argosy import wording
-from argosy.errors import MemberError, MemberFailed, RunError
+from argosy.errors import MemberError, MemberFailed, RunError, wording
 from argosy.views.tables import report_table
 
 

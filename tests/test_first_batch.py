@@ -17,7 +17,7 @@ from torch.optim import SGD
 import argosy
 from argosy.api import profile
 from argosy.errors import StudyError
-from argosy.running.inline import Inline
+from argosy.running.launch.inline import Inline
 
 GENERATOR = torch.Generator().manual_seed(0)
 X = torch.randn(72, 6, generator=GENERATOR)

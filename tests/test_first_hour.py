@@ -17,8 +17,8 @@ import browser
 import forked
 import pytest
 
-from argosy.fold import RunState
-from argosy.running.journal import read_journal
+from argosy.results.fold import RunState
+from argosy.running.directory.journal import read_journal
 
 ROOT = Path(__file__).parents[1]
 TUTORIAL = (ROOT / "docs" / "tutorial.md").read_text()

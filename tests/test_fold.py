@@ -6,7 +6,7 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from argosy.events import (
+from argosy.protocol.events import (
     Assigned,
     Checkpoint,
     Fed,
@@ -21,8 +21,8 @@ from argosy.events import (
     Split,
     Used,
 )
-from argosy.fold import FILES_KEPT, RunState
-from argosy.running.clones import newest_file
+from argosy.results.fold import FILES_KEPT, RunState
+from argosy.running.control.clones import newest_file
 
 SECTIONS = 3
 

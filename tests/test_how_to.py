@@ -6,8 +6,8 @@ from pathlib import Path
 import forked
 import pytest
 
-from argosy.fold import RunState
-from argosy.running.journal import read_journal
+from argosy.results.fold import RunState
+from argosy.running.directory.journal import read_journal
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "how-to.md").read_text()

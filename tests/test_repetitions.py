@@ -16,10 +16,11 @@ from rich.console import Console
 from scipy import stats
 
 import argosy
-from argosy import intervals, members, ranking
-from argosy.intervals import Interval, t_quantile
-from argosy.ranking import rank
-from argosy.repetitions import Repetitions
+from argosy.designs import grid as members
+from argosy.results import intervals, ranking
+from argosy.results.intervals import Interval, t_quantile
+from argosy.results.ranking import rank
+from argosy.results.repetitions import Repetitions
 from argosy.study import Repetition
 from argosy.views.endings import what_next
 from argosy.views.tables import report_table

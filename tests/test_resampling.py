@@ -16,9 +16,9 @@ from scipy import stats
 from torch.utils.data import Dataset
 
 import argosy
-from argosy.fold import RunState
-from argosy.intervals import Interval, t_quantile
-from argosy.running.journal import read_journal
+from argosy.results.fold import RunState
+from argosy.results.intervals import Interval, t_quantile
+from argosy.running.directory.journal import read_journal
 from argosy.stream.sources import open_sources
 
 

@@ -13,11 +13,11 @@ from test_diagnosis import TRAINER, feeder
 from views.test_endings import searched as search_of
 
 import argosy
-from argosy.diagnosis import diagnose
-from argosy.events import MemberEnded, NodeCame, SharingChosen, WorkerLost
-from argosy.packs import Packed
-from argosy.report import Report
-from argosy.running.journal import timeline
+from argosy.protocol.events import MemberEnded, NodeCame, SharingChosen, WorkerLost
+from argosy.protocol.packs import Packed
+from argosy.results.diagnosis import diagnose
+from argosy.results.report import Report
+from argosy.running.directory.journal import timeline
 from argosy.views.endings import what_next
 from argosy.views.html.predictions import predictions
 from argosy.views.html.report import write_report

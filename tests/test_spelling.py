@@ -15,8 +15,7 @@ import studies
 from torch.optim import SGD
 
 import argosy
-from argosy import spelling
-from argosy.errors import ArgosyError, StudyError
+from argosy.errors import ArgosyError, StudyError, spelling
 from argosy.planning import policy_called
 from argosy.settings import Settings
 

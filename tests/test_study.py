@@ -20,7 +20,7 @@ from torch.utils.data import IterableDataset
 
 import argosy
 from argosy.errors import StudyError
-from argosy.running.studyfile import load_study
+from argosy.running.directory.studyfile import load_study
 
 
 def sgd_like(lr: float, parameters: Iterator[nn.Parameter], *more: float) -> SGD:

@@ -16,8 +16,8 @@ from torch import nn
 
 import argosy
 from argosy.errors import ArgosyError, MemberError
-from argosy.running.blobs import from_descriptor, to_descriptor
-from argosy.traces import know_sources, sources, trace_of
+from argosy.errors.traces import know_sources, sources, trace_of
+from argosy.running.launch.blobs import from_descriptor, to_descriptor
 
 STUDY = """
 import os

@@ -11,7 +11,8 @@ import studies
 from torch.optim import SGD
 
 import argosy
-from argosy.events import (
+from argosy.plans import Flotilla, Placement, Plan
+from argosy.protocol.events import (
     Event,
     Fed,
     MemberEnded,
@@ -25,10 +26,9 @@ from argosy.events import (
     Used,
     WorkerLost,
 )
-from argosy.packs import Packed
-from argosy.plans import Flotilla, Placement, Plan
-from argosy.running.lines import to_line
-from argosy.running.study_json import summarize, write_json
+from argosy.protocol.packs import Packed
+from argosy.running.directory.lines import to_line
+from argosy.running.directory.study_json import summarize, write_json
 
 __all__ = ["DEVICES", "FEEDER", "LENGTH", "TRAINER", "asked", "flotilla", "leave", "voyage"]
 

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from argosy.api import train
 from argosy.errors import MemberError, StudyError
-from argosy.labels import check_none_missing, labels_of, rows_of
-from argosy.report import Report
-from argosy.requirements import check_arrays, check_unmasked
-from argosy.spelling import known_keywords
+from argosy.errors.checks import check_arrays, check_unmasked
+from argosy.errors.labels import check_none_missing, labels_of, rows_of
+from argosy.errors.spelling import known_keywords
+from argosy.results.report import Report
 from argosy.stopping import MaxEpochs, Stop
 from argosy.study import Data, Member, Study
 

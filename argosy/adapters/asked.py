@@ -9,7 +9,7 @@ from typing import Any
 from torch.optim import Optimizer
 
 from argosy.errors import StudyError
-from argosy.training.outlook import Outlook
+from argosy.training.member.outlook import Outlook
 
 __all__ = ["Asked"]
 

@@ -25,8 +25,8 @@ from argosy.adapters.asked import Asked
 from argosy.adapters.monitored import MEANS, Monitored
 from argosy.errors import StudyError
 from argosy.stream.trees import flatten
-from argosy.training.outlook import outlook
-from argosy.training.tally import double
+from argosy.training.member.outlook import outlook
+from argosy.training.member.tally import double
 
 __all__ = ["Logged", "check_hooks", "configured", "schedules", "step", "validate"]
 
@@ -241,7 +241,7 @@ class Loop(Asked):
         return found.compute() if isinstance(found, Metric) else found[0] / found[1]
 
     def step(self) -> None:
-        """An epoch has ended; see `argosy.training.own.OwnSchedules`."""
+        """An epoch has ended; see `argosy.training.member.own.OwnSchedules`."""
         self.end_validation()
         self.module._trainer, self._rows = self, 1
         if self._validated:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from argosy.errors import StudyError
-from argosy.training.tally import double
+from argosy.training.member.tally import double
 
 __all__ = ["MEANS", "Monitored"]
 

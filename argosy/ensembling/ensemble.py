@@ -13,7 +13,7 @@ from argosy.ensembling.opening import opened
 from argosy.ensembling.preparing import Preparation
 from argosy.errors import RunError
 from argosy.study import Member
-from argosy.training import checkpoint
+from argosy.training.member import checkpoint
 
 __all__ = ["Ensemble"]
 

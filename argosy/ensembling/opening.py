@@ -11,9 +11,9 @@ from torch import nn
 
 from argosy.errors import RunError
 from argosy.study import Member
-from argosy.training.devices import backend_of
-from argosy.training.member import fill_buffers
-from argosy.training.randomness import Randomness
+from argosy.training.device.devices import backend_of
+from argosy.training.member.live import fill_buffers
+from argosy.training.member.randomness import Randomness
 
 __all__ = ["opened", "random_states_kept"]
 

@@ -15,11 +15,11 @@ from argosy.ensembling.opening import opened
 from argosy.ensembling.predict import Predicted, predict, preparation_of, samples_of
 from argosy.ensembling.preparing import Prepared
 from argosy.errors import RunError
-from argosy.fold import RunState
-from argosy.spelling import meant
+from argosy.errors.spelling import meant
+from argosy.results.fold import RunState
 from argosy.study import Member, Study
-from argosy.training import checkpoint
-from argosy.training.member import seed_of
+from argosy.training.member import checkpoint
+from argosy.training.member.live import seed_of
 
 __all__ = ["Trained"]
 

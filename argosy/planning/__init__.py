@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from argosy.cluster import Device
 from argosy.errors import PlanError
+from argosy.errors.spelling import meant
 from argosy.planning.balanced import Balanced
 from argosy.planning.choice import CLEARLY, simulate_best
 from argosy.planning.exact import Exact
@@ -19,7 +20,6 @@ from argosy.planning.rounds import Rounds
 from argosy.planning.solo import Solo
 from argosy.plans import Plan
 from argosy.profiles import Profile
-from argosy.spelling import meant
 
 __all__ = [
     "FILES",

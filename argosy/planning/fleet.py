@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 from argosy.cluster import Device
 from argosy.errors import PlanError
+from argosy.errors.wording import sized
 from argosy.planning.memory import require_fit
 from argosy.planning.placement import place_contiguously
 from argosy.planning.policy import Situation
 from argosy.plans import Flotilla, Placement
 from argosy.profiles import Profile
-from argosy.wording import sized
 
 __all__ = ["Fleet", "create_flotilla", "find_next", "launch_greedily", "similar_rates"]
 

@@ -10,12 +10,12 @@ from typing import Any
 
 from argosy.cluster import Device
 from argosy.errors import PlanError
-from argosy.events import Event, MemberEnded, MemberStarted, PlanMade, Profiled
-from argosy.fold import MemberState, RunState
 from argosy.planning import FILES, POLICIES
 from argosy.planning.outcomes import Charges, Simulation, Workload
 from argosy.planning.simulate import simulate
 from argosy.profiles import Profile
+from argosy.protocol.events import Event, MemberEnded, MemberStarted, PlanMade, Profiled
+from argosy.results.fold import MemberState, RunState
 
 __all__ = ["Hindsight"]
 

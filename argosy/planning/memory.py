@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from argosy.cluster import Device
 from argosy.errors import PlanError
+from argosy.errors.wording import sized
 from argosy.profiles import Profile
-from argosy.wording import sized
 
 __all__ = ["require_fit"]
 

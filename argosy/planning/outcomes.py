@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from argosy.errors import PlanError
+from argosy.errors.checks import check_number
 from argosy.planning.policy import Moving
 from argosy.profiles import Profile
-from argosy.requirements import check_number
 
 __all__ = ["Charges", "Failure", "Segment", "Simulation", "Workload"]
 

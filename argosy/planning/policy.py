@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from argosy.cluster import Device
+from argosy.errors.checks import check_number
 from argosy.plans import Flotilla
 from argosy.profiles import Profile
-from argosy.requirements import check_number
 
 __all__ = ["FILES", "Moving", "Policy", "Situation"]
 

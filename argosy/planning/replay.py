@@ -6,14 +6,14 @@ from random import Random
 
 from argosy.cluster import Device
 from argosy.errors import PlanError
+from argosy.errors.checks import check_whole
+from argosy.errors.wording import sized
 from argosy.planning import POLICIES, WITH_KNOWN_EPOCHS
 from argosy.planning.choice import simulate_best
 from argosy.planning.outcomes import Charges, Simulation, Workload
 from argosy.planning.policy import Moving
 from argosy.planning.simulate import simulate
 from argosy.profiles import Profile
-from argosy.requirements import check_whole
-from argosy.wording import sized
 
 __all__ = ["Network", "ReplayCharges", "replay", "workload_of"]
 

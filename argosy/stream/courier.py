@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from argosy.feeder_commands import Team
+from argosy.protocol.feeder import Team
 from argosy.stream.death import die_with_parent, name_process
 from argosy.stream.meeting import FORMING, store_at
 from argosy.stream.ring import Ring

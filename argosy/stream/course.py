@@ -9,8 +9,8 @@ begun is announced to its end, and nothing after it, until there is credit again
 from collections.abc import Iterator, Mapping
 
 from argosy.errors import StudyError
-from argosy.events import Fed
-from argosy.feeder_commands import Credit, Held, Hold, Leg
+from argosy.protocol.events import Fed
+from argosy.protocol.feeder import Credit, Held, Hold, Leg
 from argosy.stream.blocks import Place
 from argosy.stream.schedule import places
 

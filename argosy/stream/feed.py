@@ -16,9 +16,9 @@ from itertools import repeat
 from multiprocessing.connection import Connection
 from typing import Any
 
-from argosy.commands import Exit
-from argosy.events import Skipped, Used
-from argosy.feeder_commands import Credit, Feed, Flowing, Hold, Open, Opened, Parted, Probe, Probed, UseLoaders
+from argosy.protocol.events import Skipped, Used
+from argosy.protocol.feeder import Credit, Feed, Flowing, Hold, Open, Opened, Parted, Probe, Probed, UseLoaders
+from argosy.protocol.trainer import Exit
 from argosy.settings import Settings
 from argosy.stream.courier import Broken, Courier, Exchanged, Exchanges, start_courier
 from argosy.stream.course import Course

@@ -1,7 +1,7 @@
 """Gauges: how full the queues between the stages of a stream are over time, and what each stage did.
 
 The stages of a node, and the queue in front of each: preparation (slots with samples to prepare), exchange with other nodes
-(prepared blocks that have not reached them all) and training (blocks that trainers have not begun). `argosy.diagnosis`
+(prepared blocks that have not reached them all) and training (blocks that trainers have not begun). `argosy.results.diagnosis`
 reads them.
 """
 

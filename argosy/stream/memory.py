@@ -3,7 +3,7 @@
 import os
 
 from argosy.errors import WorkerError
-from argosy.system import means_refused
+from argosy.errors.system import means_refused
 
 __all__ = ["memory_file"]
 

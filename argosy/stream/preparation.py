@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 
 from argosy.errors import WorkerError
-from argosy.events import Discarded
+from argosy.protocol.events import Discarded
 from argosy.stream.blocks import Place
 from argosy.stream.gauges import StreamGauge
 from argosy.stream.loaders import Done, Loader, Task, run_task, start_loader

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
-from argosy.feeder_commands import Leg
+from argosy.protocol.feeder import Leg
 from argosy.stream.blocks import Layout, Place
 from argosy.stream.order import Indices, split_order
 

@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 from argosy.errors import StudyError
-from argosy.requirements import check_no_stream, is_map_style, shown
+from argosy.errors.checks import check_no_stream, is_map_style, shown
 from argosy.stream.blocks import Block, Layout, sample_leaves
 from argosy.stream.kept import Kept
 from argosy.stream.order import Indices, sample_seed

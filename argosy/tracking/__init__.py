@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from argosy.errors import RunError
-from argosy.requirements import shown
-from argosy.spelling import meant
+from argosy.errors.checks import shown
+from argosy.errors.spelling import meant
 
 __all__ = ["TRACKERS", "Tracker", "named"]
 
@@ -33,7 +33,7 @@ class Tracker(Protocol):
         """A section of it has ended, after so many steps of its optimizer."""
 
     def end(self, member: str, status: str) -> None:
-        """It trains no further under this driver; status as in `argosy.events.MemberEnded`, or paused."""
+        """It trains no further under this driver; status as in `argosy.protocol.events.MemberEnded`, or paused."""
 
 
 def named(trackers: Sequence[Tracker | str]) -> dict[str, Tracker]:

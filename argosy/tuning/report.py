@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from argosy.errors import RunError
-from argosy.events import Cloned, Event, MemberEnded, Proposed, RunStarted, SearchBegan, SectionEnded
-from argosy.fold import OVER, WRONG, MemberState, RunState
-from argosy.packs import Packed
-from argosy.report import MemberResult, Report
+from argosy.errors.wording import last_line
+from argosy.protocol.events import Cloned, Event, MemberEnded, Proposed, RunStarted, SearchBegan, SectionEnded
+from argosy.protocol.packs import Packed
+from argosy.results.fold import OVER, WRONG, MemberState, RunState
+from argosy.results.report import MemberResult, Report
 from argosy.stopping import Mode, better, sections_in
 from argosy.tuning.scheduler import is_out
-from argosy.wording import last_line
 
 __all__ = ["SearchReport", "TrialResult"]
 

@@ -21,8 +21,8 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from argosy.disk.files import appending, lines_of, replacing
 from argosy.errors import RunError, StudyError
-from argosy.files import appending, lines_of, replacing
 from argosy.stopping import Mode
 from argosy.tuning.search import Store
 

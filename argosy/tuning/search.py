@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from argosy.errors import StudyError
-from argosy.requirements import check_callable, check_choice, check_number, check_whole, shown
-from argosy.spelling import known_keywords
+from argosy.errors.checks import check_callable, check_choice, check_number, check_whole, shown
+from argosy.errors.spelling import known_keywords
 from argosy.stopping import MaxEpochs, Mode, mode_of, sections_in
 from argosy.study import Data, Member, Study
 from argosy.tuning import SCHEDULERS

@@ -8,19 +8,19 @@ from rich.console import RenderableType
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
-from argosy.fold import RunState
-from argosy.output import as_text, console
+from argosy.errors.wording import as_html
 from argosy.plans import Plan
-from argosy.running.launcher import Job
-from argosy.running.phase import Phase
-from argosy.running.view import View
+from argosy.results.fold import RunState
+from argosy.running.launch.launcher import Job
+from argosy.running.watch.phase import Phase
+from argosy.running.watch.view import View
 from argosy.study import Study
 from argosy.views.drawing import in_a_line
 from argosy.views.notices import Notices
+from argosy.views.output import as_text, console
 from argosy.views.screen import Screen
 from argosy.views.terminal import Terminal
 from argosy.views.watch import Watch
-from argosy.wording import as_html
 
 __all__ = ["Notebook", "draw_bar", "progress_bar"]
 

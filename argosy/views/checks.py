@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from argosy.output import as_text
-from argosy.running.machine_checks import Check
+from argosy.running.doctor.machine_checks import Check
+from argosy.views.output import as_text
 
 __all__ = ["checks_table"]
 

@@ -8,11 +8,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from argosy.diagnosis import Diagnosis
-from argosy.fold import OVER
-from argosy.output import as_text
+from argosy.errors.wording import lasting, shortened
+from argosy.results.diagnosis import Diagnosis
+from argosy.results.fold import OVER
+from argosy.views.output import as_text
 from argosy.views.screen import Berth, Row, Screen
-from argosy.wording import lasting, shortened
 
 __all__ = ["draw", "in_a_line"]
 

@@ -2,9 +2,9 @@
 
 import shlex
 
-from argosy.report import Report
+from argosy.errors.wording import lasting
+from argosy.results.report import Report
 from argosy.tuning.report import SearchReport
-from argosy.wording import lasting
 
 __all__ = ["what_next", "what_next_of_search"]
 

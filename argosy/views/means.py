@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from argosy.report import Report
+from argosy.results.report import Report
 
 __all__ = ["Means"]
 

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from argosy.commands import Progress
-from argosy.events import MemberEnded, MemberRested, MemberStarted, RunStarted, SectionEnded, WorkerLost
-from argosy.feeder_commands import Flowing
 from argosy.plans import Flotilla, Plan
+from argosy.protocol.events import MemberEnded, MemberRested, MemberStarted, RunStarted, SectionEnded, WorkerLost
+from argosy.protocol.feeder import Flowing
+from argosy.protocol.trainer import Progress
 
 __all__ = ["News"]
 

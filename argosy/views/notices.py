@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from argosy.events import MemberEnded, MemberStarted, NodeCame, SharingChosen, WorkerLost
-from argosy.fold import WRONG
-from argosy.packs import FellBack
+from argosy.protocol.events import MemberEnded, MemberStarted, NodeCame, SharingChosen, WorkerLost
+from argosy.protocol.packs import FellBack
+from argosy.results.fold import WRONG
 
 __all__ = ["Notices", "lost"]
 

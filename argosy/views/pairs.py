@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from argosy.running.pairs import Pair
+from argosy.running.control.pairs import Pair
 
 __all__ = ["pairs_table"]
 

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from argosy.diagnosis import Diagnosis, diagnose
-from argosy.fold import OVER, WRONG, MemberState, RunState
-from argosy.ranking import NUMBER, rank
-from argosy.repetitions import Leader, Repetitions
+from argosy.errors.wording import cause, differing, spelled
+from argosy.results.diagnosis import Diagnosis, diagnose
+from argosy.results.fold import OVER, WRONG, MemberState, RunState
+from argosy.results.ranking import NUMBER, rank
+from argosy.results.repetitions import Leader, Repetitions
 from argosy.stopping import mode_of
 from argosy.study import Study
 from argosy.views.news import News
 from argosy.views.notices import lost
-from argosy.wording import cause, differing, spelled
 
 __all__ = ["Berth", "Question", "Row", "Screen", "screen_of"]
 

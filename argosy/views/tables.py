@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from rich.console import Group, RenderableType
 from rich.table import Column, Table
 
-from argosy.leg_results import LegResult
-from argosy.output import as_text
-from argosy.packs import Packed
-from argosy.report import Report
+from argosy.errors.wording import last_line, told
+from argosy.protocol.packs import Packed
+from argosy.results.legs import LegResult
+from argosy.results.report import Report
 from argosy.tuning.report import SearchReport
 from argosy.views.means import Means
-from argosy.wording import last_line, told
+from argosy.views.output import as_text
 
 __all__ = ["report_table", "search_table"]
 

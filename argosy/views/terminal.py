@@ -7,14 +7,14 @@ from typing import Any
 from rich.console import Console, RenderableType
 from rich.live import Live
 
-from argosy.fold import RunState
-from argosy.output import as_text
 from argosy.plans import Plan
-from argosy.running.launcher import Job
-from argosy.running.phase import Phase
+from argosy.results.fold import RunState
+from argosy.running.launch.launcher import Job
+from argosy.running.watch.phase import Phase
 from argosy.study import Study
 from argosy.views.drawing import draw, in_a_line
 from argosy.views.notices import Notices
+from argosy.views.output import as_text
 from argosy.views.screen import Screen
 from argosy.views.watch import Watch
 

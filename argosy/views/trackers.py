@@ -19,16 +19,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from argosy.events import MemberEnded, MemberStarted, SectionEnded
-from argosy.files import appending, lines_of, make_folder, replacing
-from argosy.fold import OVER, MemberState, RunState
+from argosy.disk.files import appending, lines_of, make_folder, replacing
+from argosy.errors.wording import visible
 from argosy.plans import Plan
-from argosy.running.launcher import Job
-from argosy.running.phase import Phase
-from argosy.running.view import View
+from argosy.protocol.events import MemberEnded, MemberStarted, SectionEnded
+from argosy.results.fold import OVER, MemberState, RunState
+from argosy.running.launch.launcher import Job
+from argosy.running.watch.phase import Phase
+from argosy.running.watch.view import View
 from argosy.study import Study
 from argosy.tracking import Tracker
-from argosy.wording import visible
 
 __all__ = ["Feed", "Tracked"]
 

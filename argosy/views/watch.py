@@ -4,10 +4,10 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from argosy.fold import RunState
 from argosy.plans import Plan
-from argosy.running.launcher import Job
-from argosy.running.phase import Phase
+from argosy.results.fold import RunState
+from argosy.running.launch.launcher import Job
+from argosy.running.watch.phase import Phase
 from argosy.study import Member, Study
 from argosy.views.news import News
 from argosy.views.screen import Question, Screen, screen_of

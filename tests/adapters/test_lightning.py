@@ -19,10 +19,10 @@ from torch.utils.data import DataLoader, TensorDataset
 import argosy
 from argosy.errors import MemberFailed, StudyError
 from argosy.stream.order import member_seed, permutation
-from argosy.training import checkpoint
-from argosy.training.devices import backend_of
-from argosy.training.member import LiveMember, build
-from argosy.training.solo import Solo
+from argosy.training.device.devices import backend_of
+from argosy.training.member import checkpoint
+from argosy.training.member.live import LiveMember, build
+from argosy.training.programs.solo import Solo
 
 lightning = pytest.importorskip("lightning.pytorch")
 from argosy.adapters.loop import Loop  # noqa: E402

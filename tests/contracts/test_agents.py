@@ -31,13 +31,13 @@ from test_pipelines import Dealt
 
 import argosy
 from argosy.errors import PlanError, WorkerError
-from argosy.events import SectionEnded
-from argosy.fold import RunState
 from argosy.planning import POLICIES
-from argosy.running import gathering
-from argosy.running.agent import serve
-from argosy.running.journal import read_journal
-from argosy.running.view import Silent
+from argosy.protocol.events import SectionEnded
+from argosy.results.fold import RunState
+from argosy.running.directory.journal import read_journal
+from argosy.running.hosts import gathering
+from argosy.running.hosts.agent import serve
+from argosy.running.watch.view import Silent
 from argosy.settings import Settings
 from argosy.stream.tls import Certificate
 

@@ -22,10 +22,10 @@ from torch.optim import SGD
 import argosy
 from argosy.api import LAUNCHERS, forecast_cluster, profile
 from argosy.errors import MemberError, MemberFailed, PlanError, StudyError
-from argosy.events import MemberEnded
-from argosy.running.audit import audit
-from argosy.running.view import Silent
-from argosy.running.voyage import Voyage
+from argosy.protocol.events import MemberEnded
+from argosy.running.control.voyage import Voyage
+from argosy.running.directory.audit import audit
+from argosy.running.watch.view import Silent
 from argosy.stream.order import Digest
 
 WITH_RAY = ["ray"] if importlib.util.find_spec("ray") else []

@@ -13,17 +13,19 @@ import studies
 
 import argosy
 from argosy.cluster import Cluster
-from argosy.events import MemberStarted
-from argosy.fold import RunState
 from argosy.plans import Flotilla, Placement
-from argosy.running import inbox, inline, tolerance
-from argosy.running.driver import Driver
-from argosy.running.inline import Inline
-from argosy.running.launcher import discover
-from argosy.running.phase import Phase
-from argosy.running.recovery import Way
-from argosy.running.view import Silent
-from argosy.running.voyage import Voyage
+from argosy.protocol.events import MemberStarted
+from argosy.results.fold import RunState
+from argosy.running.control import tolerance
+from argosy.running.control.driver import Driver
+from argosy.running.control.recovery import Way
+from argosy.running.control.voyage import Voyage
+from argosy.running.directory import inbox
+from argosy.running.launch import inline
+from argosy.running.launch.inline import Inline
+from argosy.running.launch.launcher import discover
+from argosy.running.watch.phase import Phase
+from argosy.running.watch.view import Silent
 from argosy.stopping import Stop
 
 SEEDS = 6
@@ -55,7 +57,7 @@ class Moody:
         self.draw = draw
 
     def verdict(self, member: str, state: Any, study: Any) -> Any:
-        from argosy.running.verdicts import GO_ON, Fate, Verdict
+        from argosy.running.control.verdicts import GO_ON, Fate, Verdict
 
         if state.member(member).sections and self.draw.random() < 0.2:
             return Verdict(Fate.REST, "a mood")

@@ -15,11 +15,11 @@ from test_cli import argosy as command
 
 import argosy
 from argosy.errors import PlanError, StudyError
-from argosy.events import SectionEnded
 from argosy.planning import POLICIES, Situation
 from argosy.plans import Flotilla, Placement
 from argosy.profiles import Profile
-from argosy.running.view import Silent
+from argosy.protocol.events import SectionEnded
+from argosy.running.watch.view import Silent
 from argosy.stream.sharing import PIPELINES
 
 LENGTH, VAL, EPOCHS = 170, 41, 2

@@ -32,9 +32,9 @@ from torch.utils.data import Dataset
 import argosy
 from argosy.errors import RunError, StudyError
 from argosy.planning import POLICIES
-from argosy.running.launcher import Launcher
+from argosy.running.launch.launcher import Launcher
 from argosy.settings import Settings
-from argosy.training.process_state import SETTINGS, ProcessState, as_found
+from argosy.training.device.process_state import SETTINGS, ProcessState, as_found
 
 PAGE = (Path(__file__).parents[2] / "docs" / "process_state.md").read_text()
 TABLE = {

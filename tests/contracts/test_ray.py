@@ -121,7 +121,7 @@ def test_a_raylet_that_comes_is_used_and_one_that_goes_is_left(cluster: raylets.
 @pytest.mark.timeout(900)
 def test_one_object_runs_one_study_after_another(cluster: raylets.Raylets, tmp_path: Path) -> None:
     """More of them than agents are started on one node of a run."""
-    from argosy.running.ray_cluster import MOST_AGENTS
+    from argosy.running.hosts.ray_cluster import MOST_AGENTS
 
     launcher = argosy.Ray(address=cluster.address)
     for number in range(MOST_AGENTS + 1):
@@ -130,7 +130,7 @@ def test_one_object_runs_one_study_after_another(cluster: raylets.Raylets, tmp_p
 
 
 def test_an_agent_takes_what_its_devices_need() -> None:
-    from argosy.running.ray_cluster import share_of
+    from argosy.running.hosts.ray_cluster import share_of
 
     node = {"CPU": 8.0, "GPU": 2.0, "memory": 1e9}
     assert share_of(Settings(), {"CPU": 4.0}) == (Settings(devices="cpu:4"), {"num_cpus": 4})

@@ -17,20 +17,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import argosy
-from argosy import reporting_cli
+from argosy.cli import report as reporting_cli
+from argosy.disk.files import check_directory
 from argosy.errors import ArgosyError
-from argosy.files import check_directory
-from argosy.fold import RunState
+from argosy.errors.wording import visible
 from argosy.plans import Plan
 from argosy.profiles import Profile, load_profiles
-from argosy.running.clones import Clone
-from argosy.running.gathering import FileBoard, Notice
-from argosy.running.identity import Identity
-from argosy.running.inbox import Inbox
-from argosy.running.journal import Journal, Lock, read_journal
-from argosy.running.resume import resume_points, settle_files
-from argosy.running.study_copy import StudyCopy
-from argosy.wording import visible
+from argosy.results.fold import RunState
+from argosy.running.control.clones import Clone
+from argosy.running.control.resume import resume_points, settle_files
+from argosy.running.directory.identity import Identity
+from argosy.running.directory.inbox import Inbox
+from argosy.running.directory.journal import Journal, Lock, read_journal
+from argosy.running.directory.study_copy import StudyCopy
+from argosy.running.hosts.gathering import FileBoard, Notice
 from hostile.damage import damaged, damaged_lines
 from hostile.watch import watched
 

@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from argosy.errors import ArgosyError, WorkerError
-from argosy.running.gathering import Notice, read, written
+from argosy.running.hosts.gathering import Notice, read, written
 from argosy.stream import door as entrance
 from argosy.stream.door import Door
 from argosy.stream.framing import HEADER_BYTES, LENGTH, Authenticated, Plain

@@ -12,8 +12,8 @@ import torch
 from argosy.errors import WorkerError
 from argosy.stream.door import dial
 from argosy.stream.meeting import NetworkMeetings, store_at
-from argosy.training.ends import HOST
-from argosy.training.parallel import Group
+from argosy.training.programs.shard.ends import HOST
+from argosy.training.programs.shard.parallel import Group
 
 
 @pytest.fixture

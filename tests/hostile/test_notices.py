@@ -12,8 +12,8 @@ import pytest
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from argosy.errors import PlanError, WorkerError
-from argosy.running import gathering
-from argosy.running.gathering import Notice, StoreBoard, call_driver, key_in
+from argosy.running.hosts import gathering
+from argosy.running.hosts.gathering import Notice, StoreBoard, call_driver, key_in
 from argosy.stream.door import Door
 
 USERS = {"ARGOSY_KEY": "sixteen or more letters"}

@@ -1,6 +1,6 @@
 """Writes the page of all messages."""
 
-from argosy.output import stdout_of_json
+from argosy.views.output import stdout_of_json
 from messages.page import table
 from messages.showing import all_shown
 

@@ -10,19 +10,19 @@ import studies
 from torch.optim import SGD
 
 import argosy
-from argosy.events import Answered
-from argosy.fold import RunState
-from argosy.running.additions import Additions
-from argosy.running.clones import Clone, Clones
-from argosy.running.identity import Identity
-from argosy.running.launcher import Job
-from argosy.running.roster import Roster
+from argosy.cli.steer import _setting
+from argosy.protocol.events import Answered
+from argosy.results.fold import RunState
+from argosy.running.control.additions import Additions
+from argosy.running.control.clones import Clone, Clones
+from argosy.running.control.roster import Roster
+from argosy.running.directory.identity import Identity
+from argosy.running.launch.launcher import Job
 from argosy.settings import Settings
-from argosy.steering_cli import _setting
-from argosy.training.changes import change
-from argosy.training.devices import backend_of
-from argosy.training.member import build
-from argosy.training.process_state import ProcessState
+from argosy.training.device.devices import backend_of
+from argosy.training.device.process_state import ProcessState
+from argosy.training.member.changes import change
+from argosy.training.member.live import build
 from messages.of_studies import study
 
 __all__ = ["CASES"]

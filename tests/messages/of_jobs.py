@@ -9,18 +9,18 @@ from typing import Any
 import pytest
 
 from argosy.api import ray_cluster
+from argosy.cli.doctor import doctor
 from argosy.cluster import Device, Node
-from argosy.doctor_cli import doctor
-from argosy.events import Checkpoint
-from argosy.fold import MemberState
-from argosy.running import gathering, reception
-from argosy.running.agent import Joined
-from argosy.running.agents import Agents
-from argosy.running.cluster_doctor import place_in
-from argosy.running.freight import pieces
-from argosy.running.gathering import FileBoard, Notice, call_driver, certificate_in, key_in, read, written
-from argosy.running.place import Place, place_asked, place_of
-from argosy.running.resume import resume_point
+from argosy.protocol.events import Checkpoint
+from argosy.results.fold import MemberState
+from argosy.running.control.resume import resume_point
+from argosy.running.doctor.cluster import place_in
+from argosy.running.hosts import gathering, reception
+from argosy.running.hosts.agent import Joined
+from argosy.running.hosts.agents import Agents
+from argosy.running.hosts.freight import pieces
+from argosy.running.hosts.gathering import FileBoard, Notice, call_driver, certificate_in, key_in, read, written
+from argosy.running.hosts.place import Place, place_asked, place_of
 from argosy.settings import Settings
 
 __all__ = ["CASES"]
@@ -88,14 +88,14 @@ def gone() -> None:
 
 def without_ray(patch: pytest.MonkeyPatch) -> None:
     """Ray is not installed."""
-    patch.delitem(sys.modules, "argosy.running.ray_cluster", raising=False)
+    patch.delitem(sys.modules, "argosy.running.hosts.ray_cluster", raising=False)
     patch.setitem(sys.modules, "ray", None)
     ray_cluster()
 
 
 def with_ray(patch: pytest.MonkeyPatch) -> Any:
     """A launcher on a Ray that has no cluster."""
-    patch.delitem(sys.modules, "argosy.running.ray_cluster", raising=False)
+    patch.delitem(sys.modules, "argosy.running.hosts.ray_cluster", raising=False)
     names = ("ray", "ray.util", "ray.util.scheduling_strategies")
     for name in names:
         patch.setitem(sys.modules, name, ModuleType(name))
@@ -106,7 +106,7 @@ def with_ray(patch: pytest.MonkeyPatch) -> Any:
     sys.modules["ray"].init, sys.modules["ray"].is_initialized = init, lambda: False  # type: ignore[attr-defined]
     sys.modules[names[2]].NodeAffinitySchedulingStrategy = None  # type: ignore[attr-defined]
     launcher = ray_cluster("auto")
-    patch.delitem(sys.modules, "argosy.running.ray_cluster")
+    patch.delitem(sys.modules, "argosy.running.hosts.ray_cluster")
     return launcher
 
 

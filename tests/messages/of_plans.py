@@ -10,7 +10,10 @@ import studies
 from planning.cases import GB, devices, profile
 
 import argosy
-from argosy import api, cli
+from argosy import api
+from argosy.cli import app as cli
+from argosy.cli.plan import cluster_of, read_networks, read_scaling
+from argosy.cli.plan import simulate as replayed
 from argosy.cluster import Cluster, Device, Node
 from argosy.planning import make_plan
 from argosy.planning.forecast import explain_cluster
@@ -18,14 +21,12 @@ from argosy.planning.hindsight import Hindsight
 from argosy.planning.outcomes import Workload
 from argosy.planning.replay import Network, workload_of
 from argosy.planning.simulate import simulate
-from argosy.planning_cli import cluster_of, read_networks, read_scaling
-from argosy.planning_cli import simulate as replayed
 from argosy.plans import Flotilla, Placement, Plan
 from argosy.profiles import Preparation, Profile, ShardCost, load_profiles
-from argosy.running.inline import Inline
-from argosy.running.launcher import discover
+from argosy.running.launch.inline import Inline
+from argosy.running.launch.launcher import discover
 from argosy.settings import Settings
-from argosy.training.devices import KINDS, Hardware
+from argosy.training.device.devices import KINDS, Hardware
 from messages import of_studies
 
 __all__ = ["CASES"]

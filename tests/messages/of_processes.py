@@ -12,7 +12,7 @@ from torch.nn.modules.module import register_module_forward_hook
 from torch.overrides import TorchFunctionMode
 
 from argosy.stream.mapped import MappedFile
-from argosy.training.process_state import SETTINGS, kept_by, refuse_what_stays
+from argosy.training.device.process_state import SETTINGS, kept_by, refuse_what_stays
 
 __all__ = ["CASES"]
 

@@ -14,27 +14,27 @@ import pytest
 import studies
 
 import argosy
-from argosy import files
-from argosy.events import Checkpoint, RunEnded
-from argosy.feeder_commands import Opened
-from argosy.fold import RunState
-from argosy.running import worker
-from argosy.running.additions import Additions
-from argosy.running.anew import begin_anew
-from argosy.running.audit import audit
-from argosy.running.driver import Driver
-from argosy.running.inbox import tell
-from argosy.running.journal import Journal, Lock, own_directory, read_journal
-from argosy.running.launcher import Job
-from argosy.running.rehearsal import Rehearsed
-from argosy.running.roster import Roster
-from argosy.running.study_copy import StudyCopy
-from argosy.running.tolerance import LOSSES, Tolerance
+from argosy.disk import files
+from argosy.errors.system import refusals_told
+from argosy.protocol.events import Checkpoint, RunEnded
+from argosy.protocol.feeder import Opened
+from argosy.results.fold import RunState
+from argosy.running.control.additions import Additions
+from argosy.running.control.driver import Driver
+from argosy.running.control.rehearsal import Rehearsed
+from argosy.running.control.roster import Roster
+from argosy.running.control.tolerance import LOSSES, Tolerance
+from argosy.running.directory.anew import begin_anew
+from argosy.running.directory.audit import audit
+from argosy.running.directory.inbox import tell
+from argosy.running.directory.journal import Journal, Lock, own_directory, read_journal
+from argosy.running.directory.study_copy import StudyCopy
+from argosy.running.launch import worker
+from argosy.running.launch.launcher import Job
 from argosy.settings import Settings
 from argosy.stream.memory import memory_file
 from argosy.stream.pulse import Pulse
 from argosy.stream.wire import Peer
-from argosy.system import refusals_told
 from messages.of_studies import misspelt, study
 
 __all__ = ["CASES"]
@@ -83,7 +83,7 @@ def of_nobody() -> None:
     (journaled() / "run.lock").touch()
     with pytest.MonkeyPatch.context() as patch:
         answers = iter([True, False])
-        patch.setattr("argosy.running.inbox.at_work", lambda _: next(answers))
+        patch.setattr("argosy.running.directory.inbox.at_work", lambda _: next(answers))
         tell(RUN, {"command": "stop", "member": "mlp"})
 
 

@@ -15,7 +15,7 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution
 from torch import nn
 
 import argosy
-from argosy.loading import search_in
+from argosy.running.directory.loading import search_in
 from messages.of_studies import VALIDATED, study
 
 __all__ = ["CASES"]
@@ -91,7 +91,7 @@ def failed() -> None:
 
 def without_optuna(patch: pytest.MonkeyPatch) -> None:
     """The extra of searches is missing."""
-    for name in ("argosy.running.tuner", "argosy.tuning.sampling"):
+    for name in ("argosy.running.search.tuner", "argosy.tuning.sampling"):
         patch.delitem(sys.modules, name, raising=False)
     patch.setitem(sys.modules, "optuna", None)
     tune()

@@ -12,9 +12,9 @@ from torch import nn
 from torch.utils.data import IterableDataset, TensorDataset
 
 import argosy
-from argosy.running.blobs import data_to_descriptor, dump, to_descriptor
-from argosy.running.studyfile import load_study
-from argosy.running.view import Silent
+from argosy.running.directory.studyfile import load_study
+from argosy.running.launch.blobs import data_to_descriptor, dump, to_descriptor
+from argosy.running.watch.view import Silent
 from argosy.settings import Settings
 
 __all__ = ["CASES"]

@@ -15,11 +15,13 @@ from torch import nn
 
 import argosy
 from argosy.stream.blocks import Place
-from argosy.training import checkpoint, forks, watch
-from argosy.training.copies import Copies
-from argosy.training.devices import backend_of
-from argosy.training.precision import LEAST, LossScale
-from argosy.training.stepping import _refuse_writer
+from argosy.training.device import forks
+from argosy.training.device.copies import Copies
+from argosy.training.device.devices import backend_of
+from argosy.training.member import checkpoint
+from argosy.training.member.precision import LEAST, LossScale
+from argosy.training.trainer import watch
+from argosy.training.trainer.stepping import _refuse_writer
 from messages.of_studies import trained
 
 __all__ = ["CASES"]

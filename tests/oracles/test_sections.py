@@ -10,10 +10,10 @@ import pytest
 import studies
 
 import argosy
-from argosy.running.phase import Phase
-from argosy.running.voyage import Voyage
+from argosy.running.control.voyage import Voyage
+from argosy.running.watch.phase import Phase
 from argosy.stream.blocks import Block
-from argosy.training.units import Unit
+from argosy.training.trainer.units import Unit
 
 
 def train(directory: Path, sections: int, launcher: str = "inline", **settings: Any) -> dict[str, Any]:

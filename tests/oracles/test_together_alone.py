@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import Subset
 
 import argosy
-from argosy import demo
+from argosy.cli import demo
 
 TRAIN, VAL = 210, 60
 

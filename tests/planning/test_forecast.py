@@ -7,10 +7,10 @@ from pathlib import Path
 import forked
 import pytest
 
+from argosy.cli.plan import cluster_of
 from argosy.errors import PlanError
 from argosy.planning.forecast import explain_cluster, forecast
 from argosy.planning.replay import Network, ReplayCharges, replay, workload_of
-from argosy.planning_cli import cluster_of
 from argosy.profiles import Preparation
 from argosy.views.timeline import write_timeline
 from planning.cases import GB, devices, profile

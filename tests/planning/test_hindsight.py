@@ -10,8 +10,17 @@ import studies
 
 import argosy
 from argosy.errors import PlanError
-from argosy.events import Checkpoint, MemberEnded, MemberStarted, PlanMade, Profiled, RunStarted, Saved, SectionEnded
 from argosy.planning.hindsight import Hindsight
+from argosy.protocol.events import (
+    Checkpoint,
+    MemberEnded,
+    MemberStarted,
+    PlanMade,
+    Profiled,
+    RunStarted,
+    Saved,
+    SectionEnded,
+)
 from planning.cases import devices, profile
 
 LENGTH = 1000

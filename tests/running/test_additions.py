@@ -14,14 +14,15 @@ from family import Run
 
 import argosy
 from argosy.errors import RunError
-from argosy.running import inbox, rehearsal
-from argosy.running.audit import audit
-from argosy.running.phase import Phase
-from argosy.running.rehearsal import Rehearsal, Rehearsed
-from argosy.running.study_copy import StudyCopy
-from argosy.running.study_json import found_study
-from argosy.running.view import Silent
-from argosy.running.voyage import Voyage
+from argosy.running.control import rehearsal
+from argosy.running.control.rehearsal import Rehearsal, Rehearsed
+from argosy.running.control.voyage import Voyage
+from argosy.running.directory import inbox
+from argosy.running.directory.audit import audit
+from argosy.running.directory.study_copy import StudyCopy
+from argosy.running.directory.study_json import found_study
+from argosy.running.watch.phase import Phase
+from argosy.running.watch.view import Silent
 
 HEAD = "import argosy, studies\n"
 FILES = {

@@ -15,13 +15,14 @@ import torch
 
 import argosy
 from argosy.errors import RunError
-from argosy.events import Checkpoint
-from argosy.fold import RunState
-from argosy.running import anew, driver, inbox
-from argosy.running.audit import audit
-from argosy.running.identity import Identity
-from argosy.running.journal import Lock, timeline
-from argosy.running.records import Metrics
+from argosy.protocol.events import Checkpoint
+from argosy.results.fold import RunState
+from argosy.running.control import driver
+from argosy.running.directory import anew, inbox
+from argosy.running.directory.audit import audit
+from argosy.running.directory.identity import Identity
+from argosy.running.directory.journal import Lock, timeline
+from argosy.running.directory.records import Metrics
 from argosy.views.html.report import write_report
 
 EPOCHS = 3
@@ -213,7 +214,7 @@ def test_a_whole_run_begins_anew_and_nothing_is_lost(tmp_path: Path, wanted: dic
 def test_a_run_at_work_is_not_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = tmp_path / "run"
     train(asked(epochs=1), run)
-    monkeypatch.setattr("argosy.running.journal.PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr("argosy.running.directory.journal.PATIENCE_SECONDS", 0.1)
     with Lock(run / "run.lock"), pytest.raises(RunError, match="is in use by process"):
         train(asked(), run, fresh=True)
     assert (run / "journal.jsonl").exists()

@@ -11,14 +11,14 @@ import studies
 import voyages
 
 import argosy
-from argosy.commands import Progress
-from argosy.events import Event, SectionEnded
-from argosy.fold import RunState
-from argosy.running import apart
-from argosy.running.apart import Apart
-from argosy.running.launcher import Job
-from argosy.running.phase import Phase
-from argosy.running.view import Silent
+from argosy.protocol.events import Event, SectionEnded
+from argosy.protocol.trainer import Progress
+from argosy.results.fold import RunState
+from argosy.running.launch.launcher import Job
+from argosy.running.watch import apart
+from argosy.running.watch.apart import Apart
+from argosy.running.watch.phase import Phase
+from argosy.running.watch.view import Silent
 from argosy.settings import Settings
 
 PAIR = [studies.member("one"), studies.member("two", hidden=8)]

@@ -21,9 +21,9 @@ from torch.utils.data import Dataset
 
 import argosy
 from argosy.errors import StudyError
-from argosy.running import worker
-from argosy.running.blobs import blobs_of, data_to_descriptor, from_descriptor, to_descriptor
-from argosy.running.launcher import Job
+from argosy.running.launch import worker
+from argosy.running.launch.blobs import blobs_of, data_to_descriptor, from_descriptor, to_descriptor
+from argosy.running.launch.launcher import Job
 from argosy.settings import Settings
 
 MB = 2**20

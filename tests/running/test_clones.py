@@ -18,13 +18,13 @@ from torch.optim import SGD
 
 import argosy
 from argosy.errors import RunError, StudyError
-from argosy.events import Checkpoint, Cloned, SectionEnded
-from argosy.fold import MemberState, RunState
-from argosy.running import inbox
-from argosy.running.audit import audit
-from argosy.running.clones import Clone, newest_file
-from argosy.running.study_json import NEWCOMERS, found_study, summarize, write_json
-from argosy.running.voyage import Voyage
+from argosy.protocol.events import Checkpoint, Cloned, SectionEnded
+from argosy.results.fold import MemberState, RunState
+from argosy.running.control.clones import Clone, newest_file
+from argosy.running.control.voyage import Voyage
+from argosy.running.directory import inbox
+from argosy.running.directory.audit import audit
+from argosy.running.directory.study_json import NEWCOMERS, found_study, summarize, write_json
 
 EPOCHS = 6
 RATE = partial(SGD, lr=0.05, momentum=0.9)

@@ -12,10 +12,11 @@ import forked
 import pytest
 
 from argosy.errors import WorkerError
-from argosy.running import cluster_checks, cluster_doctor
-from argosy.running.cluster_checks import Here, Link, Looked, Samples, judge
-from argosy.running.cluster_doctor import answer, examine_cluster
-from argosy.running.place import Place
+from argosy.running.doctor import cluster as cluster_doctor
+from argosy.running.doctor import cluster_checks
+from argosy.running.doctor.cluster import answer, examine_cluster
+from argosy.running.doctor.cluster_checks import Here, Link, Looked, Samples, judge
+from argosy.running.hosts.place import Place
 from argosy.stream import door
 
 STUDY = "import studies\nstudy = studies.study({samples}, fleet=[studies.member()])\n"

@@ -7,13 +7,13 @@ import studies
 import torch
 from torch import nn
 
-from argosy.commands import Measured
-from argosy.events import SectionEnded
-from argosy.fold import RunState
-from argosy.packs import Packed
-from argosy.running.costs import ASSUMED_LINK, Link, Observed, even_out, profile_of
-from argosy.running.measuring import Measuring
-from argosy.training.parallel import LONG_BYTES
+from argosy.protocol.events import SectionEnded
+from argosy.protocol.packs import Packed
+from argosy.protocol.trainer import Measured
+from argosy.results.fold import RunState
+from argosy.running.control.costs import ASSUMED_LINK, Link, Observed, even_out, profile_of
+from argosy.running.control.measuring import Measuring
+from argosy.training.programs.shard.parallel import LONG_BYTES
 
 MEASURED = Measured(
     member="mlp",

@@ -12,8 +12,10 @@ from pathlib import Path
 import forked
 import pytest
 
-from argosy.running import doctor, limits, machine_checks
-from argosy.running.machine_checks import Check, Gpus
+from argosy.running.doctor import machine as doctor
+from argosy.running.doctor import machine_checks
+from argosy.running.doctor.machine_checks import Check, Gpus
+from argosy.running.launch import limits
 
 GIB = 2**30
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from argosy.running.energy import NVML, Counter, Meter
+from argosy.running.watch.energy import NVML, Counter, Meter
 
 
 def test_counters_wrap_and_may_fall_silent() -> None:

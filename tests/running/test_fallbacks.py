@@ -13,12 +13,12 @@ from torch import nn
 
 import argosy
 from argosy.errors import WorkerError
-from argosy.traces import reason_of
-from argosy.training import fused_admission, split_admission
-from argosy.training.compiled import Compilation, Pass
-from argosy.training.fused import Fused
-from argosy.training.kin import Kin
-from argosy.training.split_admission import why_whole
+from argosy.errors.traces import reason_of
+from argosy.training.choice import fused_admission, split_admission
+from argosy.training.choice.kin import Kin
+from argosy.training.choice.split_admission import why_whole
+from argosy.training.programs.fused.compiled import Compilation, Pass
+from argosy.training.programs.fused.fused import Fused
 
 
 def ours(words: str = "raise AssertionError('a bug')") -> Callable[..., Any]:

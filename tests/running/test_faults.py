@@ -20,8 +20,8 @@ from torch import nn
 
 import argosy
 from argosy.errors import DiskError, MemberFailed
-from argosy.running import processes
-from argosy.running.audit import audit
+from argosy.running.directory.audit import audit
+from argosy.running.launch import processes
 
 
 @pytest.fixture(scope="module")
@@ -314,7 +314,7 @@ study = studies.study(400, fleet=[studies.member("late", hidden=8)], epochs=2)
 
 
 def test_members_can_be_stopped_and_added_while_a_run_goes_on(tmp_path: Path) -> None:
-    from argosy.running.inbox import leave
+    from argosy.running.directory.inbox import leave
 
     directory = tmp_path / "run"
     (tmp_path / "newcomers.py").write_text(ADDED)

@@ -9,7 +9,7 @@ import family
 import pytest
 from family import HANG_SECONDS, SCRIPT, TWO_NODES, Run, repeats_at_most_one_interval, unsure
 
-from argosy.running import processes
+from argosy.running.launch import processes
 
 SHARED, LOCAL, AUTO = (TWO_NODES.format(sharing=sharing) for sharing in ("all-shared", "local", "auto"))
 COURIERS = {"node0/feeder-0/courier", "node1/feeder-0/courier"}

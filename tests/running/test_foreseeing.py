@@ -10,8 +10,8 @@ from planning.cases import profile
 import argosy
 from argosy.cluster import Cluster
 from argosy.planning import POLICIES
-from argosy.running.inline import InlineWorkers
-from argosy.running.launching import Launching
+from argosy.running.control.launching import Launching
+from argosy.running.launch.inline import InlineWorkers
 
 
 @pytest.mark.parametrize(("preparation_seconds", "policy"), [(0.0, "solo"), (0.02, "balanced")])

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from argosy.commands import Board, Journaled, Lost, Report, StartMember
 from argosy.errors import CheckpointError
-from argosy.events import Checkpoint, Saved
-from argosy.running import distant, freight
-from argosy.running.agent import BLOBS, Agent, End, Given, Ready, Said, Say, Start, Words
-from argosy.running.distant import Distant
-from argosy.running.freight import Arrivals, Outbox, Piece, pieces
-from argosy.running.processes import Processes
+from argosy.protocol.events import Checkpoint, Saved
+from argosy.protocol.trainer import Board, Journaled, Lost, Report, StartMember
+from argosy.running.hosts import distant, freight
+from argosy.running.hosts.agent import BLOBS, Agent, End, Given, Ready, Said, Say, Start, Words
+from argosy.running.hosts.distant import Distant
+from argosy.running.hosts.freight import Arrivals, Outbox, Piece, pieces
+from argosy.running.launch.processes import Processes
 from argosy.stream.wire import Peer
 
 

@@ -13,7 +13,7 @@ import late
 import pytest
 import torch
 
-from argosy.training.devices import backend_of
+from argosy.training.device.devices import backend_of
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu_all.py"
 devices = late.devices

@@ -19,10 +19,11 @@ from torch import Tensor, nn
 from torch.optim import SGD
 
 import argosy
-from argosy.running import faults, processes
-from argosy.running.voyage import Voyage
-from argosy.training.kin import Kin
-from argosy.training.parallel import Group, Sum
+from argosy.running.control import faults
+from argosy.running.control.voyage import Voyage
+from argosy.running.launch import processes
+from argosy.training.choice.kin import Kin
+from argosy.training.programs.shard.parallel import Group, Sum
 
 devices = late.devices
 

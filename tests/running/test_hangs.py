@@ -15,8 +15,8 @@ import studies
 import torch
 
 from argosy import Data
-from argosy.running.activity import activity
-from argosy.running.hangs import LOOKS, Hangs
+from argosy.running.control.hangs import LOOKS, Hangs
+from argosy.running.launch.activity import activity
 from argosy.stream.blocks import Place
 from argosy.stream.loaders import Task, start_loader
 from argosy.stream.pulse import Pulse, Sign

@@ -12,8 +12,8 @@ import living
 import studies
 
 import argosy
-from argosy.events import MemberStarted
-from argosy.running.view import Silent
+from argosy.protocol.events import MemberStarted
+from argosy.running.watch.view import Silent
 
 
 def hang_once(flag: Path) -> None:

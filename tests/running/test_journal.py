@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from argosy.events import Fed, MemberEnded
-from argosy.running import journal
-from argosy.running.journal import Journal, read_journal
+from argosy.protocol.events import Fed, MemberEnded
+from argosy.running.directory import journal
+from argosy.running.directory.journal import Journal, read_journal
 
 FED = Fed(leg=1, split="train", epoch=0, section=0, samples=64)
 ENDED = MemberEnded(member="a", status="done", reason="")

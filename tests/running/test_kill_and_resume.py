@@ -13,8 +13,8 @@ from family import Run, faultless, repeats_at_most_one_interval, unsure
 
 import argosy
 from argosy.errors import CheckpointError
-from argosy.running.audit import audit
-from argosy.training import checkpoint
+from argosy.running.directory.audit import audit
+from argosy.training.member import checkpoint
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from torch import nn
 from torch.optim import SGD
 
 import argosy
-from argosy.training.kin import Kin
+from argosy.training.choice.kin import Kin
 
 replayable = replays.replayable
 pytestmark = pytest.mark.usefixtures("replayable", "captured")

@@ -18,7 +18,7 @@ from argosy import api
 from argosy.errors import MemberFailed
 from argosy.settings import Settings
 from argosy.stream.order import permutation
-from argosy.training.kin import Kin
+from argosy.training.choice.kin import Kin
 
 pytestmark = pytest.mark.usefixtures("devices")
 devices = late.devices

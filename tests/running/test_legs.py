@@ -7,9 +7,9 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from argosy.feeder_commands import Credit, Hold, Leg
 from argosy.plans import Flotilla, Placement
-from argosy.running.legs import Change, Sailing, difference, reseated
+from argosy.protocol.feeder import Credit, Hold, Leg
+from argosy.running.control.legs import Change, Sailing, difference, reseated
 from argosy.stream.blocks import Place
 from argosy.stream.course import Course
 

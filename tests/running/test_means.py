@@ -17,10 +17,10 @@ from family import SCRIPT, Run
 
 import argosy
 from argosy.errors import DiskError, WorkerError
-from argosy.fold import RunState
+from argosy.errors.system import disk_refused, means_refused, refusals_told
 from argosy.profiles import cache_folder
-from argosy.running.journal import read_journal
-from argosy.system import disk_refused, means_refused, refusals_told
+from argosy.results.fold import RunState
+from argosy.running.directory.journal import read_journal
 
 ADVICE = {
     errno.EMFILE: "ulimit -n 4096",

@@ -21,12 +21,13 @@ from torch.optim import SGD
 
 import argosy
 from argosy.cluster import Cluster
-from argosy.commands import Measure
 from argosy.errors import MemberFailed
-from argosy.running import inbox, inline
-from argosy.running.inline import Inline, InlineWorkers
-from argosy.running.launcher import discover
-from argosy.running.voyage import Voyage
+from argosy.protocol.trainer import Measure
+from argosy.running.control.voyage import Voyage
+from argosy.running.directory import inbox
+from argosy.running.launch import inline
+from argosy.running.launch.inline import Inline, InlineWorkers
+from argosy.running.launch.launcher import discover
 
 EPOCHS = 6
 

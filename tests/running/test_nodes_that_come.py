@@ -15,13 +15,13 @@ from torch.utils.data import Dataset
 
 import argosy
 from argosy.cluster import Cluster
-from argosy.commands import Came
-from argosy.events import SectionEnded, WorkerLost
-from argosy.fold import RunState
-from argosy.running.journal import read_journal
-from argosy.running.launcher import Job, Workers
-from argosy.running.processes import Processes
-from argosy.running.view import Silent
+from argosy.protocol.events import SectionEnded, WorkerLost
+from argosy.protocol.trainer import Came
+from argosy.results.fold import RunState
+from argosy.running.directory.journal import read_journal
+from argosy.running.launch.launcher import Job, Workers
+from argosy.running.launch.processes import Processes
+from argosy.running.watch.view import Silent
 from argosy.settings import Settings
 
 

@@ -14,15 +14,15 @@ import studies
 from strangers import STRANGER, as_stranger, public  # noqa: F401
 
 import argosy
-from argosy import reporting_cli
+from argosy.cli import report as reporting_cli
+from argosy.disk.files import appending, check_directory, make_folder, replacing
 from argosy.errors import RunError
-from argosy.files import appending, check_directory, make_folder, replacing
-from argosy.running.agent import serve
-from argosy.running.agents import Agents
-from argosy.running.audit import audit
-from argosy.running.gathering import FileBoard, Notice
-from argosy.running.inbox import Inbox, leave, tell
-from argosy.running.journal import Lock, at_work
+from argosy.running.directory.audit import audit
+from argosy.running.directory.inbox import Inbox, leave, tell
+from argosy.running.directory.journal import Lock, at_work
+from argosy.running.hosts.agent import serve
+from argosy.running.hosts.agents import Agents
+from argosy.running.hosts.gathering import FileBoard, Notice
 from argosy.settings import Settings
 
 ONE = [studies.member("one")]

@@ -21,9 +21,9 @@ from torch.optim.lr_scheduler import LambdaLR, StepLR
 
 import argosy
 from argosy.errors import MemberFailed
-from argosy.training.fusion import Fusion
-from argosy.training.kin import Kin
-from argosy.training.units import Unit
+from argosy.training.choice.kin import Kin
+from argosy.training.trainer.fusion import Fusion
+from argosy.training.trainer.units import Unit
 
 LENGTH = 320
 devices = late.devices

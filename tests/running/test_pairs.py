@@ -8,7 +8,7 @@ import torch
 from torch.optim import SGD
 
 import argosy
-from argosy.running.pairs import Pair, measure_pairs
+from argosy.running.control.pairs import Pair, measure_pairs
 from argosy.settings import Settings
 from argosy.views.pairs import pairs_table
 

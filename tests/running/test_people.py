@@ -14,14 +14,14 @@ from rich.console import Console
 
 import argosy
 from argosy.errors import MemberError, MemberFailed
-from argosy.events import SectionEnded
-from argosy.running import ending
-from argosy.running.audit import audit
-from argosy.running.inline import InlineWorkers
-from argosy.running.measuring import Measuring
-from argosy.running.records import Metrics
-from argosy.running.study_json import write_json
-from argosy.running.view import Silent
+from argosy.protocol.events import SectionEnded
+from argosy.running.control import ending
+from argosy.running.control.measuring import Measuring
+from argosy.running.directory.audit import audit
+from argosy.running.directory.records import Metrics
+from argosy.running.directory.study_json import write_json
+from argosy.running.launch.inline import InlineWorkers
+from argosy.running.watch.view import Silent
 from argosy.views.tables import report_table
 from argosy.views.terminal import Terminal
 

@@ -3,7 +3,7 @@
 import pytest
 
 from argosy.errors import PlanError
-from argosy.running.place import Place, place_asked, place_of, seconds_left
+from argosy.running.hosts.place import Place, place_asked, place_of, seconds_left
 
 SLURM = {
     "SLURM_JOB_ID": "4711",

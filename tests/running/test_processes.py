@@ -17,11 +17,11 @@ import pytest
 import studies
 
 import argosy
-from argosy.commands import Lost
 from argosy.errors import WorkerError
-from argosy.running import forkserver, processes
-from argosy.running.forkserver import ForkServer
-from argosy.running.processes import ProcessWorkers
+from argosy.protocol.trainer import Lost
+from argosy.running.launch import forkserver, processes
+from argosy.running.launch.forkserver import ForkServer
+from argosy.running.launch.processes import ProcessWorkers
 from argosy.stream.door import dial
 from argosy.stream.wire import Peer
 

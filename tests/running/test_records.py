@@ -5,8 +5,8 @@ from pathlib import Path
 
 from test_costs import ENDED
 
-from argosy.fold import MemberState
-from argosy.running.records import Metrics
+from argosy.results.fold import MemberState
+from argosy.running.directory.records import Metrics
 
 
 def test_sections_that_a_fault_takes_back_before_they_are_written_are_written_when_they_come_again(

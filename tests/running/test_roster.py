@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 import argosy
 from argosy.errors import RunError
-from argosy.events import Answered, Checkpoint, MemberStarted, Saved, SectionEnded
-from argosy.fold import RunState
-from argosy.running.launcher import Job
-from argosy.running.roster import Roster
+from argosy.protocol.events import Answered, Checkpoint, MemberStarted, Saved, SectionEnded
+from argosy.results.fold import RunState
+from argosy.running.control.roster import Roster
+from argosy.running.launch.launcher import Job
 from argosy.settings import Settings
 
 LENGTHS = {"train": 90, "val": 9}

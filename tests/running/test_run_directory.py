@@ -18,8 +18,8 @@ from family import COMMAND, Run, study_file
 
 import argosy
 from argosy.errors import DiskError, RunError
-from argosy.running.journal import Lock
-from argosy.training import checkpoint
+from argosy.running.directory.journal import Lock
+from argosy.training.member import checkpoint
 
 
 def mode(path: Path) -> int:

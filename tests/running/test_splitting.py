@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from argosy.cluster import Cluster, Device, Node
-from argosy.commands import SumsTimed
-from argosy.running.splitting import Timing, measuring_of_run
+from argosy.protocol.trainer import SumsTimed
+from argosy.running.control.splitting import Timing, measuring_of_run
 from argosy.settings import Settings
 
 

@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from argosy.running.hangs import LOOKS
-from argosy.running.legs import Change, Sailing
-from argosy.running.standstills import Standstills
+from argosy.running.control.hangs import LOOKS
+from argosy.running.control.legs import Change, Sailing
+from argosy.running.control.standstills import Standstills
 from argosy.stream.pulse import Pulse, Sign
 
 SECONDS = 8.0

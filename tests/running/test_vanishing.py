@@ -8,9 +8,9 @@ import fakes
 import living
 import pytest
 
-from argosy.running import inbox
-from argosy.running.phase import Phase
-from argosy.running.voyage import Voyage
+from argosy.running.control.voyage import Voyage
+from argosy.running.directory import inbox
+from argosy.running.watch.phase import Phase
 
 pytestmark = pytest.mark.tampers  # nobody trained, so no digest is right
 A, B, C = fakes.names_of(3)

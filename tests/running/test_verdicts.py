@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from searches import outcome, tune
 
 import argosy
-from argosy.fold import RunState
-from argosy.running.verdicts import GO_ON, Fate, Rules, Verdict, judge
-from argosy.running.voyage import Voyage
+from argosy.results.fold import RunState
+from argosy.running.control.verdicts import GO_ON, Fate, Rules, Verdict, judge
+from argosy.running.control.voyage import Voyage
 
 VERDICTS = st.builds(Verdict, st.sampled_from(Fate), st.sampled_from(["", "a", "b"]), st.integers(1, 5))
 

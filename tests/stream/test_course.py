@@ -5,7 +5,7 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from argosy.feeder_commands import Credit, Hold, Leg
+from argosy.protocol.feeder import Credit, Hold, Leg
 from argosy.stream.blocks import Place
 from argosy.stream.course import Course
 from argosy.stream.schedule import section_start, section_stop

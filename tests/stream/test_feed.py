@@ -17,9 +17,9 @@ import studies
 
 import argosy
 import argosy.stream.feed as feeding
-from argosy.commands import Exit
-from argosy.events import Used
-from argosy.feeder_commands import Credit, Feed, Leg, Open, Opened, Team
+from argosy.protocol.events import Used
+from argosy.protocol.feeder import Credit, Feed, Leg, Open, Opened, Team
+from argosy.protocol.trainer import Exit
 from argosy.settings import Settings
 from argosy.stream.door import dial
 from argosy.stream.feed import feed

@@ -18,8 +18,8 @@ from torch.optim.lr_scheduler import (
 )
 
 from argosy.study import Member
-from argosy.training.changes import change
-from argosy.training.member import LiveMember
+from argosy.training.member.changes import change
+from argosy.training.member.live import LiveMember
 
 
 def optimizer(parameters: Any, *, lr: float = 0.1, weight_decay: float = 0.1) -> SGD:

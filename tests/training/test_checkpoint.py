@@ -17,8 +17,8 @@ import torch
 from torch import nn
 
 from argosy.errors import ArgosyError, CheckpointError, DiskError, RunError, WorkerError
-from argosy.training import checkpoint
-from argosy.training.checkpoint import plain
+from argosy.training.member import checkpoint
+from argosy.training.member.checkpoint import plain
 
 
 def state(number: int) -> dict[str, Any]:

@@ -16,9 +16,9 @@ from torch.optim import SGD, Adam
 
 import argosy
 from argosy.study import Member
-from argosy.training.compiled import Compilation, Pass
-from argosy.training.fused import Fused
-from argosy.training.kin import Kin
+from argosy.training.choice.kin import Kin
+from argosy.training.programs.fused.compiled import Compilation, Pass
+from argosy.training.programs.fused.fused import Fused
 
 EXACT = 1e-10
 

@@ -15,8 +15,8 @@ from argosy.errors import StudyError
 from argosy.stream.batches import Cutter
 from argosy.stream.blocks import Block
 from argosy.stream.order import Selection
-from argosy.training.copies import Copies
-from argosy.training.devices import backend_of
+from argosy.training.device.copies import Copies
+from argosy.training.device.devices import backend_of
 
 ORDER = np.arange(48, dtype=np.int64)
 

@@ -21,18 +21,20 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from argosy.errors import PlanError, StudyError, WorkerError
-from argosy.running.launcher import discover
+from argosy.running.launch.launcher import discover
 from argosy.settings import Settings
 from argosy.stream.blocks import Block, Layout, Place
 from argosy.stream.order import Digest
 from argosy.stream.ring import Ring, RingReader
 from argosy.stream.wire import Peer
-from argosy.training import checkpoint, forks, guard
-from argosy.training import devices as kinds
-from argosy.training.copies import Copies
-from argosy.training.devices import Backend, backend_of, memory_returned, out_of_memory, poisoned
-from argosy.training.draws import OwnDraws
-from argosy.training.tally import Tally
+from argosy.training.device import devices as kinds
+from argosy.training.device import forks
+from argosy.training.device.copies import Copies
+from argosy.training.device.devices import Backend, backend_of, memory_returned, out_of_memory, poisoned
+from argosy.training.member import checkpoint
+from argosy.training.member.tally import Tally
+from argosy.training.programs.fused.draws import OwnDraws
+from argosy.training.trainer import guard
 
 pytestmark = pytest.mark.usefixtures("devices")
 devices = late.devices
@@ -101,7 +103,7 @@ def test_devices_that_are_not_there_are_refused(wanted: str) -> None:
 
 
 def test_another_process_learns_of_a_kind_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    program = "from argosy.training.devices import backend_of; print(type(backend_of('node0/late:1')).__name__)"
+    program = "from argosy.training.device.devices import backend_of; print(type(backend_of('node0/late:1')).__name__)"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     told = subprocess.run(
         [sys.executable, "-c", program], env=environment, check=True, capture_output=True, text=True
@@ -505,7 +507,7 @@ def test_nothing_is_initialised_by_looking() -> None:
 KERNELS = """
 import resource, torch
 from argosy.errors import WorkerError
-from argosy.training.devices import backend_of
+from argosy.training.device.devices import backend_of
 limits = resource.getrlimit(resource.RLIMIT_NOFILE)
 resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
 try:

@@ -33,14 +33,14 @@ from torch.optim.lr_scheduler import (
 from argosy.errors import StudyError
 from argosy.stream.blocks import Block
 from argosy.study import Member
-from argosy.training import checkpoint
-from argosy.training.compiled import Compilation
-from argosy.training.fingerprint import obstacle
-from argosy.training.fused import Fused
-from argosy.training.fused_admission import admit
-from argosy.training.member import LiveMember
-from argosy.training.program import OwnFaults
-from argosy.training.solo import Solo
+from argosy.training.choice.fused_admission import admit
+from argosy.training.member import checkpoint
+from argosy.training.member.live import LiveMember
+from argosy.training.programs.fused.compiled import Compilation
+from argosy.training.programs.fused.fingerprint import obstacle
+from argosy.training.programs.fused.fused import Fused
+from argosy.training.programs.program import OwnFaults
+from argosy.training.programs.solo import Solo
 
 EPOCHS = 9
 """Of six steps each."""

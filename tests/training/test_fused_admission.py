@@ -16,8 +16,8 @@ from torch.optim import SGD
 from torch.optim.lr_scheduler import LambdaLR
 
 from argosy.study import Member
-from argosy.training.fingerprint import Fingerprint
-from argosy.training.fused_admission import Admission, admit
+from argosy.training.choice.fused_admission import Admission, admit
+from argosy.training.programs.fused.fingerprint import Fingerprint
 
 
 def lookahead(optimizer: Any) -> Any:

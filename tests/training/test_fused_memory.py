@@ -12,10 +12,10 @@ from torch import nn
 from torch.optim import SGD, Adam, AdamW
 
 from argosy.study import Member
-from argosy.training import fused_admission
-from argosy.training.devices import backend_of
-from argosy.training.fused import Fused
-from argosy.training.member import build
+from argosy.training.choice import fused_admission
+from argosy.training.device.devices import backend_of
+from argosy.training.member.live import build
+from argosy.training.programs.fused.fused import Fused
 
 devices = late.devices
 

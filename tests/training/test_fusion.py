@@ -7,16 +7,16 @@ from pathlib import Path
 import packs
 import pytest
 
-from argosy.commands import Report
-from argosy.packs import StepsAlone
+from argosy.protocol.packs import StepsAlone
+from argosy.protocol.trainer import Report
 from argosy.stream.blocks import Block
 from argosy.stream.pulse import Pulse
 from argosy.stream.schedule import Orders
-from argosy.training.aboard import Aboard
-from argosy.training.files import Files
-from argosy.training.fusion import PAIRS, Fusion
-from argosy.training.kin import Kin
-from argosy.training.units import Unit
+from argosy.training.choice.kin import Kin
+from argosy.training.member.files import Files
+from argosy.training.trainer.aboard import Aboard
+from argosy.training.trainer.fusion import PAIRS, Fusion
+from argosy.training.trainer.units import Unit
 
 ORDERS = Orders(0, {"train": packs.TRAIN})
 SPARED = "others in twos were no faster as one program on this device"

@@ -22,15 +22,15 @@ from argosy.errors import StudyError
 from argosy.stream.pulse import Pulse
 from argosy.stream.schedule import Orders
 from argosy.study import Member
-from argosy.training.devices import Cpu, Passed
-from argosy.training.fused import Fused
-from argosy.training.fusion import Fusion
-from argosy.training.graphed import Graphed, refusal, together
-from argosy.training.kin import ALONE, MIB, Kin
-from argosy.training.member import LiveMember
-from argosy.training.recorders import recorder_of
-from argosy.training.solo import Solo
-from argosy.training.units import Unit
+from argosy.training.choice.kin import ALONE, MIB, Kin
+from argosy.training.device.devices import Cpu, Passed
+from argosy.training.device.recorders import recorder_of
+from argosy.training.member.live import LiveMember
+from argosy.training.programs.fused.fused import Fused
+from argosy.training.programs.graphed.graphed import Graphed, refusal, together
+from argosy.training.programs.solo import Solo
+from argosy.training.trainer.fusion import Fusion
+from argosy.training.trainer.units import Unit
 
 replayable = replays.replayable
 DEVICES = [

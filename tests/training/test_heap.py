@@ -10,12 +10,12 @@ import pytest
 import studies
 
 import argosy
-from argosy.training.heap import allow_tcache, without_tcache
+from argosy.training.device.heap import allow_tcache, without_tcache
 
 SCRIPT = """
 import resource
 import torch
-from argosy.training.heap import give_back_memory, keep_freed_memory
+from argosy.training.device.heap import give_back_memory, keep_freed_memory
 
 FLOATS = 2**20  # 4 MiB
 
@@ -40,10 +40,10 @@ from pathlib import Path
 import torch
 
 import argosy
-from argosy.training.devices import backend_of
-from argosy.training.heap import keep_freed_memory
-from argosy.training.member import build
-from argosy.training.solo import Solo
+from argosy.training.device.devices import backend_of
+from argosy.training.device.heap import keep_freed_memory
+from argosy.training.member.live import build
+from argosy.training.programs.solo import Solo
 
 def heap_mib():
     addresses = next(line for line in Path("/proc/self/maps").read_text().splitlines() if "[heap]" in line).split()[0]

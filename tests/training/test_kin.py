@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from argosy.training.kin import ALONE, SECONDS, Candidate, Kin, divided
+from argosy.training.choice.kin import ALONE, SECONDS, Candidate, Kin, divided
 
 
 def measured(kin: Kin, count: int, cost: float, *, samples: int = 100) -> None:

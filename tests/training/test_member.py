@@ -17,16 +17,16 @@ from torch import nn
 from torch.optim import SGD
 from torch.optim.lr_scheduler import ConstantLR, MultiStepLR, ReduceLROnPlateau, SequentialLR, StepLR
 
-from argosy.commands import Measured
+from argosy.protocol.trainer import Measured
 from argosy.stream.blocks import Block
 from argosy.stream.order import Selection
 from argosy.stream.schedule import Orders
 from argosy.study import Member
-from argosy.training import checkpoint
-from argosy.training.devices import backend_of
-from argosy.training.measure import NUMPY_RANDOM, PRIVATE, measuring
-from argosy.training.member import Best, LiveMember, build
-from argosy.training.solo import Solo
+from argosy.training.choice.measure import NUMPY_RANDOM, PRIVATE, measuring
+from argosy.training.device.devices import backend_of
+from argosy.training.member import checkpoint
+from argosy.training.member.live import Best, LiveMember, build
+from argosy.training.programs.solo import Solo
 
 LENGTHS = {"train": 100, "val": 30}
 ORDERS = Orders(0, LENGTHS)

@@ -7,7 +7,7 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from argosy.training.merged import Begin, Move, next_move, order_of
+from argosy.training.trainer.merged import Begin, Move, next_move, order_of
 
 LENGTH = 60
 

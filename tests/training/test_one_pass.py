@@ -16,8 +16,8 @@ from torch.optim.lr_scheduler import OneCycleLR
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import argosy
-from argosy.training import solo
-from argosy.training.one_pass import one_pass, takes_one_pass
+from argosy.training.optim.one_pass import one_pass, takes_one_pass
+from argosy.training.programs import solo
 
 Factory = Callable[[Any], Optimizer]
 STEPS = 50

@@ -16,11 +16,11 @@ from torch.optim.lr_scheduler import StepLR
 
 import argosy
 from argosy.stream.order import member_seed, permutation
-from argosy.training import checkpoint
-from argosy.training.devices import backend_of
-from argosy.training.member import LiveMember, build
-from argosy.training.own import OwnSchedules
-from argosy.training.solo import Solo
+from argosy.training.device.devices import backend_of
+from argosy.training.member import checkpoint
+from argosy.training.member.live import LiveMember, build
+from argosy.training.member.own import OwnSchedules
+from argosy.training.programs.solo import Solo
 
 REAL = torch.randn(50, 4, generator=torch.Generator().manual_seed(1)).numpy()
 BATCH = 16
@@ -118,8 +118,8 @@ def test_a_step_that_moves_the_weights_trains_as_a_plain_loop_beside_others_and_
 
 
 def test_members_that_move_their_weights_are_no_program_with_others(tmp_path: Path) -> None:
-    from argosy.training.fingerprint import obstacle
-    from argosy.training.split_admission import why_whole
+    from argosy.training.choice.split_admission import why_whole
+    from argosy.training.programs.fused.fingerprint import obstacle
 
     live = alive(gan())
     assert obstacle(live) == "its own step moves the weights"

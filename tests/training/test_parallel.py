@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from argosy.training import ends
-from argosy.training.ends import HOST
-from argosy.training.parallel import Group
+from argosy.training.programs.shard import ends
+from argosy.training.programs.shard.ends import HOST
+from argosy.training.programs.shard.parallel import Group
 
 
 def until(true: Callable[[], bool], seconds: float = 20.0) -> bool:

@@ -16,11 +16,11 @@ from torch.optim.lr_scheduler import StepLR
 
 from argosy.errors import StudyError
 from argosy.study import Member
-from argosy.training import checkpoint, precision
-from argosy.training.fused import Fused
-from argosy.training.precision import LEAST, LossScale
-from argosy.training.program import OwnFaults
-from argosy.training.solo import Solo
+from argosy.training.member import checkpoint, precision
+from argosy.training.member.precision import LEAST, LossScale
+from argosy.training.programs.fused.fused import Fused
+from argosy.training.programs.program import OwnFaults
+from argosy.training.programs.solo import Solo
 
 EXACT = 1e-10
 POISON = 2.0

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from argosy.training.cuda import LANES, CudaRecorder, lanes_of
+from argosy.training.device.cuda import LANES, CudaRecorder, lanes_of
 
 HERE = torch.device("cpu", 0)
 on_a_gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]

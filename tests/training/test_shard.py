@@ -17,12 +17,12 @@ from torch.optim import SGD, AdamW
 from torch.optim.lr_scheduler import OneCycleLR, StepLR
 
 from argosy.stream.schedule import Orders
-from argosy.training.ends import HOST
-from argosy.training.member import LiveMember
-from argosy.training.merged import Move
-from argosy.training.parallel import Group
-from argosy.training.shard import Shard
-from argosy.training.solo import Solo
+from argosy.training.member.live import LiveMember
+from argosy.training.programs.shard.ends import HOST
+from argosy.training.programs.shard.parallel import Group
+from argosy.training.programs.shard.shard import Shard
+from argosy.training.programs.solo import Solo
+from argosy.training.trainer.merged import Move
 
 EPOCHS = 3
 SGDM = partial(SGD, lr=0.05, momentum=0.9, weight_decay=1e-3)

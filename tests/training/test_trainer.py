@@ -11,19 +11,19 @@ import pytest
 import studies
 import torch
 
-from argosy.commands import Board, Journaled, Leave, Measure, Measured, Pause, Paused, Report, Save, StartMember
 from argosy.errors import WorkerError
-from argosy.events import MemberEnded, MemberRested, Saved, SectionEnded
-from argosy.feeder_commands import Leg
+from argosy.protocol.events import MemberEnded, MemberRested, Saved, SectionEnded
+from argosy.protocol.feeder import Leg
+from argosy.protocol.trainer import Board, Journaled, Leave, Measure, Measured, Pause, Paused, Report, Save, StartMember
 from argosy.settings import Settings
 from argosy.stream.blocks import ALIGNMENT, Block
 from argosy.stream.schedule import Orders, places
 from argosy.stream.sources import open_sources
 from argosy.study import Study
-from argosy.training import checkpoint
-from argosy.training.devices import backend_of
-from argosy.training.files import Saving
-from argosy.training.trainer import Trainer
+from argosy.training.device.devices import backend_of
+from argosy.training.member import checkpoint
+from argosy.training.member.files import Saving
+from argosy.training.trainer.trainer import Trainer
 
 LENGTH, ROWS = 96, 32
 

@@ -18,8 +18,8 @@ from torch import nn
 import argosy
 from argosy.errors import StudyError
 from argosy.stream.order import Digest
-from argosy.training.devices import backend_of
-from argosy.training.validation import Validation
+from argosy.training.device.devices import backend_of
+from argosy.training.member.validation import Validation
 
 OUTPUTS = torch.randn(41, 10, generator=torch.Generator().manual_seed(0))
 TARGETS = torch.arange(41) ** 2 % 10

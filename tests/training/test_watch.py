@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 import argosy
 from argosy.stream.blocks import Block
-from argosy.training import watch
-from argosy.training.watch import Watch
+from argosy.training.trainer import watch
+from argosy.training.trainer.watch import Watch
 
 devices = late.devices
 

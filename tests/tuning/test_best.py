@@ -17,8 +17,8 @@ from torch.optim.lr_scheduler import LambdaLR
 
 import argosy
 from argosy.errors import RunError
-from argosy.running import inbox
-from argosy.running.voyage import Voyage
+from argosy.running.control.voyage import Voyage
+from argosy.running.directory import inbox
 from argosy.tuning.scheduler import is_out
 
 

@@ -9,12 +9,12 @@ import voyages
 from searches import stored, tune
 from test_best import KINDS, wild
 
-from argosy import reporting_cli
-from argosy.fold import RunState
-from argosy.loading import search_in
-from argosy.reporting_cli import report, status
-from argosy.running.launcher import Job
-from argosy.running.phase import Phase
+from argosy.cli import report as reporting_cli
+from argosy.cli.report import report, status
+from argosy.results.fold import RunState
+from argosy.running.directory.loading import search_in
+from argosy.running.launch.launcher import Job
+from argosy.running.watch.phase import Phase
 from argosy.settings import Settings
 from argosy.views.watch import Watch
 

@@ -19,7 +19,7 @@ from torch.optim import SGD
 
 import argosy
 from argosy.errors import MemberFailed, RunError
-from argosy.running.audit import audit
+from argosy.running.directory.audit import audit
 from argosy.tuning.hyperband import brackets
 
 MOST, ETA = 4, 2

@@ -10,9 +10,9 @@ import pytest
 from searches import outcome, tune
 
 import argosy
-from argosy.running.phase import Phase
-from argosy.running.recovery import Way
-from argosy.running.voyage import Voyage
+from argosy.running.control.recovery import Way
+from argosy.running.control.voyage import Voyage
+from argosy.running.watch.phase import Phase
 
 SEARCH = """
 import os, signal, time

@@ -16,8 +16,8 @@ from optuna.trial import FrozenTrial, TrialState
 from searches import DATA, SPACE, build, outcome, tune
 
 from argosy.errors import StudyError
-from argosy.running import measuring
-from argosy.running.tuner import Tuner
+from argosy.running.control import measuring
+from argosy.running.search.tuner import Tuner
 from argosy.tuning.search import Search
 
 TPE = partial(TPESampler, n_startup_trials=2)

@@ -20,9 +20,9 @@ from torch.optim import SGD
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
 import argosy
-from argosy.running.audit import audit
-from argosy.running.phase import Phase
-from argosy.running.voyage import Voyage
+from argosy.running.control.voyage import Voyage
+from argosy.running.directory.audit import audit
+from argosy.running.watch.phase import Phase
 from argosy.tuning.hyperband import brackets
 from argosy.tuning.packing import Candidate, Packing, make_packing
 

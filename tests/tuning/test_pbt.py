@@ -21,9 +21,9 @@ from torch.optim import SGD
 
 import argosy
 from argosy.errors import RunError
-from argosy.running.audit import audit
-from argosy.running.populations import changes
-from argosy.running.voyage import Voyage
+from argosy.running.control.voyage import Voyage
+from argosy.running.directory.audit import audit
+from argosy.running.search.populations import changes
 from argosy.tuning.pbt import Pbt
 from argosy.tuning.sampling import Sampling
 

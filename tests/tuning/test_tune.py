@@ -26,14 +26,15 @@ from torch.optim.lr_scheduler import LambdaLR
 import argosy
 from argosy.api import run_search
 from argosy.errors import MemberError, MemberFailed, RunError, StudyError
-from argosy.events import SectionEnded
-from argosy.packs import Packed
-from argosy.running import inbox, measuring
-from argosy.running.inline import Inline
-from argosy.running.phase import Phase
-from argosy.running.studyfile import load_search
-from argosy.running.terms import terms_of
-from argosy.running.voyage import Voyage
+from argosy.protocol.events import SectionEnded
+from argosy.protocol.packs import Packed
+from argosy.running.control import measuring
+from argosy.running.control.voyage import Voyage
+from argosy.running.directory import inbox
+from argosy.running.directory.studyfile import load_search
+from argosy.running.launch.inline import Inline
+from argosy.running.search.terms import terms_of
+from argosy.running.watch.phase import Phase
 from argosy.settings import Settings
 from argosy.tuning.hyperband import brackets
 from argosy.tuning.report import Packs
@@ -397,7 +398,7 @@ search = argosy.Search(build=build, space={"lr": FloatDistribution(0.001, 1.0, l
 
 KILLS = """
 import os
-from argosy.running.journal import Journal
+from argosy.running.directory.journal import Journal
 
 commit = Journal.commit
 
@@ -413,7 +414,7 @@ Journal.commit = committed
 
 def test_without_optuna_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "optuna", None)
-    for name in ("argosy.running.tuner", "argosy.tuning.sampling"):
+    for name in ("argosy.running.search.tuner", "argosy.tuning.sampling"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     with pytest.raises(StudyError, match=r"Optuna, which is not installed: pip install 'argosy\[tune\]'"):
         tune(tmp_path / "run", space=lambda trial: None)

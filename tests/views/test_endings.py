@@ -9,11 +9,11 @@ import voyages
 from rich.console import Console
 
 import argosy
-from argosy.output import show
-from argosy.report import Report
-from argosy.running.journal import timeline
+from argosy.results.report import Report
+from argosy.running.directory.journal import timeline
 from argosy.tuning.report import SearchReport, TrialResult
 from argosy.views.endings import what_next, what_next_of_search
+from argosy.views.output import show
 from argosy.views.tables import report_table, search_table
 
 

@@ -16,9 +16,9 @@ import studies
 import voyages
 
 import argosy
-from argosy import reporting_cli
-from argosy.running import journal
-from argosy.running.journal import timeline
+from argosy.cli import report as reporting_cli
+from argosy.running.directory import journal
+from argosy.running.directory.journal import timeline
 from argosy.views.html import page as page_of
 from argosy.views.html.chronicle import Chronicle, Mark, Span
 from argosy.views.html.gantt import gantt
@@ -182,7 +182,7 @@ def test_news_are_written_while_the_run_goes_on_and_the_whole_page_at_its_end(
     study = studies.study(90, fleet=[studies.member()], epochs=2)
     argosy.train(study, directory=run, launcher="inline", devices="cpu:1")
     found, working = argosy.load(run), iter([True, True, False, False])
-    monkeypatch.setattr(argosy.loading, "at_work", lambda directory: next(working))
+    monkeypatch.setattr(argosy.running.directory.loading, "at_work", lambda directory: next(working))
     monkeypatch.setattr(time, "sleep", lambda seconds: live.append(is_live(run)))
     monkeypatch.setattr(reporting_cli, "write", lambda value: None)
     reporting_cli.report(run, html=False, open_=False, live=True, as_json=False)

@@ -11,11 +11,11 @@ import voyages
 from rich.console import Console
 
 import argosy
-from argosy.commands import Progress
-from argosy.events import Event, MemberEnded, PlanMade
-from argosy.feeder_commands import Flowing
-from argosy.fold import RunState
 from argosy.plans import Plan
+from argosy.protocol.events import Event, MemberEnded, PlanMade
+from argosy.protocol.feeder import Flowing
+from argosy.protocol.trainer import Progress
+from argosy.results.fold import RunState
 from argosy.views.drawing import draw, in_a_line
 from argosy.views.news import News
 from argosy.views.screen import Question, Screen, screen_of

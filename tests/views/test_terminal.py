@@ -13,11 +13,11 @@ import voyages
 from rich.console import Console
 
 import argosy
-from argosy.commands import Progress
-from argosy.events import Event, MemberEnded, WorkerLost
-from argosy.fold import RunState
-from argosy.running.launcher import Job
-from argosy.running.phase import Phase
+from argosy.protocol.events import Event, MemberEnded, WorkerLost
+from argosy.protocol.trainer import Progress
+from argosy.results.fold import RunState
+from argosy.running.launch.launcher import Job
+from argosy.running.watch.phase import Phase
 from argosy.settings import Settings
 from argosy.views import terminal
 from argosy.views.bar import Notebook, draw_bar, progress_bar

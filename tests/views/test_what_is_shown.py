@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 from torch.optim import SGD
 
 import argosy
-from argosy import reporting_cli
-from argosy.cli import main
+from argosy.cli import report as reporting_cli
+from argosy.cli.app import main
 from argosy.errors import ArgosyError, MemberError, RunError
-from argosy.output import as_text, console, show, write
+from argosy.errors.wording import as_html, told, visible
 from argosy.views.bar import Notebook
 from argosy.views.html.page import Section, figure, page
+from argosy.views.output import as_text, console, show, write
 from argosy.views.terminal import Terminal
-from argosy.wording import as_html, told, visible
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31m\r\x08\u202e[red]x[/red]\ud800"
 SEEN = r"\x1b]0;owned\x07\x1b[2J\x9b31m\r\x08\u202e[red]x[/red]\ud800"

@@ -3,7 +3,8 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from argosy.events import (
+from argosy.plans import Plan
+from argosy.protocol.events import (
     Answered,
     Event,
     MemberEnded,
@@ -16,8 +17,7 @@ from argosy.events import (
     Split,
     WorkerLost,
 )
-from argosy.fold import RunState
-from argosy.plans import Plan
+from argosy.results.fold import RunState
 
 __all__ = ["Chronicle", "Mark", "Span"]
 

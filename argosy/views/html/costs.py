@@ -1,6 +1,6 @@
 """What the run took: CPU time by worker, and energy where the machine tells it."""
 
-from argosy.report import Report
+from argosy.results.report import Report
 from argosy.views.html.page import Section, bars, figure
 
 __all__ = ["costs"]

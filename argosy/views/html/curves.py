@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from argosy.fold import MemberState
-from argosy.report import Report
+from argosy.results.fold import MemberState
+from argosy.results.report import Report
 from argosy.views.html.chronicle import Chronicle
 from argosy.views.html.page import COLOURS, Section, figure
 

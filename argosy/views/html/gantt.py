@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from argosy.errors.wording import html_table, lasting, shortened
 from argosy.views.html.chronicle import Chronicle, Mark, Span
 from argosy.views.html.page import COLOURS, Section, figure
-from argosy.wording import html_table, lasting, shortened
 
 __all__ = ["gantt"]
 

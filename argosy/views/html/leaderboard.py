@@ -1,8 +1,8 @@
 """Members, best first: what they reached, and by which hyper-parameters they differ."""
 
-from argosy.report import Report
+from argosy.errors.wording import differing, html_table
+from argosy.results.report import Report
 from argosy.views.html.page import Section
-from argosy.wording import differing, html_table
 
 __all__ = ["leaderboard"]
 

@@ -14,9 +14,9 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from argosy.files import replacing
-from argosy.output import finite
-from argosy.wording import as_html, visible
+from argosy.disk.files import replacing
+from argosy.errors.wording import as_html, visible
+from argosy.views.output import finite
 
 __all__ = ["COLOURS", "LIVE_SECONDS", "Section", "bars", "figure", "news_of", "page", "write_page"]
 

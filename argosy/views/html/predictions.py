@@ -1,8 +1,8 @@
 """How each stretch of the run kept to what was predicted of it."""
 
-from argosy.report import Report
+from argosy.errors.wording import html_table
+from argosy.results.report import Report
 from argosy.views.html.page import Section, figure
-from argosy.wording import html_table
 
 __all__ = ["predictions"]
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from argosy.report import Report
+from argosy.results.report import Report
 from argosy.views.html.page import Section, bars, figure
 
 __all__ = ["queues"]

@@ -4,8 +4,9 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
-from argosy.events import Event
-from argosy.report import Report
+from argosy.errors.wording import lasting
+from argosy.protocol.events import Event
+from argosy.results.report import Report
 from argosy.views.html.chronicle import Chronicle
 from argosy.views.html.costs import costs
 from argosy.views.html.curves import curves
@@ -17,7 +18,6 @@ from argosy.views.html.queues import queues
 from argosy.views.html.repetitions import repetitions
 from argosy.views.html.savings import savings
 from argosy.views.means import Means
-from argosy.wording import lasting
 
 __all__ = ["write_news", "write_report"]
 

@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from argosy.packs import Packed
-from argosy.report import Report
+from argosy.errors.wording import html_table, lasting
+from argosy.protocol.packs import Packed
+from argosy.results.report import Report
 from argosy.views.html.page import Section, bars, figure
-from argosy.wording import html_table, lasting
 
 __all__ = ["savings"]
 

@@ -1,0 +1,439 @@
+"""The command line: parse, call the stages, print. Every command has ``--json``."""
+
+import contextlib
+import os
+import shlex
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from argosy.cli import doctor as doctor_cli
+from argosy.cli import plan as planning_cli
+from argosy.cli import report as reporting_cli
+from argosy.cli import steer as steering_cli
+from argosy.cli.report import RunCommand, print_report, print_search, typed
+from argosy.cli.steer import StudyFile
+from argosy.errors import ArgosyError, PlanError
+from argosy.errors.system import means_refused
+from argosy.profiles import load_profiles, save_profiles
+from argosy.running.hosts.place import Place, place_asked, seconds_left
+from argosy.settings import Settings, Sharing
+from argosy.study import Study
+from argosy.tuning.search import Store
+from argosy.views.output import Json, console, open_what_is_closed, show, to_be_written, write
+from argosy.views.timeline import write_timeline
+
+if TYPE_CHECKING:
+    from argosy.results.report import Report
+    from argosy.running.control.pairs import Pair
+    from argosy.running.launch.launcher import Launcher
+    from argosy.running.watch.view import View
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Train a whole fleet of networks as one job.",
+)
+
+app.command("simulate")(planning_cli.simulate)
+for command in (
+    *(steering_cli.stop, steering_cli.add, steering_cli.clone),
+    *(reporting_cli.status, reporting_cli.report, reporting_cli.audit, doctor_cli.doctor),
+):
+    app.command()(command)
+
+
+def _of_several_nodes(help: str) -> Any:
+    """An option in the part of ``--help`` that people with one machine may skip."""
+    return typer.Option(help=help, rich_help_panel="Several nodes")
+
+
+SearchFile = Annotated[Path, typer.Argument(help="Python file with a variable `search`.")]
+Directory = Annotated[
+    Path | None,
+    typer.Option(
+        "--dir", help="Directory of the run, by default runs/ and the file's name; the same command again resumes."
+    ),
+]
+Fresh = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--fresh",
+        metavar="[MEMBER]",
+        help="Begin anew: everything, or a member; several times. What was there is kept.",
+    ),
+]
+Devices = Annotated[str | None, typer.Option(help="cpu, cpu:2, cuda or cuda:0,1; by default all there are.")]
+Policy = Annotated[str, typer.Option(help="balanced: all members share one stream. solo: a pipeline for each.")]
+LauncherName = Annotated[
+    Literal["auto", "processes", "inline", "agents", "ray"],
+    typer.Option(
+        help="inline: one process. agents: one node each, in a job of srun, mpirun or torchrun; auto sees that. ray: a Ray cluster."
+    ),
+]
+Address = Annotated[str | None, _of_several_nodes("Of the Ray cluster: auto, ray://host:10001, local.")]
+Nodes = Annotated[int, _of_several_nodes("Nodes on this machine, each with its own feeder, ring and devices.")]
+SharingName = Annotated[
+    Sharing, _of_several_nodes("How nodes share the stream: a pipeline by name, or auto, which measures.")
+]
+PreparingNodes = Annotated[int | None, _of_several_nodes("Nodes that prepare, in a broadcast pipeline.")]
+Cores = Annotated[int | None, typer.Option(help="Cores that the whole run may use; by default all.")]
+Packing = Annotated[Literal["auto", "interleaved"], typer.Option(help="How members share a device.")]
+Numerics = Annotated[Literal["equivalent", "exact"], typer.Option(help="exact: only programs bit-equal to solo.")]
+Compile = Annotated[
+    bool, typer.Option("--compile", help="Let torch compile each architecture, and use that where it is faster.")
+]
+TimeLimit = Annotated[float | None, typer.Option(help="Seconds after which all is saved and the run ends.")]
+LoaderWorkers = Annotated[int | None, typer.Option(help="Processes that prepare samples; by default as many as cores.")]
+BlockSize = Annotated[int | None, typer.Option(help="Samples per block of the stream.")]
+CheckpointSeconds = Annotated[float, typer.Option(help="Longest training time within an epoch between checkpoints.")]
+HangSeconds = Annotated[float, typer.Option(help="Time without progress after which a worker counts as lost.")]
+Threads = Annotated[int, typer.Option(help="CPU threads of each CPU device.")]
+RetryFailed = Annotated[bool, typer.Option("--retry-failed", help="Try members again that failed in an earlier run.")]
+Track = Annotated[
+    list[str] | None, typer.Option("--track", help="Tell figures to tensorboard, mlflow or wandb; several times.")
+]
+
+
+@app.command(cls=RunCommand)
+def run(
+    study_file: StudyFile,
+    directory: Directory = None,
+    fresh: Fresh = None,
+    devices: Devices = None,
+    launcher: LauncherName = "auto",
+    address: Address = None,
+    nodes: Nodes = 1,
+    policy: Policy = "balanced",
+    sharing: SharingName = "auto",
+    preparing_nodes: PreparingNodes = None,
+    packing: Packing = "auto",
+    numerics: Numerics = "equivalent",
+    compile: Compile = False,
+    time_limit: TimeLimit = None,
+    loader_workers: LoaderWorkers = None,
+    cores: Cores = None,
+    block_size: BlockSize = None,
+    checkpoint_seconds: CheckpointSeconds = 300.0,
+    hang_seconds: HangSeconds = 120.0,
+    threads: Threads = 1,
+    retry_failed: RetryFailed = False,
+    track: Track = None,
+    as_json: Json = False,
+) -> None:
+    """Train every member of a study file."""
+    place = place_asked(launcher, os.environ)
+    settings = Settings(
+        devices=devices,
+        nodes=_nodes(nodes, place),
+        policy=policy,
+        sharing=sharing,
+        preparing_nodes=preparing_nodes,
+        packing=packing,
+        numerics=numerics,
+        compile=compile,
+        time_limit=seconds_left(os.environ, time.time()) if time_limit is None else time_limit,
+        loader_workers=loader_workers,
+        cores=cores,
+        block_size=block_size,
+        checkpoint_seconds=checkpoint_seconds,
+        hang_seconds=hang_seconds,
+        threads=threads,
+        retry_failed=retry_failed,
+    )
+    directory = _directory(directory, study_file)
+    _serve(place, settings, directory)
+    with _launcher(launcher, place, directory, address) as chosen:
+        from argosy.running.directory.studyfile import load_study  # beside the launcher's own imports
+
+        study = load_study(study_file)
+        if "" in (fresh or ()):
+            _set_aside(directory, quiet=as_json)
+        names = [name for name in fresh or () if name]
+        how: dict[str, Any] = {"fresh": names, "track": track or ()}
+        report = _train(study, settings, directory, launcher=chosen, quiet=as_json, **how)
+    _finish(report, as_json=as_json)
+    raise typer.Exit(_exit_code(report))
+
+
+@app.command()
+def tune(
+    search_file: SearchFile,
+    directory: Directory = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Begin anew; what was there is kept.")] = False,
+    storage: Annotated[
+        str | None, typer.Option(help="Optuna's storage, as sqlite:///search.db; by default a file in the directory.")
+    ] = None,
+    study_name: Annotated[str | None, typer.Option(help="Of the study there; by default the directory's name.")] = None,
+    devices: Devices = None,
+    launcher: LauncherName = "auto",
+    address: Address = None,
+    nodes: Nodes = 1,
+    sharing: SharingName = "auto",
+    numerics: Numerics = "equivalent",
+    compile: Compile = False,
+    time_limit: TimeLimit = None,
+    loader_workers: LoaderWorkers = None,
+    cores: Cores = None,
+    block_size: BlockSize = None,
+    checkpoint_seconds: CheckpointSeconds = 300.0,
+    hang_seconds: HangSeconds = 120.0,
+    threads: Threads = 1,
+    track: Track = None,
+    as_json: Json = False,
+) -> None:
+    """Search for the best parameters: every trial is a member of one fleet (extra: tune)."""
+    place = place_asked(launcher, os.environ)
+    settings = Settings(
+        devices=devices,
+        nodes=_nodes(nodes, place),
+        sharing=sharing,
+        numerics=numerics,
+        compile=compile,
+        time_limit=seconds_left(os.environ, time.time()) if time_limit is None else time_limit,
+        loader_workers=loader_workers,
+        cores=cores,
+        block_size=block_size,
+        checkpoint_seconds=checkpoint_seconds,
+        hang_seconds=hang_seconds,
+        threads=threads,
+    )
+    directory = _directory(directory, search_file)
+    _serve(place, settings, directory)
+    with _launcher(launcher, place, directory, address) as chosen:
+        from argosy import api  # beside the launcher's own imports
+        from argosy.running.directory.studyfile import load_search
+
+        search = load_search(search_file)
+        if fresh:
+            _set_aside(directory, quiet=as_json)
+        store = Store(url=storage, name=study_name)
+        watching: dict[str, Any] = {"view": _view(quiet=as_json), "trackers": track or ()}
+        report = api.run_search(search, settings, directory, store=store, launcher=chosen, **watching)
+    if as_json:
+        write(report.to_json())
+    else:
+        print_search(report, typed())
+    raise typer.Exit(_exit_code(report.run) if report.run.status == "paused" else 0)
+
+
+@app.command()
+def demo(
+    directory: Annotated[Path, typer.Option("--dir", help="Directory of the run.")] = Path("runs/demo"),
+    devices: Devices = None,
+    compare: Annotated[bool, typer.Option(help="Also run the same study under policy solo, and time both.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Train eight unlike networks on scikit-learn's handwritten digits, every sample prepared once."""
+    directory = directory.absolute()
+    folders = {"balanced": directory}
+    if compare:
+        folders["solo"] = directory.with_name(f"{directory.name}-solo")
+    reports = {}
+    for policy, folder in folders.items():
+        with _launcher("processes") as place:
+            from argosy.cli.demo import study  # beside the launcher's own imports
+
+            settings = Settings(devices=devices, policy=policy)
+            reports[policy] = _train(study, settings, folder, launcher=place, quiet=as_json)
+        if reports[policy].status != "done":
+            break
+    ratio = reports["solo"].seconds / reports["balanced"].seconds if len(reports) == 2 else None
+    if as_json and compare:
+        write({**{policy: report.to_json() for policy, report in reports.items()}, "times_as_long": ratio})
+    else:
+        for report in reports.values():
+            _finish(report, as_json=as_json)
+        if ratio is not None:
+            write(f"The same study with a pipeline for each member took {ratio:.2f} times as long.")
+    raise typer.Exit(max(_exit_code(report) for report in reports.values()))
+
+
+@app.command()
+def plan(
+    study_file: StudyFile,
+    devices: Devices = None,
+    policy: Policy = "balanced",
+    cluster: Annotated[
+        str | None, typer.Option(help="nodes x devices x memory, as 2x4x80GB: explain that instead.")
+    ] = None,
+    profiles: Annotated[Path | None, typer.Option(help="From `argosy profile` on one such device.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Draw the cluster's timeline here.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Explain who would share which device at which pace, on this machine or on a cluster, without training."""
+    if cluster is None and (profiles or html):
+        raise PlanError(
+            "--profiles and --html are about the cluster of --cluster, which was not given; give it, as in --cluster 2x4x80GB, or "
+            "leave them out."
+        )
+    found = None if profiles is None else load_profiles(profiles)
+    html = None if html is None else to_be_written(html)
+    with _launcher("processes") as place:
+        from argosy import api  # beside the launcher's own imports
+        from argosy.running.directory.studyfile import load_study
+
+        settings, study = Settings(devices=devices, policy=policy), load_study(study_file)
+        if cluster is None:
+            made = api.plan(study, settings=settings, launcher=place)
+            train_them = typed().replace(" plan ", " run ", 1)
+            write(made.to_json() if as_json else f"{made.explain()}\n\nTrain them:      {train_them}")
+            return
+        forecast = api.forecast_cluster(study, cluster, settings=settings, launcher=place, profiles=found)
+    if html is not None:
+        write_timeline(forecast.simulation, html)
+    if as_json:
+        write(forecast.to_json())
+        return
+    write(f"{forecast.explain()}\n")
+    if html is not None:
+        write(f"Timeline:        {html}")
+    train_there = ["srun", "argosy", "run", str(study_file), *([] if policy == "balanced" else ["--policy", policy])]
+    write(f"Train there:     {shlex.join(train_there)}")
+
+
+@app.command()
+def profile(
+    study_file: StudyFile,
+    out: Annotated[Path, typer.Option(help="File for `argosy plan --profiles`.")] = Path("profiles.json"),
+    node_devices: Annotated[int, typer.Option(help="Devices of a node of the cluster to come.", min=1)] = 4,
+    pairs: Annotated[bool, typer.Option("--pairs", help="Also what every two members spare on one device.")] = False,
+    devices: Devices = None,
+    as_json: Json = False,
+) -> None:
+    """Measure what the members cost, alone and in groups of devices, as FLEET does: for `argosy plan --profiles`."""
+    out = to_be_written(out)
+    with _launcher("processes") as place:
+        from argosy import api  # beside the launcher's own imports
+        from argosy.running.directory.studyfile import load_study
+
+        study, settings = load_study(study_file), Settings(devices=devices)
+        device = place.discover(settings).devices[0].name
+        costs = api.profile(study, settings=settings, launcher=place, node_devices=node_devices)
+    save_profiles(out, costs.profiles)
+    found: Sequence[Pair] = ()
+    if pairs:
+        from argosy.running.control.pairs import measure_pairs
+
+        found = measure_pairs(study, [profile.member for profile in costs.profiles], device, settings)
+    if as_json:
+        measured = [{**asdict(pair), "improvement": pair.improvement} for pair in found]
+        write({"out": str(out), "profiles": [p.to_json() for p in costs.profiles], "pairs": measured})
+        return
+    for known in costs.profiles:
+        rates = ", ".join(f"{rate:,.0f}" for rate in known.samples_per_second)
+        write(f"{known.member}: {rates} samples/s on 1, 2, … devices; {known.memory_bytes / 2**20:,.0f} MiB")
+    if found:
+        from argosy.views.pairs import pairs_table
+
+        show(pairs_table(found))
+    plan_it = shlex.join(["argosy", "plan", str(study_file), "--cluster", "2x4x80GB", "--profiles", str(out)])
+    write(f"\nWritten:         {out}\nPlan a cluster:  {plan_it}")
+
+
+def main() -> None:
+    """Entry of the command ``argosy``: errors become one message and their exit code."""
+    open_what_is_closed()
+    try:
+        app()
+    except (ArgosyError, OSError, MemoryError) as error:
+        told = error if isinstance(error, ArgosyError) else means_refused(error, "argosy cannot start")
+        if told is None:
+            raise
+        # Not wrapped where no terminal is: a path is to be copied as it is.
+        said = f"{type(told).__name__}: {told}"
+        console(stderr=True).print(said, style="red", soft_wrap=True)
+        sys.exit(told.exit_code)
+
+
+@contextlib.contextmanager
+def _launcher(
+    name: str, place: Place | None = None, directory: Path = Path(), address: str | None = None
+) -> Iterator["Launcher"]:
+    """A launcher; processes are made warm first, so that they import torch while this process imports the study."""
+    if place is not None and place.nodes > 1:
+        from argosy.running.hosts.agents import Agents
+
+        launcher: Launcher = Agents(place, directory).warm()
+    elif name == "ray":
+        from argosy.api import ray_cluster
+
+        launcher = ray_cluster(address)
+    elif name != "inline":
+        from argosy.running.launch.processes import Processes
+
+        launcher = Processes().warm()
+    else:
+        from argosy.running.launch.inline import Inline
+
+        launcher = Inline()
+    with contextlib.closing(launcher):
+        yield launcher
+
+
+def _directory(given: Path | None, file: Path) -> Path:
+    """Of the run of a file; absolute, because what the file does may change the folder that this process is in."""
+    return (Path("runs", file.stem) if given is None else given).absolute()
+
+
+def _set_aside(directory: Path, *, quiet: bool) -> None:
+    from argosy.running.directory.anew import set_aside
+
+    place = set_aside(directory)
+    if place is not None and not quiet:
+        write(f"What was in {directory} is kept in {place}.")
+
+
+def _nodes(asked: int, place: Place | None) -> int:
+    return place.nodes if place is not None and asked == 1 else asked
+
+
+def _serve(place: Place | None, settings: Settings, directory: Path) -> None:
+    """Where another process of the job drives: be the agent of this node, and exit."""
+    if place is not None and place.rank > 0:
+        from argosy.running.hosts.agent import serve
+
+        raise typer.Exit(serve(place, settings, directory))
+
+
+def _train(
+    study: Study,
+    settings: Settings,
+    directory: Path,
+    *,
+    launcher: "Launcher",
+    quiet: bool,
+    fresh: Sequence[str] = (),
+    track: Sequence[str] = (),
+) -> "Report":
+    from argosy import api
+
+    view = _view(quiet=quiet)
+    return api.run(study, settings, directory, fresh=fresh, launcher=launcher, view=view, trackers=track)
+
+
+def _view(*, quiet: bool) -> "View | None":
+    if quiet:
+        return None
+    from argosy.views.terminal import Terminal
+
+    return Terminal(console())
+
+
+def _finish(report: "Report", *, as_json: bool) -> None:
+    if as_json:
+        write(report.to_json())
+    else:
+        print_report(report, typed())
+
+
+def _exit_code(report: "Report") -> int:
+    if report.status == "paused":
+        return 130 if "SIG" in report.reason else 0
+    return 1 if any(row.status == "failed" for row in report.rows) else 0

@@ -1,0 +1,161 @@
+"""``argosy simulate``: read tables or a journal, decide, print."""
+
+import csv
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from argosy.cluster import Cluster
+from argosy.errors import PlanError
+from argosy.planning import POLICIES
+from argosy.planning.hindsight import Hindsight
+from argosy.planning.outcomes import Simulation
+from argosy.planning.policy import Moving
+from argosy.planning.replay import Network, ReplayCharges, replay, workload_of
+from argosy.running.directory.journal import read_journal, timeline
+
+__all__ = ["cluster_of", "read_networks", "read_scaling", "simulate"]
+
+REPLAYED = tuple(name for name in POLICIES if name != "exact")
+"""What ``--policy all`` means: ``exact`` solves only small cases."""
+
+
+def simulate(
+    table: Annotated[
+        Path,
+        typer.Argument(
+            help="CSV: name, samples_per_second, epochs, model_mb; or the directory of a run, on the devices that it had"
+        ),
+    ],
+    scaling: Annotated[
+        Path | None, typer.Option(help="CSV of rates on 1, 2, … devices; without it nothing is split")
+    ] = None,
+    devices: Annotated[str, typer.Option(help="cluster sizes, as in 20,40,80")] = "8",
+    policy: Annotated[str, typer.Option(help=f"all, or some of {', '.join(POLICIES)}")] = "all",
+    samples: Annotated[int, typer.Option(help="samples of one epoch")] = 30606,
+    epochs_known: Annotated[bool, typer.Option(help="policies see the epochs of the table beforehand")] = False,
+    preparation: Annotated[
+        float | None,
+        typer.Option(help="samples/s that the cluster prepares for all streams together; without it no limit"),
+    ] = None,
+    slowdown: Annotated[float, typer.Option(help="seconds of a real sample over those of the table")] = 1.0,
+    rebalance_seconds: Annotated[float, typer.Option(help="of every re-balancing, moves apart")] = 2.0,
+    memory_gb: Annotated[float, typer.Option(help="of one device")] = 16.0,
+    activation_gb: Annotated[float, typer.Option(help="of one step, as far as the device has it")] = 4.0,
+    node_devices: Annotated[int, typer.Option(help="devices of one node")] = 4,
+    gb_per_second: Annotated[float, typer.Option(help="bandwidth of one device for moves")] = 1.0,
+    one_link: Annotated[bool, typer.Option(help="the whole cluster shares that bandwidth")] = False,
+    flotilla_seconds: Annotated[float, typer.Option(help="of every flotilla of FLEET's policies")] = 34.5,
+    one_pace: Annotated[bool, typer.Option(help="FLEET's policies, too, wait for the slowest of a flotilla")] = False,
+    draws: Annotated[int, typer.Option(help="runs of a policy with random order, of which the median is shown")] = 21,
+    as_json: Annotated[bool, typer.Option("--json", help="print one list of objects")] = False,
+) -> None:
+    """Replay a table of networks on clusters that need not exist, or a run: options but --policy are of tables."""
+    if table.is_dir():
+        _simulate_run(table, policy, as_json=as_json)
+        return
+    moving = Moving(rebalance_seconds=rebalance_seconds, bytes_per_second=gb_per_second * 1e9, one_link=one_link)
+    charges = ReplayCharges(
+        slowdown=slowdown,
+        flotilla_seconds=flotilla_seconds,
+        moving=moving,
+        preparation_samples_per_second=preparation,
+        one_pace=one_pace,
+    )
+    clusters = [cluster_of(size, node_devices, memory_gb) for size in _sizes(devices)]
+    workload = workload_of(
+        read_networks(table),
+        scaling=read_scaling(scaling) if scaling else (),
+        samples_per_epoch=samples,
+        device_memory_bytes=int(memory_gb * 1e9),
+        activation_bytes=int(activation_gb * 1e9),
+        node_devices=node_devices,
+        epochs_known=epochs_known,
+    )
+    runs = [
+        replay(name, workload, cluster.devices, charges=charges, draws=draws, clock=time.perf_counter)
+        for cluster in clusters
+        for name in _policies(policy)
+    ]
+    typer.echo(json.dumps([run.to_json() for run in runs]) if as_json else _table(runs))
+
+
+def _simulate_run(directory: Path, policy: str, *, as_json: bool) -> None:
+    """A run at the rates and for the epochs that its members had, beside what it took."""
+    read_journal(directory)  # says what is wrong with a directory that holds no run
+    past = Hindsight.of(timeline(directory))
+    own = [past.policy] if past.policy in POLICIES else []
+    runs = [past.under(name, clock=time.perf_counter) for name in dict.fromkeys((*own, *_policies(policy)))]
+    if as_json:
+        actual = {past.policy: {"actual_seconds": past.seconds}}
+        typer.echo(json.dumps([run.to_json() | actual.get(run.policy, {}) for run in runs]))
+        return
+    simulated = "".join(
+        f", simulated {run.makespan_seconds / past.seconds:.2f} times that" for run in runs if run.policy == past.policy
+    )
+    typer.echo(f"{_table(runs)}\nThe run itself took {past.seconds:,.1f} s under {past.policy}{simulated}.")
+
+
+def cluster_of(devices: int, node_devices: int, memory_gb: float) -> Cluster:
+    """So many devices in equal nodes; PlanError where they do not fill them."""
+    if devices < 1 or node_devices < 1 or devices % node_devices:
+        raise PlanError(f"{devices} devices do not fill nodes of {node_devices}; change --devices or --node-devices.")
+    return Cluster.parse(f"{devices // node_devices}x{node_devices}x{memory_gb:.12g}GB")
+
+
+def read_networks(path: Path) -> list[Network]:
+    """The rows of a table with columns name, samples_per_second, epochs, model_mb."""
+    try:
+        with path.open(newline="") as file:
+            return [
+                Network(
+                    name=row["name"],
+                    samples_per_second=float(row["samples_per_second"]),
+                    epochs=int(row["epochs"]),
+                    model_bytes=int(float(row["model_mb"]) * 1e6),
+                )
+                for row in csv.DictReader(file, restval="")
+            ]
+    except (OSError, KeyError, ValueError) as error:
+        raise PlanError(
+            f"cannot read the table {path} ({error!r}); give it the columns name, samples_per_second, epochs, model_mb."
+        ) from error
+
+
+def read_scaling(path: Path) -> list[list[float]]:
+    """Curves of rates on 1, 2, … devices, one a row under a header."""
+    try:
+        with path.open(newline="") as file:
+            return [[float(rate) for rate in row] for row in list(csv.reader(file))[1:] if row]
+    except (OSError, ValueError) as error:
+        raise PlanError(f"cannot read the scaling curves {path} ({error!r}); give it a header, then rates.") from error
+
+
+def _sizes(text: str) -> list[int]:
+    if not all(part.strip().isdigit() for part in text.split(",")):
+        raise PlanError(f"--devices is {text!r}; give numbers, as in 20,40,80.")
+    return [int(part) for part in text.split(",")]
+
+
+def _policies(text: str) -> Sequence[str]:
+    names = REPLAYED if text == "all" else tuple(text.split(","))
+    if unknown := [name for name in names if name not in POLICIES]:
+        raise PlanError(
+            f"unknown policy {', '.join(map(repr, unknown))}; choose all, or some of {', '.join(POLICIES)}."
+        )
+    return names
+
+
+def _table(runs: Sequence[Simulation]) -> str:
+    lines = ["policy       devices  makespan s   of bound  flotillas  moves   idle  planner s"]
+    for run in runs:
+        ratio = run.makespan_seconds / run.bound_seconds if run.bound_seconds else 1.0
+        lines.append(
+            f"{run.policy:<12} {run.devices:>7}  {run.makespan_seconds:>10,.0f}   {ratio:>8.3f}  {run.flotillas:>9}  "
+            f"{run.moves:>5}  {run.idle_share:>5.1%}  {run.planner_seconds:>9.2f}"
+        )
+    return "\n".join(lines)

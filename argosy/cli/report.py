@@ -1,0 +1,185 @@
+"""``argosy status``, ``report`` and ``audit``: where a run is, what came out, and whether it is right."""
+
+import shlex
+import sys
+import time
+import webbrowser
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from argosy.cli.steer import RunDirectory
+from argosy.views.output import Json, show, write
+
+if TYPE_CHECKING:
+    from argosy.results.report import Report
+    from argosy.tuning.report import SearchReport
+
+__all__ = ["RunCommand", "audit", "print_report", "print_search", "report", "status", "typed"]
+
+SHARE = 0.05
+"""Of the time that may go into a page of a run that goes on: a large one is written less often."""
+BEGUN_BY = "the command that began it"
+
+
+def status(
+    directory: RunDirectory,
+    wait: Annotated[bool, typer.Option("--wait", help="Until a section has ended from now on, or the run.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Say where a run is, from its journal alone."""
+    from argosy.running.directory.journal import wait_for_section
+    from argosy.running.directory.loading import load, search_in
+
+    if wait:
+        wait_for_section(directory)
+    found = load(directory)
+    if not as_json:
+        _print(found)
+        return
+    rows = [{"member": r.name, "status": r.status, "epochs": r.epochs, **r.metrics} for r in found.rows]
+    search = search_in(directory)
+    trials = {} if search is None else {"trials": search.table()}
+    write({"status": found.status, "members": rows, **trials})
+
+
+def report(
+    directory: RunDirectory,
+    html: Annotated[bool, typer.Option("--html", help="As a page with pictures, report.html.")] = False,
+    open_: Annotated[bool, typer.Option("--open", help="Show the page in a browser.")] = False,
+    live: Annotated[bool, typer.Option("--live", help="Write the page again and again while the run goes on.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Print what came out of a run, from its journal alone; or write it as a page that needs no network."""
+    from argosy.running.directory.loading import load, search_in
+
+    if not (html or open_ or live):
+        found = load(directory)
+        if not as_json:
+            _print(found)
+        else:
+            search = search_in(directory)
+            write(found.to_json() if search is None else search.to_json())
+        return
+    if live:
+        from argosy.running.directory.journal import wait_for_data
+
+        wait_for_data(directory)
+    page, goes_on = _write_page(directory, live=live)
+    write({"page": str(page)} if as_json else f"Written: {page}")
+    if open_:
+        webbrowser.open(page.resolve().as_uri())
+    if goes_on:
+        _keep_writing(directory)
+
+
+def audit(directory: RunDirectory, as_json: Json = False) -> None:
+    """Check that every member saw every sample of its epochs exactly once, in order; exit code 1 if not."""
+    from argosy.running.directory import audit as auditing
+
+    found = auditing.audit(directory)
+    if as_json:
+        write({"directory": str(directory), "passes": not found, "found": found})
+    elif found:
+        write("\n".join([*found, "", "Train these members again, in another directory."]))
+    else:
+        write(
+            f"{directory}: every member saw every sample of its epochs exactly once, in order. Nothing is left to do."
+        )
+    raise typer.Exit(1 if found else 0)
+
+
+def _print(found: "Report") -> None:
+    """For people who come to a directory: a search as its trials, any other run as its members."""
+    from argosy.running.directory.loading import search_in
+
+    search = search_in(found.directory)
+    if search is None:
+        print_report(found, BEGUN_BY)
+    else:
+        folder = shlex.quote(str(found.directory))
+        print_search(search, f"argosy tune FILE --dir {folder}   (FILE: the search's; or call argosy.tune again)")
+
+
+def print_search(found: "SearchReport", command: str) -> None:
+    """The same of a search."""
+    from argosy.views.endings import what_next_of_search
+    from argosy.views.tables import search_table
+
+    show(search_table(found))
+    write(f"\n{what_next_of_search(found, command)}")
+
+
+def print_report(found: "Report", command: str) -> None:
+    """For people: the tables, where everything is, and what to type next."""
+    from argosy.views.endings import what_next
+    from argosy.views.tables import report_table
+
+    show(report_table(found))
+    write(f"\n{what_next(found, command)}")
+
+
+class RunCommand(TyperCommand):
+    """A command whose ``--fresh`` stands alone, for everything, or before the name of a member."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """See `click.Command.parse_args`."""
+        return super().parse_args(ctx, _fresh_with_names(args))
+
+
+def _fresh_with_names(words: Sequence[str]) -> list[str]:
+    """``--fresh NAME`` as ``--fresh=NAME``, and alone as ``--fresh=``; a Python file is no member's name.
+
+    >>> _fresh_with_names(["--fresh", "mlp", "--fresh", "study.py", "--fresh"])
+    ['--fresh=mlp', '--fresh=', 'study.py', '--fresh=']
+    """
+    found: list[str] = []
+    for word in words:
+        if found[-1:] == ["--fresh="] and not word.startswith("-") and not word.endswith(".py"):
+            found[-1] += word
+        else:
+            found.append("--fresh=" if word == "--fresh" else word)
+    return found
+
+
+def typed() -> str:
+    """The command as it was typed, but for what is done once."""
+    words = _fresh_with_names(sys.argv[1:])
+    return shlex.join(
+        ["argosy", *(word for word in words if word != "--retry-failed" and not word.startswith("--fresh="))]
+    )
+
+
+def _write_page(directory: Path, *, live: bool) -> tuple[Path, bool]:
+    """The page, and whether it is a live one."""
+    from argosy.running.directory.journal import timeline
+    from argosy.running.directory.loading import load
+    from argosy.views.html.report import write_report
+
+    found = load(directory)
+    goes_on = live and found.status == "running"
+    return write_report(found, timeline(directory), live=goes_on), goes_on
+
+
+def _keep_writing(directory: Path) -> None:
+    """News for the live page as long as the run goes on, then the page as it stays."""
+    from argosy.running.directory.journal import timeline
+    from argosy.running.directory.loading import load
+    from argosy.views.html.page import LIVE_SECONDS
+    from argosy.views.html.report import write_news
+
+    took = 0.0
+    try:
+        while True:
+            time.sleep(max(LIVE_SECONDS, took / SHARE))
+            began = time.monotonic()
+            found = load(directory)
+            if found.status != "running":
+                return
+            write_news(found, timeline(directory))
+            took = time.monotonic() - began
+    finally:
+        _write_page(directory, live=False)

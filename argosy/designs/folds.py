@@ -1,0 +1,142 @@
+"""Several members from one, each on its own part of the samples: folds of a cross-validation, bootstraps for bagging.
+
+The validation data of such a study are the training samples again, ``Data(arrays=a, val_arrays=a)`` or ``Data(train=d, val=d)``: a
+member trains on its `subset` and is validated on the rest. All share one stream, so samples are prepared for all folds at once.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from argosy.designs.grid import repeated
+from argosy.errors import StudyError
+from argosy.errors.checks import check_whole, shown
+from argosy.errors.labels import labels_of
+from argosy.errors.spelling import known_keywords
+from argosy.study import Member
+
+__all__ = ["bootstrap", "kfold"]
+
+Indices = npt.NDArray[np.int64]
+OnSamples = Member | Callable[[Indices], Member]
+"""A member, or a function from the indices of its training samples: for what is fitted to these."""
+
+
+@known_keywords("argosy.kfold")
+def kfold(
+    member: OnSamples,
+    folds: int = 5,
+    *,
+    samples: int | None = None,
+    stratify: Sequence[Any] | None = None,
+    groups: Sequence[Any] | None = None,
+    seed: int = 0,
+) -> list[Member]:
+    """The same network on each of so many folds, named ``mlp-fold=0`` and so on: trained on the others, validated on this one.
+
+    `stratify` has a label for each training sample: folds get equal shares of each. `groups` has a group for each: none is in two
+    folds. Without either, `samples` is their number. Folds are a function of these and of `seed`.
+
+    Where something is fitted to the training samples of a fold, as means that inputs are normalised by, give a function in place of
+    the member: it gets their indices, and returns the member that is to be trained on them.
+    """
+    check_whole("argosy.kfold: folds", folds, least=2)
+    check_whole("argosy.kfold: seed", seed, least=0)
+    random = np.random.RandomState([seed & 0xFFFFFFFF, seed >> 32])
+    fold_N = _fold_of_each(folds, samples, stratify, groups, random)
+    parts = [np.flatnonzero(fold_N == fold) for fold in range(folds)]
+    return [
+        _on("argosy.kfold", member, f"fold={fold}", np.flatnonzero(fold_N != fold), part)
+        for fold, part in enumerate(parts)
+    ]
+
+
+@known_keywords("argosy.bootstrap")
+def bootstrap(member: OnSamples, times: int = 10, *, samples: int, seed: int = 0) -> list[Member]:
+    """The same network on so many bootstraps, named ``mlp-bootstrap=0`` and so on: trained on as many samples as there are, drawn
+    with replacement, validated on those that were not drawn. A function in place of the member is as for `kfold`."""
+    for name, value, least in (("times", times, 1), ("samples", samples, 2), ("seed", seed, 0)):
+        check_whole(f"argosy.bootstrap: {name}", value, least=least)
+    random = np.random.RandomState([seed & 0xFFFFFFFF, seed >> 32])
+    made = []
+    for number in range(times):
+        drawn = np.sort(random.randint(samples, size=samples))
+        left = np.setdiff1d(np.arange(samples), drawn)
+        made.append(_on("argosy.bootstrap", member, f"bootstrap={number}", drawn, left))
+    return made
+
+
+def _fold_of_each(
+    folds: int, samples: int | None, stratify: Any, groups: Any, random: np.random.RandomState
+) -> Indices:
+    """The number of each sample's fold."""
+    given = [
+        name for name, value in (("samples", samples), ("stratify", stratify), ("groups", groups)) if value is not None
+    ]
+    if len(given) != 1:
+        raise StudyError(
+            f"argosy.kfold was given {' and '.join(f'{name}=' for name in given) or 'no samples'}; give one of stratify= (a label for "
+            "each training sample), groups= (a group for each) and samples= (their number)."
+        )
+    if samples is not None:
+        check_whole("argosy.kfold: samples", samples, least=folds)
+        return _dealt(random.permutation(samples), folds)
+    if groups is not None:
+        return _by_groups(labels_of("argosy.kfold: groups=", groups), folds, random)
+    return _by_labels(labels_of("argosy.kfold: stratify=", stratify), folds, random)
+
+
+def _by_labels(label_N: Any, folds: int, random: np.random.RandomState) -> Indices:
+    """Samples of a label are dealt out one by one, those of the next label from the fold on where they ended."""
+    labels, counts = np.unique(label_N, return_counts=True)
+    if counts.min() < folds:
+        few = labels[counts.argmin()]
+        raise StudyError(
+            f"argosy.kfold: label {few!s} has {counts.min()} of the samples, too few for {folds} folds. Choose fewer folds, or leave "
+            "such samples out."
+        )
+    return _dealt(np.concatenate([random.permutation(np.flatnonzero(label_N == label)) for label in labels]), folds)
+
+
+def _by_groups(group_N: Any, folds: int, random: np.random.RandomState) -> Indices:
+    """The largest group goes to the smallest fold, then the next one; equals in an order that is drawn."""
+    groups, group_N, counts = np.unique(group_N, return_inverse=True, return_counts=True)
+    if len(groups) < folds:
+        raise StudyError(
+            f"argosy.kfold: groups= has {len(groups)} different groups, too few for {folds} folds. Choose fewer folds."
+        )
+    fold_of, sizes = np.empty(len(groups), np.int64), np.zeros(folds, np.int64)
+    drawn = random.permutation(len(groups))
+    for group in drawn[np.argsort(-counts[drawn], kind="stable")]:
+        fold_of[group] = sizes.argmin()
+        sizes[fold_of[group]] += counts[group]
+    found: Indices = fold_of[group_N]
+    return found
+
+
+def _dealt(order: Indices, folds: int) -> Indices:
+    """One after another to fold 0, 1, …, 0, 1, …"""
+    fold_N = np.empty(len(order), np.int64)
+    fold_N[order] = np.arange(len(order)) % folds
+    return fold_N
+
+
+def _on(function: str, given: OnSamples, what: str, train: Indices, val: Indices) -> Member:
+    """The member on these samples."""
+    member = given if isinstance(given, Member) or not callable(given) else given(train.copy())
+    _check_member(function, member)
+    return repeated(member, what, overlap=len(val) / len(train), subset=train.tolist(), val_subset=val.tolist())
+
+
+def _check_member(function: str, member: Any) -> None:
+    if not isinstance(member, Member):
+        raise StudyError(
+            f"{function} was given {shown(member)}; it must be an argosy.Member, or a function of the indices of its training samples "
+            "that returns one. Of several, call it for each."
+        )
+    if member.subset is not None or member.val_subset is not None:
+        raise StudyError(
+            f"member {member.name!r} has a subset already, and {function} gives it one for each part. Leave it out."
+        )

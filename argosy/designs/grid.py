@@ -1,0 +1,119 @@
+"""Several members from one: the points of a grid, the same network under several seeds."""
+
+import inspect
+import itertools
+import re
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from argosy.errors import StudyError
+from argosy.errors.checks import check_callable, check_whole, shown
+from argosy.errors.spelling import known_keywords, meant
+from argosy.study import Member, Repetition
+
+__all__ = ["grid", "repeated", "replicate"]
+
+
+def grid(build: Callable[..., Member], **axes: Sequence[Any]) -> list[Member]:
+    """One member per point of a grid, named after it: a function or class among the values by its own name.
+
+    >>> from functools import partial
+    >>> def mlp(lr, hidden):
+    ...     return Member("mlp", model=partial(dict, hidden=hidden), optimizer=partial(dict, lr=lr), batch_size=32)
+    >>> [m.name for m in grid(mlp, lr=[0.1, 0.01], hidden=[64])]
+    ['mlp-lr=0.1-hidden=64', 'mlp-lr=0.01-hidden=64']
+    """
+    check_callable("argosy.grid: build", build, "a function from a value of each axis to an argosy.Member")
+    _check_axes(build, axes)
+    points = itertools.product(*(_axis(axis, values) for axis, values in axes.items()))
+    return [_at(build, dict(zip(axes, point, strict=True))) for point in points]
+
+
+@known_keywords("argosy.replicate")
+def replicate(member: Member, seeds: int | Sequence[int] = 8) -> list[Member]:
+    """The same network under several seeds, 0 to `seeds` - 1 or those given: one member for each.
+
+    A seed decides initial weights and whatever the member draws; the order of samples is the study's, for all the same. So
+    replicates of two networks with the same seed differ by the networks alone, and the report compares them in pairs.
+
+    >>> from functools import partial
+    >>> mlp = Member("mlp", model=dict, optimizer=dict, batch_size=32)
+    >>> [(m.name, m.seed) for m in replicate(mlp, seeds=2)]
+    [('mlp-seed=0', 0), ('mlp-seed=1', 1)]
+    """
+    if not isinstance(member, Member):
+        raise StudyError(
+            f"argosy.replicate was given {shown(member)}; it must be an argosy.Member. Of several, call it for each."
+        )
+    if member.seed is not None:
+        raise StudyError(
+            f"member {member.name!r} has a seed, {member.seed}, and each of its replicates has one of its own. Leave it out, "
+            f"or give it to argosy.replicate, as in seeds=[{member.seed}, {member.seed + 1}]."
+        )
+    return [repeated(member, f"seed={seed}", seed=seed) for seed in _seeds(seeds)]
+
+
+def repeated(member: Member, what: str, *, overlap: float = 0.0, **changes: Any) -> Member:
+    """The member as a repetition of itself with these changes; one that is a repetition already is one in two ways."""
+    of, under = member.name, what
+    if member.repetition is not None:
+        of, under = member.repetition.of, f"{member.repetition.under}-{what}"
+        overlap = max(overlap, member.repetition.overlap)
+    repetition = Repetition(of=of, under=under, overlap=overlap)
+    return replace(member, name=f"{member.name}-{what}", repetition=repetition, **changes)
+
+
+def _axis(axis: str, values: Any) -> list[Any]:
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise StudyError(
+            f"argosy.grid: {axis} is {shown(values)}; it must be a list of the values to try, as [0.1, 0.01]."
+        )
+    found = list(values)
+    if not found:
+        raise StudyError(f"argosy.grid: {axis} has no values, so there is no point in the grid; give at least one.")
+    return found
+
+
+def _check_axes(build: Callable[..., Member], axes: Collection[str]) -> None:
+    """Raise StudyError for an axis that the function has no parameter for."""
+    parameters = inspect.signature(build).parameters
+    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    for axis in axes:
+        if axis not in parameters and not takes_all:
+            raise StudyError(
+                f"argosy.grid: {axis}{meant(axis, parameters)} is no parameter of build, which has {', '.join(parameters)}; name "
+                "one of these, or give build another parameter."
+            )
+
+
+def _at(build: Callable[..., Member], point: dict[str, Any]) -> Member:
+    """The member at a point."""
+    member = build(**point)
+    if not isinstance(member, Member):
+        raise StudyError(f"argosy.grid: build returned {shown(member)}; it must return an argosy.Member.")
+    words = (f"{axis}={_in_a_name(axis, value)}" for axis, value in point.items())
+    return replace(member, name="-".join([member.name, *words]))
+
+
+def _in_a_name(axis: str, value: Any) -> str:
+    word = f"{getattr(value, '__name__', value)}"
+    if not re.fullmatch(r"[\w.=+-]+", word):
+        raise StudyError(
+            f"argosy.grid: {axis} has {shown(value)} among its values, which cannot stand in a member's name, as that becomes a "
+            "folder; give words or numbers, and let build make of them what it needs."
+        )
+    return word
+
+
+def _seeds(seeds: Any) -> Sequence[int]:
+    if not hasattr(seeds, "__len__") or isinstance(seeds, str):
+        check_whole("argosy.replicate: seeds", seeds, least=1)
+        return range(seeds)
+    for number, seed in enumerate(seeds):
+        check_whole(f"argosy.replicate: seeds[{number}]", seed, least=0)
+    if not len(seeds) or len(set(seeds)) < len(seeds):
+        raise StudyError(
+            f"argosy.replicate: seeds is {list(seeds)!r:.60}; give at least one seed, and each once, as in seeds=[0, 1, 2]."
+        )
+    return list(seeds)

@@ -1,0 +1,256 @@
+"""JSON that this package did not write, or that was changed since: read as values of declared types, or refused in one sentence.
+
+Python's reader takes what JSON does not have (NaN, a key twice), gives up in the middle of what is nested without end, and knows no
+types. `parsed` refuses the first two, `conforming` compares a value with the annotation that it is to have.
+"""
+
+import contextlib
+import functools
+import json
+import math
+import types
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, fields, is_dataclass
+from typing import Annotated, Any, Literal, NotRequired, Union, get_args, get_origin, get_type_hints, is_typeddict
+
+from argosy.errors import StudyError
+from argosy.errors.checks import check_name
+
+__all__ = ["Name", "Positive", "conforming", "parsed"]
+
+DEEPEST = 64
+"""Values inside each other."""
+MOST_SHOWN = 60
+"""Letters of a value in a message."""
+LARGEST = 2**256
+"""What whole numbers are below: seeds may be long, and any number must have a float beside it."""
+
+
+def _check_positive(value: int) -> None:
+    if value < 1:
+        raise ValueError(f"{value} must be at least 1")
+
+
+Name = Annotated[str, functools.lru_cache(2**16)(check_name)]
+"""Of a member or of a file: a part of a path that leads nowhere else."""
+Positive = Annotated[int, _check_positive]
+Read = Callable[[Any, str, set[str]], Any]
+"""(value, where it stands, fields that this version does not know) -> the value; raises ValueError."""
+
+
+def parsed(text: str, *, infinite: bool = False) -> Any:
+    """The value that a text spells; raises ValueError for what is no JSON. With `infinite`, NaN and infinity are numbers."""
+    try:
+        value = _decoder(infinite).decode(text)
+    except RecursionError as error:
+        raise ValueError(f"it is nested more than {DEEPEST} deep") from error
+    # Whatever is nested deeper has more brackets than that.
+    if text.count("[") + text.count("{") > DEEPEST:
+        _check_depth(value)
+    return value
+
+
+@functools.cache
+def _decoder(infinite: bool) -> json.JSONDecoder:
+    strict: dict[str, Any] = {} if infinite else {"parse_constant": _finite, "parse_float": _finite}
+    return json.JSONDecoder(object_pairs_hook=_once, **strict)
+
+
+def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"it has the key {_cut(repr(next(key for key in keys if keys.count(key) > 1)))} twice")
+    return found
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{_cut(text)} is no finite number")
+    return number
+
+
+def _check_depth(value: Any) -> None:
+    """Without recursion, which is what must not be needed."""
+    level, depth = [value], 0
+    while level:
+        depth += 1
+        if depth > DEEPEST:
+            raise ValueError(f"it is nested more than {DEEPEST} deep")
+        inside = [one for one in level if isinstance(one, dict | list)]
+        level = [item for one in inside for item in (one.values() if isinstance(one, dict) else one)]
+
+
+def conforming(value: Any, kind: Any, where: str, strange: set[str] | None = None) -> Any:
+    """The value of this annotation that JSON spells so: arrays are tuples, objects dictionaries or dataclasses.
+
+    Raises ValueError, which names `where`, what is there and what must be. A number of its own must be finite; figures by name, as
+    losses, may be NaN or infinite. What a dataclass does not know is left out and added to `strange`, as ``Kind.field``; what a
+    TypedDict does not know stays.
+    """
+    return _reader(kind)(value, where, set() if strange is None else strange)
+
+
+def _refused(value: Any, where: str, wanted: str) -> ValueError:
+    return ValueError(f"{_cut(where)} is {_cut(repr(value))}, and must be {wanted}")
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}…"
+
+
+@functools.cache
+def _reader(kind: Any) -> Read:
+    origin, inside = get_origin(kind), get_args(kind)
+    if origin is NotRequired:
+        return _reader(inside[0])
+    if origin is Annotated:
+        return _checked(_reader(inside[0]), inside[1:])
+    if origin in (Union, types.UnionType):
+        return _union([_reader(one) for one in inside if one is not type(None)], optional=type(None) in inside)
+    if origin is Literal:
+        return _of_type(lambda value: value in inside, f"one of {', '.join(map(repr, inside))}")
+    if origin is tuple:
+        whole = len(inside) == 2 and inside[1] is Ellipsis
+        return _array(_reader(inside[0])) if whole else _row([_reader(one) for one in inside])
+    if origin is Mapping or origin is dict:
+        return _object(_reader(inside[0]), _figure if inside[1] is float else _reader(inside[1]))
+    if is_dataclass(kind):
+        return _fields(kind)
+    return _typed_dict(kind) if is_typeddict(kind) else PLAIN[kind]
+
+
+def _of_type(is_one: Callable[[Any], bool], wanted: str) -> Read:
+    def read(value: Any, where: str, strange: set[str]) -> Any:
+        if not is_one(value):
+            raise _refused(value, where, wanted)
+        return value
+
+    return read
+
+
+def _whole(value: Any, where: str, strange: set[str]) -> int:
+    if type(value) is int and 0 <= value < LARGEST:
+        return value
+    raise _refused(value, where, "a whole number from 0")
+
+
+def _text(value: Any, where: str, strange: set[str]) -> str:
+    if type(value) is str:
+        return value
+    raise _refused(value, where, "a text")
+
+
+def _figure(value: Any, where: str, strange: set[str]) -> float:
+    if type(value) is float or (type(value) is int and -LARGEST < value < LARGEST):
+        number: float = value
+        return number
+    raise _refused(value, where, "a number")
+
+
+def _number(value: Any, where: str, strange: set[str]) -> float:
+    number = _figure(value, where, strange)
+    if math.isfinite(number):
+        return number
+    raise _refused(value, where, "a finite number")
+
+
+def _tuples(value: Any, where: str = "", strange: Any = None) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+
+
+PLAIN: dict[Any, Read] = {
+    bool: _of_type(lambda value: type(value) is bool, "true or false"),
+    int: _whole,
+    float: _number,
+    str: _text,
+    Any: _tuples,
+}
+"""Readers of what has nothing inside."""
+
+
+def _checked(reader: Read, checks: Sequence[Callable[[Any], None]]) -> Read:
+    def read(value: Any, where: str, strange: set[str]) -> Any:
+        value = reader(value, where, strange)
+        for check in checks:
+            try:
+                check(value)
+            except StudyError as error:
+                raise _refused(value, where, "a name that a file or folder can have") from error
+        return value
+
+    return read
+
+
+def _union(readers: Sequence[Read], *, optional: bool) -> Read:
+    def read(value: Any, where: str, strange: set[str]) -> Any:
+        if value is None and optional:
+            return None
+        for reader in readers[:-1]:
+            with contextlib.suppress(ValueError):
+                return reader(value, where, strange)
+        return readers[-1](value, where, strange)
+
+    return read
+
+
+def _array(reader: Read) -> Read:
+    def read(value: Any, where: str, strange: set[str]) -> Any:
+        if not isinstance(value, list | tuple):
+            raise _refused(value, where, "an array")
+        return tuple([reader(item, where, strange) for item in value])
+
+    return read
+
+
+def _row(readers: Sequence[Read]) -> Read:
+    def read(value: Any, where: str, strange: set[str]) -> Any:
+        if not isinstance(value, list | tuple) or len(value) != len(readers):
+            raise _refused(value, where, f"an array of {len(readers)}")
+        return tuple([reader(item, where, strange) for reader, item in zip(readers, value, strict=True)])
+
+    return read
+
+
+def _object(keys: Read, values: Read) -> Read:
+    def read(value: Any, where: str, strange: set[str]) -> Any:
+        if type(value) is not dict:
+            raise _refused(value, where, "an object")
+        return {keys(key, where, strange): values(item, key, strange) for key, item in value.items()}
+
+    return read
+
+
+def _fields(kind: Any) -> Read:
+    hints = get_type_hints(kind, include_extras=True)
+    readers = {field.name: _reader(hints[field.name]) for field in fields(kind)}
+    needed = {f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING}
+
+    def read(value: Any, where: str, strange: set[str]) -> Any:
+        if type(value) is not dict:
+            raise _refused(value, where, "an object")
+        if not needed <= value.keys():
+            raise ValueError(f"{where} lacks {', '.join(sorted(needed - value.keys()))}")
+        found = {}
+        for name, item in value.items():
+            if name in readers:
+                found[name] = readers[name](item, name, strange)
+            else:
+                strange.add(_cut(f"{kind.__name__}.{name}"))
+        return kind(**found)
+
+    return read
+
+
+def _typed_dict(kind: Any) -> Read:
+    readers = {name: _reader(hint) for name, hint in get_type_hints(kind, include_extras=True).items()}
+
+    def read(value: Any, where: str, strange: set[str]) -> Any:
+        if type(value) is not dict:
+            raise _refused(value, where, "an object")
+        if lacking := kind.__required_keys__ - value.keys():
+            raise ValueError(f"{where} lacks {', '.join(sorted(lacking))}")
+        return {name: readers[name](item, name, strange) if name in readers else item for name, item in value.items()}
+
+    return read

@@ -1,0 +1,78 @@
+"""Everything that Argosy raises, sorted by who must act.
+
+```
+ArgosyError
+├── StudyError        the study is wrong: change the study file (exit code 2)
+├── PlanError         the study cannot run on this cluster: change one of them (exit code 2)
+├── RunError          the run directory cannot be used as asked (exit code 2)
+├── MemberError       a member's own code raised: its traceback is attached (exit code 1)
+├── WorkerError       a process or a node was lost for good (exit code 1)
+├── DiskError         the run directory cannot be written: free space, run the same command again (exit code 1)
+└── CheckpointError   a saved file is missing, damaged or refused (exit code 1)
+UserWarning
+└── MemberFailed      a member failed or diverged, and the others were trained
+```
+
+A message says what, what was found, what was wanted, and what to do.
+"""
+
+from argosy.errors.wording import visible
+
+__all__ = [
+    "ArgosyError",
+    "CheckpointError",
+    "DiskError",
+    "MemberError",
+    "MemberFailed",
+    "PlanError",
+    "RunError",
+    "StudyError",
+    "WorkerError",
+]
+
+
+class ArgosyError(Exception):
+    """Base of every error that Argosy raises on purpose; its message is shown as `argosy.errors.wording.visible` does."""
+
+    exit_code = 1
+
+    def __str__(self) -> str:
+        return visible(super().__str__())
+
+
+class StudyError(ArgosyError):
+    """The study asks for something impossible or contradictory."""
+
+    exit_code = 2
+
+
+class PlanError(ArgosyError):
+    """No plan for this study exists on this cluster."""
+
+    exit_code = 2
+
+
+class RunError(ArgosyError):
+    """The run directory cannot be used as asked."""
+
+    exit_code = 2
+
+
+class MemberError(ArgosyError):
+    """A member's own code raised; the other members go on."""
+
+
+class MemberFailed(UserWarning):
+    """A member failed or diverged, and the others were trained."""
+
+
+class WorkerError(ArgosyError):
+    """A worker process was lost."""
+
+
+class DiskError(ArgosyError):
+    """The run directory cannot be written; what is there is untouched."""
+
+
+class CheckpointError(ArgosyError):
+    """A checkpoint is missing, damaged or refused."""

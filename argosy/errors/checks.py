@@ -1,0 +1,267 @@
+"""What a value that a person gives must be: each function raises one StudyError that names it, what was found and what is wanted."""
+
+import inspect
+import math
+import re
+from collections.abc import Collection
+from typing import Any
+
+from argosy.errors import StudyError
+from argosy.errors.spelling import meant
+
+__all__ = [
+    "check_arrays",
+    "check_built",
+    "check_callable",
+    "check_choice",
+    "check_classes",
+    "check_dataset",
+    "check_factory",
+    "check_indices",
+    "check_metric",
+    "check_name",
+    "check_no_stream",
+    "check_number",
+    "check_unmasked",
+    "check_takes",
+    "check_whole",
+    "is_map_style",
+    "shown",
+]
+
+LONGEST_NAME = 255
+"""Bytes of a file's name on the usual file systems."""
+
+
+def check_name(name: Any) -> None:
+    """A name that a folder can have."""
+    if not isinstance(name, str) or not re.fullmatch(r"[\w=+-][\w.=+-]*", name) or ".." in name:
+        raise StudyError(
+            f"member name {name!r} becomes a folder: use letters, digits and . _ = + - (no '/', no '..', no leading dot)."
+        )
+    if len(name.encode()) > LONGEST_NAME:
+        raise StudyError(
+            f"member name {name[:20]}…{name[-20:]} becomes a folder and has {len(name.encode())} bytes; at most "
+            f"{LONGEST_NAME} are possible. Shorten it, or name fewer axes in a grid."
+        )
+
+
+def check_whole(what: str, value: Any, *, least: int) -> None:
+    """An int from `least`; True is none."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise StudyError(f"{what} is {shown(value)}; it must be a whole number (an int) from {least}.")
+
+
+def check_number(what: str, value: Any, *, least: float = -math.inf, above: float = -math.inf) -> None:
+    """A finite number."""
+    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not number or value < least or value <= above:
+        bound = f" above {above:g}" if above > -math.inf else f" from {least:g} up" if least > -math.inf else ""
+        raise StudyError(f"{what} is {shown(value)}; it must be a finite number{bound}.")
+
+
+def check_choice(what: str, value: Any, choices: Collection[str]) -> None:
+    """One of a few."""
+    if not isinstance(value, str) or value not in choices:
+        *others, last = map(repr, choices)
+        raise StudyError(f"{what} is {shown(value)}{meant(value, choices)}; it can be {', '.join(others)} or {last}.")
+
+
+def check_classes(output: Any, target: Any) -> None:
+    """Outputs ``[B, classes, …]`` and class numbers ``[B, …]``."""
+    if not hasattr(output, "argmax") or not hasattr(target, "shape"):
+        raise StudyError(
+            f"accuracy was given outputs that are {shown(output)} and targets that are {shown(target)}; it needs one tensor of each. Give "
+            "a metric that takes the right part: lambda outputs, targets: argosy.accuracy(outputs[0], targets[0])."
+        )
+    of_output, of_target = tuple(output.shape), tuple(target.shape)
+    if len(of_output) < 2 or of_output[1] == 1:
+        raise StudyError(
+            f"accuracy was given outputs of shape {list(of_output)}; it needs one per class, [batch, classes], and one logit may be "
+            "right above 0 or above 0.5. Give a metric: lambda output, target: (output.flatten() > 0) == (target.flatten() > 0.5)."
+        )
+    if of_target != (of_output[0], *of_output[2:]):
+        raise StudyError(
+            f"accuracy was given outputs of shape {list(of_output)} and targets of shape {list(of_target)}; it needs one class number per "
+            "sample. Give target.flatten() of a column, target.argmax(1) of one-hot targets."
+        )
+
+
+def check_callable(what: str, value: Any, wanted: str) -> None:
+    """Something that can be called."""
+    if not callable(value):
+        raise StudyError(f"{what} is {shown(value)}; it must be {wanted}.")
+
+
+def check_built(what: str, value: Any) -> None:
+    """A function or an instance that can be called; a class would be built from what it is to work on."""
+    if isinstance(value, type):
+        raise StudyError(
+            f"{what} is the class {value.__name__}; it is called with what it works on, so give an instance: "
+            f"{value.__name__}(...)."
+        )
+
+
+def check_factory(what: str, value: Any, kind: str) -> None:
+    """Something that builds a new object at each call, and no object of torch that exists already."""
+    exists = any(base.__module__.startswith("torch.nn") and base.__name__ == "Module" for base in type(value).__mro__)
+    if exists or not callable(value):
+        raise StudyError(
+            f"{what} must be a factory (a class, a function, a functools.partial) that builds {kind}; found "
+            f"{shown(value)}. Each member builds its own, under its own seed: give functools.partial(Class, arguments)."
+        )
+
+
+def check_takes(what: str, function: Any, arguments: int, wanted: str) -> None:
+    """A function that can be called with so many arguments, where it tells its own."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return  # a builtin that does not tell
+    try:
+        signature.bind(*[None] * arguments)
+    except TypeError as error:
+        name = getattr(function, "__qualname__", type(function).__name__)
+        count = f"{arguments or 'no'} argument{'s' * (arguments != 1)}"
+        raise StudyError(
+            f"{what} is {name}, which cannot be called with {count} ({error}); it must be {wanted}."
+        ) from None
+
+
+def check_metric(owner: str, name: Any, metric: Any) -> None:
+    """A metric under the name of its column; it may have a form of its own where it is not a function."""
+    if not isinstance(name, str) or not re.fullmatch(r"[^\s,\"][^,\"\r\n]*", name):
+        raise StudyError(
+            f"{owner}: a metric has the name {name!r}; it becomes a column, val_<name>: give it a word without commas, "
+            "quotes and line ends."
+        )
+    if name == "loss":
+        raise StudyError(
+            f"{owner}: a metric is called 'loss', and the column val_loss has the member's own loss; give it another name."
+        )
+    if not callable(metric) and not (hasattr(metric, "update") and hasattr(metric, "compute")):
+        raise StudyError(
+            f"{owner}: the metric {name!r} is {shown(metric)}; it must be a function: (outputs, targets) -> values."
+        )
+
+
+def check_indices(what: str, subset: Any) -> None:
+    """Whole numbers from 0, one after another: a list, a range, an array or a tensor."""
+    if isinstance(subset, str) or not (hasattr(subset, "__len__") and hasattr(subset, "__getitem__")):
+        raise StudyError(f"{what} is {shown(subset)}; it must be a list, an array or a tensor of indices.")
+    shape = tuple(getattr(subset, "shape", (len(subset),)))
+    if len(shape) != 1:
+        raise StudyError(f"{what} has shape {shape}; indices come in one dimension: flatten it.")
+    if not len(subset):
+        raise StudyError(f"{what} is empty; give the indices of at least one sample, or None for all.")
+    kinds = [str(subset.dtype).removeprefix("torch.")] if hasattr(subset, "dtype") else _kinds(subset)
+    if any(kind.startswith("bool") for kind in kinds):
+        raise StudyError(
+            f"{what} is a mask of True and False, which would mean samples 1 and 0; give the indices that it selects: "
+            "mask.nonzero()[0] of an array, mask.nonzero().flatten() of a tensor."
+        )
+    if wrong := [kind for kind in kinds if not kind.startswith(("int", "uint"))]:
+        raise StudyError(f"{what} holds values of type {wrong[0]}; give whole numbers, as in subset=[0, 3, 5].")
+    least = int(subset.min() if hasattr(subset, "min") else min(subset))
+    if least < 0:
+        raise StudyError(f"{what} has the index {least}; give indices from 0, the first sample, up.")
+
+
+def check_arrays(what: str, arrays: Any) -> None:
+    """Several, of one length, of numbers."""
+    if arrays is None:
+        return
+    if not isinstance(arrays, list | tuple):
+        raise StudyError(
+            f"{what} is {shown(arrays)}; it must be a tuple of tensors or arrays, one sample being one row of each: "
+            "(inputs, targets), or (inputs,)."
+        )
+    for number, array in enumerate(arrays):
+        if not hasattr(array, "__len__") or getattr(array, "shape", (1,)) == ():
+            raise StudyError(
+                f"{what}[{number}] is {shown(array)}; it must be a tensor or an array with a row per sample."
+            )
+        if isinstance(array, tuple) and any(getattr(part, "shape", ()) for part in array):
+            raise StudyError(
+                f"{what}[{number}] is a tuple of {len(array)} arrays; one sample is one row of each array. Give the arrays one after "
+                "another, as (images, table, classes), or nest them in the samples of a Dataset: train=."
+            )
+        check_unmasked(f"{what}[{number}]", array)
+        if getattr(getattr(array, "dtype", None), "kind", "f") in "OSU":
+            raise StudyError(
+                f"{what}[{number}] has dtype {array.dtype}; samples are numbers: encode strings and objects as such first, "
+                "for example as class numbers."
+            )
+    lengths = [len(array) for array in arrays]
+    if len(set(lengths)) != 1 or 0 in lengths:
+        found = ", ".join(map(str, lengths)) or "no"
+        raise StudyError(f"{what}: its arrays have {found} rows; give all of them the same number, above 0.")
+
+
+def check_unmasked(what: str, array: Any) -> None:
+    """An array without a mask."""
+    if hasattr(array, "filled"):
+        raise StudyError(
+            f"{what} is a masked array, and a tensor has no mask: what lies below it would be trained on. Give array.filled(value), or "
+            "leave such samples out."
+        )
+
+
+def check_dataset(what: str, dataset: Any) -> None:
+    """A map-style dataset, or a function or class that gives one when it is called without arguments."""
+    if dataset is None:
+        return
+    check_no_stream(what, dataset)
+    if is_map_style(dataset) and not isinstance(dataset, type):
+        return
+    check_callable(what, dataset, "a map-style Dataset or a function that returns one")
+    _check_no_arguments(what, dataset)
+
+
+def is_map_style(dataset: Any) -> bool:
+    """Whether samples can be had by their index; torch's Dataset alone, which IterableDataset is too, only raises there."""
+    by_index = getattr(dataset, "__getitem__", None)
+    only_raises = getattr(by_index, "__qualname__", "") == "Dataset.__getitem__"
+    return by_index is not None and not only_raises and hasattr(dataset, "__len__")
+
+
+def check_no_stream(what: str, dataset: Any) -> None:
+    """Samples that can only be had one after another are refused."""
+    if is_map_style(dataset) or not hasattr(dataset, "__iter__"):
+        return
+    kind = dataset.__name__ if isinstance(dataset, type) else type(dataset).__name__
+    advice = (
+        "Give the dataset of the loader; batch_size belongs to each member"
+        if hasattr(dataset, "dataset")
+        else "Wrap it: read its records into a list once, as in Data(train=list(records)), or write them to disk once and "
+        "index them there"
+    )
+    raise StudyError(
+        f"{what} is an iterable-style {kind}; the stream needs a map-style Dataset (__len__ and __getitem__). {advice}."
+    )
+
+
+def shown(value: Any) -> str:
+    """A plain value as it is written, anything else by its type."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return repr(value)
+    return f"an instance of {type(value).__name__}"
+
+
+def _check_no_arguments(what: str, factory: Any) -> None:
+    try:
+        signature = inspect.signature(factory)
+    except (TypeError, ValueError):
+        return  # a builtin that does not tell
+    try:
+        signature.bind()
+    except TypeError as error:
+        name = getattr(factory, "__qualname__", type(factory).__name__)
+        raise StudyError(
+            f"{what} is {name}, which is called without arguments and wants some ({error}): give "
+            f"functools.partial({name}, ...), or what it builds."
+        ) from None
+
+
+def _kinds(values: Any) -> list[str]:
+    return sorted({kind.__name__ for kind in set(map(type, values))})

@@ -1,0 +1,272 @@
+"""Which stage of the stream holds up the run: the rule of SC'18 (§III-C) on what gauges have counted.
+
+The stage between a full queue and an empty queue is the bottleneck. Queues stand before preparation, exchange and
+training, in this order on every node, and all nodes move at one pace: so it is the last stage with a full queue before it.
+A queue that is longer than what there is to put in never fills, and one that filled while trainers started says nothing: so
+whatever queues say, a stage is not accused that is clearly faster than another.
+"""
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Any, TypedDict
+
+from argosy.disk.json_values import conforming
+
+__all__ = ["Diagnosis", "check_gauge", "diagnose"]
+
+COUNTED = (
+    "prepared",
+    "delivered",
+    "exchanged_bytes",
+    "busy_seconds",
+    "filling_seconds",
+    "preparation_cpu_seconds",
+    "exchange_cpu_seconds",
+)
+FULL = 0.5
+"""A queue counts as full from here on."""
+CLEARLY = 1.2
+"""A stage with so many times another's rate is faster, and does not hold it up."""
+LEAST_SECONDS = 1e-9
+EARLY = 0.5
+"""Seconds of preparing, and of training, before which rates and queues tell nothing."""
+WAITS = 0.25
+"""Loader workers that compute in less of their time wait for something else than a core."""
+SLOW = 0.7
+"""A node that prepares less than this part of what the others do is slow."""
+
+
+class Queue(TypedDict):
+    """How full a queue was, as `argosy.stream.gauges.QueueGauge` has it."""
+
+    mean: float
+    step_seconds: float
+    history: tuple[float, ...]
+
+
+class Feeding(TypedDict):
+    """Gauge of a feeder, as `argosy.stream.gauges.StreamGauge` has it."""
+
+    cores: int
+    loaders: int
+    prepared: int
+    delivered: int
+    exchanged_bytes: int
+    seconds: float
+    busy_seconds: float
+    filling_seconds: float
+    preparation_cpu_seconds: float
+    exchange_cpu_seconds: float
+    to_prepare: Queue
+    to_exchange: Queue
+    to_train: Queue
+
+
+class Stepping(TypedDict):
+    """Gauge of a trainer, as `argosy.stream.gauges.TrainerGauge` has it."""
+
+    busy_seconds: float
+    waiting_seconds: float
+    rows: int
+    training_seconds: float
+
+
+def check_gauge(gauge: Mapping[str, Any]) -> None:
+    """Raise ValueError for what neither a feeder nor a trainer tells of its work."""
+    conforming(dict(gauge), Feeding if "to_train" in gauge else Stepping, "gauge")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeFlow:
+    """What flowed through one node."""
+
+    node: str
+    cores: int
+    loaders: int
+    prepared: int
+    delivered: int
+    """Samples that its trainers were handed."""
+    exchanged_bytes: int
+    seconds: float
+    """Time with a leg to feed, without its beginning."""
+    busy_seconds: float
+    """Time with a sample under preparation."""
+    filling_seconds: float
+    """Time with a block on its way into the ring, prepared here or elsewhere."""
+    preparation_cpu_seconds: float
+    exchange_cpu_seconds: float
+    to_prepare: float
+    """Mean fill of the queue before preparation, from 0 to 1; so are the next two."""
+    to_exchange: float
+    to_train: float
+
+    @classmethod
+    def of(cls, node: str, gauges: Sequence[Mapping[str, Any]]) -> "NodeFlow":
+        """From the gauges of the node's feeders, of which there may have been several."""
+        total = sum(gauge["seconds"] for gauge in gauges)
+
+        def mean(queue: str) -> float:
+            return sum(g[queue]["mean"] * g["seconds"] for g in gauges) / total if total else 0.0
+
+        return cls(
+            node=node,
+            cores=gauges[-1]["cores"],
+            loaders=gauges[-1]["loaders"],
+            seconds=total,
+            to_prepare=mean("to_prepare"),
+            to_exchange=mean("to_exchange"),
+            to_train=mean("to_train"),
+            **{name: sum(gauge[name] for gauge in gauges) for name in COUNTED},
+        )
+
+    def queues(self, stage: str) -> tuple[float, float | None]:
+        """Mean fill of those before and behind a stage."""
+        if stage == "training":
+            return self.to_train, None
+        if stage == "exchange":
+            return self.to_exchange, self.to_train
+        # Where nothing is exchanged, training comes next.
+        return self.to_prepare, self.to_exchange if self.exchanged_bytes else self.to_train
+
+    @property
+    def preparing_rate(self) -> float:
+        """SC'18's r_p: samples/s that this node prepares while it prepares."""
+        return self.prepared / self.busy_seconds if self.busy_seconds else 0.0
+
+    @property
+    def core_rate(self) -> float:
+        """Samples per CPU second of preparation."""
+        return self.prepared / self.preparation_cpu_seconds if self.preparation_cpu_seconds else 0.0
+
+    @property
+    def computing(self) -> float:
+        """CPU seconds of preparation in those that its workers could have had: a core each, as far as there are cores."""
+        could = self.busy_seconds * min(max(self.loaders, 1), self.cores)
+        return self.preparation_cpu_seconds / could if could else 0.0
+
+    @property
+    def peak_rate(self) -> float:
+        """SC'18's peak(n): samples/s that this node receives, the time apart in which trainers leave no room for them."""
+        return self.delivered / self.filling_seconds if self.filling_seconds else 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Diagnosis:
+    """The bottleneck of a run, or of a run so far."""
+
+    stage: str
+    """preparation, exchange or training."""
+    node: str
+    """Where."""
+    preparing_rate: float
+    """What all preparing nodes deliver together: r_p of the slowest, times their number where they take turns."""
+    taking_rate: float
+    """SC'18's r_c, of the slowest device: samples/s of the stream while its members step on them, or are validated."""
+    peak_rate: float
+    """peak(n), of the node that receives least."""
+    queue_before: float
+    """Mean fill of the queue before the stage, from 0 to 1."""
+    queue_behind: float | None
+    """Of the next one; None behind training."""
+    verdict: str
+    """The stage, its figure, and what to change."""
+
+
+def diagnose(gauges: Iterable[tuple[str, Mapping[str, Any]]]) -> Diagnosis | None:
+    """The bottleneck, from (worker, gauge) of feeders and trainers; None where it is too early to tell.
+
+    A worker's name begins with its node's, where there are several. A node may have had several feeders, one after another.
+    """
+    feeders: dict[str, list[Mapping[str, Any]]] = {}
+    paces = []
+    for worker, gauge in gauges:
+        if "to_train" in gauge:
+            feeders.setdefault(worker.rpartition("/")[0] or "this node", []).append(gauge)
+        elif gauge.get("rows"):
+            paces.append(gauge["rows"] / max(gauge["training_seconds"], LEAST_SECONDS))
+    flows = [flow for flow in itertools.starmap(NodeFlow.of, feeders.items()) if flow.delivered]
+    preparing = [flow for flow in flows if flow.preparing_rate]
+    if not preparing or not paces or max(flow.seconds for flow in flows) < EARLY:
+        return None
+    stage, flow = _bottleneck(flows, preparing, min(paces))
+    queue_before, queue_behind = flow.queues(stage)
+    found = Diagnosis(
+        stage=stage,
+        node=flow.node,
+        preparing_rate=_together(preparing),
+        taking_rate=min(paces),
+        peak_rate=min(flow.peak_rate for flow in flows),
+        queue_before=queue_before,
+        queue_behind=queue_behind,
+        verdict="",
+    )
+    words = {"preparation": _of_preparation, "exchange": _of_exchange, "training": _of_training}
+    return replace(found, verdict=words[stage](found, flow, preparing))
+
+
+def _bottleneck(flows: Sequence[NodeFlow], preparing: Sequence[NodeFlow], taking_rate: float) -> tuple[str, NodeFlow]:
+    fullest = max(flows, key=lambda flow: flow.to_train)
+    behind = max(preparing, key=lambda flow: flow.to_prepare - flow.to_exchange)
+    rates = {"preparation": _together(preparing), "training": taking_rate}
+    where = {"preparation": behind, "exchange": behind, "training": fullest}
+    if fullest.to_train >= FULL:
+        stage = "training"
+    elif behind.to_exchange >= FULL:
+        # What a node receives it cannot receive faster than others prepare it.
+        stage, rates["exchange"] = "exchange", min(flow.peak_rate for flow in flows)
+    else:
+        stage = "preparation"
+    slowest = min(rates, key=rates.__getitem__)
+    stage = slowest if rates[stage] > CLEARLY * rates[slowest] else stage
+    return stage, where[stage]
+
+
+def _together(preparing: Sequence[NodeFlow]) -> float:
+    """Samples/s that these nodes prepare for all: in turns, at the pace of the slowest, or where nothing is exchanged each all."""
+    share = len(preparing) if any(flow.exchanged_bytes for flow in preparing) else 1
+    return share * min(flow.preparing_rate for flow in preparing)
+
+
+def _of_training(found: Diagnosis, flow: NodeFlow, preparing: Sequence[NodeFlow]) -> str:
+    said = f"training: members take {found.taking_rate:,.0f} samples/s, preparation could deliver {found.preparing_rate:,.0f}: "
+    if found.preparing_rate > CLEARLY * found.taking_rate:
+        return f"{said}more or faster devices would help, more loader workers would not"
+    return f"{said}both are about as fast, so more devices alone would not help"
+
+
+def _of_exchange(found: Diagnosis, flow: NodeFlow, preparing: Sequence[NodeFlow]) -> str:
+    sent = flow.exchanged_bytes / flow.seconds / 1e6
+    said = (
+        f"exchange: blocks cross the network at {sent:,.1f} MB/s, {found.peak_rate:,.0f} samples/s; preparation could "
+        f"deliver {found.preparing_rate:,.0f} and members take {found.taking_rate:,.0f}: send fewer bytes (uint8, with "
+        "`Data.on_device` to normalise)"
+    )
+    # Then each node prepares all samples.
+    alone = min(node.preparing_rate for node in preparing)
+    return f"{said}, or prepare on every node (sharing='local')" if alone > CLEARLY * found.peak_rate else said
+
+
+def _of_preparation(found: Diagnosis, flow: NodeFlow, preparing: Sequence[NodeFlow]) -> str:
+    rates = f"{found.preparing_rate:,.0f} samples/s in all, members could take {found.taking_rate:,.0f}: "
+    others = [other.preparing_rate for other in preparing if other is not flow]
+    if others and flow.preparing_rate < SLOW * median(others):
+        return (
+            f"preparation: {rates}{flow.node} is slow, it prepares {flow.preparing_rate:,.0f} samples/s where others do "
+            f"{median(others):,.0f}, and holds up all: see what else runs there, or leave it out"
+        )
+    if flow.loaders and flow.computing < WAITS:
+        return (
+            f"preparation: {rates}its {flow.loaders} loader workers a node compute in {flow.computing:.0%} of the time that they "
+            "could, and wait in the rest, as for files or a network: more of them would help (--loader-workers), also more than cores"
+        )
+    cores = sum(flow.cores for flow in preparing)
+    said = (
+        f"preparation: {flow.core_rate:,.0f} samples/s a core on {cores} cores, " if flow.core_rate else "preparation: "
+    )
+    if 0 < flow.loaders < flow.cores:
+        return f"{said}{rates}more loader workers (--loader-workers; {flow.loaders} a node)"
+    return (
+        f"{said}{rates}more cores or nodes, or a cheaper dataset: do what is the same in each epoch once, and save it"
+    )

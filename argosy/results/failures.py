@@ -1,0 +1,54 @@
+"""What the caller of a run is told of members that failed: warnings, or one error."""
+
+import sys
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+from argosy.errors import MemberError, MemberFailed
+from argosy.results.report import MemberResult
+
+__all__ = ["raise_failures", "warn_of_failures", "warn_of_trials"]
+
+PACKAGE = f"{Path(__file__).parent}/"
+MOST_TOLD = 10
+"""Failed members that an error names."""
+
+
+def warn_of_failures(rows: Sequence[MemberResult]) -> None:
+    """Warn of each member that failed or diverged."""
+    for row in rows:
+        if row.status == "failed":
+            log = row.folder / "log.txt"
+            _warn(f"member {row.failure}. Its log is {log}; mend it, and train with retry_failed=True.")
+        elif row.failed:
+            _warn(f"member {row.failure}. Lower its learning rate, or clip its gradients.")
+
+
+def warn_of_trials(rows: Sequence[MemberResult]) -> None:
+    """Warn once of the members of a search that failed or diverged, as some may rightly do."""
+    failed = [row for row in rows if row.failed]
+    if failed:
+        _warn(
+            f"{len(failed)} of {len(rows)} members of the search failed or diverged: {failed[0].failure}. All: report.table()."
+        )
+
+
+def raise_failures(rows: Sequence[MemberResult]) -> None:
+    """Raise MemberError where members failed or diverged."""
+    failed = [row for row in rows if row.failed]
+    if failed:
+        told = [f"  {row.failure}\n" for row in failed[:MOST_TOLD]]
+        more = f"  and {len(failed) - MOST_TOLD} more\n" if len(failed) > MOST_TOLD else ""
+        raise MemberError(
+            f"{len(failed)} of {len(rows)} members failed or diverged; the others were trained:\n{''.join(told)}{more}"
+            "Mend these, or leave out raise_on_failure to have their report all the same."
+        )
+
+
+def _warn(text: str) -> None:
+    """At the line that called Argosy, and each time: a notebook's cell that is run again fails again."""
+    frame = sys._getframe()
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(PACKAGE):
+        frame = frame.f_back
+    warnings.warn_explicit(text, MemberFailed, frame.f_code.co_filename, frame.f_lineno, registry={})

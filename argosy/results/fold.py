@@ -1,0 +1,325 @@
+"""The state of a run: the fold of its journal. The last record of a member's section wins."""
+
+import itertools
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from argosy.protocol.events import (
+    Answered,
+    Assigned,
+    BeganAnew,
+    Checkpoint,
+    Cloned,
+    Discarded,
+    Divided,
+    Event,
+    Fed,
+    MemberEnded,
+    MemberRested,
+    MemberStarted,
+    NodeCame,
+    Passed,
+    Proposed,
+    Retried,
+    RunEnded,
+    RunStarted,
+    Saved,
+    SectionEnded,
+    SharingChosen,
+    Skipped,
+    Split,
+    Used,
+    WorkerLost,
+)
+from argosy.protocol.packs import Packed, StepsAlone
+
+__all__ = ["OVER", "WRONG", "MemberState", "RunState"]
+
+WRONG = ("failed", "diverged")
+"""Statuses of members that came to nothing by themselves."""
+OVER = ("done", "stopped", *WRONG)
+"""Of members that train no more; who is done may be asked for more epochs later."""
+
+FILES_KEPT = 4
+"""Newest checkpoints of a member that are remembered: its folder has the newest two."""
+
+
+@dataclass(slots=True)
+class MemberState:
+    """What the journal says about one member."""
+
+    name: str
+    status: str = "waiting"
+    """waiting, training, resting, done, failed, diverged, stopped, or paused."""
+    reason: str = ""
+    device: str = ""
+    sections: list[SectionEnded] = field(default_factory=list)
+    """Finished ones, in order."""
+    behind: int = 0
+    """How many of them its source trained, for a clone that began with the source's file."""
+    history: list[dict[str, float]] = field(default_factory=list)
+    """One row for each of them, as `argosy.stopping.History` has it."""
+    best: SectionEnded | None = None
+    """The section with the best objective that it trained itself; the earliest of equals."""
+    saved: list[Checkpoint] = field(default_factory=list)
+    """Newest files, oldest first."""
+    assigned: list[tuple[int, int]] = field(default_factory=list)
+    """(own epoch, stream epoch), as in `Assigned`, by ascending own epoch."""
+    accumulate: int | None = None
+    """Micro-batches per step, where they are more than the member's own number."""
+    split: Split | None = None
+    """Over which devices, where it is not whole."""
+    source: str | None = None
+    """The member that it is a clone of."""
+    changes: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
+    """Hyper-parameters in which it differs from that: there and here."""
+    inherited: Checkpoint | None = None
+    """The file of the other one that it began with."""
+    packed: Packed | None = None
+    """Which programs stepped it and its like, as it was chosen last."""
+    aside: str | None = None
+    """Where the files of its earlier beginning are kept, in the run's directory; None where it has begun once."""
+
+    @property
+    def epochs(self) -> float:
+        """Finished ones; a part of one that is finished counts."""
+        return self.sections[-1].epochs if self.sections else 0.0
+
+    @property
+    def own_sections(self) -> list[SectionEnded]:
+        """Finished sections that it trained itself."""
+        return self.sections[self.behind :]
+
+    @property
+    def begun(self) -> bool:
+        """Whether it has stream epochs of its own: those of a clone that has not trained are the other one's."""
+        return bool(self.assigned) and (self.inherited is None or bool(self.device))
+
+    @property
+    def saved_at_its_end(self) -> bool:
+        """Whether its newest file was written after its last section."""
+        newest = self.saved[-1] if self.saved else None
+        last = self.sections[-1] if self.sections else None
+        if newest is None or last is None:
+            return False
+        return (newest.epoch, newest.section) > (last.epoch, last.section)
+
+    def stream_epoch(self, epoch: int) -> int | None:
+        """The stream epoch of one of its own; None where none was assigned yet."""
+        return next((at + epoch - own for own, at in reversed(self.assigned) if own <= epoch), None)
+
+    def end_section(self, ended: SectionEnded) -> None:
+        """A section that is trained again after a fault replaces the first time, and all that came after."""
+        self.forget_from(ended.epoch, ended.section)
+        self.sections.append(ended)
+        samples = ended.samples + (self.history[-1]["samples"] if self.history else 0)
+        so_far = {"epochs": ended.epochs, "steps": ended.steps, "samples": samples}
+        self.history.append({**ended.metrics, "seconds": ended.seconds, **so_far})
+        if ended.best:
+            self.best = ended
+
+    def forget_from(self, epoch: int, section: int) -> None:
+        """The member stands at this section again."""
+        count = len(self.sections)
+        while count and (self.sections[count - 1].epoch, self.sections[count - 1].section) >= (epoch, section):
+            count -= 1
+        if count < len(self.sections):
+            del self.sections[count:], self.history[count:]
+            self.behind = min(self.behind, count)
+            self.best = next((row for row in reversed(self.own_sections) if row.best), None)
+
+    def start(self, event: MemberStarted) -> None:
+        """It goes on from there, whatever was journaled beyond."""
+        self.status, self.reason, self.device = "training", "", event.device
+        self.forget_from(event.epoch, event.section)
+        here = (event.epoch, event.position)
+        self.saved = [c for c in self.saved if (c.epoch, c.position + c.carried) <= here]
+
+    def retry(self) -> None:
+        """It goes on from its newest file, behind which its code may train otherwise: so the best weights are those of then."""
+        self.status, self.reason = "waiting", ""
+        if len(self.saved) > 1 and self.saved[-1].file == self.saved[-2].file:
+            del self.saved[-1]
+
+    def clone(self, event: Cloned, source: "MemberState") -> None:
+        """What is behind the other one at its file is behind this one as well, but for the best section: that is the other's."""
+        self.source, self.changes, self.inherited = source.name, event.changes, event.checkpoint
+        if event.checkpoint is None:
+            return
+        self.saved, self.assigned = [event.checkpoint], list(source.assigned)
+        self.sections, self.history = [replace(row, member=self.name) for row in source.sections], list(source.history)
+        self.forget_from(event.checkpoint.epoch, event.checkpoint.section)
+        self.behind, self.best = len(self.sections), None
+
+    def follows(self, epoch: int, stream_epoch: int) -> bool:
+        """Whether it is assigned the stream from this own epoch on, as it goes from there."""
+        return self.stream_epoch(epoch) == stream_epoch and self.assigned[-1][0] <= epoch
+
+    def assign(self, epoch: int, stream_epoch: int) -> None:
+        """From this own epoch on it follows the stream from there."""
+        if not self.follows(epoch, stream_epoch):
+            self.assigned = [*(pair for pair in self.assigned if pair[0] < epoch), (epoch, stream_epoch)]
+
+
+@dataclass(slots=True)
+class RunState:
+    """The fold of a journal."""
+
+    members: dict[str, MemberState] = field(default_factory=dict)
+    started: RunStarted | None = None
+    ended: RunEnded | None = None
+    fed: dict[tuple[str, int, int], int] = field(default_factory=dict)
+    """Samples prepared for each section of the stream, by split, epoch and section."""
+    discarded: dict[tuple[str, int, int], int] = field(default_factory=dict)
+    """The same of samples that were prepared ahead and thrown away."""
+    holes: dict[tuple[str, int], set[int]] = field(default_factory=dict)
+    """Indices of broken samples, by split and stream epoch."""
+    used: list[list[Used]] = field(default_factory=list)
+    """What workers said at their end, for each driver: it names its workers anew."""
+    lost: list[WorkerLost] = field(default_factory=list)
+    passed: list[list[Passed]] = field(default_factory=list)
+    """Sections that legs are through, for each driver: it counts its legs anew."""
+    saving: dict[tuple[int, int], float] = field(default_factory=dict)
+    """Seconds that trainers took for files, by number of the driver, from 1, and of the leg."""
+    packed: list[Packed] = field(default_factory=list)
+    """Every choice of programs, first to last."""
+    alone: dict[str, str] = field(default_factory=dict)
+    """Why members were no program with others, where that was tried."""
+    answered: list[Answered] = field(default_factory=list)
+    sharing: SharingChosen | None = None
+    brought: list[str] = field(default_factory=list)
+    """Members that somebody brought when the run had begun."""
+    in_step: set[str] = field(default_factory=set)
+    """Members whose epochs are those of the stream, whenever they come: what they reach depends on nobody."""
+    killed: int = 0
+    """Drivers that did not come to their end, and after which another one came."""
+    seconds: float = 0.0
+    """Of all drivers that worked on the run and ended in order; so are the CPU seconds."""
+    cpu_seconds: float = 0.0
+    joules: dict[str, float] = field(default_factory=dict)
+    """Of the whole machine while they worked, by what counts them."""
+
+    @classmethod
+    def of(cls, events: Iterable[Event]) -> "RunState":
+        """Fold events, first to last."""
+        state = cls()
+        for event in events:
+            state.apply(event)
+        return state
+
+    def copied(self) -> "RunState":
+        """Another one that goes its own way; events are shared."""
+        copy: RunState = _copied(self)
+        return copy
+
+    def member(self, name: str) -> MemberState:
+        """The member of that name; it is made where it is unknown."""
+        return self.members.setdefault(name, MemberState(name))
+
+    def apply(self, event: Event) -> None:
+        """Take one more event into account."""
+        if isinstance(event, SectionEnded):
+            self.member(event.member).end_section(event)
+        elif isinstance(event, Saved):
+            here = len(self.passed), event.leg
+            self.saving[here] = self.saving.get(here, 0.0) + event.seconds
+            saved = self.member(event.member).saved
+            saved.append(event.checkpoint)
+            del saved[:-FILES_KEPT]
+        elif isinstance(event, MemberStarted):
+            self.member(event.member).start(event)
+        elif isinstance(event, MemberRested):
+            self.member(event.member).status, self.member(event.member).reason = "resting", event.reason
+        elif isinstance(event, MemberEnded):
+            self.member(event.member).status, self.member(event.member).reason = event.status, event.reason
+        elif isinstance(event, Assigned):
+            for name, (epoch, stream_epoch) in event.members.items():
+                self.member(name).assign(epoch, stream_epoch)
+        elif isinstance(event, BeganAnew):
+            for name, aside in event.members.items():
+                self.members[name] = MemberState(name, aside=aside)
+        elif isinstance(event, Retried):
+            for name in event.members:
+                self.member(name).retry()
+        elif isinstance(event, Cloned):
+            self.member(event.member).clone(event, self.member(event.source))
+        elif isinstance(event, Divided):
+            self.member(event.member).accumulate = event.accumulate
+        elif isinstance(event, Split):
+            self.member(event.member).split = event if len(event.devices) > 1 else None
+        else:
+            self._apply_to_run(event)
+
+    def _apply_to_run(self, event: Event) -> None:
+        if isinstance(event, RunStarted):
+            self.killed += self.started is not None and self.ended is None
+            self.started, self.ended = event, None
+            self.passed.append([])
+            self.used.append([])
+        elif isinstance(event, RunEnded):
+            self.ended = event
+            self.seconds += event.seconds
+            self.cpu_seconds += event.cpu_seconds
+            for name, joules in event.joules.items():
+                self.joules[name] = self.joules.get(name, 0.0) + joules
+        elif isinstance(event, NodeCame):
+            assert self.started is not None
+            self.started = replace(self.started, devices=(*self.started.devices, *event.devices))
+        elif isinstance(event, SharingChosen):
+            self.sharing = event
+        elif isinstance(event, Fed):
+            key = (event.split, event.epoch, event.section)
+            self.fed[key] = self.fed.get(key, 0) + event.samples
+        elif isinstance(event, Passed):
+            self.passed[-1].append(event)
+        elif isinstance(event, Discarded):
+            key = (event.split, event.epoch, event.section)
+            self.discarded[key] = self.discarded.get(key, 0) + event.samples
+        elif isinstance(event, Skipped):
+            self.holes.setdefault((event.split, event.epoch), set()).add(event.index)
+        elif isinstance(event, Used):
+            self.used[-1].append(event)
+        elif isinstance(event, WorkerLost):
+            self.lost.append(event)
+        elif isinstance(event, Packed):
+            self.packed.append(event)
+            for name in itertools.chain.from_iterable(event.programs):
+                self.member(name).packed = event
+        elif isinstance(event, StepsAlone):
+            self.alone.update(event.reasons)
+        elif isinstance(event, Proposed):
+            names = event.members or (event.member,)
+            if event.in_step or event.sections is not None:
+                self.in_step.update(names)
+            elif self.started is not None:
+                self.brought.extend(names)
+        elif isinstance(event, Answered):
+            self.answered.append(event)
+
+    @property
+    def preparations(self) -> float:
+        """How often each training sample of a section of the stream was prepared, for nothing as well.
+
+        1.0 where everybody shares one stream. What was prepared for sections that nobody came to is not in it: gauges have it
+        as ``speculative``.
+        """
+        assert self.started is not None
+        length, sections = self.started.lengths["train"], self.started.validations_per_epoch
+        fed = {key: samples + self.discarded.get(key, 0) for key, samples in self.fed.items() if key[0] == "train"}
+        wanted = sum((s + 1) * length // sections - s * length // sections for _, _, s in fed)
+        return sum(fed.values()) / max(wanted, 1)
+
+    @property
+    def preparations_alone(self) -> float:
+        """The same with one script for each member: the epochs that members took, for each epoch of the stream."""
+        fed = sum(split == "train" for split, _, _ in self.fed)
+        return sum(len(member.own_sections) for member in self.members.values()) / max(fed, 1)
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, RunState | MemberState):
+        return replace(value, **{name: _copied(getattr(value, name)) for name in value.__slots__})
+    if isinstance(value, list | set):
+        return type(value)(map(_copied, value))
+    return {key: _copied(item) for key, item in value.items()} if isinstance(value, dict) else value

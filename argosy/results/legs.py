@@ -1,0 +1,93 @@
+"""What came of the legs of a run and of its workers, beside what was predicted: for the report."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from argosy.protocol.events import Passed
+from argosy.results.fold import RunState
+
+__all__ = ["LegResult", "gauges_of", "legs_of"]
+
+LEAST_SECONDS, LEAST_SHARE = 0.1, 0.1
+"""Predicted seconds, and their share of the actual ones, below which a prediction is not told."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LegResult:
+    """One leg: what was predicted of its sections, each when it began, and what came. A section that a fault cut short is not in it."""
+
+    leg: str
+    """Its number; where several drivers worked on the run, behind that of the driver."""
+    sections: int
+    samples: int
+    """Of the stream."""
+    seconds: float
+    predicted_seconds: float
+    waiting_seconds: Mapping[str, float]
+    """By device: time outside of its members' own steps and validation."""
+    planning_seconds: float
+    changing_seconds: float
+    """Until members that came aboard were ready."""
+    saving_seconds: float
+    """That its devices took for the files of members, added up."""
+
+    @classmethod
+    def of(cls, leg: str, passed: Sequence[Passed], saving_seconds: float) -> "LegResult":
+        """From the sections of one leg."""
+        devices = dict.fromkeys(device for section in passed for device in section.stepping)
+        return cls(
+            leg=leg,
+            sections=len(passed),
+            samples=sum(section.samples for section in passed),
+            seconds=round(sum(section.seconds for section in passed), 3),
+            predicted_seconds=round(sum(section.predicted_seconds for section in passed), 3),
+            waiting_seconds={
+                device: round(sum(max(s.seconds - s.stepping[device], 0.0) for s in passed if device in s.stepping), 3)
+                for device in devices
+            },
+            planning_seconds=round(sum(section.planning_seconds for section in passed), 3),
+            changing_seconds=round(sum(section.changing_seconds for section in passed), 3),
+            saving_seconds=round(saving_seconds, 3),
+        )
+
+    @property
+    def was_predicted(self) -> bool:
+        """Whether the prediction says anything: of so short a time it is noise, as where preparation takes nearly all of it."""
+        return self.predicted_seconds >= max(LEAST_SECONDS, LEAST_SHARE * self.seconds)
+
+    @property
+    def samples_per_second(self) -> float:
+        """The pace that it had."""
+        return self.samples / self.seconds if self.seconds else 0.0
+
+    @property
+    def predicted_samples_per_second(self) -> float:
+        """The pace that it was to have."""
+        return self.samples / self.predicted_seconds if self.predicted_seconds else 0.0
+
+
+def legs_of(state: RunState) -> tuple[LegResult, ...]:
+    """By driver, and in the order in which they began."""
+    legs: dict[tuple[int, int], list[Passed]] = {}
+    for driver, passed in enumerate(state.passed, start=1):
+        for section in passed:
+            legs.setdefault((driver, section.leg), []).append(section)
+    return tuple(
+        LegResult.of(_of_driver(driver, leg, state), sections, state.saving.get((driver, leg), 0.0))
+        for (driver, leg), sections in legs.items()
+    )
+
+
+def gauges_of(state: RunState) -> dict[str, Mapping[str, Any]]:
+    """What stages did and how full the queues between them were, by worker."""
+    return {
+        _of_driver(driver, one.worker, state): {**one.gauge, "cpu_seconds": one.cpu_seconds}
+        for driver, used in enumerate(state.used, start=1)
+        for one in used
+    }
+
+
+def _of_driver(driver: int, what: int | str, state: RunState) -> str:
+    """What drivers name anew: where several worked on the run, behind the number of this one."""
+    return f"{driver}.{what}" if len(state.passed) > 1 else str(what)

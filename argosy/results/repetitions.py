@@ -1,0 +1,195 @@
+"""What came out of networks that several members repeat: their means, and whether one is better than another."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from argosy.errors import RunError
+from argosy.errors.spelling import meant
+from argosy.results.intervals import Interval
+from argosy.results.ranking import NOTHING, NUMBER, rank
+from argosy.stopping import Mode
+from argosy.study import Repetition
+
+__all__ = ["Comparison", "Configuration", "Leader", "Repetitions"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Configuration:
+    """One network that several members repeat."""
+
+    name: str
+    repetitions: int
+    """Members that repeat it."""
+    counted: int
+    """Those of them that are done: figures are theirs."""
+    metrics: Mapping[str, Interval]
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain row."""
+        return {
+            "configuration": self.name,
+            "repetitions": self.repetitions,
+            "counted": self.counted,
+            **{metric: found.mean for metric, found in self.metrics.items()},
+            "intervals": {metric: found.bounds for metric, found in self.metrics.items()},
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Comparison:
+    """Two configurations, repetition by repetition."""
+
+    first: str
+    second: str
+    metric: str
+    first_minus_second: Interval
+    """Mean of the first's value minus the second's, over the repetitions that are done of both."""
+
+    @property
+    def distinguishable(self) -> bool:
+        """Whether the interval leaves no room for a difference of zero."""
+        return not self.first_minus_second.holds_zero
+
+    @property
+    def told(self) -> str:
+        """The difference in words."""
+        found, pairs = self.first_minus_second, self.first_minus_second.count
+        if pairs < 2:
+            return f"{pairs} {'pair' if pairs == 1 else 'pairs'}, too few to tell"
+        return str(found) if self.distinguishable else f"not distinguishable ({found})"
+
+    def __str__(self) -> str:
+        return f"{self.metric}, {self.first} minus {self.second}: {self.told}"
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain row."""
+        return {
+            "first": self.first,
+            "second": self.second,
+            "metric": self.metric,
+            "first_minus_second": self.first_minus_second.mean if self.first_minus_second.count else None,
+            "interval": self.first_minus_second.bounds,
+            "pairs": self.first_minus_second.count,
+            "distinguishable": self.distinguishable,
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Leader:
+    """The best of a run: the member with the best objective, or where members repeat networks the configuration with the best mean."""
+
+    name: str
+    metric: str
+    """The objective."""
+    value: Interval
+    repetitions: int | None = None
+    """Members that repeat the configuration; None for a member that repeats nothing."""
+
+    @property
+    def told(self) -> str:
+        """Its value, with what that is the mean of."""
+        if self.repetitions is None:
+            return f"{self.value}"
+        of = "" if self.value.count == self.repetitions else f" of {self.repetitions}"
+        return f"{self.value}, mean of {self.value.count}{of}"
+
+    def __str__(self) -> str:
+        return f"{self.name}, {self.metric} {self.told}"
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain row."""
+        counted = None if self.repetitions is None else self.value.count
+        values = {"value": self.value.mean, "interval": self.value.bounds}
+        return {"name": self.name, "metric": self.metric, **values, "repetitions": self.repetitions, "counted": counted}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Repetitions:
+    """Of one run."""
+
+    outcomes: Mapping[str, Mapping[str, Mapping[str, float]]]
+    """Metrics by configuration and by what differs between its repetitions; empty for a member that is not done, since they
+    would tell how far it came."""
+    overlaps: Mapping[str, float]
+    """By configuration, see `Repetition.overlap`."""
+    objective: str
+    mode: Mode
+
+    @classmethod
+    def of(
+        cls, members: Iterable[tuple[Repetition, Mapping[str, float]]], *, objective: str, mode: Mode
+    ) -> "Repetitions":
+        """From each member's metrics, none of one that is not done."""
+        outcomes: dict[str, dict[str, Mapping[str, float]]] = {}
+        overlaps: dict[str, float] = {}
+        for repetition, metrics in members:
+            outcomes.setdefault(repetition.of, {})[repetition.under] = metrics
+            overlaps[repetition.of] = max(overlaps.get(repetition.of, 0.0), repetition.overlap)
+        return cls(outcomes=outcomes, overlaps=overlaps, objective=objective, mode=mode)
+
+    @property
+    def configurations(self) -> tuple[Configuration, ...]:
+        """The best mean of the objective first, and last those of which nothing is known."""
+
+        def place(found: Configuration) -> tuple[int, float]:
+            return rank(found.metrics[self.objective].mean if self.objective in found.metrics else None, self.mode)
+
+        return tuple(sorted(map(self._configuration, self.outcomes), key=place))
+
+    @property
+    def comparisons(self) -> tuple[Comparison, ...]:
+        """Of each of the other configurations with the best one, by the objective."""
+        best, *others = [found.name for found in self.configurations] or [""]
+        return tuple(self.compare(other, best) for other in others)
+
+    def leader(self, others: Mapping[str, float]) -> Leader | None:
+        """The best of these configurations, and of `others`, the objectives of members that repeat nothing; None where none has a number."""
+        found = [
+            Leader(name=name, metric=self.objective, value=Interval(mean=value, half=None, count=1))
+            for name, value in others.items()
+        ]
+        found += [
+            Leader(name=one.name, metric=self.objective, value=one.metrics[self.objective], repetitions=one.repetitions)
+            for one in self.configurations
+            if one.metrics
+        ]
+        ranked = [(rank(one.value.mean, self.mode), one) for one in found]
+        (kind, _), best = min(ranked, key=lambda each: each[0], default=((NOTHING, 0.0), None))
+        return best if kind == NUMBER else None
+
+    def compare(self, first: str, second: str, metric: str | None = None) -> Comparison:
+        """Two configurations by a metric, or by the objective, over the repetitions that both have."""
+        metric = metric or self.objective
+        of_first, of_second = self._values(first, metric), self._values(second, metric)
+        differences = [value - of_second[under] for under, value in of_first.items() if under in of_second]
+        difference = Interval.of(differences, overlap=max(self.overlaps[first], self.overlaps[second]))
+        return Comparison(first=first, second=second, metric=metric, first_minus_second=difference)
+
+    def _configuration(self, name: str) -> Configuration:
+        overlap = self.overlaps[name]
+        done = [metrics for metrics in self.outcomes[name].values() if metrics]
+        shared = [metric for metric in (done[0] if done else ()) if all(metric in metrics for metrics in done)]
+        return Configuration(
+            name=name,
+            repetitions=len(self.outcomes[name]),
+            counted=len(done),
+            metrics={metric: Interval.of([metrics[metric] for metrics in done], overlap=overlap) for metric in shared},
+        )
+
+    def _values(self, configuration: str, metric: str) -> dict[str, float]:
+        """A metric of a configuration's repetitions, by what differs between them."""
+        if configuration not in self.outcomes:
+            known = ", ".join(map(repr, self.outcomes)) or "nothing"
+            raise RunError(
+                f"the run has no configuration {configuration!r}{meant(configuration, self.outcomes)}: its members of argosy.replicate and argosy.kfold repeat "
+                f"{known}. Choose one of these."
+            )
+        done = {under: metrics for under, metrics in self.outcomes[configuration].items() if metrics}
+        for metrics in done.values():
+            if metric not in metrics:
+                raise RunError(
+                    f"configuration {configuration!r} does not report {metric!r}{meant(metric, metrics)}; choose one of "
+                    f"{', '.join(metrics)}."
+                )
+        return {under: metrics[metric] for under, metrics in done.items()}

@@ -1,0 +1,392 @@
+"""What came out: the fold of a run's events, as values a person or a program can ask."""
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from argosy.disk.json_values import conforming
+from argosy.errors import RunError
+from argosy.errors.checks import check_choice, check_whole
+from argosy.errors.spelling import meant
+from argosy.errors.wording import as_html, cause, differing, html_table, last_line
+from argosy.protocol.events import SharingChosen
+from argosy.protocol.packs import Packed
+from argosy.results.diagnosis import Diagnosis, diagnose
+from argosy.results.fold import WRONG, MemberState, RunState
+from argosy.results.legs import LegResult, gauges_of, legs_of
+from argosy.results.ranking import rank
+from argosy.results.repetitions import Comparison, Leader, Repetitions
+from argosy.study import Repetition
+
+__all__ = ["LEFT_OUT", "MemberResult", "Networks", "Report"]
+
+LEFT_OUT = "left out"
+"""Status of a member that has trained, and is not in the study any more."""
+
+
+class Networks(Protocol):
+    """The trained networks of a run; given by whoever knows torch and may have its study."""
+
+    def load(self, name: str, *, preprocess: bool) -> Any:
+        """A member's network with its best weights, in ``eval()`` on the CPU; with `preprocess` behind `Data.on_device`."""
+
+    def predict(self, network: Any, samples: Any) -> Any:
+        """What a network answers to each sample; None are the validation samples."""
+
+    def out_of_fold(self, names: Sequence[str]) -> Any:
+        """What these answer to the validation samples of their own."""
+
+    def ensemble(self, names: Sequence[str], *, combine: Any, select: Any, calibrate: bool, preprocess: bool) -> Any:
+        """One network made of those of several members; with `preprocess` behind `Data.on_device`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemberResult:
+    """What came out of one member."""
+
+    name: str
+    status: str
+    reason: str
+    epochs: float
+    """Finished ones: a whole number, or with several validations an epoch a part more."""
+    metrics: dict[str, float]
+    """Of the section with the best objective; empty before the first one's end."""
+    best_epoch: int | None
+    hyperparameters: dict[str, Any]
+    repetition: Repetition | None
+    """Of a network that several members repeat, which one it is."""
+    device: str
+    seconds: float
+    """Time in the member's own steps and validation."""
+    folder: Path
+    networks: Callable[[], Networks] = field(repr=False)
+
+    @classmethod
+    def of(
+        cls, state: MemberState, described: Mapping[str, Any], *, directory: Path, networks: Callable[[], Networks]
+    ) -> "MemberResult":
+        """From a member's fold and what ``study.json`` says of it."""
+        best = state.best
+        return cls(
+            name=state.name,
+            status=LEFT_OUT if described.get("left_out") else state.status,
+            reason=state.reason,
+            epochs=int(state.epochs) if state.epochs == int(state.epochs) else state.epochs,
+            metrics=dict(best.metrics) if best else {},
+            best_epoch=best.epoch if best else None,
+            hyperparameters=described["hyperparameters"],
+            repetition=_repetition(described),
+            device=state.device,
+            seconds=sum(ended.seconds for ended in state.own_sections),
+            folder=directory / "members" / state.name,
+            networks=networks,
+        )
+
+    @property
+    def failed(self) -> bool:
+        """Whether its code raised, or its loss was no longer a number."""
+        return self.status in WRONG
+
+    @property
+    def counts(self) -> bool:
+        """Whether what it has reached counts: it has finished an epoch, did not fail, and is in the study."""
+        return bool(self.metrics) and not self.failed and self.status != LEFT_OUT
+
+    @property
+    def failure(self) -> str:
+        """What became of a member that failed, in one line."""
+        return f"{self.name!r} {self.status}: {cause(self.reason).removesuffix('.')}"
+
+    def load(self, *, preprocess: bool = False) -> Any:
+        """The member's network with its best weights, in ``eval()`` on the CPU.
+
+        It takes what `Data.on_device` returns; with `preprocess` what the dataset has, and does that itself, also where it is exported.
+        """
+        return self.networks().load(self.name, preprocess=preprocess)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Report:
+    """What came out of a run: its members, best first."""
+
+    rows: tuple[MemberResult, ...]
+    """By their best value of the objective, ties in the order of the study; then those that failed or diverged, and last those
+    without a finished section."""
+    objective: str
+    directory: Path
+    status: str
+    """running, done, paused, failed, or interrupted: its driver was killed."""
+    reason: str
+    seconds: float
+    """Of drivers that came to their end; so are the CPU seconds and joules."""
+    killed_drivers: int
+    """Those that did not: how long they worked the journal's times alone tell."""
+    preparations: float
+    """How often each training sample was prepared per epoch of the stream."""
+    preparations_alone: float
+    """How often it would have been with one script for each member, for the epochs that they took."""
+    waiting_share: float
+    """Share of the trainers' time that went into waiting for data."""
+    cpu_seconds: float
+    """User and system time of the whole tree of processes."""
+    joules: Mapping[str, float]
+    """That the whole machine took meanwhile, by what counts them."""
+    sharing: SharingChosen | None
+    """How nodes shared the stream, and why."""
+    packs: tuple[Packed, ...]
+    """Which programs stepped members that may be one, and what was measured: every choice, first to last."""
+    alone: Mapping[str, str]
+    """Why members were no program with others, where that was tried."""
+    diagnosis: Diagnosis | None
+    """Which stage held up the run; None where nothing was trained."""
+    repetitions: Repetitions
+    """Networks that several members repeat, with the means of their metrics."""
+    legs: tuple[LegResult, ...]
+    """What was predicted, and what came."""
+    gauges: Mapping[str, Mapping[str, Any]]
+    """What stages did and how full the queues between them were, by worker; where several drivers worked on the run, its name is
+    behind the number of the driver."""
+    networks: Callable[[], Networks] = field(repr=False)
+
+    @property
+    def last_packs(self) -> tuple[Packed, ...]:
+        """The last choice for each device and the members of it that may be one program."""
+        return tuple({(pack.device, frozenset(itertools.chain(*pack.programs))): pack for pack in self.packs}.values())
+
+    def best(self) -> MemberResult:
+        """The member with the best value of the objective, among those that neither failed nor diverged; of equals the earlier one.
+
+        Where members repeat networks under several seeds or folds, it is a single repetition, which was lucky as well as good:
+        `leader` names the best configuration, and ``ensemble(members=[report.leader.name])`` is made of all its members.
+        Raises RunError where no such member has finished an epoch with a number as its objective.
+        """
+        row = next((row for row in self.rows if row.counts), None)
+        if row is None or math.isnan(row.metrics.get(self.objective, math.nan)):
+            raise RunError(
+                f"no member of {self.directory} has a {self.objective} that counts: each has finished no epoch, has failed or "
+                f"diverged, or reached no number. See `argosy status {self.directory}`; report.member(name) has what one reached."
+            )
+        return row
+
+    @property
+    def leader(self) -> Leader | None:
+        """What a headline names as the best: a member, or where members repeat networks a configuration, by its mean; None before
+        there is one."""
+        single = [row for row in self.rows if row.repetition is None and row.counts]
+        return self.repetitions.leader({row.name: row.metrics[self.objective] for row in single})
+
+    def member(self, name: str) -> MemberResult:
+        """The member of that name."""
+        for row in self.rows:
+            if row.name == name:
+                return row
+        raise RunError(
+            f"no member {name!r}{meant(name, [row.name for row in self.rows])} in {self.directory}; choose one of "
+            f"{', '.join(row.name for row in self.rows)}."
+        )
+
+    def ensemble(
+        self,
+        *,
+        top: int | None = None,
+        members: Sequence[str] | None = None,
+        select: Literal["greedy"] | None = None,
+        combine: Literal["probabilities", "logits", "votes", "mean"] | None = None,
+        calibrate: bool = False,
+        preprocess: bool = False,
+    ) -> Any:
+        """One ``nn.Module`` of the best weights of the `top` members, of those named, or of all; see `argosy.ensembling.ensemble`.
+
+        The name of a configuration among `members` stands for all the members that repeat it; those that failed or diverged are
+        taken where they are named alone.
+        With ``select="greedy"`` only those are taken, and weighted, that make the ensemble better on the validation samples
+        (Caruana et al. 2004); with `calibrate` each member's logits are divided by a temperature that is fitted there. Its
+        ``scores`` say what it and each member are worth on them, and its ``note`` what they are of, or why there are none. `combine`
+        follows from the members' losses where these tell it. It takes inputs as `Data.on_device` returns them; with `preprocess`
+        as the dataset has them. Raises RunError and StudyError.
+        """
+        if select is not None:
+            check_choice("report.ensemble: select", select, ("greedy",))
+        if combine is not None:
+            check_choice("report.ensemble: combine", combine, ("probabilities", "logits", "votes", "mean"))
+        names = [row.name for row in self._candidates(top, members)]
+        return self.networks().ensemble(
+            names, combine=combine, select=select, calibrate=calibrate, preprocess=preprocess
+        )
+
+    def predict(self, samples: Any = None, network: Any = None) -> Any:
+        """What a network, by default the best member's, answers to each sample, ``[N, …]`` on the host.
+
+        Samples are prepared as validation samples of the study are, which they are by default: arrays, alone or in a tuple, or a
+        Dataset. They need no target: `Data.on_device`, where it takes one, is given zeros in its place. The network may be any, such
+        as an ensemble; it runs where it is.
+        """
+        return self.networks().predict(self.best().load() if network is None else network, samples)
+
+    def out_of_fold(self, configuration: str) -> Any:
+        """What networks of a cross-validation answer to the samples that they did not train on, ``[N, …]`` on the host.
+
+        Row n is of validation sample n, by the best weights of the member that holds it out: the mean where several do, as
+        bootstraps may, and NaN where none does.
+        """
+        found = [row.name for row in self.rows if row.repetition is not None and row.repetition.of == configuration]
+        if not found:
+            known = [found.name for found in self.repetitions.configurations]
+            raise RunError(
+                f"{self.directory} has no configuration {configuration!r}{meant(configuration, known)}; ask for a member that argosy.kfold was given."
+            )
+        return self.networks().out_of_fold(found)
+
+    def _candidates(self, top: int | None, members: Sequence[str] | None) -> Sequence[MemberResult]:
+        """Best first."""
+        if top is not None and members is not None:
+            raise RunError(
+                f"report.ensemble was given top={top} and members=; give one of them, or neither for all members."
+            )
+        if top is not None:
+            check_whole("report.ensemble: top", top, least=1)
+        known = [row for row in self.rows if row.counts]
+        if members is not None:
+            wanted = {one for name in members for one in self._repeating(name, known) or [self.member(name).name]}
+            known = [row for row in self.rows if row.name in wanted]
+        if len(known) < (top or 1):
+            raise RunError(
+                f"report.ensemble was to be made of {top or 'one or more'} members, and {len(known)} of {self.directory} have "
+                "finished an epoch and not failed, or were named. Choose fewer, or train them further."
+            )
+        return known[:top]
+
+    def _repeating(self, configuration: str, among: Sequence[MemberResult]) -> list[str]:
+        """Names of the members that repeat it; none where a member has that name."""
+        if any(row.name == configuration for row in self.rows):
+            return []
+        return [row.name for row in among if row.repetition is not None and row.repetition.of == configuration]
+
+    def compare(self, first: str, second: str, metric: str | None = None) -> Comparison:
+        """The first of two configurations minus the second, by a metric or by the objective, in pairs of the same seed or fold.
+
+        ``report.compare("gelu", "relu").first_minus_second`` is below zero where gelu has the lower values.
+        """
+        return self.repetitions.compare(first, second, metric)
+
+    def table(self) -> list[dict[str, Any]]:
+        """One plain row per member, best first."""
+        return [
+            {
+                "member": row.name,
+                "status": row.status,
+                "epochs": row.epochs,
+                "best_epoch": row.best_epoch,
+                **row.metrics,
+                **row.hyperparameters,
+                "device": row.device,
+                "seconds": round(row.seconds, 3),
+                "reason": last_line(row.reason),
+            }
+            for row in self.rows
+        ]
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the table, without what is the same in all members."""
+        rows, same = self.table(), {row.name: row.hyperparameters for row in self.rows}
+        metrics = dict.fromkeys(name for row in self.rows for name in row.metrics)
+        columns = ["member", "status", "epochs", *metrics, *differing(same), "seconds", "reason"]
+        table = html_table(columns, [[row.get(column, "") for column in columns] for row in rows])
+        return f"<p>{as_html(self.status)}; {as_html(str(self.directory))}</p>{table}"
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain value with everything."""
+        return {
+            "directory": str(self.directory),
+            "status": self.status,
+            "objective": self.objective,
+            "seconds": round(self.seconds, 3),
+            "killed_drivers": self.killed_drivers,
+            "preparations_per_sample_and_epoch": self.preparations,
+            "preparations_alone": self.preparations_alone,
+            "waiting_share": round(self.waiting_share, 4),
+            "cpu_seconds": round(self.cpu_seconds, 3),
+            "joules": dict(self.joules),
+            "sharing": asdict(self.sharing) if self.sharing else None,
+            "packs": [{**asdict(pack), "improvement": pack.improvement} for pack in self.packs],
+            "alone": dict(self.alone),
+            "diagnosis": asdict(self.diagnosis) if self.diagnosis else None,
+            "best": self.leader.to_json() if self.leader else None,
+            "legs": [asdict(leg) for leg in self.legs],
+            "gauges": {worker: dict(gauge) for worker, gauge in self.gauges.items()},
+            "members": self.table(),
+            "configurations": [found.to_json() for found in self.repetitions.configurations],
+            "comparisons": [found.to_json() for found in self.repetitions.comparisons],
+        }
+
+    def to_pandas(self) -> Any:
+        """The table as a pandas DataFrame (pandas is not a dependency of Argosy)."""
+        import pandas  # the one optional package of this file
+
+        return pandas.DataFrame(self.table())
+
+    @classmethod
+    def of(
+        cls,
+        state: RunState,
+        *,
+        directory: Path,
+        summary: dict[str, Any],
+        networks: Callable[[], Networks],
+        at_work: bool = False,
+    ) -> "Report":
+        """From a run's fold and its ``study.json``; `at_work` says that it has a driver."""
+        objective, mode = summary["objective"], summary["mode"]
+        rows = [
+            MemberResult.of(
+                state.members.get(name, MemberState(name)), described, directory=directory, networks=networks
+            )
+            for name, described in summary["members"].items()
+        ]
+        rows.sort(key=lambda row: (row.status == LEFT_OUT, rank(row.metrics.get(objective), mode, failed=row.failed)))
+        used = list(itertools.chain.from_iterable(state.used))
+        gauges = [one.gauge for one in used if "waiting_seconds" in one.gauge]
+        waiting, busy = (sum(gauge[key] for gauge in gauges) for key in ("waiting_seconds", "busy_seconds"))
+        return cls(
+            rows=tuple(rows),
+            objective=objective,
+            directory=directory,
+            status="running" if at_work else state.ended.status if state.ended else "interrupted",
+            reason=state.ended.reason if state.ended and not at_work else "",
+            seconds=state.seconds,
+            killed_drivers=state.killed + (state.started is not None and state.ended is None and not at_work),
+            preparations=state.preparations if state.started else 0.0,
+            preparations_alone=state.preparations_alone,
+            waiting_share=waiting / (waiting + busy) if waiting + busy else 0.0,
+            cpu_seconds=state.cpu_seconds,
+            joules=state.joules,
+            sharing=state.sharing,
+            legs=legs_of(state),
+            packs=tuple(state.packed),
+            alone=state.alone,
+            diagnosis=diagnose((one.worker, one.gauge) for one in used),
+            repetitions=Repetitions.of(
+                [(row.repetition, _outcome(row)) for row in rows if row.repetition is not None],
+                objective=objective,
+                mode=mode,
+            ),
+            networks=networks,
+            gauges=gauges_of(state),
+        )
+
+
+def _repetition(described: Mapping[str, Any]) -> Repetition | None:
+    """Of a member in ``study.json``; earlier versions wrote none."""
+    found = described.get("repetition")
+    if found is None:
+        return None
+    repetition: Repetition = conforming(found, Repetition, "repetition")
+    return repetition
+
+
+def _outcome(row: MemberResult) -> dict[str, float]:
+    """Metrics of a member that is done. A learning rate is none."""
+    return {name: value for name, value in row.metrics.items() if name != "lr" and row.status == "done"}

@@ -1,0 +1,142 @@
+"""From what trainers measured to what planners know."""
+
+import functools
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+import argosy
+from argosy.profiles import Profile, ProfileCache, cache_folder
+from argosy.protocol.events import SectionEnded
+from argosy.protocol.trainer import Measured
+from argosy.running.directory.study_json import spell
+from argosy.study import Member
+from argosy.training.programs.shard.parallel import LONG_BYTES
+
+__all__ = ["ASSUMED_LINK", "Costs", "Link", "Observed", "alike", "even_out", "profile_of"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Link:
+    """What a sum over the ranks of a group takes: a ring, in which each rank sends 2 (m - 1) times its m-th part."""
+
+    hop_seconds: float
+    """Of the least that a rank can send."""
+    bytes_per_second: float
+
+    @classmethod
+    def measured(cls, devices: int, short_seconds: float, long_seconds: float) -> "Link":
+        """By a sum of next to nothing and one of `LONG_BYTES` over so many devices."""
+        hops = 2 * (devices - 1)
+        spent = max(long_seconds - short_seconds, 1e-9)
+        return cls(hop_seconds=short_seconds / hops, bytes_per_second=hops / devices * LONG_BYTES / spent)
+
+    def seconds(self, devices: int, size: int) -> float:
+        """Of a sum of so many bytes over so many devices."""
+        hops = 2 * (devices - 1)
+        return hops * (self.hop_seconds + size / devices / self.bytes_per_second)
+
+
+ASSUMED_LINK = Link(hop_seconds=0.0, bytes_per_second=10e9)
+"""Where none was measured: as inside a node of GPUs."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Costs:
+    """What members and preparation cost."""
+
+    profiles: tuple[Profile, ...]
+    notes: tuple[str, ...]
+    lengths: dict[str, int]
+    preparation_seconds_per_sample: float
+    """Of one core; 0 where nothing is prepared."""
+
+
+def profile_of(
+    measured: Measured, *, batch_size: int, device_kind: str, node_devices: int, link: Link | None
+) -> Profile:
+    """The profile of one member.
+
+    A group of m devices trains at batch / (step of one share + sum of the gradients over the link). Without a link, or where
+    no shares were measured, the member may not be split.
+    """
+    shares = () if link is None else enumerate(measured.shard_seconds, start=2)
+    groups = [batch_size / (seconds + link.seconds(m, measured.gradient_bytes)) for m, seconds in shares if link]
+    return Profile(
+        member=measured.member,
+        device_kind=device_kind,
+        samples_per_second=(measured.samples_per_second, *groups),
+        memory_bytes=measured.memory_bytes,
+        activation_bytes=measured.activation_bytes,
+        state_bytes=measured.state_bytes,
+        splittable=bool(groups) and not measured.whole,
+        node_devices=node_devices,
+    )
+
+
+def even_out(profiles: Sequence[Profile], members: Iterable[Member], measured: Mapping[str, Measured]) -> list[Profile]:
+    """Members that do the same work get the same profile, the best of theirs: what else runs on a machine only adds.
+
+    So a sweep over learning rates is dealt evenly, whatever disturbed its measuring.
+    """
+    works = {member.name: _work(member, measured[member.name]) for member in members if member.name in measured}
+    best: dict[tuple[object, ...], Profile] = {}
+    for profile in profiles:
+        known = best.setdefault(works[profile.member], profile)
+        if profile.rate(1) > known.rate(1):
+            best[works[profile.member]] = profile
+    return [replace(best[works[profile.member]], member=profile.member) for profile in profiles]
+
+
+def alike(member: Member, measured: Measured) -> str:
+    """A digest that members have in common who may be one program, as far as is known before their trainers try them."""
+    factories = (
+        member.loss,
+        member.step,
+        member.validate,
+        *(item for pair in sorted(member.metrics.items()) for item in pair),
+    )
+    sizes = (member.batch_size, member.eval_batch_size, member.accumulate, member.precision)
+    words = (*map(spell, factories), measured.parameter_shapes, *sizes)
+    return hashlib.sha256(repr(words).encode()).hexdigest()[:16]
+
+
+def _work(member: Member, measured: Measured) -> tuple[object, ...]:
+    """What decides the work of a member's steps, and its memory; learning rates do not."""
+    optimizer = member.optimizer or member.optimizers
+    optimizer = optimizer.func if isinstance(optimizer, functools.partial) else optimizer
+    factories = (member.model, optimizer, member.loss, member.step, member.augment, member.validate)
+    sizes = (member.batch_size, member.eval_batch_size, member.accumulate, member.precision, measured.memory_bytes)
+    return (*map(spell, factories), measured.parameter_shapes, *sizes)
+
+
+class Observed:
+    """What earlier runs saw of members, on this machine's disk: 30 ms at the start of a run are a noisy measure.
+
+    A member is known by its factory, hyper-parameters and parameter shapes, on one kind of device and one torch, and by whether its
+    steps are `exact`. Only plans depend on it, never a member's result.
+    """
+
+    def __init__(self, *, exact: bool = False) -> None:
+        self._exact = exact
+        self._cache = ProfileCache(folder=cache_folder() / "profiles")
+
+    def refresh(self, profile: Profile, member: Member, measured: Measured) -> Profile:
+        """The measured profile at the rate that runs have seen, where one has."""
+        known = self._cache.load(self._key(profile, member, measured))
+        return profile if known is None else profile.observed(known.samples_per_second[0], weight=1.0)
+
+    def remember(self, profile: Profile, member: Member, measured: Measured, ended: SectionEnded) -> None:
+        """Take a section's rate into account, its share of validation included."""
+        if ended.seconds > 0:
+            seen = profile.observed(ended.samples / ended.seconds)
+            self._cache.save(self._key(profile, member, measured), seen)
+
+    def _key(self, profile: Profile, member: Member, measured: Measured) -> str:
+        return self._cache.key(
+            member=f"{spell(member.model)} {member.hyperparameters} {member.precision} {measured.parameter_shapes} {self._exact}",
+            device_kind=profile.device_kind,
+            versions={"torch": torch.__version__, "argosy": argosy.__version__},
+        )

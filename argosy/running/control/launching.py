@@ -1,0 +1,143 @@
+"""What a policy is asked, and what its answer means for those who train already: who stays, moves, leaves and joins.
+
+Pure but for the policy, which is pure itself. The policy is asked once for each change, with everything that a run knows.
+"""
+
+import contextlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from argosy.cluster import Cluster
+from argosy.errors import PlanError
+from argosy.planning import FILES, POLICIES, Policy, Situation, best_with_known_epochs
+from argosy.planning.outcomes import Charges
+from argosy.plans import Flotilla, Placement, Plan
+from argosy.profiles import Profile
+from argosy.protocol.events import Split
+from argosy.running.control.legs import Sailing
+
+__all__ = ["Launching", "as_before"]
+
+
+@dataclass(slots=True)
+class Launching:
+    """The questions of one run."""
+
+    cluster: Cluster
+    policy_name: str
+    policy: Policy
+    """The planner."""
+    preparation_seconds: float = 0.0
+    """Of one sample, on one core."""
+    samples_per_epoch: int = 1
+    opening_seconds: float = 0.0
+    """That a feeder takes to open the data, as each further one does."""
+
+    def situation(
+        self,
+        waiting: Sequence[Profile],
+        legs: Sequence[Sailing],
+        *,
+        epochs_done: Mapping[str, int],
+        epochs_left: Mapping[str, int],
+        epochs_certain: Mapping[str, int],
+        running: Sequence[Flotilla] = (),
+        without: Sailing | None = None,
+    ) -> Situation:
+        """What the policy may know; the devices of the leg `without` count as free, its members have their homes there."""
+        busy = {device for leg in legs if leg is not without for device in (*leg.devices, *leg.boarding)}
+        homes = {name: tuple(leg.devices_of(name)) for leg in legs for name in leg.members}
+        return Situation(
+            waiting=tuple(waiting),
+            free=tuple(device for device in self.cluster.devices if device.name not in busy),
+            devices=self.cluster.devices,
+            running=tuple(running),
+            epochs_done=epochs_done,
+            epochs_left=epochs_left,
+            epochs_certain=epochs_certain,
+            samples_per_epoch=self.samples_per_epoch,
+            homes=homes,
+            preparation_samples_per_second=self.preparation_rate,
+            moving=FILES,
+        )
+
+    @property
+    def preparation_rate(self) -> float | None:
+        """What the cluster can prepare; None where its cores train as well, and where one stream must do for all."""
+        if not self.preparation_seconds or any(device.kind == "cpu" for device in self.cluster.devices):
+            return None
+        return sum(node.cores for node in self.cluster.nodes) / self.preparation_seconds
+
+    def foresee(self, situation: Situation) -> None:
+        """All epochs of everybody are known: go by the policy with which all are through first."""
+        self.policy_name = best_with_known_epochs(situation, self.charges)
+        self.policy = POLICIES[self.policy_name]
+
+    @property
+    def charges(self) -> Charges:
+        """What a run costs besides training."""
+        cores = sum(node.cores for node in self.cluster.nodes)
+        return Charges(
+            moving=FILES,
+            flotilla_seconds=FILES.rebalance_seconds,
+            preparation_samples_per_second=cores / self.preparation_seconds if self.preparation_seconds else None,
+            preparation_known=self.preparation_rate is not None,
+            training_share=1 / cores if self.cluster.devices[0].kind == "cpu" else 0.0,
+            opening_seconds=self.opening_seconds,
+        )
+
+    def sample_seconds(self, paces: Sequence[float]) -> float:
+        """What everybody loses by each sample of the last of these streams, which go on at once."""
+        if self.preparation_rate is not None:
+            return max(sum(paces) / self.preparation_rate - 1.0, 0.0) / paces[-1]
+        return self.preparation_seconds / sum(node.cores for node in self.cluster.nodes)
+
+    def restart_seconds(self, crews: Iterable[Iterable[Profile]]) -> float:
+        """To save these crews, each on its device, and to load them again."""
+        heaviest = max(sum(profile.state_bytes for profile in crew) for crew in crews)
+        return FILES.rebalance_seconds + 2 * heaviest / FILES.bytes_per_second
+
+    def launch(self, situation: Situation, splits: Sequence[Split] = ()) -> Plan:
+        """What to start on the free devices; members go on split as they were, where these still are possible."""
+        if not situation.waiting or not situation.free:
+            return Plan(policy=self.policy_name, flotillas=(), waiting=tuple(p.member for p in situation.waiting))
+        flotillas = self.policy.launch(situation)
+        if splits:
+            with contextlib.suppress(PlanError):  # the memory that it needs may not be there any more
+                return self._plan(situation, [as_before(flotilla, situation.waiting, splits) for flotilla in flotillas])
+        return self._plan(situation, flotillas)
+
+    def _plan(self, situation: Situation, flotillas: Sequence[Flotilla]) -> Plan:
+        started = {member for flotilla in flotillas for member in flotilla.members}
+        plan = Plan(
+            policy=self.policy_name,
+            flotillas=tuple(flotillas),
+            waiting=tuple(p.member for p in situation.waiting if p.member not in started),
+        )
+        plan.check(situation.waiting, situation.free)
+        return plan
+
+    def goes_on(self, leg: Sailing, live: Sequence[Profile], peers: Sequence[str], anew: Situation) -> Flotilla | None:
+        """The flotilla that goes on with a leg whose members the policy does not keep as they are; None where they make room.
+
+        `peers` are waiting members that could go on with it; in `anew` all of them wait.
+        """
+        if not live and not peers:
+            return None
+        here = {*(profile.member for profile in live), *peers}
+        found = [flotilla for flotilla in self.launch(anew).flotillas if set(flotilla.members) <= here]
+        aboard = set(leg.members)
+        return max(found, key=lambda flotilla: len(aboard & set(flotilla.members)), default=None)
+
+
+def as_before(flotilla: Flotilla, profiles: Sequence[Profile], splits: Sequence[Split]) -> Flotilla:
+    """The flotilla with members split as they were, where it has all the devices of that and they may be split."""
+    before = {split.member: split for split in splits if set(split.devices) <= set(flotilla.devices)}
+    known = {profile.member: profile for profile in profiles if profile.splittable}
+    placements = [
+        Placement.uneven(known[p.member], dict(zip(before[p.member].devices, before[p.member].shares, strict=True)))
+        if p.member in before and p.member in known
+        else p
+        for p in flotilla.placements
+    ]
+    return Flotilla(placements=tuple(placements))

@@ -1,0 +1,233 @@
+"""Who is aboard where on each stream, and how far it may go: the driver's picture of its legs, without any doing.
+
+Contract (credit and gates). A leg's feeders announce sections up to its credit. When every crew has reported all of them, the
+leg stands at a *gate*: nobody steps, and crews may change. Credit reaches as far as nothing can change (`Sailing.free_until`), so
+that nobody waits at the end of a section after which everybody goes on. Who wants a change sooner has the leg held: its feeders
+then say where they stopped, and the gate is behind the last section that one of them has begun.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from argosy.plans import Flotilla
+from argosy.protocol.feeder import Leg
+from argosy.running.control.verdicts import Verdict
+
+__all__ = ["Boarding", "Change", "Crew", "Leaving", "Sailing", "difference", "reseated"]
+
+
+@dataclass(slots=True)
+class Crew:
+    """The members that one trainer steps."""
+
+    number: int
+    """Grows with every change of any crew: blocks carry it."""
+    members: list[str]
+    section: int
+    """The first of the stream whose end it has not reported."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Change:
+    """From one crew of a device to the next: everybody else stays where it is, untouched."""
+
+    leave: tuple[str, ...] = ()
+    start: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class Boarding:
+    """A crew that cannot start yet."""
+
+    start: tuple[str, ...]
+    missing: set[str]
+    """Those of them that another device has not saved yet."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Leaving:
+    """A member that was told to leave its device, and is not saved yet."""
+
+    leg: int
+    """Number of the one that it leaves, or moves in."""
+    device: str
+    """That saves it."""
+    verdict: Verdict | None
+    """None: it goes on elsewhere."""
+
+
+def reseated(now: Flotilla, wanted: Flotilla) -> set[str]:
+    """Members that other devices carry together, or in other shares: they leave all of them and start anew."""
+    before = {placement.member: placement for placement in now.placements}
+    return {
+        placement.member
+        for placement in wanted.placements
+        if (was := before.get(placement.member)) is not None
+        and (was.is_split or placement.is_split)
+        and (was.devices, was.shares) != (placement.devices, placement.shares)
+    }
+
+
+def difference(
+    now: Mapping[str, Iterable[str]], wanted: Mapping[str, Iterable[str]], anew: Collection[str] = ()
+) -> dict[str, Change]:
+    """What changes on each device between two assignments of members to devices; devices without a change are left out.
+
+    Those that are to start `anew` stay nowhere.
+    """
+    changes = {}
+    for device in dict.fromkeys((*now, *wanted)):
+        here, there = tuple(now.get(device, ())), tuple(wanted.get(device, ()))
+        stays = (set(here) & set(there)).difference(anew)
+        leave = tuple(name for name in here if name not in stays)
+        start = tuple(name for name in there if name not in stays)
+        if leave or start:
+            changes[device] = Change(leave=leave, start=start)
+    return changes
+
+
+@dataclass(slots=True)
+class Sailing:
+    """One leg."""
+
+    number: int
+    feeders: tuple[str, ...]
+    until: int
+    """The first section without credit."""
+    begins: Leg = field(default_factory=Leg.empty)
+    """Where its first section does."""
+    crews: dict[str, Crew] = field(default_factory=dict)
+    """By device; one without members takes no part."""
+    carriers: dict[str, set[str]] = field(default_factory=dict)
+    """By member aboard: the devices whose crews it is in."""
+    savers: dict[str, str] = field(default_factory=dict)
+    """By member: the device that saves it and speaks for it; of several the first."""
+    free_until: dict[str, int] = field(default_factory=dict)
+    """By member: the first section before which it is certain that it goes on."""
+    last: dict[str, int | None] = field(default_factory=dict)
+    """By member: the first section that it surely does not want; None where nobody knows."""
+    asked: set[str] = field(default_factory=set)
+    """Feeders that were told to hold and have not answered."""
+    holding: bool = False
+    """Whether a change waits for the gate, so that there is no further credit."""
+    credit: int = 0
+    """The first section without credit when feeders were told to hold: sooner ones may have been begun."""
+    boarding: dict[str, Boarding] = field(default_factory=dict)
+    """By device."""
+    makes_room: bool = True
+    """Whether its members may have to make room for others where it stands next: then nothing is prepared beyond that."""
+
+    @property
+    def members(self) -> list[str]:
+        """All that are aboard."""
+        return list(dict.fromkeys(name for crew in self.crews.values() for name in crew.members))
+
+    @property
+    def devices(self) -> list[str]:
+        """Those with members."""
+        return [device for device, crew in self.crews.items() if crew.members]
+
+    @property
+    def section(self) -> int:
+        """The one that the foremost of its crews is in."""
+        return max((self.crews[device].section for device in self.devices), default=self.until)
+
+    def devices_of(self, member: str) -> list[str]:
+        """Where a member is aboard: several devices may carry it together."""
+        carriers = self.carriers.get(member, set())
+        return list(carriers) if len(carriers) < 2 else [device for device in self.crews if device in carriers]
+
+    @property
+    def together(self) -> list[tuple[str, ...]]:
+        """Devices that wait for one another: they carry members together, or with the same others."""
+        carriers: dict[str, set[str]] = {}
+        for device, crew in self.crews.items():
+            for name in crew.members:
+                carriers.setdefault(name, set()).add(device)
+        found: list[set[str]] = []
+        for devices in carriers.values():
+            if len(devices) > 1:
+                joined = [others for others in found if others & devices]
+                found = [*(others for others in found if others not in joined), devices.union(*joined)]
+        return [tuple(sorted(devices)) for devices in found]
+
+    @property
+    def at_gate(self) -> bool:
+        """Whether every crew has reported all that it has credit for, and nobody who must be asked is still to answer."""
+        return not self.asked and all(self.crews[device].section >= self.until for device in self.devices)
+
+    def reported(self, device: str, section: int) -> None:
+        """A crew has ended a section."""
+        self.crews[device].section = max(self.crews[device].section, section + 1)
+
+    def remove(self, member: str) -> bool:
+        """A member is aboard no longer; whether it was."""
+        devices = self.devices_of(member)
+        for device in devices:
+            self.crews[device].members.remove(member)
+        self.carriers.pop(member, None)
+        self.forget(member)
+        return bool(devices)
+
+    def forget(self, member: str) -> None:
+        """Nothing that a member wants decides any more how far the leg goes."""
+        self.savers.pop(member, None)
+        self.free_until.pop(member, None)
+        self.last.pop(member, None)
+
+    def change(self, device: str, number: int, change: Change) -> None:
+        """A device has another crew from this gate on."""
+        crew = self.crews.setdefault(device, Crew(number=number, members=[], section=self.until))
+        crew.number, crew.section = number, self.until
+        for name in change.leave:
+            if name in crew.members:
+                self._goes(device, name)
+        for name in change.start:
+            self.carriers.setdefault(name, set()).add(device)
+        leave = set(change.leave)
+        crew.members = [*(name for name in crew.members if name not in leave), *change.start]
+
+    def _goes(self, device: str, member: str) -> None:
+        """A member leaves one of its devices."""
+        self.carriers[member].discard(device)
+        if not self.carriers[member]:
+            del self.carriers[member]
+
+    def hold(self) -> list[str]:
+        """Let a change happen soon; returns the feeders that are to be asked where they stop."""
+        if self.holding:
+            return []
+        self.holding, self.asked, self.credit = True, set(self.feeders), self.until
+        return list(self.feeders)
+
+    def held(self, feeder: str, until: int) -> bool:
+        """A feeder has stopped before this section; whether it was the last to say so, and the gate is known."""
+        if feeder not in self.asked:
+            return False
+        # The first answer replaces the credit there was; those of other nodes may be further on.
+        first = len(self.asked) == len(self.feeders)
+        self.until = until if first else max(self.until, until)
+        self.asked.discard(feeder)
+        if not self.asked:
+            # The epoch may have more sections than everybody is sure to want.
+            self.until = min(self.until, max(self.credit, self._certain))
+        return not self.asked
+
+    def reach(self, *, turns: int | None) -> int:
+        """How far credit may go: to where somebody may end, and while others wait for their turn no further than `turns`."""
+        certain = self._certain
+        return certain if turns is None else max(min(certain, turns), self.until)
+
+    @property
+    def _certain(self) -> int:
+        return min((self.free_until[name] for name in self.members), default=self.until)
+
+    @property
+    def horizon(self) -> int | None:
+        """The first section that nobody aboard can want."""
+        ends = [self.last[name] for name in self.members]
+        return None if None in ends else max((end for end in ends if end is not None), default=self.until)
+
+    def numbers(self) -> dict[str, int]:
+        """The readers of what is announced next, and the numbers of their crews."""
+        return {device: self.crews[device].number for device in self.devices}

@@ -1,0 +1,152 @@
+"""How a run keeps to its plan: of each section of a leg, what was predicted and what came, journaled when all crews are through.
+
+A prediction is made when the section begins, of the flotilla as it is then, at the rates that are known by then. What the policy
+took and what a change of crews took is told apart, as in FLEET's Table 4.
+"""
+
+import contextlib
+import time
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from argosy.profiles import Profile
+from argosy.protocol.events import Passed, Profiled, SectionEnded
+from argosy.running.control.legs import Sailing
+from argosy.stream.schedule import section_start
+
+if TYPE_CHECKING:
+    from argosy.running.control.voyage import Voyage
+
+__all__ = ["Logbook"]
+
+
+@dataclass(slots=True)
+class _Page:
+    """A leg, from where all its crews are through a section."""
+
+    section: int
+    """The one that is to come."""
+    position: int
+    """Sample of the stream, counted over epochs, where it begins here."""
+    began: float
+    seconds_per_sample: float = 0.0
+    """Predicted of the device with most work, ..."""
+    priced: tuple[int, int] = (-1, 0)
+    """... by this revision of the profiles, for so many members."""
+    starting: set[str] = field(default_factory=set)
+    """Members that came aboard since, and are not ready."""
+    changed: float = 0.0
+    """When they were told to."""
+    changing_seconds: float = 0.0
+
+
+class Logbook:
+    """Of one run."""
+
+    def __init__(self, voyage: "Voyage") -> None:
+        self.voyage = voyage
+        self._pages: dict[int, _Page] = {}
+        """By number of the leg."""
+        self._stepping: dict[tuple[str, int], float] = {}
+        """Seconds of members' own work, by device and section of the stream, until the section is passed."""
+        self._planning_seconds = 0.0
+        self._profiled: set[str] = set()
+        """Members whose profiles are journaled."""
+
+    def profiled(self, profiles: Iterable[Profile]) -> None:
+        """The policy is asked about these members."""
+        new = [profile for profile in profiles if profile.member not in self._profiled]
+        if not new:
+            return
+        roster, names = self.voyage.roster, [profile.member for profile in new]
+        self._profiled.update(names)
+        self.voyage.driver.record(
+            Profiled(
+                profiles=tuple(profile.to_json() for profile in new),
+                epochs={name: left for name in names if (left := roster.epochs_left(name)) is not None},
+                sure=tuple(filter(roster.surely_reaches_its_limit, names)),
+            )
+        )
+
+    @contextlib.contextmanager
+    def planning(self) -> Iterator[None]:
+        """Inside, the policy is asked."""
+        began = time.monotonic()
+        yield
+        self._planning_seconds += time.monotonic() - began
+
+    def begin(self, leg: Sailing) -> None:
+        """A leg begins, and all its members with it."""
+        length, per_epoch = self.voyage.driver.lengths["train"], self.voyage.driver.study.validations_per_epoch
+        position = leg.begins.section // per_epoch * length + leg.begins.position
+        self._pages[leg.number] = _Page(section=leg.begins.section, position=position, began=time.monotonic())
+        self.change(leg, leg.members)
+
+    def change(self, leg: Sailing, starting: Collection[str]) -> None:
+        """A leg has other crews from here on, and these come aboard."""
+        page = self._pages[leg.number]
+        page.priced = (-1, 0)
+        self._predict(page, leg)
+        if starting:
+            page.starting, page.changed = set(starting), time.monotonic()
+
+    def end(self, leg: Sailing) -> None:
+        """A leg is over."""
+        self._pages.pop(leg.number, None)
+
+    def started(self, member: str) -> None:
+        """A member that came aboard is ready."""
+        for page in self._pages.values():
+            if member in page.starting:
+                page.starting.discard(member)
+                page.changing_seconds += (time.monotonic() - page.changed) * (not page.starting)
+
+    def stepped(self, ended: SectionEnded) -> None:
+        """A member is through a section of its own."""
+        key = ended.device, ended.stream_epoch * self.voyage.driver.study.validations_per_epoch + ended.section
+        self._stepping[key] = self._stepping.get(key, 0.0) + ended.seconds
+
+    def turn(self, leg: Sailing) -> None:
+        """A crew is through a section: journal what all of them are through."""
+        page, driver = self._pages[leg.number], self.voyage.driver
+        through = min((leg.crews[device].section for device in leg.devices), default=page.section)
+        if through <= page.section:
+            return
+        now, per_epoch, length = time.monotonic(), driver.study.validations_per_epoch, driver.lengths["train"]
+        position = through // per_epoch * length + section_start(through, length, per_epoch)
+        epoch, section = divmod(through - 1, per_epoch)
+        passed = Passed(
+            leg=leg.number,
+            epoch=epoch,
+            section=section,
+            samples=position - page.position,
+            seconds=round(now - page.began, 4),
+            predicted_seconds=round((position - page.position) * page.seconds_per_sample, 4),
+            stepping=self._take_stepping(leg, through),
+            planning_seconds=round(self._planning_seconds, 4),
+            changing_seconds=round(page.changing_seconds, 4),
+        )
+        driver.record(passed)
+        self._planning_seconds = page.changing_seconds = 0.0
+        page.section, page.position, page.began = through, position, now
+        self._predict(page, leg)
+
+    def _take_stepping(self, leg: Sailing, through: int) -> dict[str, float]:
+        stepping = dict.fromkeys(leg.devices, 0.0)
+        for device, section in [key for key in self._stepping if key[0] in leg.crews and key[1] < through]:
+            stepping[device] = round(stepping.get(device, 0.0) + self._stepping.pop((device, section)), 4)
+        return stepping
+
+    def _predict(self, page: _Page, leg: Sailing) -> None:
+        """Seconds per sample of the stream: of the flotilla's busiest device, at the rates that are known."""
+        priced = self.voyage.driver.measuring.revision, len(leg.members)
+        if page.priced != priced:
+            page.priced, page.seconds_per_sample = priced, self._predicted(leg)
+
+    def _predicted(self, leg: Sailing) -> float:
+        if not leg.members:
+            return 0.0
+        profiles = self.voyage.driver.measuring.profiles(leg.members, self.voyage.driver.study)
+        flotilla = self.voyage.flotillas[leg.number].keeping(leg.members)
+        return 1.0 / flotilla.priced({profile.member: profile for profile in profiles}).samples_per_second

@@ -1,0 +1,332 @@
+"""What members cost: who must be measured, who is known already, and the profiles that follow."""
+
+import functools
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch.nn.modules.loss import _Loss
+
+from argosy.profiles import Profile, largest_measured_group
+from argosy.protocol.events import SectionEnded
+from argosy.protocol.packs import Packed
+from argosy.protocol.trainer import Measure, Measured
+from argosy.results.fold import MemberState, RunState
+from argosy.running.control.costs import Link, Observed, alike, even_out, profile_of
+from argosy.study import FACTORIES, Member, Study
+
+__all__ = ["Measuring"]
+
+WORTH_A_CORRECTION = 0.1
+"""Plans go by another rate than before where members have trained at one so far from it: less is noise."""
+
+
+class Measuring:
+    """Members that do the same work are measured once: one of them stands for all."""
+
+    def __init__(
+        self,
+        *,
+        device_kind: str,
+        node_devices: int | None = None,
+        groups: int = 1,
+        link: Link | None = None,
+        nobody: str = "",
+        exact: bool = False,
+    ) -> None:
+        self.device_kind = device_kind
+        self.node_devices = node_devices
+        """Devices of a node, where members are measured as FLEET does it."""
+        self.groups = groups
+        """Devices of the largest groups that are measured."""
+        self.link = link
+        """Between devices; without one nobody is split."""
+        self.nobody = nobody
+        """Why nobody is split, where there are several devices."""
+        self.samples_per_epoch: int | None = None
+        """Of the stream; None until the data is open."""
+        self.observed = Observed(exact=exact)
+        self.measured: dict[str, Measured] = {}
+        self.missing: set[str] = set()
+        """Members that nobody knows the costs of."""
+        self._asked: dict[str, str] = {}
+        """By those of the missing that a trainer was told to measure: its device."""
+        self._suspects: set[str] = set()
+        """Newcomers whose trainer was lost before it had measured them."""
+        self._large: set[object] = set()
+        """Kinds of work that no device had the memory for beside members that train."""
+        self._works: dict[str, object] = {}
+        self._shares: dict[str, float] = {}
+        """Seconds of a sample of members that are stepped with others by one program: their part of it."""
+        self.revision = 0
+        """Another number wherever profiles may have changed."""
+        self._needs: dict[str, int] = {}
+        """Bytes of a step of such a program, their part of it."""
+        self._profiles: dict[str, Profile] = {}
+        """Of all that are known; empty where somebody became known since."""
+        self._trained: dict[object, tuple[int, float]] = {}
+        """Samples and seconds in this run, by kind of work."""
+        self._rates: dict[object, float] = {}
+        """What plans go by instead of what was measured, by kind of work."""
+
+    def want(self, members: Iterable[Member]) -> None:
+        """These are to be known; the costs of some may be, by what was measured of others."""
+        for member in members:
+            self._works[member.name] = _work(member)
+            if member.name not in self.measured:
+                self.missing.add(member.name)
+        for name in list(self.measured):
+            self._stands_for_others(name)
+
+    def as_source(self, clone: str, source: str) -> None:
+        """A clone costs what its source does: numbers of an optimizer, a loss or an augmentation cost nothing."""
+        if source in self.measured:
+            self.measured[clone] = replace(self.measured[source], member=clone)
+            self._profiles.clear()
+
+    def forget(self, member: str) -> None:
+        """Nobody wants to know it any more."""
+        self.missing.discard(member)
+        self._asked.pop(member, None)
+        self._suspects.discard(member)
+
+    def dismiss(self, names: Iterable[str]) -> None:
+        """These have come to nothing: whoever has one of their names later is somebody else."""
+        for name in names:
+            self.forget(name)
+            self._works.pop(name, None)
+            self.measured.pop(name, None)
+        self._changed()
+
+    def again(self) -> None:
+        """Nobody measures any more who was told to."""
+        self._asked.clear()
+
+    def only_at(self, devices: Collection[str]) -> None:
+        """Only these measure any more: the others are given nothing to measure on."""
+        self._asked = {name: device for name, device in self._asked.items() if device in devices}
+
+    def lost(self, device: str, newcomers: Collection[str]) -> str | None:
+        """A trainer is gone, and maybe for one of the newcomers that it was to measure: returns the one that it surely was.
+
+        All of these are measured one at a time from here on; who is, and has its trainer lost once more, has shown itself.
+        """
+        here = [name for name, asked in self._asked.items() if asked == device and name in self.missing]
+        for name in here:
+            del self._asked[name]
+        if len(here) == 1 and here[0] in self._suspects:
+            return here[0]
+        self._suspects.update(name for name in here if name in newcomers)
+        return None
+
+    def too_large_beside(self, member: str) -> None:
+        """There was no memory for it beside members that train: its like are measured where nobody does."""
+        self._large.add(self._works[member])
+        self._asked.pop(member, None)
+
+    def hear(self, measured: Measured) -> None:
+        """What a trainer found."""
+        self.measured[measured.member] = measured
+        self._changed()
+        self.forget(measured.member)
+        self._stands_for_others(measured.member)
+
+    def crowded(self, member: str, memory_bytes: int) -> None:
+        """It ran out of memory beside others: it needs a device for itself."""
+        self.measured[member] = replace(self.measured[member], memory_bytes=memory_bytes)
+        # Others that do the same work did not run out of it, and no longer stand for this one.
+        self._works[member] = (self._works[member], member)
+        self._changed()
+
+    def stepped(self, packed: Packed) -> None:
+        """What a trainer found of programs of several members: for the loads of plans, a member costs its part of it."""
+        seconds, needs = packed.seconds.get((packed.kind, packed.size)), dict(packed.step_bytes)
+        for names in packed.programs:
+            for name in names:
+                self._shares.pop(name, None)
+                self._needs.pop(name, None)
+                if packed.settled and (len(names) > 1 or packed.kind != "plain") and seconds is not None:
+                    self._shares[name] = seconds
+                    self._needs[name] = needs.get(packed.size, 0)
+        self._changed()
+
+    def _stands_for_others(self, name: str) -> None:
+        work = self._works.get(name)
+        for other in [other for other in self.missing if work is not None and self._works[other] == work]:
+            self.measured[other] = replace(self.measured[name], member=other)
+            self._changed()
+            self.missing.discard(other)
+
+    @property
+    def representatives(self) -> list[str]:
+        """Of those whose costs are missing and that nobody measures, one for each kind of work; suspects one at a time."""
+        return self._representatives(self._works)
+
+    @property
+    def representatives_beside(self) -> list[str]:
+        """Those of them that may find memory beside members that train."""
+        return self._representatives({name: work for name, work in self._works.items() if work not in self._large})
+
+    def _representatives(self, works: Mapping[str, object]) -> list[str]:
+        """A suspect that nobody else is measured beside shows whether its trainer is lost for it."""
+        asked = [name for name in self._asked if name in self.missing]
+        first = {self._works[name]: name for name in asked}
+        for name, work in works.items():
+            if name in self.missing:
+                first.setdefault(work, name)
+        wanted = [name for name in first.values() if name not in self._asked]
+        sound = [name for name in wanted if name not in self._suspects]
+        return sound or ([] if asked else wanted[:1])
+
+    def commands(self, devices: Sequence[str], crew: int | None, accumulate: Mapping[str, int]) -> dict[str, Measure]:
+        """Who measures whom, each device its share; one without any still has to let go of the block of an earlier crew."""
+        wanted, shares = self.representatives_beside if crew is None else self.representatives, {}
+        for number, device in enumerate(devices):
+            share = tuple(wanted[number :: len(devices)])
+            self._asked |= dict.fromkeys(share, device)
+            micro = {name: accumulate[name] for name in share}
+            thorough = self.node_devices is not None
+            shares[device] = Measure(crew=crew, members=share, accumulate=micro, thorough=thorough, groups=self.groups)
+        return shares
+
+    def needs_groups(self, names: Sequence[str]) -> bool:
+        """FLEET measures groups of up to M_t devices once the rates on one device are known (§6.1, steps 2 and 3)."""
+        if self.node_devices is None or self.groups > 1 or not names:
+            return False
+        rates = [self.measured[name].samples_per_second for name in names]
+        self.groups = largest_measured_group(rates, node_devices=self.node_devices)
+        self.measured.clear()
+        self.missing |= set(names)
+        self.again()
+        return True
+
+    # ---- what follows from it
+
+    def _changed(self) -> None:
+        self._profiles.clear()
+        self.revision += 1
+
+    def profiles(self, names: Iterable[str], study: Study) -> list[Profile]:
+        """Of these members, as far as they are known, at rates over samples of the stream, of which not all are everybody's."""
+        if not self._profiles:
+            first = self.firsts(study)
+            evened = even_out([self.profile(member) for member in first.values()], first.values(), self.measured)
+            of_work = dict(zip(first, evened, strict=True))
+            self._profiles = {
+                name: self._as_stepped(replace(of_work[self._works[name]], member=name))
+                for name in self.measured
+                if name in study.names
+            }
+        known = [self._as_trained(self._profiles[name]) for name in names if name in self._profiles]
+        return [self._over_the_stream(profile, study.member(profile.member)) for profile in known]
+
+    def _over_the_stream(self, profile: Profile, member: Member) -> Profile:
+        if member.subset is None or self.samples_per_epoch is None:
+            return profile
+        steps_on = len(member.subset) / self.samples_per_epoch
+        return profile.observed(profile.rate(1) / steps_on, weight=1.0)
+
+    def _as_trained(self, profile: Profile) -> Profile:
+        rate = self._rates.get(self._works[profile.member])
+        return profile if rate is None else profile.observed(rate, weight=1.0)
+
+    def saw(self, ended: SectionEnded, state: MemberState) -> None:
+        """A member has trained a section: from here on plans go by the rate at which its kind did, validation included."""
+        if not _by_itself(state):
+            return
+        work = self._works.get(ended.member)
+        samples, seconds = self._trained.get(work, (0, 0.0))
+        samples, seconds = samples + ended.samples, seconds + ended.seconds
+        if samples and seconds:
+            self._trained[work] = samples, seconds
+            rate, known = samples / seconds, self._profiles.get(ended.member)
+            before = self._rates.get(work, known.rate(1) if known else rate)
+            if abs(rate / before - 1.0) > WORTH_A_CORRECTION:
+                self._rates[work] = rate
+                self.revision += 1
+
+    def _as_stepped(self, profile: Profile) -> Profile:
+        share = self._shares.get(profile.member)
+        if share is None:
+            return profile
+        rates = (1.0 / share, *profile.samples_per_second[1:])
+        return replace(profile, samples_per_second=rates, program_bytes=self._needs[profile.member])
+
+    def firsts(self, study: Study) -> dict[object, Member]:
+        """Of all members that are known, the first of each kind of work: what is true of it is true of the others."""
+        found: dict[object, Member] = {}
+        for member in study.members:
+            if member.name in self.measured:
+                found.setdefault(self._works[member.name], member)
+        return found
+
+    def remember(self, state: RunState, study: Study) -> None:
+        """Keep the rates that this run has seen for the plans of later ones."""
+        for member in self.firsts(study).values():
+            found = state.member(member.name)
+            if found.sections and _by_itself(found):
+                self.observed.remember(self.profile(member), member, self.measured[member.name], found.sections[-1])
+
+    def profile(self, member: Member) -> Profile:
+        """Of one member, at the rate that runs have seen."""
+        measured = self.measured[member.name]
+        profile = profile_of(
+            measured,
+            batch_size=member.batch_size,
+            device_kind=self.device_kind,
+            node_devices=self.node_devices or 4,
+            link=self.link,
+        )
+        return replace(self.observed.refresh(profile, member, measured), alike=alike(member, measured))
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is unusual about members."""
+        unusual = [f"{name}: {note}" for name, measured in self.measured.items() for note in measured.notes]
+        whole = [f"{name}: not split, as {m.whole}" for name, m in self.measured.items() if m.whole]
+        return (*unusual, *whole, *([f"nobody is split: {self.nobody}"] if self.nobody else []))
+
+    @property
+    def may_split(self) -> bool:
+        """Whether some member may be split, so that it matters what a sum over devices takes."""
+        return any(m.shard_seconds and not m.whole for m in self.measured.values())
+
+    def know_link(self, link: Link) -> None:
+        """What a sum over devices takes."""
+        self.link = link
+        self._changed()
+
+
+def _work(member: Member) -> object:
+    """What decides the work of a member's steps, as far as two members can be told to do the same."""
+    factories = [getattr(member, name) for name in FACTORIES]
+    sizes = (member.batch_size, member.accumulate, member.precision, member.clip_grad_norm is None)
+    # Metrics cost little; but who is measured tries them.
+    return (*map(_alike, (*factories, *member.metrics.values())), *sizes)
+
+
+def _alike(factory: Any) -> object:
+    """Equal for factories that surely build the same, but for a learning rate, which costs nothing."""
+    if isinstance(factory, functools.partial):
+        bound = sorted(factory.keywords.items())
+        if not all(
+            isinstance(value, bool | int | float | str | None) for value in (*factory.args, *factory.keywords.values())
+        ):
+            return id(factory)
+        bound = [(name, None if name == "lr" else value) for name, value in bound]
+        return (_alike(factory.func), factory.args, tuple(bound))
+    if isinstance(factory, type) or factory is None:
+        return factory if factory is None else (factory.__module__, factory.__qualname__)
+    if isinstance(factory, _Loss) and type(factory).__module__ == _Loss.__module__ and not factory.state_dict():
+        numbers = {name: value for name, value in vars(factory).items() if not name.startswith("_")}
+        return (_alike(type(factory)), repr(sorted(numbers.items())))
+    code = getattr(factory, "__code__", None)
+    if code is None or factory.__closure__ or factory.__defaults__ or factory.__kwdefaults__:
+        return id(factory)
+    return (factory.__module__, factory.__qualname__, code.co_code, repr(code.co_consts))
+
+
+def _by_itself(state: MemberState) -> bool:
+    """Whether its time is that of all its steps, and theirs alone: that of a split member is that of one of its shares."""
+    packed = state.packed
+    return state.split is None and (packed is None or (packed.size == 1 and packed.kind == "plain"))

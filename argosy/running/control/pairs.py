@@ -1,0 +1,135 @@
+"""What every two members spare when they share a device: the matrix of pairs (Liu et al., Understanding and optimizing packed
+neural network training for hyper-parameter tuning, 2020).
+
+All is done in this process: a member alone prepares a block and steps on it; a pair prepares it once for both. Two that may be
+one program are stepped as one, also where that is slower.
+"""
+
+import itertools
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from argosy.settings import Settings
+from argosy.stream.blocks import ALIGNMENT, Block, Place
+from argosy.stream.schedule import Orders, choose_block_size
+from argosy.stream.sources import open_sources
+from argosy.study import Member, Study
+from argosy.training.choice.fused_admission import admit
+from argosy.training.device.copies import Copies
+from argosy.training.device.devices import Backend, backend_of
+from argosy.training.member.live import LiveMember, build
+from argosy.training.programs.fused.fused import Fused
+from argosy.training.programs.program import Program
+from argosy.training.programs.solo import Solo
+
+__all__ = ["Pair", "measure_pairs"]
+
+ROUNDS = 7
+"""Of which each lets one member, the other one, and both of them train on a block; the first one warms up."""
+BATCHES = 4
+"""Of the largest member in a block, at least."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pair:
+    """Two members on one device, and what they take; a member beside another one like itself is a pair, too."""
+
+    members: tuple[str, str]
+    fused: bool
+    """Whether one program stepped both; else they took turns."""
+    alone_seconds: tuple[float, float]
+    """T_i: of each by itself, its preparation included."""
+    together_seconds: float
+    """T_pack: of both, for which samples were prepared once."""
+
+    @property
+    def improvement(self) -> float:
+        """IMP = (sum of T_i - T_pack) / sum of T_i; negative where the pair is slower than one after the other."""
+        return 1.0 - self.together_seconds / sum(self.alone_seconds)
+
+
+def measure_pairs(study: Study, members: Sequence[str], device: str, settings: Settings) -> tuple[Pair, ...]:
+    """All pairs of these members on one device, each also with another one of its kind; what a member raises is raised."""
+    with _threads(settings.threads):
+        bench = _Bench(study, backend_of(device), exact=settings.numerics == "exact")
+        named = [study.member(name) for name in members]
+        return tuple(bench.pair(one, other) for one, other in itertools.combinations_with_replacement(named, 2))
+
+
+class _Bench:
+    """Data and a device, on which members are timed."""
+
+    def __init__(self, study: Study, backend: Backend, *, exact: bool) -> None:
+        self._study = study
+        self._exact = exact
+        self._backend = backend
+        self._copies = Copies(backend, study.data.on_device)
+        self._source = open_sources(study.data, seed=study.seed)["train"]
+        self._orders = Orders(study.seed, {"train": self._source.length})
+        largest = max(member.batch_size for member in study.members)
+        self._rows = min(self._source.length, max(choose_block_size(self._source.layout), BATCHES * largest))
+        self._epochs = itertools.count()
+
+    def pair(self, one: Member, other: Member) -> Pair:
+        """Time two members."""
+        two = one, replace(other, name=f"{other.name}-again")  # for it may be the same
+        alone = [Solo(self._built(member)) for member in two]
+        together, fused = self._together([self._built(member) for member in two])
+        rounds = [(self._seconds(alone[:1]), self._seconds(alone[1:]), self._seconds(together)) for _ in range(ROUNDS)]
+        first, second, both = (statistics.median(seconds) for seconds in zip(*rounds[1:], strict=True))
+        return Pair(members=(one.name, other.name), fused=fused, alone_seconds=(first, second), together_seconds=both)
+
+    def _built(self, member: Member) -> LiveMember:
+        terms = self._study.terms
+        return build(
+            member, self._backend, study_seed=terms.seed, objective=terms.objective, mode=terms.mode, exact=self._exact
+        )
+
+    def _together(self, lives: Sequence[LiveMember]) -> tuple[Sequence[Program[Any]], bool]:
+        """The programs that step both, and whether that is a single one."""
+        if admit(lives, self._block(next(self._epochs))).packs:
+            return [Fused.of(lives)], True
+        return [Solo(live) for live in lives], False
+
+    def _seconds(self, programs: Sequence[Program[Any]]) -> float:
+        """Of a block, from its preparation to the last step on it."""
+        epoch = next(self._epochs)
+        for program in programs:
+            for live in program.members:
+                live.begin_epoch(self._orders, epoch)
+        self._backend.synchronize()
+        began = time.perf_counter()
+        block = self._block(epoch)
+        for program in programs:
+            with program.active():
+                for batch in program.cut(block):
+                    program.begin(batch)
+                    program.finish()
+        self._backend.synchronize()
+        return time.perf_counter() - began
+
+    def _block(self, epoch: int) -> Block:
+        """The first samples of an epoch, on the device."""
+        place = Place(leg=0, split="train", epoch=epoch, section=0, start=0, rows=self._rows, last=False)
+        memory = np.empty(self._source.layout.block_bytes(self._rows) + ALIGNMENT, np.uint8)
+        memory = memory[-memory.ctypes.data % ALIGNMENT :]
+        self._source.fill(self._source.layout.block(place, memory), 0, self._orders.block(place))
+        self._copies.release_done()
+        return self._copies.start(self._source.layout.block(place, memory))
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

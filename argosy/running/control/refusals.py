@@ -1,0 +1,69 @@
+"""What is refused before it starts: members that the data cannot feed."""
+
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from argosy.errors import PlanError, StudyError
+from argosy.protocol.trainer import Measured
+from argosy.stream.order import Indices, Selection
+from argosy.study import Member
+
+__all__ = ["batches_of", "check_batch_norm", "check_batches", "least_part"]
+
+
+def check_batches(members: Iterable[Member], lengths: Mapping[str, int]) -> None:
+    """Raise StudyError for a subset beyond its split, or a batch larger than what it is cut from."""
+    for member in members:
+        for split, subset in (("train", member.subset), ("val", member.val_subset)):
+            if subset is not None:
+                _check_subset(f"member {member.name!r}: its {split} subset", np.asarray(subset), lengths.get(split, 0))
+        samples = Selection.of(member.subset, lengths["train"]).length
+        if member.batch_size > samples:
+            raise StudyError(
+                f"member {member.name!r}: batch_size {member.batch_size} is larger than its {samples} training samples. "
+                "Lower it."
+            )
+
+
+def _check_subset(what: str, subset: Indices, length: int) -> None:
+    least, most = int(subset.min()), int(subset.max())
+    if not 0 <= least <= most < length:
+        raise StudyError(f"{what} has indices {least} to {most}; give indices from 0 to {length - 1}.")
+    if most <= 1 and len(subset) == length > 2:
+        raise StudyError(
+            f"{what} has the value 0 or 1 for each of the {length} samples, as a mask has it, and indices are wanted: give "
+            "mask.nonzero()[0] of an array, mask.nonzero().flatten() of a tensor."
+        )
+
+
+def check_batch_norm(members: Iterable[Member], lengths: Mapping[str, int], measured: Mapping[str, Measured]) -> None:
+    """Raise PlanError for a network with BatchNorm whose last batch, or a micro-batch, would hold one sample."""
+    for member in members:
+        if not measured[member.name].batch_norm:
+            continue
+        batches = batches_of(member, lengths["train"])
+        if batches[-1] == 1 < member.batch_size:
+            raise PlanError(
+                f"member {member.name!r} has BatchNorm, and its last batch of each epoch would hold 1 sample, which "
+                "BatchNorm cannot train on. Set drop_last=True or another batch_size."
+            )
+        for rows in batches:
+            if member.accumulate > 1 and least_part(rows, member.accumulate) == 1:
+                raise PlanError(
+                    f"member {member.name!r} has BatchNorm, and of {member.accumulate} micro-batches of a batch of {rows} one "
+                    "would hold 1 sample, which BatchNorm cannot train on. Choose another accumulate or batch_size, or leave "
+                    "the last batch out with drop_last=True."
+                )
+
+
+def batches_of(member: Member, length: int) -> tuple[int, ...]:
+    """Samples of a member's batches in a split of this length: of each, and of the last one where that has fewer."""
+    rest = 0 if member.drop_last else Selection.of(member.subset, length).length % member.batch_size
+    return (member.batch_size, rest) if rest else (member.batch_size,)
+
+
+def least_part(rows: int, parts: int) -> int:
+    """Samples of the smallest of so many micro-batches."""
+    size = -(-rows // parts)
+    return rows % size or size

@@ -1,0 +1,137 @@
+"""Study files that people add, first read in a process that is thrown away: they may do what they like there.
+
+Contract. One process reads files one after another and says of each what it found; it is tied to the driver by the kernel.
+The driver looks now and then, waits for nothing, and ends it where a file takes longer than `LIMIT_SECONDS`.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import IO, Any
+
+import cloudpickle
+
+from argosy.errors import ArgosyError
+from argosy.running.directory.study_copy import StudyCopy
+from argosy.running.directory.studyfile import load_copy
+from argosy.running.launch.blobs import dump
+from argosy.stream.death import die_with_parent, name_process
+
+__all__ = ["Rehearsal", "Rehearsed", "main"]
+
+LIMIT_SECONDS = 120.0
+"""How long a file may take."""
+PROGRAM = (
+    "import sys, json; given = json.load(sys.stdin); sys.path[:] = given['path']; "
+    "from argosy.running.control.rehearsal import main; main(given)"
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rehearsed:
+    """What reading a file has shown."""
+
+    problem: str = ""
+    """Why its members cannot be added; empty where nothing speaks against it."""
+    modules: Mapping[str, str] = field(default_factory=dict)
+    """Files of modules that it imports from its own folder, by name."""
+
+
+class Rehearsal:
+    """The driver's end."""
+
+    def __init__(self, process: subprocess.Popen[bytes], said: IO[bytes], files: tuple[str, ...]) -> None:
+        self._process = process
+        self._said = said
+        self._files = files
+        self._told = 0
+        self._since = time.monotonic()
+
+    @classmethod
+    def start(cls, copies: Mapping[str, StudyCopy]) -> "Rehearsal":
+        """Let a process read these, by the name of the command that brought each."""
+        files = [
+            {"path": str(copy.path), "folder": str(copy.folder), "sha256": copy.sha256} for copy in copies.values()
+        ]
+        with tempfile.TemporaryFile("w+") as given:
+            json.dump({"path": sys.path, "driver": os.getpid(), "files": files}, given)
+            given.seek(0)
+            said = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `close`)
+            process = subprocess.Popen(
+                [sys.executable, "-c", PROGRAM],
+                stdin=given,
+                stdout=said,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        return cls(process, said, tuple(copies))
+
+    def results(self) -> dict[str, Rehearsed] | None:
+        """What was found, when the process has ended: of all files, or of all up to one that ended it. None until then."""
+        over = self._process.poll() is not None
+        # The process has the same place in the file, where it writes.
+        lines = os.pread(self._said.fileno(), os.fstat(self._said.fileno()).st_size, 0).splitlines(keepends=True)
+        lines = [line for line in lines if line.endswith(b"\n")]
+        over = over or len(lines) == len(self._files)  # What it does once all is said concerns nobody.
+        if len(lines) > self._told:
+            self._told, self._since = len(lines), time.monotonic()
+        late = time.monotonic() - self._since > LIMIT_SECONDS
+        if not over and not late:
+            return None
+        self.close()
+        found = [Rehearsed(**json.loads(line)) for line in lines]
+        if len(found) < len(self._files):
+            how = f"exit status {self._process.returncode}" if over else f"nothing came of it in {LIMIT_SECONDS:g} s"
+            problem = f"the study file did not come to its end while it was read ({how}); it must, and leave a variable `study`."
+            found.append(Rehearsed(problem=problem))
+        return dict(zip(self._files, found, strict=False))
+
+    def close(self) -> None:
+        """End the process and what it has started."""
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        self._said.close()
+
+
+def main(given: Mapping[str, Any]) -> None:
+    """Life of the process."""
+    die_with_parent(given["driver"])
+    name_process("rehearse")
+    # What files print goes where nobody looks.
+    words = os.dup(1)
+    os.dup2(2, 1)
+    for file in given["files"]:
+        found = _read(StudyCopy(path=Path(file["path"]), folder=Path(file["folder"]), sha256=file["sha256"]))
+        os.write(words, json.dumps(asdict(found)).encode() + b"\n")
+
+
+def _read(copy: StudyCopy) -> Rehearsed:
+    sys.path.insert(0, str(copy.folder))
+    try:
+        study = load_copy(copy)
+        cloudpickle.loads(dump(replace(member, stop=study.stop_of(member)) for member in study.members))
+    except ArgosyError as error:
+        return Rehearsed(problem=str(error))
+    except Exception as error:  # whatever people's objects raise when they come out of a pickle
+        return Rehearsed(problem=f"its members cannot be sent to another process: {error!r}.")
+    finally:
+        sys.path.remove(str(copy.folder))
+    return Rehearsed(modules=_imported_from(copy.folder))
+
+
+def _imported_from(folder: Path) -> dict[str, str]:
+    """Files of modules that lie in a folder, or are packages there."""
+    found = {name: module.__file__ for name, module in sys.modules.items() if getattr(module, "__file__", None)}
+    return {name: file for name, file in found.items() if file and _place_of(Path(file)) == folder}
+
+
+def _place_of(file: Path) -> Path:
+    return file.parent.parent if file.name == "__init__.py" else file.parent

@@ -1,0 +1,136 @@
+"""Where members go on: the newest sound checkpoint of each, and where in the stream that is."""
+
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from argosy.errors import CheckpointError
+from argosy.protocol.events import Checkpoint
+from argosy.protocol.feeder import Leg
+from argosy.results.fold import MemberState
+from argosy.stopping import sections_in
+from argosy.stream.order import Selection, split_order
+from argosy.stream.schedule import section_start
+from argosy.study import Study
+from argosy.training.member import checkpoint
+from argosy.training.member.files import settle_links
+
+__all__ = ["Resume", "last_section", "leg_for", "resume_point", "resume_points", "settle_files"]
+
+STAY = 2
+"""Newest files of a member that are never deleted (`argosy.training.member.files`)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Resume:
+    """Where one member goes on; at its beginning where it has no checkpoint."""
+
+    member: str
+    stream_epoch: int
+    """Of its own epoch that it goes on in."""
+    checkpoint: Checkpoint | None = None
+    notes: tuple[str, ...] = ()
+    """Checkpoints that could not be used, and why."""
+
+    @property
+    def epoch(self) -> int:
+        """Epochs that are behind the member."""
+        return self.checkpoint.epoch if self.checkpoint else 0
+
+    @property
+    def section(self) -> int:
+        """Sections of the next one that are behind it."""
+        return self.checkpoint.section if self.checkpoint else 0
+
+    @property
+    def elements(self) -> int:
+        """Of its sequence of that epoch, that the stream need not bring again."""
+        return self.checkpoint.position + self.checkpoint.carried if self.checkpoint else 0
+
+    @property
+    def at_an_epochs_end(self) -> bool:
+        """Whether nothing of the next epoch is behind it."""
+        return self.section == 0 and self.elements == 0
+
+
+def resume_points(states: Iterable[MemberState], directory: Path) -> dict[str, Resume]:
+    """For each member the newest journaled checkpoint whose sum matches; sums are computed in parallel."""
+    with ThreadPoolExecutor() as pool:
+        return {point.member: point for point in pool.map(lambda state: resume_point(state, directory), states)}
+
+
+def resume_point(state: MemberState, directory: Path, *, proved: bool = False) -> Resume:
+    """The same for one member; with `proved`, the sums need not be computed.
+
+    Raises CheckpointError where one of the newest two is missing that should be taken: nobody but people deletes these.
+    """
+    notes: list[str] = []
+    folder = directory / "members" / state.name
+    for age, saved in enumerate(reversed(state.saved)):
+        path = folder / saved.file
+        if not path.exists():
+            if age < STAY:
+                raise CheckpointError(
+                    f"checkpoint {path} is journaled and does not exist: it was moved or deleted, or was written where this "
+                    f"node does not see it. Put it back, or train in another directory: {state.name} would begin anew."
+                )
+            continue
+        if proved or checkpoint.sum_of(path) == saved.sha256:
+            return _point(state, saved, notes)
+        notes.append(f"checkpoint {saved.file} is damaged and was passed over")
+    return _point(state, None, notes)
+
+
+def _point(state: MemberState, saved: Checkpoint | None, notes: Iterable[str]) -> Resume:
+    epoch = saved.epoch if saved else 0
+    stream_epoch = state.stream_epoch(epoch)
+    return Resume(
+        member=state.name,
+        stream_epoch=epoch if stream_epoch is None else stream_epoch,
+        checkpoint=saved,
+        notes=tuple(notes),
+    )
+
+
+def settle_files(states: Iterable[MemberState], directory: Path) -> None:
+    """Let the links point to what the journal says, and older files go: a trainer may have ended before it could do so."""
+    for state in states:
+        folder = directory / "members" / state.name
+        there = [saved for saved in state.saved if (folder / saved.file).exists()]
+        if there:
+            settle_links(folder, there[-1])
+        kept = {name for saved in there[-STAY:] for name in (saved.file, saved.best)}
+        for saved in there[:-STAY]:
+            if saved.file not in kept:
+                (folder / saved.file).unlink()
+
+
+def leg_for(study: Study, points: Iterable[Resume], lengths: Mapping[str, int], *, number: int) -> Leg:
+    """The stream from where the least advanced of these members goes on."""
+    points, per_epoch, length = tuple(points), study.validations_per_epoch, lengths["train"]
+    section = min(point.stream_epoch * per_epoch + point.section for point in points)
+    positions = [
+        _stream_position(study, point, length) for point in points if point.stream_epoch == section // per_epoch
+    ]
+    return Leg(number=number, section=section, position=min(positions))
+
+
+def last_section(study: Study, point: Resume) -> int | None:
+    """The first section of the stream that a member surely does not want; None where its rule knows no bound."""
+    bound, per_epoch = study.stop_of(study.member(point.member)).max_epochs, study.validations_per_epoch
+    if bound is None:
+        return None
+    return point.stream_epoch * per_epoch + sections_in(bound, per_epoch) - point.epoch * per_epoch
+
+
+def _stream_position(study: Study, point: Resume, length: int) -> int:
+    start = section_start(point.section, length, study.validations_per_epoch)
+    if point.checkpoint is None or point.at_an_epochs_end:
+        return start
+    order = split_order(study.seed, "train", point.stream_epoch, length)
+    positions = Selection.of(study.member(point.member).subset, length).positions(order)
+    if positions is None:
+        return point.elements
+    # All that it wants of the epoch is behind a member that is at the end of its sequence.
+    return int(positions[point.elements]) if point.elements < len(positions) else length

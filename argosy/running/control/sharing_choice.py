@@ -1,0 +1,119 @@
+"""How the nodes of a run share its streams: as the settings say, or as it was measured between them."""
+
+from collections.abc import Mapping, Sequence
+
+from argosy.cluster import Cluster
+from argosy.planning.pipeline import Choice, Exchange, Needs, choose_pipeline
+from argosy.plans import Flotilla
+from argosy.protocol.events import SharingChosen
+from argosy.protocol.feeder import Probed
+from argosy.settings import Settings
+
+__all__ = ["SharingChoice"]
+
+
+class SharingChoice:
+    """The pipeline of a run. ``local`` until it is known, so that members can be measured meanwhile."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.chosen = _told(settings)
+        self.told = False
+        """Whether the choice was handed out to be journaled."""
+        self.changed = False
+        """Whether members were measured on another pipeline."""
+        self.waiting_for: set[str] = set()
+        """Feeders that still measure."""
+        self._heard: list[Probed] = []
+
+    @property
+    def pipeline(self) -> tuple[str, int]:
+        """Its name, and the nodes that prepare; more than a leg's nodes are all of them."""
+        return ("local", 1) if self.chosen is None else (self.chosen.sharing, self.chosen.preparing)
+
+    def ask(self, feeders: Sequence[str]) -> None:
+        """From here on these feeders measure."""
+        self.waiting_for, self._heard = set(feeders), []
+
+    def hear(self, feeder: str, probed: Probed) -> None:
+        """Take an answer; one that is not waited for is of a measurement that was broken off."""
+        if feeder in self.waiting_for:
+            self.waiting_for.discard(feeder)
+            self._heard.append(probed)
+
+    @property
+    def measured(self) -> bool:
+        """Whether everybody has answered who was asked."""
+        return bool(self._heard) and not self.waiting_for
+
+    def choose(self, cluster: Cluster, flotilla: Flotilla, *, preparation_seconds: float) -> SharingChosen:
+        """Decide for a flotilla; `preparation_seconds` of one sample serve where nobody was asked."""
+        heard = self._heard
+        seconds = sum(p.cpu_seconds_per_sample for p in heard) / len(heard) if heard else preparation_seconds
+        needs = Needs(
+            nodes=len(cluster.nodes),
+            cores=min(node.cores for node in cluster.nodes),
+            preparation_seconds=seconds,
+            sample_bytes=heard[0].sample_bytes if heard else 0,
+            demand_samples_per_second=flotilla.samples_per_second,
+            training_cpu_seconds=_training_cpu_seconds(cluster, flotilla),
+        )
+        choice = choose_pipeline(needs, _exchanges(heard))
+        if self.chosen is None:
+            self.chosen, self.changed = choice, choice.sharing != "local"
+        self.told = True
+        unasked = self.settings.sharing == "auto" and self.settings.nodes == 1 < len(cluster.nodes)
+        return SharingChosen(
+            sharing=self.chosen.sharing,
+            preparing=self.chosen.preparing,
+            loader_workers=choice.loader_workers,
+            reason="nodes may come and go: none is waited for, as --nodes would have it"
+            if unasked
+            else self.chosen.reason,
+        )
+
+
+def _told(settings: Settings) -> Choice | None:
+    """What the settings leave no doubt about."""
+    if settings.sharing == "auto" and settings.nodes > 1:
+        return None
+    if settings.sharing == "none":
+        reason = "every member has a pipeline of its own: policy solo"
+    else:
+        reason = "one node" if settings.nodes == 1 else f"as told by sharing={settings.sharing!r}"
+    preparing = 1 if settings.sharing == "single-broadcast" else settings.nodes
+    return Choice(
+        sharing="local" if settings.sharing == "auto" else settings.sharing,
+        preparing=settings.preparing_nodes or preparing,
+        loader_workers=0,
+        samples_per_second=0.0,
+        reason=reason,
+    )
+
+
+def _exchanges(heard: Sequence[Probed]) -> list[Exchange]:
+    """Of each pipeline the rate of the slowest node, and the cost of all."""
+    found: dict[tuple[str, int], list[tuple[float, float]]] = {}
+    for probed in heard:
+        for sharing, preparing, rate, cpu in probed.exchanges:
+            found.setdefault((sharing, preparing), []).append((rate, cpu))
+    return [
+        Exchange(
+            sharing=sharing,
+            preparing=preparing,
+            bytes_per_second=min(rate for rate, _ in costs),
+            cpu_seconds_per_byte=sum(cpu for _, cpu in costs),
+        )
+        for (sharing, preparing), costs in found.items()
+    ]
+
+
+def _training_cpu_seconds(cluster: Cluster, flotilla: Flotilla) -> float:
+    """CPU time per sample of the node whose devices work most, where they are CPUs."""
+    nodes: Mapping[str, str] = {device.name: device.node for device in cluster.devices if device.kind == "cpu"}
+    seconds = dict.fromkeys((node.name for node in cluster.nodes), 0.0)
+    for placement in flotilla.placements:
+        for device in placement.devices:
+            if device in nodes:
+                seconds[nodes[device]] += placement.seconds_on(device)
+    return max(seconds.values())

@@ -1,0 +1,70 @@
+"""Whether members of a run may be split over devices, and what that costs there: found out once, before the first plan."""
+
+import math
+from collections.abc import Sequence
+
+from argosy.cluster import Cluster
+from argosy.protocol.trainer import SumsTimed, TimeSums
+from argosy.running.control.costs import Link
+from argosy.running.control.measuring import Measuring
+from argosy.running.control.workforce import Workforce
+from argosy.settings import Settings
+
+__all__ = ["Timing", "measuring_of_run"]
+
+MOST_RANKS = 4
+"""Devices of the largest group that is measured; what larger ones cost follows from it (FLEET's Equation 5)."""
+
+
+def measuring_of_run(settings: Settings, cluster: Cluster, *, side_by_side: bool) -> Measuring:
+    """What a run finds out of its members: of shares as well, where it has devices to split them over."""
+    devices = len(cluster.devices)
+    nobody = _why_nobody(settings, side_by_side=side_by_side) if devices > 1 else ""
+    groups = 1 if nobody else min(devices, MOST_RANKS)
+    exact = settings.numerics == "exact"
+    return Measuring(device_kind=cluster.devices[0].kind, groups=groups, nobody=nobody, exact=exact)
+
+
+def _why_nobody(settings: Settings, *, side_by_side: bool) -> str:
+    """Why no member is split, however many devices there are; empty where some may be."""
+    if settings.numerics == "exact":
+        return "numerics is 'exact', and sums over devices round otherwise"
+    if not side_by_side:
+        return "this launcher steps its devices one after another"
+    return ""
+
+
+class Timing:
+    """Lets some trainers time sums over their group."""
+
+    def __init__(self, force: Workforce) -> None:
+        self.force = force
+        self._asked: tuple[str, ...] = ()
+        self._found: dict[str, SumsTimed] = {}
+        self.over = False
+        """Whether all that can be known is known."""
+
+    def ask(self, devices: Sequence[str]) -> None:
+        """Of these devices the first ones; nobody else is asked before they have answered."""
+        if self._asked:
+            return
+        self._asked, self._found = tuple(devices)[:MOST_RANKS], {}
+        meeting = self.force.workers.meeting()
+        for rank, device in enumerate(self._asked):
+            self.force.send(device, TimeSums(meeting=meeting, rank=rank, size=len(self._asked)))
+
+    def forget(self) -> None:
+        """Somebody is gone who was asked."""
+        self._asked, self._found = (), {}
+
+    def hear(self, device: str, timed: SumsTimed) -> Link | None:
+        """An answer; what is known when it was the last one. None while others are to come, or where nothing came of it."""
+        if device not in self._asked:
+            return None
+        self._found[device] = timed
+        if len(self._found) < len(self._asked):
+            return None
+        self.over = True
+        short = max(answer.short_seconds for answer in self._found.values())
+        long = max(answer.long_seconds for answer in self._found.values())
+        return Link.measured(len(self._asked), short, long) if long < math.inf else None

@@ -1,0 +1,395 @@
+"""The legs of a run: starts them, judges their members, and at their gates carries changes out.
+
+A gate is where a leg stands when all its crews have reported everything that it has credit for. There members whose fate it is
+leave, the policy is asked once, and crews change: who leaves is told to, who starts waits until its last file is journaled, and
+everybody else goes on at once with the next credit. Nobody who does not move is saved, stopped or started again.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from argosy.planning import POLICIES
+from argosy.plans import Flotilla
+from argosy.protocol.events import MemberRested, Split
+from argosy.protocol.feeder import Credit, Held, Hold, Opened
+from argosy.protocol.trainer import Board, Leave, Seat
+from argosy.running.control.asking import Asking
+from argosy.running.control.departures import Departures, crews_of
+from argosy.running.control.launching import Launching
+from argosy.running.control.legs import Boarding, Change, Leaving, Sailing, difference, reseated
+from argosy.running.control.logbook import Logbook
+from argosy.running.control.stragglers import Stragglers
+from argosy.running.control.verdicts import Fate, Verdict, judge
+
+if TYPE_CHECKING:
+    from argosy.running.control.driver import Driver
+
+__all__ = ["Voyage"]
+
+
+class Voyage:
+    """All legs of one run."""
+
+    def __init__(self, driver: "Driver") -> None:
+        self.driver = driver
+        self.roster, self.force, self.state = driver.roster, driver.force, driver.state
+        packs, name = driver.packs, driver.settings.policy
+        self.launching = Launching(
+            cluster=driver.cluster,
+            policy_name=packs.name if packs else name,
+            policy=packs or POLICIES[name],
+        )
+        self.departures, self.asking = Departures(self), Asking(self)
+        self.stragglers, self.logbook = Stragglers(self), Logbook(self)
+        self.legs: list[Sailing] = []
+        self.flotillas: dict[int, Flotilla] = {}
+        """What was planned, by number of its leg."""
+        self.crew_count = 0
+        self.changed = False
+        """Whether members wait or devices are free that the policy has not been asked about."""
+        self.judged: set[str] = set()
+        """Members aboard that have ended a section since the last gate, where their verdicts count."""
+        self.leaving: dict[str, Leaving] = {}
+        """Members that were told to leave, until they are saved."""
+        self.meetings: dict[str, str] = {}
+        """Of members that several devices carry: where these find each other."""
+
+    # ---- what is aboard
+
+    @property
+    def devices(self) -> list[str]:
+        """Those that carry somebody, or are about to."""
+        return [device for leg in self.legs for device in (*leg.devices, *leg.boarding)]
+
+    @property
+    def under_way(self) -> bool:
+        """Whether somebody trains, is being saved, or is to join."""
+        return bool(self.legs or self.leaving or self.departures.newcomers)
+
+    def afloat(self) -> set[str]:
+        """Members that train, or are about to."""
+        return {name for leg in self.legs for name in leg.members} | set(self.leaving)
+
+    def crew_of(self, device: str) -> list[str]:
+        """The members aboard a device."""
+        return [name for leg in self.legs if device in leg.crews for name in leg.crews[device].members]
+
+    def leg_of(self, member: str) -> Sailing | None:
+        """Where a member trains."""
+        return next((leg for leg in self.legs if leg.devices_of(member)), None)
+
+    def number_of_leg(self, member: str) -> int:
+        """Of the leg where a member trains, or that it is leaving; 0 where there is none."""
+        if member in self.leaving:
+            return self.leaving[member].leg
+        leg = self.leg_of(member)
+        return 0 if leg is None else leg.number
+
+    def legs_of(self, worker: str) -> list[Sailing]:
+        """Those that a worker feeds, or steps members of."""
+        return [leg for leg in self.legs if worker in (*leg.feeders, *leg.devices, *leg.boarding)]
+
+    def leaving_of(self, legs: Iterable[Sailing] | None) -> dict[str, str]:
+        """Members that leave these legs, or any, and the devices that save them."""
+        numbers = None if legs is None else {leg.number for leg in legs}
+        return {
+            name: leaving.device for name, leaving in self.leaving.items() if numbers is None or leaving.leg in numbers
+        }
+
+    def know(self, opened: Opened) -> None:
+        """The data is open."""
+        self.launching.preparation_seconds = opened.seconds_per_sample
+        self.launching.samples_per_epoch = opened.lengths["train"]
+        self.launching.opening_seconds = opened.opening_seconds
+        self.driver.measuring.samples_per_epoch = opened.lengths["train"]
+
+    def clear(self, legs: Sequence[Sailing], members: Collection[str]) -> None:
+        """Nobody carries these members any more, who were all that these legs had."""
+        for leg in legs:
+            self._end(leg)
+        self.judged.difference_update(members)
+        for name in members:
+            self.leaving.pop(name, None)
+        self.departures.forget_measuring()
+        self.driver.measuring.again()
+
+    def _end(self, leg: Sailing) -> None:
+        self.legs.remove(leg)
+        self.force.rest(leg.feeders)
+        self.stragglers.over(leg)
+        self.logbook.end(leg)
+        self.changed = True
+
+    def forget_measurements(self) -> None:
+        """A worker is gone, or its exchange with others broke: what was being found out together comes to nothing."""
+        self.departures.know_cluster()
+        self.departures.forget_measuring()
+        self.departures.sharing.ask(())
+
+    def ended(self, member: str) -> None:
+        """A member has left the run, wherever it was."""
+        self.judged.discard(member)
+        self.changed |= self.leaving.pop(member, None) is not None
+        self.departures.ended(member)
+        self.stragglers.forget(member)
+        for leg in self.legs:
+            devices = leg.devices_of(member)
+            for device in devices if len(devices) > 1 else ():
+                # One of its ranks has said so.
+                self.force.send(device, Leave(members=(member,)))
+            if leg.remove(member):
+                self.changed = True
+        self.arrive(member)
+
+    def make_room(self) -> None:
+        """Somebody waits: let every leg come to a gate at an epoch's end."""
+        self.changed = True
+        for leg in [leg for leg in self.legs if self.stragglers.goes_to(leg) is None]:
+            self._hold(leg)
+
+    def _hold(self, leg: Sailing) -> None:
+        multiple = self.driver.study.validations_per_epoch
+        for feeder in leg.hold():
+            self.force.send(feeder, Hold(leg=leg.number, multiple=multiple))
+
+    # ---- what crews say
+
+    def judge(self, member: str) -> None:
+        """After a section of a member: how far it goes on for certain; where it does not, the leg comes to a gate."""
+        leg = self.leg_of(member)
+        if leg is None:
+            return
+        self.judged.add(member)
+        self._verdict(leg, member)
+
+    def _verdict(self, leg: Sailing, member: str) -> Verdict:
+        verdict = judge(self.driver.judges, member, self.state, self.driver.study)
+        certain = verdict.certain if verdict.fate is Fate.GO_ON else 0
+        leg.free_until[member] = self._next_section(member) + certain
+        if verdict.longest is not None:
+            leg.last[member] = self._next_section(member) + verdict.longest
+        return verdict
+
+    def _fates(self, leg: Sailing) -> dict[str, Verdict]:
+        """Who leaves a leg at its gate: with what others have reached there, who would have waited for it may go on."""
+        judged = [name for name in leg.members if name in self.judged]
+        self.judged -= set(judged)
+        verdicts = {name: self._verdict(leg, name) for name in judged}
+        return {name: verdict for name, verdict in verdicts.items() if verdict.fate is not Fate.GO_ON}
+
+    def _next_section(self, member: str) -> int:
+        last = self.state.member(member).sections[-1]
+        return last.stream_epoch * self.driver.study.validations_per_epoch + last.section + 1
+
+    def section_ended(self, device: str, section: int) -> None:
+        """A crew is through a section."""
+        for leg in self.legs:
+            if device in leg.crews:
+                leg.reported(device, section)
+                self.logbook.turn(leg)
+
+    def held(self, feeder: str, held: Held) -> None:
+        """A feeder has said where it stops; when all have, those that are behind may come as far as the others."""
+        for leg in self.legs:
+            if leg.number == held.leg and leg.held(feeder, held.until):
+                self.allow(leg, leg.until)
+                self.changed = True  # Whoever is to meet it there may be sent off.
+
+    def left(self, member: str) -> None:
+        """A member was saved and let go."""
+        told = self.driver.orders.was_told_to_stop(member)
+        if member not in self.leaving or told:
+            # A person said so, or all leave and `Driver` knows why.
+            if told:
+                self.driver.end(member, "stopped", "by command")
+            return
+        verdict = self.leaving.pop(member).verdict
+        if verdict is None:
+            self.driver.record(MemberRested(member=member, reason=""))
+            self.roster.take_back([member])
+            self.changed = True
+            self.arrive(member)
+        elif verdict.fate is Fate.REST:
+            self.driver.record(MemberRested(member=member, reason=verdict.reason))
+            self.roster.rest(member)
+            self.stragglers.forget(member)
+            self.changed = True
+        else:
+            self.driver.end(member, "done", verdict.reason)
+
+    def arrive(self, member: str) -> None:
+        """A member's last file is journaled, or there will be none: whoever waited for it to board waits no longer."""
+        for leg in self.legs:
+            for device, boarding in list(leg.boarding.items()):
+                boarding.missing.discard(member)
+                if not boarding.missing:
+                    del leg.boarding[device]
+                    self.board(leg, device, start=boarding.start)
+
+    # ---- gates
+
+    def go_on(self) -> None:
+        """Whatever can go on goes on: gates, credit, and new legs for members that wait."""
+        self.call()
+        self.departures.bring()
+        self.departures.admit_nodes()
+        for leg in list(self.legs):
+            if leg.at_gate and not leg.boarding and not self.stragglers.awaited(leg):
+                self._gate(leg)
+            elif not leg.holding and leg.members:
+                self._extend(leg)
+        if self.changed:
+            self.changed = False
+            self.departures.launch()
+        self.departures.measure_newcomers()
+
+    def call(self) -> None:
+        """Let those resting members wait for a place whom a judge calls, or end."""
+        driver = self.driver
+        called = {n for j in driver.judges for n in j.called(self.roster.resting, self.state, driver.study)}
+        for name in called & self.roster.resting:
+            verdict = judge(driver.judges, name, self.state, driver.study)
+            if verdict.fate is Fate.END:
+                driver.end(name, "done", verdict.reason)
+            else:
+                self.roster.call(name)
+                self.make_room()
+
+    def _extend(self, leg: Sailing) -> None:
+        if self._others_wait and leg.until % self.driver.study.validations_per_epoch == 0:
+            return  # The gate that others wait for.
+        until = leg.reach(turns=self.turns(leg))
+        if until > leg.until:
+            self.allow(leg, until)
+
+    def turns(self, leg: Sailing) -> int | None:
+        """Where others wait for their turn, it may come at the next epoch's end; who is to meet others goes to their gate."""
+        meets = self.stragglers.goes_to(leg)
+        if meets is not None:
+            return meets.until
+        if self.stragglers.to_meet(leg):
+            return leg.until + 1
+        per_epoch = self.driver.study.validations_per_epoch
+        return (leg.until // per_epoch + 1) * per_epoch if self._others_wait else None
+
+    @property
+    def _others_wait(self) -> bool:
+        """Whether somebody has no place, or is leaving one for no other."""
+        leaving = (name for name, leaving in self.leaving.items() if leaving.verdict is None)
+        return bool(self.stragglers.others(self.roster.waiting)) or any(self.leg_of(name) is None for name in leaving)
+
+    def allow(self, leg: Sailing, until: int) -> None:
+        leg.until = until
+        turns = (self._others_wait and leg.makes_room) or self.stragglers.goes_to(leg) is not None
+        horizon = until if turns else leg.horizon
+        credit = Credit(leg=leg.number, until=until, horizon=_most(horizon, until), crews=leg.numbers())
+        self.force.allow(leg.feeders, credit)
+
+    def _gate(self, leg: Sailing) -> None:
+        """Nobody steps: let those leave whose fate it is, ask the policy if anything has changed, and go on."""
+        self.stragglers.meet(leg)
+        fates = self._fates(leg)
+        live = [name for name in leg.members if name not in fates]
+        wanted: Mapping[str, Iterable[str]] = {
+            device: [name for name in crew.members if name not in fates] for device, crew in leg.crews.items()
+        }
+        joins, meets, anew = leg.holding, self.stragglers.goes_to(leg), set[str]()
+        leg.holding = False
+        if meets is not None and meets.until == leg.until:
+            wanted = {}
+        elif fates or joins or self.stragglers.others(self.roster.waiting):
+            flotilla = self.asking.ask(leg, live)
+            wanted = {} if flotilla is None else crews_of(flotilla)
+            if flotilla is not None and leg.makes_room:
+                anew = reseated(self.flotillas[leg.number], flotilla)
+                self.flotillas[leg.number] = flotilla
+        changes = difference({device: crew.members for device, crew in leg.crews.items()}, wanted, anew)
+        if changes:
+            self._change(leg, changes, fates)
+        if not leg.members:
+            self._end(leg)
+            if not self.roster.waiting:
+                # Others may spread over its devices.
+                self.make_room()
+            return
+        if changes:
+            self.logbook.change(leg, [name for change in changes.values() for name in change.start])
+        too_soon = (fates or joins) and self.asking.too_soon(leg)
+        self.allow(leg, leg.reach(turns=self.turns(leg)))
+        leg.holding = self.stragglers.to_meet(leg)
+        if too_soon:
+            self._hold(leg)
+        # Who found no place here may find one on devices that are free.
+        self.changed |= joins and bool(self.roster.waiting)
+
+    def _change(self, leg: Sailing, changes: Mapping[str, Change], fates: Mapping[str, Verdict]) -> None:
+        """Let crews change on these devices; whoever moves starts when the device that it leaves has saved it."""
+        started = {name for change in changes.values() for name in change.start}
+        for name in dict.fromkeys(name for change in changes.values() for name in change.leave):
+            self.leaving[name] = Leaving(leg=leg.number, device=leg.savers[name], verdict=fates.get(name))
+            if name not in started:
+                leg.forget(name)
+        self.seat(leg, started)
+        for device, change in changes.items():
+            self.crew_count += 1
+            leg.change(device, self.crew_count, change)
+            missing = {name for name in change.start if name in self.leaving}
+            self.expect(leg, [name for name in change.start if name not in missing])
+            if missing:
+                leg.boarding[device] = Boarding(start=change.start, missing=missing)
+                self.roster.joining.difference_update(change.start)  # their next epoch is this leg's
+                self.force.send(device, Leave(members=change.leave))
+            else:
+                self.board(leg, device, leave=change.leave, start=change.start)
+
+    def expect(self, leg: Sailing, names: Iterable[str]) -> None:
+        """These are about to begin in a leg: how far they go for certain, and at most."""
+        for name in names:
+            verdict = judge(self.driver.judges, name, self.state, self.driver.study)
+            leg.free_until[name] = self.roster.place(name) + verdict.certain
+            leg.last[name] = self.roster.last_section(name)
+
+    def seat(self, leg: Sailing, names: Iterable[str]) -> None:
+        """These are about to begin: who saves each; those that several devices carry need a place to meet."""
+        placements = [self.flotillas[leg.number].of(name) for name in names]
+        leg.savers |= {placement.member: placement.devices[0] for placement in placements}
+        self.meetings |= {split.member: self.force.workers.meeting() for split in placements if split.is_split}
+
+    def _seat_of(self, leg: Sailing, name: str, device: str) -> Seat | None:
+        """The place of a device among those that carry a member; journaled before anybody steps."""
+        placement, before = self.flotillas[leg.number].of(name), self.state.member(name).split
+        split = Split(member=name, devices=placement.devices, shares=placement.all_shares)
+        if split != before and (placement.is_split or before is not None):
+            self.driver.record(split)
+        if not placement.is_split:
+            return None
+        rank, number = placement.devices.index(device), self.roster.number(name)
+        return Seat(rank=rank, shares=split.shares, number=number, meeting=self.meetings[name])
+
+    def board(self, leg: Sailing, device: str, *, leave: tuple[str, ...] = (), start: Iterable[str]) -> None:
+        """Send a crew what it has to know; which stream epochs its members train on is journaled before."""
+        roster, measured = self.roster, self.driver.measuring.measured
+        aboard = set(leg.crews[device].members)
+        names = [name for name in start if name in aboard]
+        assigned = roster.assign(names)
+        if assigned is not None:
+            self.driver.record(assigned)
+        roster.leave(names)
+        self.stragglers.boarded(names)
+        # A trainer that reads from nobody would take this for what was said before its feeder was lost.
+        self.force.attach(leg.feeders, device)
+        self.force.define(device, map(self.driver.study.member, names))
+        starts = tuple(
+            replace(roster.start_member(name, measured[name].notes), seat=self._seat_of(leg, name, device))
+            for name in names
+        )
+        self.force.send(device, Board(crew=leg.crews[device].number, leave=leave, start=starts))
+        told = tuple(filter(self.driver.orders.was_told_to_stop, names))
+        if told:
+            # Before they were aboard: their trainer did not know them then.
+            self.force.send(device, Leave(members=told))
+
+
+def _most(horizon: int | None, until: int) -> int | None:
+    return None if horizon is None else max(horizon, until)

@@ -1,0 +1,74 @@
+"""Beginning anew: a whole run, or some of its members. Nothing is deleted: what was there is kept under another name.
+
+A member's new beginning is an event. It is journaled before its old folder is moved to the place that the event names, and before
+anything else of the member is; so a driver that is killed in between leaves a member without sections, and the next one moves
+the folder.
+"""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from argosy.errors import RunError
+from argosy.errors.spelling import meant
+from argosy.protocol.events import BeganAnew
+from argosy.results.fold import MemberState, RunState
+from argosy.running.directory.journal import Lock, own_directory
+from argosy.study import Study
+
+__all__ = ["begin_anew", "keep_aside", "set_aside"]
+
+
+def set_aside(directory: Path) -> Path | None:
+    """Rename a run's directory to the first free of ``DIR.old-1``, ``DIR.old-2``, …, and return that; None where no run is there.
+
+    Raises RunError where the run is at work, or the directory cannot be renamed.
+    """
+    directory = directory.absolute()
+    if not (directory / "journal.jsonl").exists():
+        return None
+    own_directory(directory)
+    place = _free(directory)
+    with Lock(directory / "run.lock"):
+        try:
+            directory.rename(place)
+        except OSError as error:
+            raise RunError(
+                f"{directory} cannot be moved to {place.name} to begin anew: {error.strerror}. Move it yourself, or choose "
+                "another directory."
+            ) from error
+    return place
+
+
+def begin_anew(names: Sequence[str], study: Study, state: RunState, directory: Path) -> BeganAnew | None:
+    """What is to be journaled before these members begin anew; None where none of them has begun. Raises RunError."""
+    known = dict.fromkeys([*study.names, *state.members])
+    for name in names:
+        if name not in known:
+            raise RunError(
+                f"no member {name!r}{meant(name, known)} is there to begin anew; choose one of {', '.join(known)}."
+            )
+        if name in state.members and state.members[name].inherited is not None:
+            raise RunError(
+                f"member {name!r} is a clone that went on from the weights of {state.members[name].source!r}, so it cannot begin "
+                "anew; clone that one once more, under another name."
+            )
+    begun = [name for name in dict.fromkeys(names) if name in state.members]
+    places = {name: str(_free(directory / "members.old" / name, old="").relative_to(directory)) for name in begun}
+    return BeganAnew(members=places) if places else None
+
+
+def keep_aside(states: Iterable[MemberState], directory: Path) -> None:
+    """Move the folders of members that begin anew, and have not trained since they do."""
+    for state in states:
+        folder = directory / "members" / state.name
+        if state.aside is None or state.assigned or not folder.exists() or (directory / state.aside).exists():
+            continue
+        (directory / state.aside).parent.mkdir(exist_ok=True)
+        folder.rename(directory / state.aside)
+
+
+def _free(path: Path, old: str = ".old") -> Path:
+    number = 1
+    while (place := path.with_name(f"{path.name}{old}-{number}")).exists():
+        number += 1
+    return place

@@ -1,0 +1,103 @@
+"""Recomputes from the study alone what every member must have stepped on, and compares it with what was journaled."""
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from argosy.errors import RunError
+from argosy.results.fold import MemberState, RunState
+from argosy.running.directory.journal import read_journal
+from argosy.running.directory.study_json import found_study
+from argosy.stream.order import Indices, Selection, split_order, used_elements
+from argosy.stream.schedule import section_stop
+
+__all__ = ["audit"]
+
+EPOCHS = 2**32
+"""Of a stream: a seed of its order has so many values."""
+
+
+def audit(directory: Path) -> list[str]:
+    """Everything that is wrong with a run's record; empty where each member saw its samples exactly once per epoch."""
+    state = RunState.of(read_journal(directory))
+    summary = found_study(directory)
+    if summary is None:
+        raise RunError(
+            f"{directory} holds no study.json: its run ended before anything was trained. Run the same command again."
+        )
+    _check_lengths(directory, state, summary)
+    found = []
+    for name, described in summary["members"].items():
+        found += _audit_member(state.members.get(name, MemberState(name)), described, summary, state.holes)
+    return found
+
+
+def _check_lengths(directory: Path, state: RunState, summary: dict[str, Any]) -> None:
+    """Orders are as long as the data: what only one of the two files says is nothing to compute with."""
+    lengths = summary["lengths"]
+    if state.started is not None and lengths != (journaled := dict(state.started.lengths)):
+        raise RunError(
+            f"{directory / 'study.json'} tells of {lengths} samples, and the journal beside it of {journaled}: one of them was "
+            "changed. Put back a copy of it."
+        )
+
+
+def _audit_member(
+    member: MemberState,
+    described: dict[str, Any],
+    summary: dict[str, Any],
+    holes: dict[tuple[str, int], set[int]],
+) -> list[str]:
+    found, per_epoch = [], summary["validations_per_epoch"]
+    numbers = [row.epoch * per_epoch + row.section for row in member.sections]
+    if numbers != list(range(len(numbers))):
+        found.append(f"{member.name}: sections {numbers} are journaled, some are missing")
+    stream_epochs = [row.stream_epoch for row in member.sections if row.section == 0]
+    if any(later <= earlier for earlier, later in itertools.pairwise(stream_epochs)):
+        found.append(f"{member.name}: its stream epochs {stream_epochs} do not ascend")
+    for ended in member.sections:
+        assigned = member.stream_epoch(ended.epoch)
+        if assigned != ended.stream_epoch:
+            found.append(
+                f"{member.name}: epoch {ended.epoch} was trained on stream epoch {ended.stream_epoch}; it was assigned "
+                f"{assigned}"
+            )
+        for split, words in (("train", ended.digest), ("val", ended.val_digest)):
+            if words is None:
+                continue
+            length = summary["lengths"].get(split, 0)
+            subset = described.get("subset" if split == "train" else "val_subset")
+            if (subset and max(subset) >= length) or ended.stream_epoch >= EPOCHS:
+                found.append(
+                    f"{member.name}: epoch {ended.epoch} ({split}) has samples or a stream epoch ({ended.stream_epoch}) that the "
+                    f"{length} samples of the study do not have"
+                )
+                continue
+            selection = Selection.of(subset, length)
+            order = split_order(summary["seed"], split, ended.stream_epoch, length)
+            elements = selection.length
+            if split == "train":
+                stop = section_stop(ended.section, length, per_epoch)
+                elements = _elements(selection, order, stop, described)
+            expected = selection.digest(
+                order,
+                elements=elements,
+                holes=sorted(hole for hole in holes.get((split, ended.stream_epoch), ()) if hole < length),
+            )
+            if tuple(words) != expected:
+                found.append(
+                    f"{member.name}: epoch {ended.epoch} ({split}) has digest {tuple(words)}; the order of stream epoch "
+                    f"{ended.stream_epoch} gives {tuple(expected)}"
+                )
+    return found
+
+
+def _elements(selection: Selection, order: Indices, stop: int, described: dict[str, Any]) -> int:
+    """Elements of a member's sequence that its batches have used when so much of the order has gone by."""
+    positions, batch_size = selection.positions(order), int(described["batch_size"])
+    passed = stop if positions is None else int(np.searchsorted(positions, stop))
+    if passed < selection.length:
+        return passed - passed % batch_size
+    return used_elements(selection.length, batch_size, drop_last=described.get("drop_last", False))

@@ -1,0 +1,273 @@
+"""Whether a study is the one that a run directory was made for: what differs, in plain words."""
+
+import functools
+import itertools
+import json
+import os
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from argosy.disk.files import appending
+from argosy.errors import RunError
+from argosy.results.fold import MemberState
+from argosy.running.directory.code_digest import Code, Reading
+from argosy.running.directory.study_json import (
+    MEMBER_FIELDS,
+    NEWCOMERS,
+    describe,
+    found_study,
+    functions,
+    summarize,
+    write_json,
+)
+from argosy.study import FACTORIES, Member, Study
+from argosy.training.device.process_state import ProcessState
+
+__all__ = ["Identity"]
+
+LATE = ("lengths", "fingerprint", "val_fingerprint", "parameter_shapes")
+"""What only open data and built networks tell."""
+IDENTITY = ("seed", "objective", "mode", "validations_per_epoch", "lengths")
+SAMPLES = {"fingerprint": "Data.train", "val_fingerprint": "Data.val"}
+"""Digests of two prepared samples, and whose they are."""
+MEMBER_IDENTITY = (*MEMBER_FIELDS, "parameter_shapes", "subset", "val_subset")
+MOST_NAMED = 3
+"""Members, or things that have changed, that are named in a line."""
+MOST_SHOWN = 120
+"""Letters of a value in a message."""
+
+
+class Identity:
+    """Of one run: what an earlier driver wrote of its study, and what this one writes.
+
+    Whatever decides the weights or figures of members that have begun must be as it was there. What is meant to change may differ:
+    rules, limits, devices, added members, and the code of members that failed. What an earlier version did not write is not compared.
+    """
+
+    def __init__(
+        self, directory: Path, members: Mapping[str, MemberState], state: ProcessState, *, of_search: bool = False
+    ) -> None:
+        self.directory = directory
+        self.state = state
+        self._of_search = of_search
+        """Whether members are trials, which nobody names."""
+        self._begun = {name for name, state in members.items() if state.sections or state.saved}
+        """What others were to be, nobody is bound to."""
+        self._failed = {name for name, state in members.items() if state.status == "failed"}
+        """Their code may have been mended."""
+        self._code = Code()
+        self._readings: dict[str, dict[str, Reading]] = {}
+        """By member, "" for the study: read once, as code that runs may change what it refers to."""
+
+    @functools.cached_property
+    def found(self) -> dict[str, Any] | None:
+        """``study.json`` of the earlier driver."""
+        return found_study(self.directory)
+
+    def check(self, study: Study, **known: Any) -> None:
+        """Raise RunError with all differences from the study that is there, as far as they show by what is `known`."""
+        if self.found is not None:
+            self._check(self._summary(study, **known))
+
+    def write(self, study: Study, **known: Any) -> None:
+        """Check again with what only open data and built networks tell, as `summarize` takes it, and write."""
+        here = self._summary(study, **known)
+        self._check(here)
+        if self.found is not None:
+            self._keep(self.found, here)
+        write_json(self.directory / "study.json", here)
+        (self.directory / NEWCOMERS).unlink(missing_ok=True)
+
+    def leave_out(self, study: Study) -> None:
+        """Write what a run without anything to train is left with, where its study has lost members or got them back."""
+        found = self.found
+        if found is not None and any((name in study.names) == _left_out(one) for name, one in found["members"].items()):
+            here = {**found, **self._summary(study), **{key: found[key] for key in LATE if key in found}}
+            self._keep(found, here)
+            write_json(self.directory / "study.json", here)
+
+    def _keep(self, found: Mapping[str, Any], here: dict[str, Any]) -> None:
+        """What this study does not tell of members that have begun: those that it leaves out, and metrics that they had."""
+        for name, there in found["members"].items():
+            if name not in here["members"]:
+                if name in self._begun:
+                    here["members"][name] = {**there, "left_out": True}
+                continue
+            described = here["members"][name]
+            described["parameter_shapes"] = described["parameter_shapes"] or there.get("parameter_shapes")
+            if name in self._begun:
+                described.update({key: there[key] for key in _metrics(there) if key not in described})
+                code = there.get("code", {})
+                described["code"].update({key: code[key] for key in _metrics(code) if key not in described["code"]})
+        for part, digests in found.get("code", {}).get("parts", {}).items():
+            known = here["code"]["parts"].setdefault(part, [])
+            known.extend(digest for digest in digests if digest not in known)
+
+    def add(self, study: Study, names: Iterable[str], **known: Any) -> None:
+        """Append what newcomers are to a file beside ``study.json``, which for each of thousands would be written anew."""
+        here = self._summary(replace(study, members=[study.member(name) for name in names]), **known)
+        line = json.dumps({"members": here["members"], "parts": here["code"]["parts"]})
+        with appending(self.directory / NEWCOMERS) as file:
+            file.write(f"{line}\n".encode())
+            os.fsync(file.fileno())
+
+    def twin(self, member: Member, study: Study) -> str | None:
+        """The member of a study that becomes the same, bit for bit: of the same configuration, and the same given seed."""
+        if member.seed is None:
+            return None
+        here = self._described(member, study)
+        others = (other for other in study.members if other.seed == member.seed)
+        twin = next((other.name for other in others if self._described(other, study) == here), None)
+        if twin is not None:
+            del self._readings[member.name]  # there will be another one of that name
+        return twin
+
+    def _described(self, member: Member, study: Study) -> dict[str, Any]:
+        code = self._read(member.name, functions(member))
+        return {**describe(member, None), "stop": repr(study.stop_of(member)), "code": code}
+
+    def _check(self, here: Mapping[str, Any]) -> None:
+        if self.found is None:
+            return
+        changed = self._changed_members(self.found, here)
+        of_study = list(self._differences(self.found, here))
+        if of_study or changed:
+            lines = [*of_study, *(_named(names) + change for change, names in changed.items())]
+            names = dict.fromkeys(itertools.chain.from_iterable(changed.values()))
+            anew = not of_study and not self._of_search and names.keys() <= here["members"].keys()
+            raise RunError(
+                f"{self.directory} holds the run of another study:\n  " + "\n  ".join(lines) + "\n"
+                f"Undo the change, or choose another directory. {_ways_on(list(names) if anew else [], self.directory)}"
+            )
+
+    def _summary(self, study: Study, **known: Any) -> dict[str, Any]:
+        """`summarize` and the digests of all code."""
+        here = summarize(study, **known)
+        here["process"] = self.state.deciding
+        here["code"] = {"version": Code.VERSION, "parts": {}, **self._read("", {"on_device": study.data.on_device})}
+        for member in study.members:
+            here["members"][member.name]["code"] = self._read(member.name, functions(member))
+        readings = (self._readings[owner].values() for owner in ("", *study.names))
+        parts = {part for found in readings for reading in found for part in reading.parts}
+        for name, digest in sorted(parts):
+            here["code"]["parts"].setdefault(name, []).append(digest)
+        return here
+
+    def _read(self, owner: str, functions: Mapping[str, Any]) -> dict[str, str]:
+        """Digests of an owner's functions."""
+        if owner not in self._readings:
+            given = {field: function for field, function in functions.items() if function is not None}
+            self._readings[owner] = {field: self._code.read(function) for field, function in given.items()}
+        return {field: reading.digest for field, reading in self._readings[owner].items()}
+
+    def _differences(self, found: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[str]:
+        """In words, of what holds for all members."""
+        yield from _other_values(found, here, IDENTITY)
+        yield from _other_values(found.get("process", {}), here["process"], here["process"])
+        for key, split in SAMPLES.items():
+            if _differ(found, here, key):
+                yield f"{split}: its first or its last sample is another one than there"
+        yield from (f"Data.{change}" for change in self._other_code("", found, here, ("on_device",)))
+
+    def _changed_members(self, found: Mapping[str, Any], here: Mapping[str, Any]) -> dict[str, list[str]]:
+        """Names of members by what has changed of them. Some may be left out; without all of them it is another study."""
+        begun = {name: there for name, there in found["members"].items() if name in self._begun}
+        if begun and not begun.keys() & here["members"].keys():
+            return {": there, and not here": list(begun)}
+        changed: dict[str, list[str]] = {}
+        for name, there in begun.items():
+            if name in here["members"]:
+                for change in self._of_member(name, there, here["members"][name]):
+                    changed.setdefault(change, []).append(name)
+        return changed
+
+    def _of_member(self, name: str, there: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[str]:
+        """Of metrics those that are here and there: others may come and go, and decide nothing."""
+        fields = [*FACTORIES, *(key for key in _metrics(there) if key in here)]
+        yield from (f", {change}" for change in _other_values(there, here, MEMBER_IDENTITY))
+        yield from (f", {change}" for change in self._other_code(name, there, here, fields))
+
+    def _other_code(
+        self, owner: str, there: Mapping[str, Any], here: Mapping[str, Any], fields: Iterable[str]
+    ) -> Iterator[str]:
+        """What is said of each function: its name, the values bound to it, or what it computes."""
+        for field in fields:
+            if field not in there and "code" not in there:
+                continue
+            before, now = there.get(field), here.get(field)
+            bound = list(_other_bindings(field, there, here))
+            if _bare(before) != _bare(now):
+                # The name of the file does not matter: it may be run as a script.
+                yield f"{field}: {_short(before)} there, {_short(now)} here"
+            elif bound:
+                yield from bound
+            elif now is not None and owner not in self._failed and there.get("code", {}).get(field):
+                yield from self._changed_code(field, there["code"][field], self._readings[owner][field])
+
+    def _changed_code(self, field: str, before: str, now: Reading) -> Iterator[str]:
+        assert self.found is not None
+        found = self.found["code"]
+        if before != now.digest and found["version"] == Code.VERSION:
+            changed = dict.fromkeys(name for name, digest in now.parts if digest not in found["parts"].get(name, ()))
+            what = ", ".join(list(changed)[:MOST_NAMED]) or "what it holds"
+            yield f"{field}: {what} changed since the run began"
+
+
+def _ways_on(changed: Sequence[str], directory: Path) -> str:
+    """How to train in a directory nevertheless, where these members of its study are others."""
+    everything = f"fresh=True (--fresh) trains everything anew, and keeps what is there in {directory.name}.old-1, or with the next number."
+    if not changed:
+        return f"Or begin anew: {everything}"
+    flags = " ".join(f"--fresh {name}" for name in changed[:MOST_NAMED])
+    more = "" if len(changed) <= MOST_NAMED else " and so on"
+    them, are, ones = ("it", "is", "a new one") if len(changed) == 1 else ("them", "are", "new ones")
+    they = "they" if len(changed) > 1 else "it"
+    return (
+        f"Or keep the rest:\n  fresh={list(changed[:MOST_NAMED])}{more} ({flags}{more}) trains {them} anew, and keeps what was there "
+        f"in members.old\n  under another name {they} {are} {ones}, beside what is there\n  {everything}"
+    )
+
+
+def _metrics(described: Mapping[str, Any]) -> list[str]:
+    return [key for key in described if key.startswith("metrics.")]
+
+
+def _left_out(described: Mapping[str, Any]) -> bool:
+    return bool(described.get("left_out"))
+
+
+def _other_values(there: Mapping[str, Any], here: Mapping[str, Any], keys: Iterable[str]) -> Iterator[str]:
+    for key in keys:
+        if _differ(there, here, key):
+            yield f"{key}: {_short(there[key])} there, {_short(here[key])} here"
+
+
+def _differ(there: Mapping[str, Any], here: Mapping[str, Any], key: str) -> bool:
+    """Whether a value is another one, as far as both are known."""
+    unknown = key not in there or (key in LATE and None in (there[key], here[key]))
+    return not unknown and bool(there[key] != here[key])
+
+
+def _other_bindings(field: str, there: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[str]:
+    """Hyper-parameters of a function; earlier versions did not write positional ones."""
+    before, now = there.get("hyperparameters", {}), here.get("hyperparameters", {})
+    for key in dict.fromkeys([*before, *(now if "code" in there else ())]):
+        if key.startswith(f"{field}.") and (key in before, before.get(key)) != (key in now, now.get(key)):
+            yield f"{key}: {_short(before.get(key))} there, {_short(now.get(key))} here"
+
+
+def _named(names: Collection[str]) -> str:
+    first, rest = ", ".join(map(repr, list(names)[:MOST_NAMED])), len(names) - MOST_NAMED
+    return f"{'member' if len(names) == 1 else 'members'} {first}{f' and {rest} more' if rest > 0 else ''}"
+
+
+def _short(value: Any) -> str:
+    text = "none" if value is None else value if isinstance(value, str) else repr(value)
+    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}…"
+
+
+def _bare(spelled: str | None) -> str | None:
+    """The name of a function, without its file and what is bound to it."""
+    return spelled.partition("(")[0].rpartition(":")[2] if isinstance(spelled, str) else None

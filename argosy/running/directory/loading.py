@@ -1,0 +1,49 @@
+"""Read a run's directory."""
+
+from functools import partial
+from pathlib import Path
+
+from argosy.errors import RunError
+from argosy.protocol.events import SearchBegan
+from argosy.results.fold import RunState
+from argosy.results.report import Networks, Report
+from argosy.running.directory.journal import at_work, read_journal, timeline
+from argosy.running.directory.study_json import found_study, summarize
+from argosy.study import Study
+from argosy.tuning.report import SearchReport
+
+__all__ = ["load", "search_in"]
+
+
+def load(directory: str | Path, *, study: Study | None = None) -> Report:
+    """The report of a run, read from its directory; members can `load()` their networks where the study is given."""
+    directory = Path(directory)
+    state, working = RunState.of(read_journal(directory)), at_work(directory)
+    summary = found_study(directory)
+    if summary is None and study is not None:
+        # It ended before the data was open.
+        summary = summarize(study)
+    if summary is None:
+        how = (
+            "is not open yet; ask again in a moment"
+            if working
+            else "was not open when its run ended; run the same command again"
+        )
+        raise RunError(f"{directory} holds no study.json: the data {how}.")
+
+    networks = partial(_networks, study, state, directory)
+    return Report.of(state, directory=directory, summary=summary, networks=networks, at_work=working)
+
+
+def search_in(directory: str | Path) -> SearchReport | None:
+    """The report of a search, from its directory alone and without Optuna's study; None where the run is no search."""
+    told = list(timeline(Path(directory)))
+    if not any(isinstance(event, SearchBegan) for _, event in told):
+        return None
+    return SearchReport.of(load(directory), told, None)
+
+
+def _networks(study: Study | None, state: RunState, directory: Path) -> Networks:
+    from argosy.ensembling.trained import Trained  # imports torch, for which nobody waits who asks where a run is
+
+    return Trained(study, state, directory)

@@ -1,0 +1,121 @@
+"""What a run writes for people beside its journal, and the journal's first line."""
+
+import itertools
+import json
+import math
+import os
+import platform
+import socket
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+
+import argosy
+from argosy.cluster import Device
+from argosy.disk.files import appending, replacing
+from argosy.protocol.events import RunStarted, SectionEnded
+from argosy.results.fold import MemberState
+from argosy.settings import Settings
+
+__all__ = ["Metrics", "run_started", "tree_cpu_seconds", "versions"]
+
+
+def versions() -> dict[str, str]:
+    """Of what decides what this process computes."""
+    return {
+        "argosy": argosy.__version__,
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def run_started(
+    settings: Settings,
+    lengths: Mapping[str, int],
+    validations_per_epoch: int,
+    devices: Iterable[Device],
+    preparation_samples_per_second: float | None,
+    opening_seconds: float,
+) -> RunStarted:
+    """This process as the driver of a run."""
+    return RunStarted(
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        versions=versions(),
+        settings=asdict(settings),
+        lengths=dict(lengths),
+        validations_per_epoch=validations_per_epoch,
+        devices=tuple(map(asdict, devices)),
+        preparation_samples_per_second=preparation_samples_per_second,
+        opening_seconds=round(opening_seconds, 3),
+    )
+
+
+class Metrics:
+    """For each member ``metrics.csv`` and ``metrics.jsonl``, one row a section; written a few times a second at most."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._noted: dict[str, MemberState] = {}
+        """Members with sections that are not in their files."""
+        self._written: dict[str, int] = {}
+        """Rows of each member that are in its files, and that nobody has taken back."""
+        self._columns: dict[str, list[str]] = {}
+        """Of the files of each member: sections that ended before a metric was added have no value in its column."""
+
+    def note(self, state: MemberState) -> None:
+        """A section has ended; what was written beyond it, before a fault, no longer holds."""
+        self._noted[state.name] = state
+        if self._written.get(state.name, 0) >= len(state.sections):
+            self._written.pop(state.name, None)
+
+    def write(self) -> None:
+        """Append what was noted; what an earlier driver or a fault has left is written anew."""
+        for name, state in self._noted.items():
+            if not state.sections:
+                continue  # A fault has taken back all that there was since it was noted.
+            written = self._written.get(name, 0)
+            if written > len(state.sections):
+                written = 0
+            rows = [_row(ended) for ended in state.sections[written:]]
+            folder, written_to = self.directory / "members" / name, appending if written else replacing
+            if not written:
+                self._columns[name] = _columns(rows)
+            columns = self._columns[name]
+            table: list[list[Any]] = [
+                *([] if written else [columns]),
+                *([row.get(column, "") for column in columns] for row in rows),
+            ]
+            lines = {"csv": [",".join(map(str, line)) for line in table], "jsonl": [_json(row) for row in rows]}
+            for kind, of_kind in lines.items():
+                with written_to(folder / f"metrics.{kind}") as file:
+                    file.write("".join(f"{line}\n" for line in of_kind).encode())
+            self._written[name] = len(state.sections)
+        self._noted.clear()
+
+
+def _columns(rows: Sequence[Mapping[str, float]]) -> list[str]:
+    """Of all rows; metrics that only some of them have come last."""
+    return list(dict.fromkeys(itertools.chain.from_iterable(rows)))
+
+
+def _row(ended: SectionEnded) -> dict[str, float]:
+    """All figures of a section; an epoch that has several counts in parts."""
+    epoch = ended.epoch if ended.epochs == ended.epoch + 1 else ended.epochs
+    return {"epoch": epoch, **ended.metrics, "seconds": ended.seconds, "steps": ended.steps, "samples": ended.samples}
+
+
+def _json(row: Mapping[str, float]) -> str:
+    """JSON has no numbers that are none."""
+    return json.dumps({name: value if math.isfinite(value) else None for name, value in row.items()})
+
+
+def tree_cpu_seconds() -> float:
+    """User and system time of this process and of all below it that have ended."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system

@@ -1,0 +1,197 @@
+"""``study.json``: what a run directory was made for, as plain values, and members that came since.
+
+Reading it needs no torch.
+"""
+
+import functools
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Literal, NotRequired, TypedDict
+
+import numpy as np
+
+from argosy.disk.files import lines_of, opened, replacing
+from argosy.disk.json_values import Name, Positive, conforming, parsed
+from argosy.errors import RunError
+from argosy.protocol.trainer import Measured
+from argosy.study import FACTORIES, Member, Repetition, Study
+
+__all__ = ["MEMBER_FIELDS", "NEWCOMERS", "describe", "found_study", "functions", "spell", "summarize", "write_json"]
+
+MEMBER_FIELDS = (
+    "batch_size",
+    "eval_batch_size",
+    "drop_last",
+    "schedule_per",
+    "precision",
+    "clip_grad_norm",
+    "accumulate",
+    "seed",
+)
+NEWCOMERS = "newcomers.jsonl"
+"""Members that came when ``study.json`` was written: a line for those that came together."""
+LINES_DEEP = 3
+
+
+class Lengths(TypedDict):
+    """Samples of each split."""
+
+    train: int
+    val: NotRequired[int]
+
+
+class Code(TypedDict):
+    """Digests of all code, beside those of the study's own functions."""
+
+    version: str
+    parts: Mapping[str, tuple[str, ...]]
+
+
+class Described(TypedDict):
+    """A member, as `describe` writes it; earlier versions did not write all of it."""
+
+    batch_size: Positive
+    drop_last: NotRequired[bool]
+    hyperparameters: Mapping[str, Any]
+    parameter_shapes: NotRequired[Any]
+    subset: NotRequired[tuple[int, ...] | None]
+    val_subset: NotRequired[tuple[int, ...] | None]
+    repetition: NotRequired[Repetition | None]
+    code: NotRequired[Mapping[str, str]]
+
+
+class DescribedStudy(TypedDict):
+    """``study.json``, whose keys all versions have written but for those that are not required."""
+
+    seed: int
+    objective: str
+    mode: Literal["min", "max"]
+    validations_per_epoch: Positive
+    lengths: Lengths | None
+    fingerprint: str | None
+    members: Mapping[Name, Described]
+    code: NotRequired[Code]
+
+
+class Came(TypedDict):
+    """A line of ``newcomers.jsonl``."""
+
+    members: Mapping[Name, Described]
+    parts: Mapping[str, tuple[str, ...]]
+
+
+def summarize(
+    study: Study,
+    *,
+    lengths: Mapping[str, int] | None = None,
+    fingerprints: Mapping[str, str] | None = None,
+    measured: Mapping[str, Measured] | None = None,
+) -> dict[str, Any]:
+    """The study as a plain value; parameter shapes are there for members that were built."""
+    measured, fingerprints = measured or {}, fingerprints or {}
+    return {
+        "seed": study.seed,
+        "objective": study.objective,
+        "mode": study.mode,
+        "validations_per_epoch": study.validations_per_epoch,
+        "lengths": None if lengths is None else dict(lengths),
+        "fingerprint": fingerprints.get("train"),
+        "val_fingerprint": fingerprints.get("val"),
+        "on_device": _spell(study.data.on_device),
+        "stop": repr(study.stop),
+        "members": {m.name: describe(m, measured.get(m.name)) for m in study.members},
+    }
+
+
+def found_study(directory: Path) -> dict[str, Any] | None:
+    """``study.json`` of an earlier driver; raises RunError where it is damaged."""
+    path = directory / "study.json"
+    try:
+        with opened(path) as file:
+            found: dict[str, Any] = _checked(file.read(), DescribedStudy, path)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise RunError(
+            f"cannot read {path}: {error.strerror}. Give the directory of a run that you may read."
+        ) from error
+    return _with_newcomers(found, directory / NEWCOMERS)
+
+
+def _checked(text: bytes, kind: Any, path: Path) -> dict[str, Any]:
+    """The value itself, in which arrays stay lists, as a study's own description has them."""
+    try:
+        found: dict[str, Any] = parsed(text.decode(), infinite=True)  # as hyper-parameters may be
+        conforming(found, kind, "it")
+    except ValueError as error:
+        raise RunError(
+            f"{path} is damaged: {error}. Put back a copy of it, or delete it and give the run's command with the same study, "
+            "which writes it again."
+        ) from error
+    return found
+
+
+def _with_newcomers(found: dict[str, Any], path: Path) -> dict[str, Any]:
+    """The study with those that came since; a line that was not finished is of members that had not begun."""
+    for text in lines_of(path) if path.exists() else ():
+        line = _checked(text, Came, path)
+        # Later ones come behind those before them, and say nothing new of a member that is known.
+        found["members"] = {**found["members"], **line["members"], **found["members"]}
+        known = found["code"]["parts"] if "code" in found else {}
+        for name, digests in line["parts"].items():
+            known[name] = [*dict.fromkeys((*known.get(name, ()), *digests))]
+    return found
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Replace a small file in one step: after a crash there is the old one or this one, and on the disk."""
+    with replacing(path, durable=True) as file:
+        file.write(f"{_spelled(value)}\n".encode())
+
+
+def _spelled(value: Any, depth: int = 0) -> str:
+    """JSON with a line for each key of the outer dictionaries: a subset of a million indices is one line."""
+    if not isinstance(value, dict) or not value or depth == LINES_DEEP:
+        return json.dumps(value)
+    margin = "  " * depth
+    lines = (f"{margin}  {json.dumps(key)}: {_spelled(item, depth + 1)}" for key, item in value.items())
+    return "{\n" + ",\n".join(lines) + f"\n{margin}}}"
+
+
+def describe(member: Member, measured: Measured | None) -> dict[str, Any]:
+    """A member as a plain value."""
+    return {
+        **{field: _spell(function) for field, function in functions(member).items()},
+        **{field: getattr(member, field) for field in MEMBER_FIELDS},
+        "hyperparameters": member.hyperparameters,
+        "parameter_shapes": measured.parameter_shapes if measured else None,
+        "stop": repr(member.stop),
+        "subset": _spell_subset(member.subset),
+        "val_subset": _spell_subset(member.val_subset),
+        "repetition": None if member.repetition is None else asdict(member.repetition),
+    }
+
+
+def functions(member: Member) -> dict[str, Any]:
+    """By field, metrics as ``metrics.<name>``; None where a field is left out."""
+    metrics = {f"metrics.{name}": metric for name, metric in member.metrics.items()}
+    return {**{field: getattr(member, field) for field in FACTORIES}, **metrics}
+
+
+def _spell(function: Any) -> str | None:
+    return None if function is None else spell(function)
+
+
+def spell(factory: Any) -> str:
+    """``module:qualname(arguments)`` of a factory."""
+    if isinstance(factory, functools.partial):
+        arguments = [repr(a) for a in factory.args] + [f"{k}={v!r}" for k, v in factory.keywords.items()]
+        return f"{spell(factory.func)}({', '.join(arguments)})"
+    module = getattr(factory, "__module__", type(factory).__module__)
+    return f"{module}:{getattr(factory, '__qualname__', type(factory).__qualname__)}"
+
+
+def _spell_subset(subset: Any) -> list[int] | None:
+    return None if subset is None else np.asarray(subset, dtype=np.int64).tolist()

@@ -1,0 +1,105 @@
+"""Study files: Python files with a variable `study`, or `search`."""
+
+import contextlib
+import importlib.util
+import sys
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+
+from argosy.errors import ArgosyError, StudyError
+from argosy.running.directory.code_digest import is_installed
+from argosy.running.directory.study_copy import StudyCopy
+from argosy.study import Study
+from argosy.tuning.search import Search
+
+__all__ = ["load_copy", "load_search", "load_study"]
+
+
+def load_study(path: Path, *, folder: Path | None = None) -> Study:
+    """The variable `study` of a Python file; the file's folder is on sys.path, as if it were run.
+
+    With `folder` the file is a copy of one that was there: that folder is the last on sys.path, so that nobody else's
+    modules are found there. Raises StudyError whatever the file does, with its own traceback.
+    """
+    found: Study = _variable(path, "study", Study, folder)
+    return found
+
+
+def load_copy(copy: StudyCopy) -> Study:
+    """The study that was handed in; raises RunError for a copy that is not that any more, and what `load_study` raises."""
+    copy.check()
+    return load_study(copy.path, folder=copy.folder)
+
+
+def load_search(path: Path) -> Search:
+    """The variable `search` of one; raises what `load_study` raises."""
+    found: Search = _variable(path, "search", Search, None)
+    return found
+
+
+def _variable(path: Path, name: str, kind: type, folder: Path | None) -> Any:
+    if not path.is_file():
+        raise StudyError(f"{path} is not a file; give a Python file with a variable `{name}`.")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise StudyError(f"{path} is not a Python file; give one with a variable `{name}`.")
+    if _is_taken(path.stem):
+        raise StudyError(
+            f"{path} has the name of the module {path.stem!r}, and whoever imports that would get this file. Rename it, for "
+            f"example {path.stem}_study.py."
+        )
+    if folder is None:
+        sys.path.insert(0, str(path.resolve().parent))
+    elif str(folder) not in sys.path:
+        sys.path.append(str(folder))
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    with _as_a_script(path):
+        spec.loader.exec_module(module)
+    # Workers get what the file defines by value, so that no process runs the file again.
+    cloudpickle.register_pickle_by_value(module)
+    value = getattr(module, name, None)
+    if not isinstance(value, kind):
+        found = "none" if value is None else type(value).__name__
+        raise StudyError(
+            f"{path} needs a variable `{name}` that is an argosy.{kind.__name__}; found {found}. Set it: "
+            f"{name} = argosy.{kind.__name__}(...)."
+        )
+    return value
+
+
+def _is_taken(name: str) -> bool:
+    """Whether one of Python's modules has this name, or an installed one that is imported already."""
+    file = getattr(sys.modules.get(name), "__file__", None)
+    return name in sys.stdlib_module_names or (file is not None and is_installed(Path(file)))
+
+
+@contextlib.contextmanager
+def _as_a_script(path: Path) -> Iterator[None]:
+    """Inside, the program's arguments are those of ``python study.py``; what the file raises becomes a StudyError."""
+    arguments, sys.argv = sys.argv, [str(path)]
+    try:
+        yield
+    except ArgosyError:
+        raise
+    except SystemExit as error:
+        raise StudyError(
+            f"{path} ended with sys.exit({error.code!r}) while it was read; a study file has no arguments: let it run to "
+            "its end and leave a variable `study`."
+        ) from error
+    except Exception as error:  # whatever a person's file does
+        raise StudyError(f"{path} cannot be read:\n{_own_traceback(error, path)}\nMend it there.") from error
+    finally:
+        sys.argv = arguments
+
+
+def _own_traceback(error: Exception, path: Path) -> str:
+    """From the file's first line on; how it came to be read is of no interest."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename != str(path.absolute()):
+        trace = trace.tb_next
+    return "".join(traceback.format_exception(type(error), error, trace)).rstrip()

@@ -1,0 +1,278 @@
+"""``argosy doctor --cluster``: what the nodes of a job find out about each other before a study is trained on them.
+
+Contract. The nodes find each other as those of a run do (`argosy.running.hosts.gathering`), in a folder of their own, so that a job
+which begins in the run directory meanwhile is not disturbed. Each of them then has a door of the same key, behind which a
+thread of its own (`_Desk`) answers whoever calls: it alone uses those connections. A node calls all others at the same time,
+each in a thread that owns the call, and then floods the next one by rank. Rank 0 tells who is there, hears what they have
+found, and judges (`argosy.running.doctor.cluster_checks`); the others end when it hangs up. Nobody waits for another without a limit.
+"""
+
+import contextlib
+import os
+import select
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from operator import itemgetter
+from pathlib import Path
+from types import TracebackType
+
+import argosy
+from argosy.errors import ArgosyError, PlanError, WorkerError
+from argosy.running.directory.journal import own_directory
+from argosy.running.doctor.cluster_checks import Here, Link, Looked, Samples, judge
+from argosy.running.doctor.machine import versions_of
+from argosy.running.doctor.machine_checks import Check
+from argosy.running.hosts.gathering import board_of, call_driver, certificate_in, key_in, open_door
+from argosy.running.hosts.place import Place, place_of
+from argosy.stream.door import Door, dial
+from argosy.stream.tls import Certificate
+from argosy.stream.wire import Peer
+
+__all__ = ["answer", "examine_cluster", "place_in"]
+
+PACKAGES = ("torch", "numpy", "python")
+JOIN_SECONDS = 6.0
+"""How long the nodes may begin after one another."""
+CALL_SECONDS = 1.5
+"""How long a node may take to let a call in."""
+ANSWER_SECONDS = 3.0
+END_SECONDS = 60.0
+"""Rank 0 is gone where it is silent for so long."""
+FLOOD_SECONDS = 0.3
+PIECE = bytes(2**16)
+ASKS = 5
+"""The quickest of so many answers tells the clock best."""
+MOST_CALLS = 32
+"""At the same time, of one node."""
+TICK_SECONDS = 0.1
+CLOCK = "clock?"
+
+
+def place_in(environment: Mapping[str, str]) -> Place:
+    """Where this process stands; raises PlanError where nobody has started it beside others."""
+    place = place_of(environment)
+    if place is None:
+        raise PlanError(
+            "doctor --cluster looks at the nodes of a job of several processes, and no variable of srun, mpirun or torchrun says "
+            "that this is one. Start it as in srun argosy doctor --cluster."
+        )
+    return place
+
+
+def examine_cluster(place: Place, directory: Path, study_file: Path | None) -> list[Check]:
+    """Every check of the job's nodes, at its rank 0; below the directory nothing is left."""
+    refusals: list[str] = []
+    certificate = certificate_in(os.environ)
+    with _folder(directory) as folder, contextlib.ExitStack() as last_first:
+        board = board_of(place, folder, os.environ)
+        last_first.callback(board.clear)
+        door = open_door(place, board, key_in(os.environ), certificate, refusals.append)
+        last_first.callback(door.close)
+        desk = last_first.enter_context(_Desk(door.key, certificate))
+        joined = _gather(door, place.nodes)
+        peers = {here.rank: peer for here, peer in joined}
+        for peer in peers.values():
+            last_first.callback(peer.close)
+        address = next((peer.host for peer in peers.values()), "127.0.0.1")
+        nodes = [desk.here(place.rank, address), *(here for here, _ in joined)]
+        for peer in peers.values():
+            peer.send(nodes)
+        began = time.monotonic()
+        looked = {place.rank: desk.look(nodes[0], nodes, study_file)}
+        # The others take as long as this node: what the study opens is theirs to open as well.
+        seconds = time.monotonic() - began
+        looked |= _hear(peers, time.monotonic() + seconds + ANSWER_SECONDS)
+    return judge(nodes, place.nodes, looked, refusals)
+
+
+def answer(place: Place, directory: Path, study_file: Path | None) -> int:
+    """Life of another process of the job; returns the exit code."""
+    if place.local_rank:
+        return 0
+    certificate = certificate_in(os.environ)
+    board = board_of(place, _folder_of(directory), os.environ)
+    peer, key = call_driver(place, board, key_in(os.environ), certificate=certificate, seconds=JOIN_SECONDS)
+    with contextlib.closing(peer), _Desk(key, certificate) as desk:
+        here = desk.here(place.rank, peer.host)
+        peer.send(here)
+        try:
+            (nodes,) = peer.wait(END_SECONDS)
+        except (EOFError, ValueError):
+            print(f"rank {place.rank}: rank 0 is gone.", file=sys.stderr)
+            return 1
+        peer.send(desk.look(here, nodes, study_file))
+        with contextlib.suppress(EOFError):  # until rank 0 hangs up: others may be calling still
+            peer.wait(END_SECONDS)
+        return 0
+
+
+class _Desk:
+    """A node's own door, behind which a thread answers until this is left; and its calls to others."""
+
+    def __init__(self, key: bytes, certificate: Certificate | None) -> None:
+        self._key = key
+        self._calling = None if certificate is None else certificate.calling
+        called = None if certificate is None else certificate.called
+        self._door = Door.to_network(key, lambda refusal: None, seal=called)
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._serve, name="argosy-desk", daemon=True)
+
+    def __enter__(self) -> "_Desk":
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def here(self, rank: int, address: str) -> Here:
+        """This node."""
+        port, host = self._door.port, socket.gethostname()
+        return Here(rank=rank, host=host, address=address, port=port, versions=_versions())
+
+    def look(self, here: Here, nodes: Sequence[Here], study_file: Path | None) -> Looked:
+        """What this node finds."""
+        others = [node for node in nodes if node.rank != here.rank]
+        later = [node for node in nodes if node.rank > here.rank]
+        flooded = next(iter(later or others), None)
+        with ThreadPoolExecutor(MOST_CALLS) as threads:
+            links = list(threads.map(partial(self._call, here), others, [node is flooded for node in others]))
+        return Looked(links=links, samples=None if study_file is None else _samples(study_file))
+
+    def _call(self, here: Here, there: Here, floods: bool) -> Link:
+        name = f"rank {here.rank}"
+        try:
+            address = there.address, there.port
+            with contextlib.closing(dial(address, self._key, name, seconds=CALL_SECONDS, seal=self._calling)) as peer:
+                within, ahead = min((_compare_clocks(peer) for _ in range(ASKS)), key=itemgetter(0))
+                rate = _flood(peer) if floods else None
+        except (WorkerError, OSError, EOFError) as error:
+            return Link(to=there.rank, problem=str(error.__cause__ or error) or "it hung up")
+        return Link(to=there.rank, ahead_seconds=ahead, within_seconds=within, bytes_per_second=rate)
+
+    def _serve(self) -> None:
+        peers: list[Peer] = []
+        while not self._over.is_set():
+            poll = select.poll()
+            poll.register(self._door, select.POLLIN)
+            for peer in peers:
+                poll.register(peer, select.POLLIN)
+            poll.poll(TICK_SECONDS * 1000)
+            peers += [peer for _, peer in self._door.enter()]
+            peers = [peer for peer in peers if _answered(peer)]
+        for peer in peers:
+            peer.close()
+        self._door.close()
+
+
+def _answered(peer: Peer) -> bool:
+    """Whether a caller is there still, which was told the time if it has asked."""
+    try:
+        for said in peer.receive():
+            if said == CLOCK:
+                peer.send(_now())
+    except (EOFError, WorkerError):
+        peer.close()
+        return False
+    return True
+
+
+def _compare_clocks(peer: Peer) -> tuple[float, float]:
+    """How well it is known by how many seconds the clock there is ahead, and that."""
+    asked = _now()
+    there = _ask(peer)
+    heard = _now()
+    return (heard - asked) / 2, there - (asked + heard) / 2
+
+
+def _ask(peer: Peer) -> float:
+    peer.send(CLOCK)
+    for time_there in peer.wait(ANSWER_SECONDS):
+        return float(time_there)
+    raise TimeoutError(f"it let the call in, and did not answer within {ANSWER_SECONDS:g} s")
+
+
+def _flood(peer: Peer) -> float:
+    """Bytes a second that another node hears."""
+    sent, began = 0, time.perf_counter()
+    while time.perf_counter() - began < FLOOD_SECONDS:
+        peer.send(PIECE)
+        peer.drain(ANSWER_SECONDS)
+        sent += len(PIECE)
+    _ask(peer)  # the answer comes after all of it
+    return sent / (time.perf_counter() - began)
+
+
+def _gather(door: Door, size: int) -> list[tuple[Here, Peer]]:
+    """The other nodes, as far as they call in time, by rank."""
+    joined: dict[int, tuple[Here, Peer]] = {}
+    deadline = time.monotonic() + JOIN_SECONDS
+    while len(joined) < size - 1 and (left := deadline - time.monotonic()) > 0:
+        door.wait(min(left, TICK_SECONDS))
+        for _, peer in door.enter():
+            with contextlib.suppress(EOFError, WorkerError):
+                for here in peer.wait(ANSWER_SECONDS):
+                    joined[here.rank] = here, peer
+    return [joined[rank] for rank in sorted(joined)]
+
+
+def _hear(peers: Mapping[int, Peer], deadline: float) -> dict[int, Looked]:
+    """What the other nodes have found, as far as they say it in time."""
+    found: dict[int, Looked] = {}
+    for rank, peer in peers.items():
+        with contextlib.suppress(EOFError):
+            for looked in peer.wait(max(deadline - time.monotonic(), 0.0)):
+                found[rank] = looked
+    return found
+
+
+def _samples(study_file: Path) -> Samples:
+    """Of a study's data, as this node opens it."""
+    # Only here: it takes longer than all the rest.
+    from argosy.running.directory.studyfile import load_study
+    from argosy.stream.sources import open_sources
+
+    try:
+        study = load_study(study_file)
+        facts = {split: source.facts for split, source in open_sources(study.data, seed=study.seed).items()}
+    except ArgosyError as error:
+        return Samples(lengths={}, fingerprints={}, problem=str(error))
+    return Samples(
+        lengths={split: one.length for split, one in facts.items()},
+        fingerprints={split: one.fingerprint for split, one in facts.items()},
+    )
+
+
+def _versions() -> dict[str, str | None]:
+    return {"argosy": argosy.__version__, **versions_of(PACKAGES)}
+
+
+def _now() -> float:
+    return time.time()
+
+
+def _folder_of(directory: Path) -> Path:
+    """Where the nodes find rank 0."""
+    return directory / "doctor"
+
+
+@contextlib.contextmanager
+def _folder(directory: Path) -> Iterator[Path]:
+    """The same, made for this user alone; what is made goes again."""
+    folder = _folder_of(directory)
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    own_directory(directory)
+    own_directory(folder)
+    try:
+        yield folder
+    finally:
+        for path in made:
+            with contextlib.suppress(OSError):  # somebody else has put something there
+                path.rmdir()

@@ -1,0 +1,222 @@
+"""What ``argosy doctor --cluster`` makes of what the nodes of a job have found out about each other: pure judgements.
+
+Rank 0 is the measure: whatever is unlike there is to be mended elsewhere.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from argosy.running.doctor.machine_checks import Check
+
+__all__ = ["Here", "Link", "Looked", "Samples", "judge"]
+
+CLOCK_SECONDS = 1.0
+"""So far clocks may be apart: journal, time limits and certificates go by them."""
+LEAST_BYTES_PER_SECOND = 10e6
+"""Of a link; on a slower one a checkpoint of 1 GiB would travel for minutes."""
+MOST_NAMED = 3
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Here:
+    """What a node says of itself."""
+
+    rank: int
+    host: str
+    address: str
+    """By which the other nodes reach it."""
+    port: int
+    versions: Mapping[str, str | None]
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return f"rank {self.rank} on {self.host}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Link:
+    """What a node finds when it calls another one."""
+
+    to: int
+    """Its rank."""
+    problem: str = ""
+    """Why it was not reached."""
+    ahead_seconds: float = 0.0
+    """Of the clock there."""
+    within_seconds: float = 0.0
+    """How well that is known: half a round trip."""
+    bytes_per_second: float | None = None
+    """None where it was not measured."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Samples:
+    """What a node finds in the study's data."""
+
+    lengths: Mapping[str, int]
+    fingerprints: Mapping[str, str]
+    """Of each split a digest of a few samples."""
+    problem: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Looked:
+    """What a node has found, of the others and in the study's data; None where it was given no study."""
+
+    links: Sequence[Link]
+    samples: Samples | None
+
+
+def judge(nodes: Sequence[Here], size: int, looked: Mapping[int, Looked], refusals: Sequence[str]) -> list[Check]:
+    """All checks of a job of so many nodes, of which these are there, and have looked, by rank."""
+    links = [(_of(nodes, rank), _of(nodes, link.to), link) for rank, one in looked.items() for link in one.links]
+    silent = [node for node in nodes if node.rank not in looked]
+    checks = [
+        judge_nodes(nodes, size, refusals),
+        judge_calls(links, silent),
+        judge_equal_versions(nodes),
+        judge_clocks(links),
+        judge_bandwidth(links),
+    ]
+    samples = [(_of(nodes, rank), one.samples) for rank, one in looked.items() if one.samples is not None]
+    return [*checks, judge_data(samples)] if samples else checks
+
+
+def judge_nodes(nodes: Sequence[Here], size: int, refusals: Sequence[str]) -> Check:
+    """All of them have called rank 0."""
+    named = ", ".join(node.name for node in nodes[:MOST_NAMED])
+    more = f" and {len(nodes) - MOST_NAMED} more" if len(nodes) > MOST_NAMED else ""
+    mend = (
+        f"--dir DIR that all nodes see, or export ARGOSY_KEY=$(openssl rand -hex 32) before torchrun; where there is a firewall, "
+        f"on {nodes[0].host}: iptables -I INPUT -p tcp -s ADDRESS -j ACCEPT for each of them"
+    )
+    return Check(
+        name="nodes",
+        found="; ".join([f"{len(nodes)} of {size}: {named}{more}", *dict.fromkeys(refusals[:MOST_NAMED])]),
+        wanted=f"{size}, which find rank 0 and prove its key",
+        ok=len(nodes) == size,
+        mend="" if len(nodes) == size else mend,
+    )
+
+
+def judge_calls(links: Sequence[tuple[Here, Here, Link]], silent: Sequence[Here]) -> Check:
+    """Every node reaches every other one."""
+    broken = [(here, there, link.problem) for here, there, link in links if link.problem]
+    said = [f"{here.name} does not reach {there.name}: {problem}" for here, there, problem in broken]
+    said += [f"{node.name} has not said whom it reaches" for node in silent]
+    mends = [f"on {there.host}: iptables -I INPUT -p tcp -s {here.address} -j ACCEPT" for here, there, _ in broken]
+    mends += [f"on {node.host}: argosy doctor" for node in silent]
+    return Check(
+        name="reachability",
+        found=_first(said) or f"{len(links)} calls went through",
+        wanted="every node reaches every other one, at ports that the kernel chooses",
+        ok=not said,
+        mend=_first(mends),
+    )
+
+
+def judge_equal_versions(nodes: Sequence[Here]) -> Check:
+    """Those of rank 0 everywhere."""
+    wanted = nodes[0].versions
+    unlike = [(node, found) for node in nodes if (found := _unlike(node.versions, wanted))]
+    return Check(
+        name="equal versions",
+        found=_first(f"{node.name} has {_spelled(found)}" for node, found in unlike) or _spelled(wanted),
+        wanted=f"on all nodes {_spelled(wanted)}",
+        ok=not unlike,
+        mend=_first(f"on {node.host}: {_installing(found, wanted)}" for node, found in unlike),
+    )
+
+
+def judge_clocks(links: Sequence[tuple[Here, Here, Link]]) -> Check:
+    """They agree with that of rank 0, as far as a round trip can tell."""
+    seen = [(there, link) for here, there, link in links if here.rank == 0 and not link.problem]
+    apart = [(there, link) for there, link in seen if abs(link.ahead_seconds) - link.within_seconds > CLOCK_SECONDS]
+    widest = max((abs(link.ahead_seconds) for _, link in seen), default=0.0)
+    said = [f"{there.name} is {abs(link.ahead_seconds):.1f} s {_ahead(link)} rank 0" for there, link in apart]
+    return Check(
+        name="clocks",
+        found=_first(said) or f"at most {widest:.3f} s apart",
+        wanted=f"within {CLOCK_SECONDS:g} s of rank 0",
+        ok=not apart,
+        mend=_first(f"on {there.host}: timedatectl set-ntp true && chronyc makestep" for there, _ in apart),
+    )
+
+
+def judge_bandwidth(links: Sequence[tuple[Here, Here, Link]]) -> Check:
+    """No link that would hold up checkpoints on their way."""
+    measured = [
+        (link.bytes_per_second, here, there) for here, there, link in links if link.bytes_per_second is not None
+    ]
+    slow = [one for one in measured if one[0] < LEAST_BYTES_PER_SECOND]
+    shown = slow or sorted(measured, key=lambda one: one[0])[:1]
+    said = [f"{here.name} to {there.name} {rate / 1e6:,.0f} MB/s" for rate, here, there in shown]
+    mend = (
+        "on {0}: ethtool $(ip -o route get {1} | grep -oP 'dev \\K\\S+') says what its link has agreed on; "
+        "GLOO_SOCKET_IFNAME=INTERFACE takes another one"
+    )
+    return Check(
+        name="bandwidth",
+        found=_first(said) + ("" if slow or not said else ", the slowest") or "nothing to measure",
+        wanted=f"{LEAST_BYTES_PER_SECOND / 1e6:g} MB/s from each node to the next, all at once",
+        ok=not slow,
+        mend=_first(mend.format(here.host, there.address) for _, here, there in slow),
+    )
+
+
+def judge_data(samples: Sequence[tuple[Here, Samples]]) -> Check:
+    """All find what the first one finds."""
+    (first, wanted), *others = samples
+    broken = [(node, found.problem) for node, found in samples if found.problem]
+    unlike = [(node, found) for node, found in others if not (found.problem or wanted.problem) and found != wanted]
+    said = [f"{node.name}: {problem}" for node, problem in broken]
+    said += [f"{node.name} has {_difference(found, wanted)} as {first.name}" for node, found in unlike]
+    mends = [f"on {node.host}: let the study open its data there as on the others" for node, _ in broken]
+    mends += [
+        f"on {node.host}: rsync -a {first.host}:DATA/ DATA/, the folder that the study reads" for node, _ in unlike
+    ]
+    return Check(
+        name="equal data",
+        found=_first(said) or ", ".join(f"{split}: {length:,} samples" for split, length in wanted.lengths.items()),
+        wanted="as many samples on all nodes, of the same bytes",
+        ok=not said,
+        mend=_first(mends),
+    )
+
+
+def _of(nodes: Iterable[Here], rank: int) -> Here:
+    return next(node for node in nodes if node.rank == rank)
+
+
+def _unlike(found: Mapping[str, str | None], wanted: Mapping[str, str | None]) -> Mapping[str, str | None]:
+    return {name: found.get(name) for name in wanted if found.get(name) != wanted[name]}
+
+
+def _spelled(versions: Mapping[str, str | None]) -> str:
+    return ", ".join(f"{name} {version or 'missing'}" for name, version in versions.items())
+
+
+def _installing(found: Mapping[str, str | None], wanted: Mapping[str, str | None]) -> str:
+    if "python" in found:
+        return f"an environment of Python {wanted['python']}"
+    return "pip install " + " ".join(f"'{name}=={wanted[name]}'" for name in found)
+
+
+def _ahead(link: Link) -> str:
+    return "ahead of" if link.ahead_seconds > 0 else "behind"
+
+
+def _difference(found: Samples, wanted: Samples) -> str:
+    for split in {**wanted.lengths, **found.lengths}:
+        there, here = found.lengths.get(split, 0), wanted.lengths.get(split, 0)
+        if there != here:
+            return f"{there:,} samples of {split}, and not {here:,}"
+    return "as many samples, and not the same bytes"
+
+
+def _first(said: Iterable[str]) -> str:
+    """As many as a person reads."""
+    words = list(said)
+    more = [f"and {len(words) - MOST_NAMED} more"] if len(words) > MOST_NAMED else []
+    return "; ".join([*words[:MOST_NAMED], *more])

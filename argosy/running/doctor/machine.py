@@ -1,0 +1,216 @@
+"""What would keep a run from working on this machine: `examine` looks, and `machine_checks` judges what it has found."""
+
+import fcntl
+import importlib.metadata
+import mmap
+import os
+import resource
+import shutil
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+
+import psutil
+
+from argosy.errors import WorkerError
+from argosy.running.doctor.machine_checks import (
+    EXTRAS,
+    GIB,
+    WANTED_VERSIONS,
+    Check,
+    Gpus,
+    judge_cores,
+    judge_dev_shm,
+    judge_disk,
+    judge_extras,
+    judge_files,
+    judge_gpus,
+    judge_memory,
+    judge_processes,
+    judge_versions,
+)
+from argosy.running.launch.forkserver import ForkServer
+from argosy.running.launch.limits import memory_limit, quota_cores, usable_cores
+from argosy.stream.door import Door
+from argosy.stream.pulse import Pulse
+
+__all__ = ["examine", "versions_of"]
+
+FORK_SECONDS = 60.0
+"""Longest wait for the first worker, whose fork server imports torch first: from a cold disk that takes most of it."""
+
+
+def examine(directory: Path) -> list[Check]:
+    """Every check, for a run below this directory; a check that raises has failed."""
+    # Its imports go on beside the other checks.
+    server, problem = _start_server()
+    cores = usable_cores()
+    looks: dict[str, Callable[[], Check]] = {
+        "versions": lambda: judge_versions(versions_of(WANTED_VERSIONS)),
+        "extras": lambda: judge_extras(versions_of(EXTRAS)),
+        "cores": lambda: judge_cores(os.cpu_count() or 1, len(os.sched_getaffinity(0)), quota_cores()),
+        "memory": lambda: judge_memory(psutil.virtual_memory().available, memory_limit(), devices=cores),
+        "memfd": _look_at_memfd,
+        "/dev/shm": lambda: judge_dev_shm(_size_of(Path("/dev/shm"))),
+        "open files": lambda: judge_files(resource.getrlimit(resource.RLIMIT_NOFILE), workers=2 * cores),
+        "processes": lambda: judge_processes(_task_limit(), _tasks_of_user(), workers=2 * cores),
+        "disk": lambda: judge_disk(*_disk_of(directory)),
+        "locks": lambda: _look_at_locks(directory),
+        "gpus": lambda: judge_gpus(_look_at_gpus()),
+        "fork server": partial(_look_at_server, server, problem),
+    }
+    return [_guarded(name, look) for name, look in looks.items()]
+
+
+def _guarded(name: str, look: Callable[[], Check]) -> Check:
+    try:
+        return look()
+    except (OSError, WorkerError) as error:
+        mend = "mend the checks above first, then run argosy doctor again"
+        return Check(name=name, found=f"{type(error).__name__}: {error}", wanted="no error", ok=False, mend=mend)
+
+
+def versions_of(packages: Iterable[str]) -> dict[str, str | None]:
+    """By package, and of ``python``; None for one that is not installed."""
+    return {name: _version(name) for name in packages}
+
+
+def _version(package: str) -> str | None:
+    if package == "python":
+        return ".".join(map(str, sys.version_info[:3]))
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _look_at_memfd() -> Check:
+    """Make an anonymous memory file and map it, as the ring does."""
+    wanted = "Linux 3.17 or newer, and a sandbox that allows it"
+    try:
+        descriptor = os.memfd_create("argosy-doctor", os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(descriptor, 2**20)
+            mmap.mmap(descriptor, 0).close()
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        mend = "allow memfd_create in the sandbox, e.g. docker run --security-opt seccomp=unconfined"
+        return Check(name="memfd", found=str(error), wanted=wanted, ok=False, mend=mend)
+    return Check(name="memfd", found="works", wanted=wanted, ok=True)
+
+
+def _size_of(folder: Path) -> int | None:
+    return shutil.disk_usage(folder).total if folder.is_dir() else None
+
+
+def _task_limit() -> int | None:
+    """Most tasks of this user; the limit does not bind root."""
+    soft = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+    return None if soft == resource.RLIM_INFINITY or os.geteuid() == 0 else soft
+
+
+def _tasks_of_user() -> int:
+    user, tasks = os.geteuid(), 0
+    for process in psutil.process_iter(["uids", "num_threads"]):
+        uids = process.info["uids"]
+        tasks += process.info["num_threads"] or 0 if uids and uids.real == user else 0
+    return tasks
+
+
+def _nearest(directory: Path) -> Path:
+    """The folder itself, or the nearest above it that exists."""
+    return next(path for path in (directory.resolve(), *directory.resolve().parents) if path.is_dir())
+
+
+def _look_at_locks(directory: Path) -> Check:
+    """Take a lock as a run does, which keeps others out of its directory."""
+    folder, refusal = _nearest(directory), ""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        refusal = str(error)
+    mend = "--dir DIR on a local disk, or mount this one with locks (NFS: without nolock)" if refusal else ""
+    return Check(name="locks", found=refusal or "work", wanted=f"flock in {folder}", ok=not refusal, mend=mend)
+
+
+def _disk_of(directory: Path) -> tuple[Path, int, bool]:
+    """The nearest folder that exists, its free bytes, and whether a file can be made there."""
+    folder = _nearest(directory)
+    return folder, shutil.disk_usage(folder).free, os.access(folder, os.W_OK | os.X_OK)
+
+
+def _look_at_gpus() -> Gpus:
+    """Torch is asked only where the driver shows a GPU: its import takes longer than all else here."""
+    in_machine = len(list(Path("/dev").glob("nvidia[0-9]*")))
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if in_machine == 0:
+        return Gpus(in_machine=0, visible=visible)
+    import torch
+
+    with warnings.catch_warnings(record=True) as complaints:
+        warnings.simplefilter("always")
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        properties = [torch.cuda.get_device_properties(number) for number in range(count)]
+    return Gpus(
+        in_machine=in_machine,
+        visible=visible,
+        names=tuple(f"{found.name} ({found.total_memory / GIB:.0f} GiB)" for found in properties),
+        torch_cuda=torch.version.cuda,
+        complaint=" ".join(str(complaint.message) for complaint in complaints),
+    )
+
+
+def _start_server() -> tuple[ForkServer | None, str]:
+    try:
+        return ForkServer.start(), ""
+    except (OSError, WorkerError) as error:
+        return None, str(error)
+
+
+def _look_at_server(server: ForkServer | None, problem: str) -> Check:
+    """Have a worker forked that calls back, as every worker of a run does."""
+    wanted = f"a worker that calls back within {FORK_SECONDS:.0f} s"
+    mend = "python -c 'import argosy.running.launch.worker' says what is missing; a sandbox must allow fork and AF_UNIX sockets"
+    if server is None:
+        return Check(name="fork server", found=problem, wanted=wanted, ok=False, mend=mend)
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="argosy-doctor-") as folder:
+        try:
+            found = _fork_one(server, Path(folder) / "worker.log")
+        finally:
+            server.close()
+    seconds = time.monotonic() - started
+    if found:
+        return Check(name="fork server", found=found, wanted=wanted, ok=False, mend=mend)
+    return Check(name="fork server", found=f"works, {seconds:.1f} s", wanted=wanted, ok=True)
+
+
+def _fork_one(server: ForkServer, log: Path) -> str:
+    """Empty when a forked worker proved the key; else what went wrong."""
+    key = os.urandom(32)
+    door = Door(key)
+    # No study: a worker calls before it unpacks what it was given, and here it ends with that.
+    blob = os.memfd_create("argosy-doctor")
+    os.write(blob, bytes(8))
+    _, pulse = Pulse.create()
+    try:
+        arguments = {"name": "doctor", "ticket": "doctor", "role": "feeder", "address": door.address, "key": key.hex()}
+        server.fork(arguments, [blob, pulse], log)
+        deadline = time.monotonic() + FORK_SECONDS
+        while time.monotonic() < deadline and server.process.poll() is None:
+            for _, peer in door.enter():
+                peer.close()
+                return ""
+            time.sleep(0.01)
+        said = log.read_text().strip().splitlines()[-1:] if log.exists() else []
+        return " ".join(["no worker called back.", *said])
+    finally:
+        door.close()
+        os.close(blob)
+        os.close(pulse)

@@ -1,0 +1,332 @@
+"""The agent of a node: it starts the workers of its node, and carries what they and the driver say to each other.
+
+Contract. An agent decides nothing. It has one connection to the driver, in which the order of words is kept, and the workers
+of its node as the driver has its own (`argosy.running.launch.processes`), so what they promise holds on every node. It never waits
+for either side. Where its node does not see the run directory, its workers write into a folder of the node; every file that
+a trainer reports as saved travels ahead of the report, and one that a member goes on from ahead of the word to do so. Without
+the driver it ends, and with it all that it started: the kernel ties the fork server to it, and the workers to that.
+"""
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from argosy.cluster import Node
+from argosy.disk.files import check_directory
+from argosy.protocol.events import Saved
+from argosy.protocol.trainer import Board, Lost, Report
+from argosy.running.directory.records import versions
+from argosy.running.hosts.freight import Arrivals, Outbox, Piece
+from argosy.running.hosts.gathering import board_of, call_driver, certificate_in, key_in
+from argosy.running.hosts.place import Place
+from argosy.running.launch.forkserver import IGNORED
+from argosy.running.launch.processes import Processes, ProcessWorkers
+from argosy.settings import Settings
+from argosy.stream.meeting import interface_of
+from argosy.stream.wire import Peer
+
+__all__ = [
+    "BLOBS",
+    "End",
+    "Given",
+    "Joined",
+    "Kill",
+    "Ready",
+    "Said",
+    "Say",
+    "Signs",
+    "Start",
+    "Words",
+    "attend",
+    "serve",
+]
+
+SIGNS_SECONDS = 1.0
+"""Between two signs of life."""
+TICK_SECONDS = 0.2
+LAST_WORD_SECONDS = 5.0
+BLOBS = "blobs/"
+"""How the names of what workers unpack begin."""
+
+
+class Given(NamedTuple):
+    """To an agent: all blobs are there."""
+
+    roles: tuple[str, ...]
+    mark: str
+    """A file that the driver has put into ``workers/`` of the run directory, to be seen by whoever sees that."""
+    directory: str
+    """The run's, as the driver calls it."""
+    path: tuple[str, ...]
+    """Where the driver looks for modules."""
+
+
+class Start(NamedTuple):
+    """To an agent: start a worker."""
+
+    name: str
+    role: str
+
+
+class Say(NamedTuple):
+    """To an agent: let a worker have this command."""
+
+    worker: str
+    command: Any
+
+
+class Kill(NamedTuple):
+    """To an agent: end a worker that does not answer."""
+
+    worker: str
+
+
+class End(NamedTuple):
+    """To an agent: the run is over."""
+
+
+class Joined(NamedTuple):
+    """From an agent, its first word."""
+
+    rank: int
+    host: str
+    node: Node
+    """As it is called there."""
+    versions: Mapping[str, str]
+
+
+class Ready(NamedTuple):
+    """From an agent: workers can be started."""
+
+    sees_directory: bool
+
+
+class Said(NamedTuple):
+    """From an agent: what a worker has said."""
+
+    worker: str
+    message: Any
+
+
+class Signs(NamedTuple):
+    """From an agent, once a second: its workers' signs of life, and their CPU seconds where they are in opaque code."""
+
+    workers: Mapping[str, tuple[bytes, float]]
+
+
+class Words(NamedTuple):
+    """From an agent whose node does not see the run directory: what was added to a file of words."""
+
+    name: str
+    """Relative to the run directory."""
+    text: bytes
+
+
+def serve(place: Place, settings: Settings, directory: Path) -> int:
+    """Life of a process of a job that does not drive it; returns the exit code."""
+    if place.local_rank:
+        print(
+            f"rank {place.rank}: another process of this node is its agent; one on each node is enough.",
+            file=sys.stderr,
+        )
+        return 0
+
+    def call() -> Peer:
+        board, certificate = board_of(place, directory, os.environ), certificate_in(os.environ)
+        return call_driver(place, board, key_in(os.environ), certificate=certificate)[0]
+
+    return attend(place.rank, call, settings, directory)
+
+
+def attend(rank: int, call: Callable[[], Peer], settings: Settings, directory: Path | None = None) -> int:
+    """Be the agent of this node; `directory` is the run's as this node calls it, by default as the driver does."""
+    with (
+        contextlib.closing(Processes().warm()) as processes,
+        tempfile.TemporaryDirectory(prefix="argosy-node-") as scratch,
+    ):
+        (node,) = processes.discover(replace(settings, nodes=1, preparing_nodes=None)).nodes
+        peer = call()
+        for number in IGNORED:
+            signal.signal(number, signal.SIG_IGN)  # the driver acts on them
+        peer.send(Joined(rank, socket.gethostname(), node, versions()))
+        agent = Agent(peer, directory, Path(scratch))
+        try:
+            return agent.run(processes)
+        except EOFError:
+            print(f"rank {rank}: the driver is gone.", file=sys.stderr)
+            return 1
+        finally:
+            peer.close()
+
+
+class Agent:
+    """Of one node, for one run."""
+
+    def __init__(self, peer: Peer, directory: Path | None, scratch: Path) -> None:
+        self.peer = peer
+        self.outbox = Outbox(peer)
+        self.directory = directory
+        """Of the run, by the command line of this node; None where it has none."""
+        self.scratch = scratch
+        self.arrivals = Arrivals(scratch, scratch / "arriving")
+        self.sees_directory = False
+        self._heard: deque[Any] = deque()
+        """Words of the driver that were not obeyed yet."""
+        self._logs = _Logs(scratch)
+        self._told = 0.0
+        self._best: dict[str, str] = {}
+        """By member: the file of its best weights that was sent last."""
+
+    def run(self, processes: Processes) -> int:
+        """Serve until the run is over, and return 0; raises EOFError where the driver is gone before.
+
+        Raises RunError where the directory is not this user's alone on this node.
+        """
+        given = self._hear_what_is_given()
+        if given is None:
+            return 0
+        sys.path += [folder for folder in given.path if folder not in sys.path]
+        directory = self.directory or Path(given.directory)
+        # Not `Path.exists`, which raises where this node's user may not look.
+        self.sees_directory = os.path.exists(directory / "workers" / given.mark)  # noqa: PTH110
+        if self.sees_directory:
+            check_directory(directory)  # as the driver does: what is under this name here may be another user's
+        directory = directory if self.sees_directory else self.scratch
+        blobs = {role: os.open(self.scratch / BLOBS / role, os.O_RDONLY) for role in given.roles}
+        lock = os.open(self.scratch, os.O_RDONLY)
+        try:
+            interface = interface_of(self.peer.host)
+            with processes.workers(blobs, directory=directory, lock=lock, interface=interface) as workers:
+                self.outbox.put(Ready(self.sees_directory))
+                self._carry(workers)
+            self._tell_words()
+            self.outbox.drain(LAST_WORD_SECONDS)
+        finally:
+            os.close(lock)
+        return 0
+
+    def _hear_what_is_given(self) -> Given | None:
+        """None where the run is over before anything is to be done."""
+        while True:
+            self._heard += self.peer.wait()
+            while self._heard:
+                message = self._heard.popleft()
+                match message:
+                    case Given():
+                        return message
+                    case End():
+                        self.arrivals.close()
+                        return None
+                    case Piece():
+                        self._take(message)
+
+    def _take(self, piece: Piece) -> None:
+        self.arrivals.take(piece)
+        if piece.last:
+            self.arrivals.settle()
+
+    def _carry(self, workers: ProcessWorkers) -> None:
+        """Until the driver says that the run is over."""
+        while True:
+            workers.let_go()
+            self.outbox.flush()
+            self._wait(workers)
+            self._heard += self.peer.receive()
+            while self._heard:
+                message = self._heard.popleft()
+                if isinstance(message, End):
+                    return
+                self._obey(workers, message)
+            for worker, said in workers.receive(0):
+                self._forward(worker, said)
+            if time.monotonic() - self._told > SIGNS_SECONDS:
+                self._told = time.monotonic()
+                self._give_signs(workers)
+
+    def _wait(self, workers: ProcessWorkers) -> None:
+        poll = select.poll()
+        poll.register(self.peer, select.POLLIN | (select.POLLOUT if self.outbox.unsent else 0))
+        poll.register(workers, select.POLLIN)
+        poll.poll(TICK_SECONDS * 1000)
+
+    def _obey(self, workers: ProcessWorkers, message: Any) -> None:
+        match message:
+            case Say():
+                if isinstance(message.command, Board):
+                    for start in message.command.start:
+                        self._best.pop(start.member, None)
+                workers.send(message.worker, message.command)
+            case Piece():
+                self._take(message)
+            case Start():
+                workers.start(message.name, message.role)
+            case Kill():
+                workers.kill(message.worker)
+
+    def _forward(self, worker: str, said: Any) -> None:
+        if not self.sees_directory:
+            if isinstance(said, Report):
+                for event in said.events:
+                    if isinstance(event, Saved):
+                        self._send_files(event)
+            elif isinstance(said, Lost):
+                self._tell_words()
+        self.outbox.put(Said(worker, said))
+
+    def _send_files(self, saved: Saved) -> None:
+        """The member's file, and that of its best weights where it is another one that was written here."""
+        folder, best = f"members/{saved.member}", saved.checkpoint.best
+        self.outbox.put_file(f"{folder}/{saved.checkpoint.file}", self.scratch / folder / saved.checkpoint.file)
+        if best is None or best == self._best.get(saved.member):
+            return
+        self._best[saved.member] = best
+        if best != saved.checkpoint.file and (self.scratch / folder / best).exists():
+            self.outbox.put_file(f"{folder}/{best}", self.scratch / folder / best)
+
+    def _give_signs(self, workers: ProcessWorkers) -> None:
+        """Past whatever waits: they tell that this node is alive."""
+        signs = {}
+        for name in list(workers.workers):
+            pulse = workers.pulse(name)
+            assert pulse is not None
+            opaque = any(sign.busy and sign.opaque for sign in pulse.look())
+            signs[name] = pulse.picture(), workers.cpu_seconds(name) if opaque else 0.0
+        self.peer.send(Signs(signs))
+        if not self.sees_directory:
+            self._tell_words()
+
+    def _tell_words(self) -> None:
+        if not self.sees_directory:
+            for words in self._logs.new():
+                self.outbox.put(words)
+
+
+class _Logs:
+    """What members and workers of this node write for people."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._read: dict[Path, int] = {}
+
+    def new(self) -> list[Words]:
+        """What was added since the last time."""
+        found = []
+        for path in (*self.folder.glob("members/*/log.txt"), *self.folder.glob("workers/*.log")):
+            read = self._read.get(path, 0)
+            if path.stat().st_size > read:
+                with path.open("rb") as file:
+                    file.seek(read)
+                    text = file.read()
+                self._read[path] = read + len(text)
+                found.append(Words(str(path.relative_to(self.folder)), text))
+        return found

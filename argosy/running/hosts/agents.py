@@ -1,0 +1,129 @@
+"""The launcher for jobs that ``srun``, ``mpirun``, ``torchrun`` or their like have started: this node's processes, and those
+that the agents of the other nodes start.
+
+Contract. Rank 0 of the job drives, and is a node like the others. The first rank of every other node is its agent
+(`argosy.running.hosts.agent`), which dials the driver and proves the run's key before either reads a word of the other. Whoever
+calls without the key is hung up on, which ``workers/door.log`` tells. No node comes later; one that is gone is given up.
+"""
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from argosy.cluster import Cluster
+from argosy.errors import PlanError, WorkerError
+from argosy.running.directory.journal import own_directory
+from argosy.running.hosts.agent import Joined
+from argosy.running.hosts.distant import Distant
+from argosy.running.hosts.gathering import board_of, certificate_in, key_in, open_door
+from argosy.running.hosts.nodes import NodeWorkers
+from argosy.running.hosts.place import Place
+from argosy.running.hosts.reception import Reception, check_versions
+from argosy.running.launch.blobs import blobs_of
+from argosy.running.launch.launcher import Job, node_of
+from argosy.running.launch.processes import Processes
+from argosy.settings import Settings
+from argosy.stream.meeting import interface_of
+from argosy.stream.wire import Peer
+
+__all__ = ["Agents"]
+
+GATHER_SECONDS = 300.0
+"""How long the processes of a job may begin after one another."""
+LOOK_SECONDS = 0.2
+
+
+class Agents:
+    """Of a job, at its rank 0."""
+
+    def __init__(self, place: Place, directory: Path) -> None:
+        self.place = place
+        self.directory = directory
+        """Where the job's processes look for its driver."""
+        self.here = Processes()
+        self._key = key_in(os.environ)
+        self._certificate = certificate_in(os.environ)
+        self._reception: Reception | None = None
+        self._board = board_of(place, directory, os.environ)
+        self._joined: dict[int, tuple[Joined, Peer]] = {}
+        """By rank."""
+
+    def warm(self) -> "Agents":
+        """See `Processes.warm`."""
+        self.here.warm()
+        return self
+
+    def discover(self, settings: Settings) -> Cluster:
+        """See `Launcher.discover`: wait until the agents of all nodes have called."""
+        if settings.nodes != self.place.nodes:
+            raise PlanError(
+                f"nodes is {settings.nodes}, and {self.place.launcher} has started this job on {self.place.nodes}. Leave --nodes out."
+            )
+        (mine,) = self.here.discover(replace(settings, nodes=1, preparing_nodes=None)).nodes
+        if self._reception is None:
+            self._open_door()
+        deadline = time.monotonic() + GATHER_SECONDS
+        while len(self._joined) < self.place.nodes - 1:
+            self._gather(deadline)
+        nodes = [mine, *(self._joined[rank][0].node for rank in sorted(self._joined))]
+        return Cluster(
+            nodes=tuple(node_of(f"node{number}", node.devices, node.cores) for number, node in enumerate(nodes))
+        )
+
+    def open(self, job: Job) -> NodeWorkers:
+        """See `Launcher.open`."""
+        assert self._reception is not None
+        blobs = blobs_of(job)
+        joined, self._joined = [self._joined[rank] for rank in sorted(self._joined)], {}
+        distant = [
+            Distant(f"node{number}", agent.host, peer, job.directory)
+            for number, (agent, peer) in enumerate(joined, start=1)
+        ]
+        host = distant[0].peer.host
+        own = {role: os.dup(descriptor) for role, descriptor in blobs.items()}
+        here = self.here.workers(own, directory=job.directory, lock=job.lock, interface=interface_of(host))
+        reception, self._reception = self._reception, None
+        return NodeWorkers(distant, blobs, reception, _Settled(), job.directory, here=here)
+
+    def close(self) -> None:
+        """See `Launcher.close`."""
+        self.here.close()
+        for _, peer in self._joined.values():
+            peer.close()
+        if self._reception is not None:
+            self._reception.close()
+        self._board.clear()
+
+    def _open_door(self) -> None:
+        own_directory(self.directory)  # where the notice is left
+        self._reception = Reception(partial(open_door, self.place, self._board, self._key, self._certificate))
+        self._reception.log_in(self.directory)
+
+    def _gather(self, deadline: float) -> None:
+        """Let in who calls, for a moment."""
+        assert self._reception is not None
+        if time.monotonic() > deadline:
+            there = ", ".join(str(rank) for rank in sorted({0, *self._joined}))
+            raise WorkerError(
+                f"{len(self._joined) + 1} of the job's {self.place.nodes} nodes were there after {GATHER_SECONDS:g} s (ranks {there}); "
+                f"what kept the others they say themselves, and {self.directory / 'workers' / 'door.log'} tells who was refused. "
+                "Start the job again."
+            )
+        self._reception.wait(LOOK_SECONDS)
+        for joined, peer in self._reception.enter():
+            check_versions(joined)
+            self._joined[joined.rank] = joined, peer
+
+
+class _Settled:
+    """The nodes of a job are those that it began with."""
+
+    def gone(self) -> Mapping[str, str]:
+        """See `Recruits.gone`."""
+        return {}
+
+    def take(self, joined: Joined, peer: Peer) -> None:
+        """See `Recruits.take`."""

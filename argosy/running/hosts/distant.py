@@ -1,0 +1,220 @@
+"""The workers of another node, as the driver has them by way of the node's agent (`argosy.running.hosts.agent`).
+
+Contract. What is said is kept until the next `let_go`, as by every launcher. A node is gone when its connection breaks, or
+when nothing was heard of it for `SILENCE_SECONDS` in which the driver listened: then each of its workers is lost, once, and so
+is whoever is started there later. Files of a node that does not see the run directory are on the driver's disk before the
+report that names them is returned; those that its members go on from leave ahead of the word to do so.
+"""
+
+import contextlib
+import select
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from argosy.disk.files import appending, make_folder
+from argosy.errors import WorkerError
+from argosy.protocol.events import Saved
+from argosy.protocol.trainer import Board, Journaled, Lost, Report
+from argosy.running.hosts.agent import BLOBS, End, Given, Kill, Ready, Said, Say, Signs, Start, Words
+from argosy.running.hosts.freight import Arrivals, Outbox, Piece
+from argosy.stream.pulse import Pulse
+from argosy.stream.wire import Peer
+from argosy.training.member.files import Kept
+
+__all__ = ["Distant"]
+
+SILENCE_SECONDS = 30.0
+LISTENED_SECONDS = 1.0
+"""The most that counts as silence between two looks: while the driver itself was held up, nobody could be heard."""
+FAREWELL_SECONDS = 10.0
+"""How long an agent has to end what it started."""
+
+
+class Distant:
+    """One node's."""
+
+    def __init__(self, node: str, host: str, peer: Peer, directory: Path) -> None:
+        self.node = node
+        self.host = host
+        self.peer = peer
+        self.outbox = Outbox(peer)
+        self.ferry: _Ferry | None = None
+        """None where the node sees the run directory."""
+        self.directory = directory
+        self.workers: set[str] = set()
+        """Those that are not lost."""
+        self.gone = ""
+        """Why nothing can be started here any more."""
+        self.said: list[tuple[str, Any]] = []
+        self._unsent: list[Any] = []
+        self._pulses: dict[str, Pulse] = {}
+        self._cpu_seconds: dict[str, float] = {}
+        self._silent = 0.0
+        self._looked = time.monotonic()
+
+    def give(self, blobs: Mapping[str, int], mark: str) -> None:
+        """Send what workers unpack; the descriptors stay open as long as this lasts."""
+        for role, descriptor in blobs.items():
+            self.outbox.put_file(BLOBS + role, Path(f"/proc/self/fd/{descriptor}"))
+        self.outbox.put(Given(tuple(blobs), mark, str(self.directory), tuple(sys.path)))
+
+    def start(self, name: str, role: str) -> None:
+        """Start a worker."""
+        if self.gone:
+            self.said.append((name, Lost(detail=self.gone, node_gone=True)))
+            return
+        self.workers.add(name)
+        self._pulses.pop(name, None)
+        self._cpu_seconds.pop(name, None)
+        self._unsent.append(Start(name, role))
+
+    def send(self, worker: str, command: Any) -> None:
+        """See `Workers.send`."""
+        if worker in self.workers:
+            self._unsent.append(Say(worker, command))
+
+    def kill(self, worker: str) -> None:
+        """See `Workers.kill`."""
+        if worker in self.workers:
+            self._unsent.append(Kill(worker))
+
+    def pulse(self, worker: str) -> Pulse | None:
+        """See `Workers.pulse`; as it was a second ago."""
+        return self._pulses.get(worker)
+
+    def cpu_seconds(self, worker: str) -> float:
+        """See `Workers.cpu_seconds`; as it was a second ago."""
+        return self._cpu_seconds.get(worker, 0.0)
+
+    def let_go(self) -> None:
+        """Write what was said since the last time, as far as it is taken."""
+        unsent, self._unsent = self._unsent, []
+        for message in unsent:
+            if self.ferry is not None and isinstance(message, Say):
+                for name, path in self.ferry.before(message.command):
+                    self.outbox.put_file(name, path)
+            self.outbox.put(message)
+        if not self.gone:
+            self.outbox.flush()
+
+    def receive(self) -> list[tuple[str, Any]]:
+        """(worker, message) of all that was said; never waits."""
+        if not self.gone:
+            self._listen()
+        if self.ferry is not None:
+            self.ferry.settle()
+        said, self.said = self.said, []
+        return said
+
+    def is_gone(self, why: str) -> None:
+        """Nothing comes from this node any more: each of its workers is lost. Once."""
+        if self.gone:
+            return
+        self.gone = f"its node, {self.node} on {self.host}, is gone: {why}"
+        self.peer.close()
+        self.said += [(worker, Lost(detail=self.gone, node_gone=True)) for worker in sorted(self.workers)]
+        self.workers.clear()
+
+    def close(self) -> None:
+        """Let the agent end what it started, and hang up."""
+        deadline = time.monotonic() + FAREWELL_SECONDS
+        if not self.gone:
+            self.peer.send(End())
+        while not self.gone and (left := deadline - time.monotonic()) > 0:
+            poll = select.poll()
+            poll.register(self.peer, select.POLLIN | (select.POLLOUT if self.outbox.unsent else 0))
+            poll.poll(left * 1000)
+            self.outbox.flush()
+            self._listen()
+        if self.ferry is not None:
+            self.ferry.close()
+        self.peer.close()
+
+    def _listen(self) -> None:
+        now = time.monotonic()
+        self._silent += min(now - self._looked, LISTENED_SECONDS)
+        self._looked = now
+        try:
+            heard = self.peer.receive()
+        except EOFError:
+            self.is_gone("its connection broke")
+            return
+        except WorkerError as error:
+            self.is_gone(str(error))
+            return
+        if heard:
+            self._silent = 0.0
+        for message in heard:
+            self._hear(message)
+        if self._silent > SILENCE_SECONDS:
+            self.is_gone(f"nothing was heard of it for {SILENCE_SECONDS:g} s")
+
+    def _hear(self, message: Any) -> None:
+        match message:
+            case Said():
+                self._hear_worker(message.worker, message.message)
+            case Signs():
+                for name, (picture, cpu_seconds) in message.workers.items():
+                    self._pulses[name], self._cpu_seconds[name] = Pulse.of(picture), cpu_seconds
+            case Piece():
+                assert self.ferry is not None
+                self.ferry.arrivals.take(message)
+            case Words():
+                path = self.directory / message.name
+                make_folder(path.parent)
+                with appending(path) as file:
+                    file.write(message.text)
+            case Ready(sees_directory=False):
+                self.ferry = _Ferry(self.directory, self.node)
+
+    def _hear_worker(self, worker: str, said: Any) -> None:
+        if self.ferry is not None and isinstance(said, Report):
+            self.ferry.hear(said)
+        if isinstance(said, Lost):
+            self.workers.discard(worker)
+        self.said.append((worker, said))
+
+
+class _Ferry:
+    """Files between the run directory and a node that does not see it."""
+
+    def __init__(self, directory: Path, node: str) -> None:
+        self.directory = directory
+        self.arrivals = Arrivals(directory, directory / "workers" / f"arriving-{node}")
+        self.kept: dict[str, Kept] = {}
+        """By member that was sent there."""
+
+    def before(self, command: Any) -> list[tuple[str, Path]]:
+        """Files that are to be there before a command is."""
+        if isinstance(command, Journaled):
+            # As the trainer does there.
+            for name, file in command.files.items():
+                self.kept[name].journaled(file)
+        if not isinstance(command, Board):
+            return []
+        found = []
+        for start in command.start:
+            folder = self.directory / "members" / start.member
+            make_folder(folder)
+            self.kept[start.member] = Kept(folder, start.checkpoint)
+            if start.checkpoint is not None:
+                found.append((f"members/{start.member}/{start.checkpoint.file}", folder / start.checkpoint.file))
+        return found
+
+    def hear(self, report: Report) -> None:
+        """Files have arrived that this names."""
+        for event in report.events:
+            if isinstance(event, Saved):
+                self.kept[event.member].add(event.checkpoint)
+
+    def settle(self) -> None:
+        """Let what has arrived be on the disk."""
+        self.arrivals.settle()
+
+    def close(self) -> None:
+        """Nothing more comes."""
+        with contextlib.suppress(OSError):  # the directory was removed
+            self.arrivals.close()

@@ -1,0 +1,314 @@
+"""How the agents of a job find its driver: rank 0 leaves a notice of its door where every node of the job can read it.
+
+The notice is a file of the run directory that its user alone can read, with a key that was drawn for this driver. Where the
+nodes see no common directory, a key of the user's own (``ARGOSY_KEY``) is taken instead, and under ``torchrun`` the notice,
+without any key, is in the store that torch keeps for the job. Anybody who reaches that store may write into it: a notice without
+a key carries a MAC under the user's, and before that holds, nothing of it is read and none of its addresses is called. The key is
+never on a command line. Where the nodes have a certificate in common (``ARGOSY_CERTIFICATE``), they talk inside TLS.
+"""
+
+import contextlib
+import datetime
+import functools
+import hashlib
+import hmac
+import ipaddress
+import json
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any, Protocol
+
+import psutil
+
+from argosy.disk.files import check_directory, own_text, replacing
+from argosy.errors import PlanError, RunError, WorkerError
+from argosy.running.hosts.place import Place
+from argosy.stream.door import Door, dial
+from argosy.stream.tls import Certificate
+from argosy.stream.wire import Peer
+
+__all__ = [
+    "Board",
+    "Notice",
+    "board_of",
+    "call_any",
+    "call_driver",
+    "certificate_in",
+    "key_in",
+    "door_and_notice",
+    "open_door",
+]
+
+KEY = "ARGOSY_KEY"
+CERTIFICATE = "ARGOSY_CERTIFICATE"
+SHORTEST_KEY = 16
+"""Characters of a user's own key."""
+FEWEST_LETTERS = 8
+"""Different ones among them."""
+SCRYPT_COST = 2**15
+"""A guess at a user's own key takes 32 MiB and about 0.1 s."""
+LONGEST_NOTICE = 2**16
+"""Characters of a notice."""
+STORE_SECONDS = datetime.timedelta(seconds=5)
+"""How long torch's store may take to answer."""
+JOIN_SECONDS = 300.0
+"""How long the processes of a job may begin after one another."""
+CALL_SECONDS = 5.0
+"""How long an address may take to answer, which may not be the driver's at all."""
+LOOK_SECONDS = 0.2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Notice:
+    """Where the driver of a job is."""
+
+    job: str
+    hosts: tuple[str, ...]
+    """Its addresses, in the order in which to try them."""
+    port: int
+    key: Annotated[str, bytes.fromhex] = ""
+    """Of the run, as hexadecimal digits; empty where every node has it in its environment."""
+    certificate: str = ""
+    """Digest of the one that callers must have; empty where nodes talk in plain text."""
+
+
+def written(notice: Notice, key: bytes | None) -> str:
+    """A notice as it is left: in JSON, and after it a MAC under the user's own key, where there is one.
+
+    >>> read(written(Notice(job="1", hosts=("10.0.0.1",), port=4000), b"key"), b"key").hosts
+    ('10.0.0.1',)
+    """
+    text = json.dumps(asdict(notice))
+    return text if key is None else f"{text}\n{_mac(text, key)}"
+
+
+def read(text: str, key: bytes | None) -> Notice:
+    """What was left; raises WorkerError for what the driver has not written with this key, of which nothing is used."""
+    if key is not None:
+        text, _, mac = text.rpartition("\n")
+        if not hmac.compare_digest(mac.encode(), _mac(text, key).encode()):
+            raise WorkerError(
+                f"the notice of the job's driver was not written with this process's {KEY}: another one left it, or changed it. "
+                f"Set the same {KEY} on all nodes."
+            )
+    try:
+        return _notice(json.loads(text[:LONGEST_NOTICE]))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise WorkerError(
+            f"the notice of the job's driver cannot be read: {str(error)[:200]}. Start the job again, with one version of "
+            "argosy on all nodes."
+        ) from error
+
+
+def _mac(text: str, key: bytes) -> str:
+    return hmac.digest(key, b"notice\0" + text.encode(errors="surrogatepass"), "sha256").hex()
+
+
+def _notice(value: Any) -> Notice:
+    """Raises ValueError or TypeError for anything else."""
+    if not isinstance(value, dict):
+        raise ValueError("it is no JSON object")
+    hosts, texts = value.get("hosts"), [value.get(name) for name in ("job", "key", "certificate")]
+    if not isinstance(hosts, list) or not all(isinstance(text, str) for text in (*hosts, *texts)):
+        raise ValueError("it has no job, hosts, key or certificate")
+    if type(value.get("port")) is not int or not 0 < value["port"] < 2**16:
+        raise ValueError("its port is none")
+    bytes.fromhex(value["key"])
+    for host in hosts:
+        ipaddress.IPv4Address(host)
+    return Notice(**{**value, "hosts": tuple(hosts)})
+
+
+class Board(Protocol):
+    """Where a notice is left. What is read there raises WorkerError where the driver has not written it."""
+
+    def leave(self, notice: Notice) -> None:
+        """Let everybody read it."""
+
+    def read(self) -> Notice | None:
+        """The one that was left last; None where there is none."""
+
+    def clear(self) -> None:
+        """Take it away."""
+
+
+class FileBoard:
+    """A file of the run directory."""
+
+    def __init__(self, directory: Path, key: bytes | None = None) -> None:
+        self.path = directory / "driver.json"
+        self._key = key
+
+    def leave(self, notice: Notice) -> None:
+        """See `Board.leave`; nobody sees half of it, and nobody but this user anything."""
+        with replacing(self.path, mode=0o600) as file:
+            file.write(written(notice, self._key).encode())
+
+    def read(self) -> Notice | None:
+        """See `Board.read`; raises RunError where another user may have left it, who would decide what code this node executes."""
+        try:
+            check_directory(self.path.parent)
+            return read(own_text(self.path), self._key)
+        except FileNotFoundError:
+            return None
+        except ValueError as error:
+            raise RunError(
+                f"{self.path} is no notice of a job's driver: {error}. Delete it, and start the job again."
+            ) from error
+
+    def clear(self) -> None:
+        """See `Board.clear`."""
+        self.path.unlink(missing_ok=True)
+
+
+class StoreBoard:
+    """torch's store of the job, which tells whoever asks, and lets them write."""
+
+    def __init__(self, place: Place, key: bytes, *, keeps: bool) -> None:
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not where a file does
+
+        assert place.store is not None
+        host, port = place.store
+        self._name, self._key = f"argosy/{place.job}", key
+        self._store: Any = TCPStore(host, port, is_master=keeps, wait_for_workers=False)
+        self._store.set_timeout(STORE_SECONDS)
+
+    def leave(self, notice: Notice) -> None:
+        """See `Board.leave`."""
+        assert not notice.key
+        self._store.set(self._name, written(notice, self._key))
+
+    def read(self) -> Notice | None:
+        """See `Board.read`."""
+        try:
+            if not self._store.check([self._name]):
+                return None
+            found = self._store.get(self._name)
+        except RuntimeError:
+            return None  # it was taken away between the two, or the store is gone
+        return read(found.decode(errors="replace"), self._key)
+
+    def clear(self) -> None:
+        """See `Board.clear`; whoever starts the job again has another name."""
+
+
+def key_in(environment: Mapping[str, str]) -> bytes | None:
+    """The user's own key; None where there is none. Raises PlanError for one that can be guessed."""
+    text = environment.get(KEY)
+    if text is None:
+        return None
+    if len(text) < SHORTEST_KEY or len(set(text)) < FEWEST_LETTERS:
+        raise PlanError(
+            f"{KEY} has {len(text)} characters, {len(set(text))} of them different; whoever guesses it can run code on every node. "
+            f"Give it at least {SHORTEST_KEY} and {FEWEST_LETTERS}, as in ARGOSY_KEY=$(openssl rand -hex 32)."
+        )
+    return _stretched(text.encode(errors="surrogateescape"))
+
+
+@functools.cache
+def _stretched(text: bytes) -> bytes:
+    """Make guesses dear: each caller of a door is shown a proof of the key, against which they can be tried at leisure."""
+    return hashlib.scrypt(text, salt=KEY.encode(), n=SCRYPT_COST, r=8, p=1, maxmem=2**26, dklen=32)
+
+
+def certificate_in(environment: Mapping[str, str]) -> Certificate | None:
+    """The one that the user has given all nodes; None where there is none. Raises PlanError for what is no certificate."""
+    path = environment.get(CERTIFICATE)
+    return None if path is None else Certificate.load(Path(path))
+
+
+def board_of(place: Place, directory: Path, environment: Mapping[str, str]) -> Board:
+    """Where the notice of this job's driver is."""
+    key = key_in(environment)
+    if place.store is None or key is None:
+        return FileBoard(directory, key)
+    # Some versions of torchrun leave it to the first rank to keep the store.
+    keeps = place.rank == 0 and environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    return StoreBoard(place, key, keeps=keeps)
+
+
+def _addresses() -> tuple[str, ...]:
+    """Of this host, that of its name first and the loopback last: other processes of a job may be on it as well."""
+    found = [one.address for many in psutil.net_if_addrs().values() for one in many if one.family == socket.AF_INET]
+    named = ""
+    with contextlib.suppress(OSError):
+        named = socket.gethostbyname(socket.gethostname())
+    return tuple(sorted(found, key=lambda address: (address.startswith("127."), address != named)))
+
+
+def open_door(
+    place: Place, board: Board, key: bytes | None, certificate: Certificate | None, refused: Callable[[str], None]
+) -> Door:
+    """The driver's, of which it leaves a notice."""
+    door, notice = door_and_notice(place.job, key, certificate, refused)
+    board.leave(notice)
+    return door
+
+
+def door_and_notice(
+    job: str, key: bytes | None, certificate: Certificate | None, refused: Callable[[str], None]
+) -> tuple[Door, Notice]:
+    """A driver's door, and the notice of it that its callers are to have; without a key one is drawn, which is in there."""
+    proof = key or os.urandom(32)
+    door = Door.to_network(proof, refused, seal=None if certificate is None else certificate.called)
+    told, digest = "" if key else proof.hex(), "" if certificate is None else certificate.digest
+    return door, Notice(job=job, hosts=_addresses(), port=door.port, key=told, certificate=digest)
+
+
+def call_driver(
+    place: Place,
+    board: Board,
+    key: bytes | None,
+    *,
+    certificate: Certificate | None = None,
+    seconds: float = JOIN_SECONDS,
+) -> tuple[Peer, bytes]:
+    """The connection to the driver of this job, and the run's key; raises WorkerError where it is not found in time.
+
+    Raises PlanError where the driver has another certificate.
+    """
+    deadline, last = time.monotonic() + seconds, "it has left no notice."
+    while True:
+        try:
+            notice = board.read()
+            if notice is not None and notice.job == place.job:
+                proof = key or bytes.fromhex(notice.key)
+                return call_any(notice, proof, f"rank {place.rank}", certificate), proof
+        except WorkerError as error:
+            last = str(error)
+        if time.monotonic() > deadline:
+            raise WorkerError(
+                f"rank {place.rank} on {socket.gethostname()} has not found the job's driver within {seconds:g} s: {last} Give "
+                f"a --dir that all nodes see, or export the same {KEY} on all of them and start with torchrun."
+            )
+        time.sleep(LOOK_SECONDS)
+
+
+def call_any(notice: Notice, key: bytes, name: str, certificate: Certificate | None) -> Peer:
+    """The connection to a driver at the first of its addresses that answers; raises the last one's WorkerError.
+
+    Raises PlanError where the driver has another certificate.
+    """
+    seal, errors = None if certificate is None else certificate.calling, []
+    for host in notice.hosts:
+        try:
+            return dial((host, notice.port), key, name, seconds=CALL_SECONDS, seal=seal)
+        except WorkerError as error:
+            errors.append(error)
+    if not all(isinstance(error.__cause__, ConnectionRefusedError) for error in errors):
+        _check_certificate(name, notice, certificate)  # else it is the notice of one that is gone
+    raise errors[-1]
+
+
+def _check_certificate(name: str, notice: Notice, certificate: Certificate | None) -> None:
+    own = "" if certificate is None else certificate.digest
+    if own != notice.certificate:
+        mine, its = "another certificate" if own else "no certificate", "one" if notice.certificate else "none"
+        raise PlanError(
+            f"{name} on {socket.gethostname()} has {mine}, and the job's driver has {its}; nodes call each other inside "
+            f"TLS only where all have the same. Set the same {CERTIFICATE} on all of them, or on none."
+        )

@@ -1,0 +1,173 @@
+"""The workers of a run on several nodes: each node's are told and heard together, by way of its agent or as this node's processes.
+
+Contract. Who is started on a node is known to be there, spoken to and lost as that node's own launcher has it (`Distant`,
+`ProcessWorkers`). Whether nodes may come while the run goes on, and who else knows of their end, is the launcher's to say
+(`Recruits`): a node that comes is told to the driver with `Came`, and has had all that its workers unpack sent by then.
+"""
+
+import contextlib
+import os
+import select
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+from argosy.cluster import Node
+from argosy.disk.files import make_folder
+from argosy.errors import PlanError
+from argosy.protocol.trainer import Came
+from argosy.running.hosts.agent import Joined
+from argosy.running.hosts.distant import Distant
+from argosy.running.hosts.reception import Reception, check_versions
+from argosy.running.launch.processes import ProcessWorkers, enlisting
+from argosy.stream.meeting import NetworkMeetings
+from argosy.stream.pulse import Pulse
+from argosy.stream.wire import Peer
+from argosy.study import Member
+
+__all__ = ["NodeWorkers", "Recruits"]
+
+
+class Recruits(Protocol):
+    """What a launcher knows of the nodes of a run that goes on."""
+
+    def gone(self) -> Mapping[str, str]:
+        """Nodes that are known to be gone, and why; never waits."""
+
+    def take(self, joined: Joined, peer: Peer) -> tuple[Distant, Node] | None:
+        """What an agent that called brings; None where it comes too late."""
+
+
+class NodeWorkers:
+    """Workers of this node, and of others by way of their agents. All of one node are told and heard together."""
+
+    side_by_side: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        distant: Sequence[Distant],
+        blobs: Mapping[str, int],
+        reception: Reception,
+        recruits: Recruits,
+        directory: Path,
+        *,
+        here: ProcessWorkers | None = None,
+    ) -> None:
+        self.here = here
+        """The workers of the driver's own node, ``node0``, where it is one of the run's."""
+        self.distant = list(distant)
+        self.blobs = blobs
+        """Descriptors of what workers of each role unpack."""
+        self.reception = reception
+        self.recruits = recruits
+        self.directory = directory
+        self.meetings = NetworkMeetings(distant[0].peer.host, reception.note)
+        self.mark = directory / "workers" / f"mark-{os.urandom(8).hex()}"
+        self._nodes: dict[str, ProcessWorkers | Distant] = {place.node: place for place in distant}
+        if here is not None:
+            self._nodes["node0"] = here
+        self._came: list[tuple[str, Came]] = []
+        self._place_of: dict[str, ProcessWorkers | Distant] = {}
+        """By worker."""
+
+    def __enter__(self) -> "NodeWorkers":
+        if self.here is not None:
+            self.here.__enter__()
+        make_folder(self.mark.parent)
+        self.mark.touch()
+        for place in self.distant:
+            place.give(self.blobs, self.mark.name)
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        with contextlib.ExitStack() as last_first:
+            for descriptor in self.blobs.values():
+                last_first.callback(os.close, descriptor)
+            last_first.callback(self.reception.close)
+            last_first.callback(self.meetings.close)
+            last_first.callback(self.mark.unlink, missing_ok=True)
+            if self.here is not None:
+                last_first.callback(self.here.__exit__, *error)
+            for place in self.distant:
+                last_first.callback(place.close)
+
+    def start_feeder(self, name: str, node: str) -> None:
+        """See `Workers.start_feeder`."""
+        self._place_of[name] = self._nodes[node]
+        self._nodes[node].start(name, "feeder")
+
+    def start_trainer(self, name: str, node: str) -> None:
+        """See `Workers.start_trainer`."""
+        self._place_of[name] = self._nodes[node]
+        self._nodes[node].start(name, "trainer")
+
+    def send(self, worker: str, command: Any) -> None:
+        """See `Workers.send`."""
+        self._place_of[worker].send(worker, command)
+
+    def kill(self, worker: str) -> None:
+        """See `Workers.kill`."""
+        self._place_of[worker].kill(worker)
+
+    def enlist(self, worker: str, members: tuple[Member, ...]) -> None:
+        """See `Workers.enlist`."""
+        self.send(worker, enlisting(members))
+
+    def meeting(self) -> str:
+        """See `Workers.meeting`."""
+        return self.meetings.meeting()
+
+    def pulse(self, worker: str) -> Pulse | None:
+        """See `Workers.pulse`."""
+        return self._place_of[worker].pulse(worker)
+
+    def cpu_seconds(self, worker: str) -> float:
+        """See `Workers.cpu_seconds`."""
+        return self._place_of[worker].cpu_seconds(worker)
+
+    def receive(self, timeout: float) -> list[tuple[str, Any]]:
+        """See `Workers.receive`."""
+        for place in self._nodes.values():
+            place.let_go()
+        self._wait(timeout)
+        for joined, peer in self.reception.enter():
+            self._take(joined, peer)
+        for node, why in self.recruits.gone().items():
+            for place in self.distant:
+                if place.node == node:
+                    place.is_gone(why)
+        said = [] if self.here is None else self.here.receive(0)
+        for place in self.distant:
+            said += place.receive()
+        said += self._came
+        self._came.clear()
+        return said
+
+    def _take(self, joined: Joined, peer: Peer) -> None:
+        try:
+            check_versions(joined)
+        except PlanError as error:
+            self.reception.note(str(error))  # The run is no worse without it.
+            peer.close()
+            return
+        found = self.recruits.take(joined, peer)
+        if found is None:
+            peer.close()
+            return
+        place, node = found
+        place.give(self.blobs, self.mark.name)
+        self.distant.append(place)
+        self._nodes[node.name] = place
+        self._came.append((node.name, Came(node=node)))
+
+    def _wait(self, seconds: float) -> None:
+        """Until somebody says something, takes what was unsent, or the time is over."""
+        poll = select.poll()
+        for listening in (self.here, self.reception):
+            if listening is not None:
+                poll.register(listening, select.POLLIN)
+        for place in self.distant:
+            if not place.gone:
+                poll.register(place.peer, select.POLLIN | (select.POLLOUT if place.outbox.unsent else 0))
+        some_said = (self.here is not None and self.here.said) or any(place.said for place in self.distant)
+        poll.poll(0 if some_said else seconds * 1000)

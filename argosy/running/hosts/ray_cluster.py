@@ -1,0 +1,255 @@
+"""The launcher for Ray clusters: Ray says which nodes there are, and keeps an agent (`argosy.running.hosts.agent`) on each of them.
+
+Contract. Ray places agents, holds their share of each node for them, and tells of their end; all else is as between the nodes of
+any job: agents dial the driver, prove a key that was drawn for this driver, and start their node's workers as ordinary
+processes. Nothing of blocks or checkpoints passes through Ray's object store. The driver need not be on a node that trains.
+A node that appears while the run goes on gets an agent, and so does one that has lost its own, `MOST_AGENTS` times at most.
+"""
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from argosy.cluster import Cluster, Node
+from argosy.errors import PlanError, WorkerError
+from argosy.running.hosts.agent import Joined, attend
+from argosy.running.hosts.distant import Distant
+from argosy.running.hosts.gathering import Notice, call_any, certificate_in, door_and_notice
+from argosy.running.hosts.nodes import NodeWorkers
+from argosy.running.hosts.reception import Reception, check_versions
+from argosy.running.launch.blobs import blobs_of
+from argosy.running.launch.launcher import Job, devices_asked, node_of
+from argosy.settings import Settings
+from argosy.stream.door import Door
+from argosy.stream.wire import Peer
+
+__all__ = ["Ray"]
+
+GATHER_SECONDS = 300.0
+"""How long nodes may take to be there, and Ray to find room on them."""
+BUSY_SECONDS = 30.0
+"""How long the first nodes wait for others, where Ray may have no room at present; these come in the middle of the run then."""
+LOOK_SECONDS = 0.2
+NEWS_SECONDS = 1.0
+"""Between two questions to Ray while a run goes on."""
+MOST_AGENTS = 3
+"""That are started on one node, one after the other: whatever ends them may do so for ever."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Placed:
+    """An agent that Ray was told to start."""
+
+    node_id: str
+    """What Ray calls the node."""
+    host: str
+    actor: Any
+    life: Any
+    """Ray's reference to what the agent returns at its end."""
+
+
+class _Agent:
+    """What Ray runs on a node."""
+
+    def live(self, number: int, notice: Notice, settings: Settings) -> int:
+        """Be the agent of this node until the run is over."""
+        certificate = certificate_in(os.environ)
+        call = partial(call_any, notice, bytes.fromhex(notice.key), f"agent {number}", certificate)
+        return attend(number, call, settings)
+
+
+class Ray:
+    """Of one Ray cluster: ``argosy.train(study, launcher=argosy.Ray())``. Needs the extra ``ray``."""
+
+    def __init__(self, *, address: str | None = None, runtime_env: Mapping[str, Any] | None = None) -> None:
+        self.address = address
+        """As `ray.init` has it: ``auto``, ``ray://host:10001``, ``local``; by default a cluster that Ray finds, else this machine."""
+        self.runtime_env = runtime_env
+        """What Ray brings to the nodes: code, packages, data. By default nothing, or that of the Ray job."""
+        self.settings = Settings()
+        self._connected = False
+        self._reception: Reception | None = None
+        self._notice: Notice | None = None
+        """Where agents find the driver."""
+        self._placed: dict[int, _Placed] = {}
+        """By number: agents that Ray has not said to have ended."""
+        self._started: Counter[str] = Counter()
+        """Agents of each node, by Ray's name for it."""
+        self._joined: dict[int, tuple[Joined, Peer]] = {}
+        """Those that have called, and are not part of the run yet."""
+        self._names: dict[int, str] = {}
+        """Of the run's nodes, by number of the agent."""
+        self._asked = 0.0
+        self._job: Job | None = None
+
+    def discover(self, settings: Settings) -> Cluster:
+        """See `Launcher.discover`: all nodes of the Ray cluster, as soon as there are so many as the settings want."""
+        devices_asked(settings)
+        self._connect()
+        self.settings, reception = settings, self._reception or self._open_door()
+        began, failures = time.monotonic(), ""
+        while not self._all_there(time.monotonic() - began):
+            self._place()
+            reception.wait(LOOK_SECONDS)
+            for joined, peer in reception.enter():
+                check_versions(joined)
+                self._joined[joined.rank] = joined, peer
+            for number, why in self._ended().items():
+                failures = f"; the last agent that ended said: {why}"
+                if number in self._joined:
+                    self._joined.pop(number)[1].close()
+            if time.monotonic() - began > GATHER_SECONDS or (failures and not self._placed):
+                raise self._lonely(failures)
+        self._names = {number: f"node{place}" for place, number in enumerate(sorted(self._joined))}
+        return Cluster(nodes=tuple(self._node(self._joined[number][0]) for number in self._names))
+
+    def open(self, job: Job) -> NodeWorkers:
+        """See `Launcher.open`."""
+        reception, self._reception = self._reception, None
+        assert reception is not None
+        reception.log_in(job.directory)
+        self._job = replace(job, settings=replace(job.settings, nodes=max(job.settings.nodes, len(self._names))))
+        joined, self._joined = self._joined, {}
+        distant = [self._distant(*joined[number]) for number in self._names]
+        return NodeWorkers(distant, blobs_of(self._job), reception, self, job.directory)
+
+    def close(self) -> None:
+        """See `Launcher.close`."""
+        for _, peer in self._joined.values():
+            peer.close()
+        if self._reception is not None:
+            self._reception.close()
+        for placed in self._placed.values():
+            ray.kill(placed.actor)
+        self._placed, self._joined, self._reception = {}, {}, None
+        self._started.clear()  # the next run is another one
+        if self._connected:
+            ray.shutdown()
+            self._connected = False
+
+    def gone(self) -> Mapping[str, str]:
+        """See `Recruits.gone`; and let nodes that have come have their agents."""
+        if time.monotonic() - self._asked < NEWS_SECONDS:
+            return {}
+        self._asked = time.monotonic()
+        gone = {self._names[number]: why for number, why in self._ended().items() if number in self._names}
+        self._place()
+        return gone
+
+    def take(self, joined: Joined, peer: Peer) -> tuple[Distant, Node]:
+        """See `Recruits.take`."""
+        self._names[joined.rank] = f"node{len(self._names)}"
+        return self._distant(joined, peer), self._node(joined)
+
+    def _all_there(self, waited: float) -> bool:
+        """Whether the nodes that have called can begin; for others that only might call, nobody waits long."""
+        enough = len(self._joined) >= max(self.settings.nodes, 1)
+        return enough and (not set(self._placed) - set(self._joined) or waited > BUSY_SECONDS)
+
+    def _connect(self) -> None:
+        if ray.is_initialized():
+            return
+        try:
+            with _own_sigterm():
+                ray.init(address=self.address, runtime_env=dict(self.runtime_env or {}), log_to_driver=False)
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            raise PlanError(
+                f"Ray has no cluster at {self.address or 'its default address'}: {error}. Start one with ray start --head or ray up, "
+                "or give the address of one that there is."
+            ) from error
+        self._connected = True
+
+    def _open_door(self) -> Reception:
+        self._reception = reception = Reception(self._opened)
+        return reception
+
+    def _opened(self, refused: Callable[[str], None]) -> Door:
+        door, self._notice = door_and_notice("", None, certificate_in(os.environ), refused)
+        return door
+
+    def _place(self) -> None:
+        """Have Ray start an agent on each node that has none."""
+        busy = {placed.node_id for placed in self._placed.values()}
+        for node in ray.nodes():
+            name = node["NodeID"]
+            share = share_of(self.settings, node.get("Resources", {}))
+            if node["Alive"] and name not in busy and self._started[name] < MOST_AGENTS and share is not None:
+                self._started[name] += 1
+                self._start(name, node["NodeManagerHostname"], *share)
+
+    def _start(self, node_id: str, host: str, settings: Settings, takes: Mapping[str, int]) -> None:
+        number = self._started.total()
+        there = NodeAffinitySchedulingStrategy(node_id=node_id, soft=False)
+        actor = ray.remote(_Agent).options(scheduling_strategy=there, max_restarts=0, **takes).remote()
+        life = actor.live.remote(number, self._notice, settings)
+        self._placed[number] = _Placed(node_id=node_id, host=host, actor=actor, life=life)
+
+    def _ended(self) -> dict[int, str]:
+        """Agents that Ray knows to have ended since the last time, and why; never waits."""
+        numbers = {placed.life: number for number, placed in self._placed.items()}
+        over = ray.wait(list(numbers), num_returns=len(numbers), timeout=0)[0] if numbers else []
+        for life in over:
+            del self._placed[numbers[life]]
+        return {numbers[life]: _last_word(life) for life in over}
+
+    def _node(self, joined: Joined) -> Node:
+        return node_of(self._names[joined.rank], joined.node.devices, joined.node.cores)
+
+    def _distant(self, joined: Joined, peer: Peer) -> Distant:
+        assert self._job is not None
+        return Distant(self._names[joined.rank], joined.host, peer, self._job.directory)
+
+    def _lonely(self, failures: str) -> WorkerError:
+        waited = ", ".join(placed.host for number, placed in self._placed.items() if number not in self._joined)
+        return WorkerError(
+            f"{len(self._joined)} nodes of the Ray cluster have an agent that called, and {max(self.settings.nodes, 1)} are wanted "
+            f"(waited for: {waited or 'none'}){failures}. Let nodes have the devices free that --devices asks for, argosy installed "
+            "or in the runtime_env, and a way to this host; ray status and ray list actors tell more."
+        )
+
+
+def share_of(settings: Settings, resources: Mapping[str, float]) -> tuple[Settings, dict[str, int]] | None:
+    """How an agent is run on a node with these resources, and what it takes of them; None where it has not the devices.
+
+    >>> share_of(Settings(devices="cpu:2", threads=2), {"CPU": 8.0})[1]
+    {'num_cpus': 4}
+    """
+    cpus, gpus = int(resources.get("CPU", 0)), int(resources.get("GPU", 0))
+    kind, numbers = devices_asked(settings, default="cuda" if gpus else "cpu")
+    if kind == "cpu":
+        slots = numbers[0] if numbers else cpus // settings.threads
+        fits = 1 <= slots * settings.threads <= cpus
+        return (replace(settings, devices=f"cpu:{slots}"), {"num_cpus": slots * settings.threads}) if fits else None
+    count = len(numbers) or gpus
+    # Ray shows an agent those that it takes, from number 0 on.
+    takes = {"num_cpus": min(count, cpus), "num_gpus": count}
+    return (replace(settings, devices=kind), takes) if 1 <= count <= gpus else None
+
+
+@contextlib.contextmanager
+def _own_sigterm() -> Iterator[None]:
+    """Inside, Ray may set its handler, which exits in the middle of whatever is done: here the signal pauses a run."""
+    earlier = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if earlier is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, earlier)
+
+
+def _last_word(life: Any) -> str:
+    """Of an agent that has ended."""
+    try:
+        return f"its agent ended with exit code {ray.get(life)}"
+    except ray.exceptions.RayError as error:
+        return f"its agent ended: {' '.join(str(error).split())[:500]}"

@@ -1,0 +1,224 @@
+"""What people wrote, pickled for another process: functions and classes of scripts travel by value.
+
+Arrays and tensors lie beside the pickle in the memory file, which whoever unpacks it maps: there is one copy of them, whatever
+the number of processes, until one writes into its own.
+"""
+
+import contextlib
+import importlib
+import io
+import mmap
+import os
+import pickle
+import sys
+from collections import ChainMap
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from types import CodeType, ModuleType
+from typing import Any, BinaryIO, ClassVar
+
+import cloudpickle
+import numpy as np
+import torch
+
+from argosy.errors import StudyError
+from argosy.running.launch.launcher import Job
+from argosy.stream.mapped import MappedFile
+from argosy.stream.memory import memory_file
+from argosy.study import Data, Member
+
+__all__ = ["ADVICE", "blobs_of", "data_to_descriptor", "dump", "from_descriptor", "to_descriptor"]
+
+ADVICE = (
+    "Give a factory that opens files, locks and connections itself (a module-level function, a class, a partial), "
+    "instead of an object that holds them."
+)
+
+
+ALIGNMENT = 64
+"""Bytes to which every array starts, as those of NumPy and torch do."""
+WORD = 8
+"""Bytes of the number at the end of a memory file."""
+
+
+def _reduce_code(code: CodeType) -> tuple[Callable[..., CodeType], tuple[Any, ...]]:
+    """Reduce code as cloudpickle does, with its file, which cloudpickle replaces by ``<dynamic-code>`` from 3.1.3 on."""
+    make, arguments = cloudpickle.Pickler.dispatch_table[CodeType](code)
+    return _make_code, (make, arguments, code.co_filename)
+
+
+def _make_code(make: Callable[..., CodeType], arguments: tuple[Any, ...], file: str) -> CodeType:
+    return make(*arguments).replace(co_filename=file)
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """Cloudpickle that keeps the files of code, for tracebacks.
+
+    Cloudpickle takes along submodules that a function seems to name, and fails on torch's two that are no modules. (A network
+    with an attribute ``classes`` seems to name ``torch.classes``.) It would also read text files that are open to their end,
+    and send that.
+    """
+
+    dispatch_table: ClassVar[ChainMap[type, Any]] = ChainMap(
+        {CodeType: _reduce_code}, cloudpickle.Pickler.dispatch_table
+    )
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, ModuleType) and type(value) is not ModuleType and value.__name__ in sys.modules:
+            return importlib.import_module, (value.__name__,)
+        if isinstance(value, io.TextIOWrapper) and value not in (sys.stdout, sys.stderr):
+            raise TypeError(f"cannot pickle an open file, {getattr(value, 'name', value)!r}")
+        return super().reducer_override(value)
+
+
+class _BufferPickler(_Pickler):
+    """Takes the memory of tensors and arrays along apart, where torch would copy it into the pickle."""
+
+    def __init__(self, file: BinaryIO, buffers: list[pickle.PickleBuffer]) -> None:
+        super().__init__(file, protocol=5, buffer_callback=buffers.append)
+        self.files: list[MappedFile] = []
+        """That are to be mapped again."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if type(value) is np.memmap:
+            return self._mapped(value) or np.ascontiguousarray(value).__reduce_ex__(5)
+        if type(value) is np.ndarray and not value.flags.c_contiguous:
+            return np.ascontiguousarray(value).__reduce_ex__(5)
+        if type(value) is torch.Tensor and _is_plain(value):
+            flat = value.contiguous().reshape(-1)
+            return _tensor, (flat.view(torch.uint8).numpy(), value.dtype, tuple(value.shape))
+        return super().reducer_override(value)
+
+    def _mapped(self, array: Any) -> tuple[Any, tuple[Any, ...]] | None:
+        """How the same part of the same file is mapped again; None for an array that is not what the file has."""
+        file = MappedFile.of(array) if array.flags.c_contiguous else None
+        if file is None:
+            return None
+        self.files.append(file)
+        mapped = np.frombuffer(array._mmap, np.uint8).ctypes.data
+        offset = array.offset - array.offset % mmap.ALLOCATIONGRANULARITY + array.ctypes.data - mapped
+        return _map, (file, array.dtype, array.mode.replace("w", "r"), offset, array.shape)
+
+
+def dump(members: Iterable[Member]) -> bytes:
+    """Members as bytes; raises StudyError naming the first that cannot be sent to another process."""
+    members = tuple(members)
+    try:
+        return _dumps(members)
+    except Exception as error:  # whatever the user's objects raise when they are pickled
+        raise StudyError(f"{_culprit(members)} cannot be sent to another process: {error!r}. {ADVICE}") from error
+
+
+def blobs_of(job: Job) -> dict[str, int]:
+    """One blob per role, the data, of which a trainer needs nothing, and the state of the process, which comes first."""
+    study = job.study
+    told = (job.settings, study.seed, study.validations_per_epoch)
+    with contextlib.ExitStack() as undone:
+        data, files = data_to_descriptor(replace(study.data, on_device=None))
+        undone.callback(os.close, data)
+        feeder = to_descriptor((*told, files), "what a feeder is told")
+        undone.callback(os.close, feeder)
+        trainer = to_descriptor((study.terms, job.settings), "Data.on_device")
+        undone.callback(os.close, trainer)
+        state = to_descriptor(job.process_state, "a filter of warnings")
+        undone.pop_all()
+    return {"data": data, "feeder": feeder, "trainer": trainer, "state": state}
+
+
+def to_descriptor(value: Any, what: str) -> int:
+    """A value in an anonymous memory file; raises StudyError where it cannot be sent to another process."""
+    descriptor = memory_file("argosy-blob")
+    try:
+        _fill(descriptor, value)
+    except Exception as error:  # as above
+        os.close(descriptor)
+        raise StudyError(f"{what} cannot be sent to another process: {error!r}. {ADVICE}") from error
+    return descriptor
+
+
+def data_to_descriptor(data: Data) -> tuple[int, tuple[MappedFile, ...]]:
+    """The data in an anonymous memory file, and the files that it maps; raises StudyError where they cannot be sent."""
+    descriptor = memory_file("argosy-blob")
+    try:
+        return descriptor, _fill(descriptor, data)
+    except StudyError:
+        os.close(descriptor)
+        raise
+    except Exception as error:  # as above
+        os.close(descriptor)
+        split = "val" if _is_picklable(data.train) else "train"
+        name = type(getattr(data, split)).__name__
+        raise StudyError(
+            f"Data.{split} ({name}) cannot be sent to another process: {error!r}. Each process that reads needs files and "
+            f"connections of its own: give a function that opens them, Data({split}=lambda: {name}(...)), or open them "
+            "with the first sample."
+        ) from error
+
+
+def from_descriptor(descriptor: int) -> Any:
+    """The value in a memory file; its arrays are views of the file, and private where they are written to."""
+    memory = memoryview(mmap.mmap(descriptor, 0, access=mmap.ACCESS_COPY))
+    spans = pickle.loads(memory[int.from_bytes(memory[-WORD:], "little") :])
+    first, *buffers = (memory[start:stop] for start, stop in spans)
+    return pickle.loads(first, buffers=buffers)
+
+
+def _write(value: Any, file: BinaryIO) -> tuple[MappedFile, ...]:
+    """The pickle, its buffers, where each of them starts and stops, and where that is said; returns what it maps."""
+    buffers: list[pickle.PickleBuffer] = []
+    pickler = _BufferPickler(file, buffers)
+    pickler.dump(value)
+    spans = [(0, file.tell())]
+    for buffer in buffers:
+        start = -(-file.tell() // ALIGNMENT) * ALIGNMENT
+        file.seek(start)
+        file.write(buffer.raw())
+        spans.append((start, file.tell()))
+    table = file.tell()
+    pickle.dump(spans, file)
+    file.write(table.to_bytes(WORD, "little"))
+    return tuple(dict.fromkeys(pickler.files))
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether its numbers, dtype and shape are all that it is; not where it repeats fewer numbers than it shows."""
+    return (
+        tensor.device.type == "cpu"
+        and tensor.layout == torch.strided
+        and not (tensor.requires_grad or tensor.is_conj() or tensor.is_neg() or tensor.is_quantized or vars(tensor))
+        and tensor.untyped_storage().nbytes() >= tensor.nbytes
+    )
+
+
+def _tensor(memory: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    return torch.from_numpy(memory).view(dtype).view(shape)
+
+
+def _map(file: MappedFile, dtype: Any, mode: Any, offset: int, shape: tuple[int, ...]) -> Any:
+    file.check()
+    return np.memmap(file.path, dtype, mode, offset, shape)
+
+
+def _fill(descriptor: int, value: Any) -> tuple[MappedFile, ...]:
+    with os.fdopen(os.dup(descriptor), "wb") as file:
+        return _write(value, file)
+
+
+def _dumps(value: Any) -> bytes:
+    buffer = io.BytesIO()
+    _Pickler(buffer).dump(value)
+    return buffer.getvalue()
+
+
+def _culprit(members: Iterable[Member]) -> str:
+    """The first member that cannot be pickled."""
+    unsendable = (member for member in members if not _is_picklable(member))
+    return next((f"member {member.name!r}" for member in unsendable), "the members")
+
+
+def _is_picklable(value: Any) -> bool:
+    try:
+        _dumps(value)
+    except Exception:  # as above; the cause is reported by the caller
+        return False
+    return True

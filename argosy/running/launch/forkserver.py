@@ -1,0 +1,277 @@
+"""The fork server: a process that imported torch once, has no threads, never computes, and forks workers on request.
+
+Contract. It is tied to the driver by the kernel before its first import, and every worker to it. One request is one
+message with its descriptors: the blob of the study, the worker's pulse, the run's lock, for a feeder the data. It answers
+each fork with the worker's pid and tells of each end. When the driver closes the socket, it kills what is left of its
+children and goes.
+"""
+
+import contextlib
+import errno
+import functools
+import gc
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import traceback
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import psutil
+
+from argosy.disk.files import append_descriptor
+from argosy.errors import RunError
+from argosy.errors.system import means_refused
+from argosy.stream.death import die_with_parent
+from argosy.stream.memory import memory_file
+from argosy.stream.wire import Peer
+from argosy.training.device.heap import allow_tcache, without_tcache
+
+__all__ = ["STOPPED_SECONDS", "ForkServer", "main", "reason_of"]
+
+FAREWELL_SECONDS = 5
+"""How long workers have to go by themselves when the run is over."""
+STOPPED_SECONDS = 5.0
+"""How long a process of a run may stay stopped."""
+IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+"""Signals that are the driver's to act on: workers act on its word."""
+
+
+class ForkServer:
+    """The driver's end."""
+
+    def __init__(self, process: subprocess.Popen[bytes], channel: Peer, words: IO[bytes]) -> None:
+        self.process = process
+        self._words = words
+        """What it writes to its standard error, as an interpreter does that cannot start."""
+        self.channel = channel
+        """Readable when `news` has something to tell; with `unsent` requests while the server imports."""
+        self.used = False
+
+    @classmethod
+    def start(cls) -> "ForkServer":
+        """Start the server; its imports go on while the caller does something else.
+
+        Raises WorkerError where the system refuses it.
+        """
+        try:
+            return cls._start()
+        except (OSError, MemoryError) as error:
+            raise means_refused(error, "the fork server cannot be started") or error from error
+
+    @classmethod
+    def _start(cls) -> "ForkServer":
+        ours, theirs = Peer.pair()
+        program = "import sys, json; sys.path[:] = json.loads(sys.argv[1]); from argosy.running.launch.forkserver import main; main()"
+        with contextlib.ExitStack() as undone, _no_stopped_child():
+            words = undone.enter_context(os.fdopen(memory_file("argosy-fork-server"), "rb"))
+            process = subprocess.Popen(
+                [sys.executable, "-c", program, json.dumps(_path()), str(theirs.fileno()), str(os.getpid())],
+                pass_fds=[theirs.fileno()],
+                # Who asks whether there is a GPU must not start its driver, which would not survive the fork.
+                env={**without_tcache(os.environ), "PYTORCH_NVML_BASED_CUDA_CHECK": "1"},
+                stdin=subprocess.DEVNULL,
+                stderr=words,
+                start_new_session=True,
+                # The tie survives the exec: nothing can come between the server's birth and it but a moment of the kernel.
+                preexec_fn=functools.partial(die_with_parent, os.getpid()),
+            )
+            undone.pop_all()
+        theirs.close()
+        return cls(process, ours, words)
+
+    def fork(self, arguments: dict[str, Any], descriptors: list[int], log: Path) -> None:
+        """Ask for a worker; it writes to `log` what would go to the terminal. The descriptors may be closed then."""
+        request: dict[str, Any] = {"arguments": arguments, "log": str(log), "path": _path(), "folder": str(Path.cwd())}
+        # A study file that was read after the server's start may have set something that its own code reads.
+        request |= {"environment": dict(os.environ), "descriptors": len(descriptors)}
+        self.channel.send(request, descriptors)
+        self.used = True
+
+    def news(self) -> list[tuple[str, int, int | str | None]]:
+        """(ticket, pid, wait status) of workers that started (status None) or ended; EOFError when the server has.
+
+        Of a worker that could not be forked the status is a sentence.
+        """
+        return self.channel.receive()
+
+    def close(self) -> str:
+        """Let the server kill what is left and wait until it has gone; what it had to say."""
+        self.channel.close()
+        if not self.used:
+            self.process.kill()  # it may still be importing
+        try:
+            self.process.wait(FAREWELL_SECONDS + 5)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        if self._words.closed:
+            return ""
+        with self._words as words:
+            words.seek(0)
+            return words.read().decode(errors="replace")
+
+
+def reason_of(words: str) -> str:
+    """The line that says why a fork server ended whose last words these are; empty where none does."""
+    return next((line for line in words.splitlines() if "rror" in line and not line[0].isspace()), "")
+
+
+def _path() -> list[str]:
+    """What Python itself heeds of ``sys.path``."""
+    return [folder for folder in sys.path if isinstance(folder, str)]
+
+
+@contextlib.contextmanager
+def _no_stopped_child() -> Iterator[None]:
+    """Kill what this process starts meanwhile if it is stopped.
+
+    ``subprocess`` waits until the child's program begins: for a child that was stopped before that, for ever. One that was
+    killed is a server that ended at once, which its channel tells.
+    """
+    us, over = psutil.Process(), threading.Event()
+    before = set(us.children())
+
+    def watch() -> None:
+        while not over.wait(STOPPED_SECONDS):
+            for child in set(us.children()) - before:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    if child.status() == psutil.STATUS_STOPPED:
+                        child.kill()
+
+    watcher = threading.Thread(target=watch, name="argosy-fork-server", daemon=True)
+    try:
+        watcher.start()
+    except RuntimeError as error:  # what Python makes of a thread that the system refuses
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN)) from error
+    try:
+        yield
+    finally:
+        over.set()
+        watcher.join()
+
+
+def main() -> None:
+    """Life of the server: ``argv = [-c, sys.path, descriptor of the socket, pid of the driver]``."""
+    die_with_parent(int(sys.argv[3]))
+    allow_tcache(os.environ)  # datasets may start programs
+    from argosy.running.launch.worker import work  # the heavy import, after the tie
+    from argosy.training.device.devices import choose_kernels
+
+    choose_kernels("the fork server")  # for all workers: one that could read nothing would take others
+
+    # A worker's full garbage collection would write into every object that was imported, and so copy its pages.
+    gc.freeze()
+    channel = Peer(socket.socket(fileno=int(sys.argv[2])))
+    wake, wakes = os.pipe()
+    os.set_blocking(wakes, False)
+    signal.set_wakeup_fd(wakes)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    for number in IGNORED:
+        signal.signal(number, signal.SIG_IGN)
+    children: dict[int, str] = {}
+    try:
+        while True:
+            if wake in _ready(channel, wake):
+                os.read(wake, 4096)
+                _tell_ends(channel, children)
+            channel.flush()
+            for request in channel.receive():
+                descriptors = [channel.descriptors.popleft() for _ in range(request["descriptors"])]
+                if request["arguments"]["role"] == "trainer":
+                    _import_for_optimizers()
+                ticket = request["arguments"]["ticket"]
+                try:
+                    pid = _fork(request, descriptors, work, channel, (wake, wakes))
+                except OSError as error:
+                    channel.send((ticket, 0, str(means_refused(error, "it could not be forked") or error)))
+                else:
+                    children[pid] = ticket
+                    channel.send((ticket, pid, None))
+                for descriptor in descriptors:
+                    os.close(descriptor)
+    except EOFError:
+        pass  # the run is over
+    except OSError as error:
+        print(f"OSError: {error}", file=sys.stderr)
+    _bid_farewell(children)
+
+
+def _ready(channel: Peer, wake: int) -> set[int]:
+    """Descriptors that have something to tell, or room for what is unsent; not by ``select``, which knows none from 1024 up."""
+    poll = select.poll()
+    poll.register(channel, select.POLLIN | (select.POLLOUT if channel.unsent else 0))
+    poll.register(wake, select.POLLIN)
+    return {descriptor for descriptor, _ in poll.poll()}
+
+
+@functools.cache
+def _import_for_optimizers() -> None:
+    """Torch imports as much again when the first optimizer is built: once here, beside the feeder's opening of the data."""
+    import torch
+
+    torch.optim.SGD([torch.zeros(1)], lr=0.1)
+    gc.freeze()
+
+
+def _fork(request: dict[str, Any], descriptors: list[int], work: Any, channel: Peer, wakes: Iterable[int]) -> int:
+    """Start a worker, which closes what it must not hold; its pid."""
+    server = os.getpid()
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        die_with_parent(server)
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        channel.close()
+        for descriptor in wakes:
+            os.close(descriptor)
+        code = _become(request, descriptors, work)
+    except (OSError, RunError) as error:
+        print(f"argosy: {request['arguments']['name']} cannot start: {error}", file=sys.stderr)
+    except BaseException:  # process boundary: nothing of a worker may return into the server's loop
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def _become(request: dict[str, Any], descriptors: list[int], work: Any) -> int:
+    sys.path[:] = request["path"]
+    os.environ.update(request["environment"])
+    os.chdir(request["folder"])
+    log = append_descriptor(Path(request["log"]))
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    code: int = work(request["arguments"], descriptors)
+    sys.stdout.flush()
+    return code
+
+
+def _tell_ends(channel: Peer, children: dict[int, str]) -> None:
+    for pid in list(children):
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            channel.send((children.pop(pid), pid, status))
+
+
+def _bid_farewell(children: dict[int, str]) -> None:
+    """Workers go at their connection's end-of-file; whoever does not is killed."""
+
+    def kill(*_: Any) -> None:
+        for pid in children:
+            os.kill(pid, signal.SIGKILL)
+
+    signal.signal(signal.SIGALRM, kill)
+    signal.alarm(FAREWELL_SECONDS)
+    while children:
+        pid, _ = os.wait()
+        children.pop(pid, None)

@@ -1,0 +1,213 @@
+"""Every worker in this process, one after another: for debuggers, notebooks' breakpoints and tests."""
+
+import contextlib
+import time
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from argosy.cluster import Cluster
+from argosy.errors import PlanError
+from argosy.protocol.events import Skipped, Used
+from argosy.protocol.feeder import Credit, Feed, Hold, Leg, Open, Opened
+from argosy.protocol.trainer import Attach, Exit, Lost
+from argosy.running.launch.launcher import Job, discover
+from argosy.running.launch.limits import memory_to_keep_in
+from argosy.settings import Settings
+from argosy.stream.blocks import ALIGNMENT, Block, Place
+from argosy.stream.course import Course
+from argosy.stream.gauges import StreamGauge
+from argosy.stream.mapped import check_files, files_of
+from argosy.stream.pulse import Pulse
+from argosy.stream.schedule import Orders, choose_block_size
+from argosy.stream.sources import Filled, keep, open_sources
+from argosy.study import Member
+from argosy.training.device.devices import backend_of
+from argosy.training.device.process_state import as_found
+from argosy.training.trainer.trainer import Trainer
+
+__all__ = ["Inline"]
+
+
+class Inline:
+    """Launcher of workers without processes; samples are prepared here, whatever ``loader_workers`` says."""
+
+    def discover(self, settings: Settings) -> Cluster:
+        """See `Launcher.discover`."""
+        if settings.nodes > 1:
+            raise PlanError(
+                f"nodes is {settings.nodes}; launcher inline has one process and one node. Use launcher 'processes'."
+            )
+        return discover(settings)
+
+    def open(self, job: Job) -> "InlineWorkers":
+        """See `Launcher.open`."""
+        return InlineWorkers(job)
+
+    def close(self) -> None:
+        """See `Launcher.close`."""
+
+
+class InlineWorkers:
+    """Workers as plain objects: `receive` lets the feeder prepare a block and the trainers take it."""
+
+    side_by_side: ClassVar[bool] = False
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.unsent: deque[tuple[str, Any]] = deque()
+        self.said: list[tuple[str, Any]] = []
+        self.feeders: dict[str, _InlineFeeder] = {}
+        self.trainers: dict[str, Trainer] = {}
+        self.leaving = contextlib.ExitStack()
+        """Gives the caller back its process as it was."""
+        self.until = 0.0
+        """When the driver is to be asked again, in the middle of a block where it takes long."""
+
+    def start_feeder(self, name: str, node: str) -> None:
+        """See `Workers.start_feeder`."""
+        self.feeders[name] = _InlineFeeder(self.job, name)
+
+    def start_trainer(self, name: str, node: str) -> None:
+        """See `Workers.start_trainer`."""
+        self.trainers[name] = Trainer(
+            self.job.study.terms,
+            self.job.settings,
+            self.job.directory,
+            name=name,
+            backend=backend_of(name),
+            emit=lambda message: self.said.append((name, message)),
+            listen=lambda: time.monotonic() > self.until,
+        )
+
+    def send(self, worker: str, command: Any) -> None:
+        """See `Workers.send`."""
+        self.unsent.append((worker, command))
+
+    def enlist(self, worker: str, members: tuple[Member, ...]) -> None:
+        """See `Workers.enlist`; here they are what they are, breakpoints and all."""
+        self.trainers[worker].enlist(members)
+
+    def kill(self, worker: str) -> None:
+        """See `Workers.kill`; what hangs here hangs the driver too, so nobody asks."""
+        raise AssertionError(f"{worker} cannot be killed: it is a part of this process")
+
+    def meeting(self) -> str:
+        """See `Workers.meeting`; here nobody could wait for another."""
+        raise AssertionError("workers of one process exchange nothing")
+
+    def pulse(self, worker: str) -> Pulse | None:
+        """See `Workers.pulse`; whoever could look is held up as well."""
+        return None
+
+    def cpu_seconds(self, worker: str) -> float:
+        """See `Workers.cpu_seconds`."""
+        return 0.0
+
+    def receive(self, timeout: float) -> list[tuple[str, Any]]:
+        """See `Workers.receive`; one block goes to every trainer that reads it."""
+        self.until = time.monotonic() + timeout
+        while self.unsent:
+            self._obey(*self.unsent.popleft())
+        for trainer in self.trainers.values():
+            trainer.go_on()
+        for name, feeder in self.feeders.items():
+            if not self.said and all(self.trainers[reader].ready for reader in feeder.course.crews):
+                self.said += [(name, message) for message in feeder.feed(self.trainers)]
+        said, self.said = self.said, []
+        return said
+
+    def _obey(self, worker: str, command: Any) -> None:
+        if worker in self.feeders:
+            self.said += [(worker, answer) for answer in self.feeders[worker].obey(command)]
+        elif isinstance(command, Attach):
+            feeder = self.feeders[command.address]
+            layouts = {split: source.layout for split, source in feeder.sources.items()}
+            self.trainers[worker].know(feeder.course.lengths, layouts)
+        elif isinstance(command, Exit):
+            self.said.append((worker, self.trainers.pop(worker).used(cpu_seconds=0.0)))
+            self.said.append((worker, Lost(detail="it was told to exit")))
+        else:
+            self.trainers[worker].obey(command)
+
+    def __enter__(self) -> "InlineWorkers":
+        self.leaving.enter_context(as_found())
+        torch.set_num_threads(self.job.settings.threads)
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.leaving.close()
+
+
+class _InlineFeeder:
+    """A feeder that prepares a block when it may be announced."""
+
+    def __init__(self, job: Job, name: str) -> None:
+        self.job = job
+        self.name = name
+        self.gauge = StreamGauge()
+        self.course = Course({}, per_epoch=job.study.validations_per_epoch, block_size=1)
+
+    def obey(self, command: Any) -> list[Any]:
+        """Do what the driver says; returns the answers."""
+        if isinstance(command, Open):
+            return [self._open()]
+        if isinstance(command, Feed):
+            return list(self.course.begin(command.leg))
+        if isinstance(command, Credit):
+            self.course.allow(command)
+        elif isinstance(command, Hold):
+            return [self.course.hold(command)]
+        elif isinstance(command, Exit):
+            return [
+                *self.course.begin(Leg.empty()),
+                Used(worker=self.name, cpu_seconds=0.0, gauge=self.gauge.to_json()),
+            ]
+        return []
+
+    def feed(self, trainers: dict[str, Trainer]) -> Iterator[Any]:
+        """Let the trainers take the next block, where there is credit for one; yields what there is to report."""
+        place = self.course.peek()
+        if place is None or not self.course.crews or not self.course.may_announce(place):
+            return
+        self.course.next()
+        block, filled = self._prepare(place)
+        for index, error in filled.holes:
+            yield Skipped(split=place.split, epoch=place.epoch, index=index, error=error)
+        for reader, crew in self.course.crews.items():
+            trainers[reader].take(block, crew)
+        fed = self.course.announced(place, filled.prepared)
+        if fed is not None:
+            yield fed
+
+    def _open(self) -> Opened:
+        began, study, settings = time.monotonic(), self.job.study, self.job.settings
+        self.sources = open_sources(study.data, seed=study.seed)
+        self.files = files_of(study.data)
+        keep(self.sources, memory_to_keep_in(settings.nodes))
+        lengths = {split: source.length for split, source in self.sources.items()}
+        self.orders = Orders(study.seed, lengths)
+        block_size = settings.block_size or choose_block_size(self.sources["train"].layout)
+        self.course = Course(lengths, per_epoch=study.validations_per_epoch, block_size=block_size)
+        return Opened(
+            address=self.name,
+            lengths=lengths,
+            fingerprints={split: source.facts.fingerprint for split, source in self.sources.items()},
+            block_size=block_size,
+            seconds_per_sample=self.sources["train"].facts.seconds_per_sample,
+            opening_seconds=time.monotonic() - began,
+        )
+
+    def _prepare(self, place: Place) -> tuple[Block, Filled]:
+        source = self.sources[place.split]
+        memory = np.empty(source.layout.block_bytes(place.rows) + ALIGNMENT, np.uint8)
+        start = -memory.ctypes.data % ALIGNMENT
+        block = source.layout.block(place, memory[start:])
+        filled = source.fill(block, 0, self.orders.block(place))
+        check_files(self.files)
+        self.gauge.prepared += filled.prepared
+        # The rows are written; what members do to them is counted from here.
+        return source.layout.block(place, memory[start:]), filled

@@ -1,0 +1,162 @@
+"""The seam between the driver and the places where workers run: how a worker starts, is spoken to, and is known to be gone.
+
+A launcher is one file with two classes: where to run (`Launcher`) and the workers of one run (`Workers`).
+"""
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, ClassVar, Protocol
+
+import psutil
+
+from argosy.cluster import Cluster, Device, Node
+from argosy.errors import PlanError
+from argosy.planning import policy_called
+from argosy.running.launch.limits import usable_cores
+from argosy.settings import Settings
+from argosy.stream.pulse import Pulse
+from argosy.study import Member, Study
+from argosy.training.device.devices import default_kind, kind_of
+from argosy.training.device.process_state import ProcessState
+
+__all__ = ["Job", "Launcher", "Workers", "devices_asked", "discover", "node_of"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """What workers have to know."""
+
+    study: Study
+    settings: Settings
+    directory: Path
+    lock: int
+    """Descriptor of the run's lock: workers hold it as long as they live."""
+    process_state: ProcessState = field(default_factory=ProcessState.here)
+    """What holds in the process that asks for the run, and so in all of its workers."""
+
+    def __post_init__(self) -> None:
+        policy_called(self.settings.policy)  # before anything is started for it
+
+
+class Workers(Protocol):
+    """The workers of one run. Never blocks on one of them."""
+
+    side_by_side: ClassVar[bool]
+    """Whether trainers step at the same time, so that they can wait for one another."""
+
+    def start_feeder(self, name: str, node: str) -> None:
+        """Start a feeder on a node; it answers as soon as it runs."""
+
+    def start_trainer(self, name: str, node: str) -> None:
+        """Start the trainer of the device of that name, which the node has."""
+
+    def send(self, worker: str, command: Any) -> None:
+        """Say something to a worker; kept until the next `receive`, and until the worker is there."""
+
+    def kill(self, worker: str) -> None:
+        """End a worker that does not answer; it is `Lost` then."""
+
+    def enlist(self, worker: str, members: tuple[Member, ...]) -> None:
+        """Let a trainer know what these members are; raises StudyError for one that cannot be sent there."""
+
+    def receive(self, timeout: float) -> list[tuple[str, Any]]:
+        """Let go what was sent, then (worker, message) of all that was said, after at most so many seconds.
+
+        `Lost` for a worker gone. What a round of messages leads to is so held back until the caller comes again, and
+        may be on disk by then.
+        """
+
+    def meeting(self) -> str:
+        """Where workers that are to exchange tensors find each other, which nobody has used yet (`argosy.stream.meeting`)."""
+
+    def pulse(self, worker: str) -> Pulse | None:
+        """Signs of life of a worker from its first moment on; None of one that is gone or that nobody can look at."""
+
+    def cpu_seconds(self, worker: str) -> float:
+        """CPU time of a worker and its children, to be compared with an earlier one: it stands still in one that hangs.
+
+        What they read and write counts as well, a second for 100 MB. 0.0 if unknown.
+        """
+
+    def __enter__(self) -> "Workers": ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Leave no process behind."""
+
+
+class Launcher(Protocol):
+    """A kind of place."""
+
+    def discover(self, settings: Settings) -> Cluster:
+        """The nodes and devices there."""
+
+    def open(self, job: Job) -> Workers:
+        """Make ready to start workers for a job."""
+
+    def close(self) -> None:
+        """Let go of what was prepared and not used."""
+
+
+def discover(settings: Settings) -> Cluster:
+    """This machine as a cluster: one node, ``local``, or several that share its cores, ``node0``, ``node1``, …
+
+    Each node has the devices asked for: ``cpu``, ``cpu:2``; of accelerators, ``cuda``, ``cuda:0,1``, each has its part.
+    """
+    cores, count = usable_cores(), settings.nodes
+    kind, numbers = devices_asked(settings, default=default_kind())
+    if kind == "cpu":
+        share = numbers[0] if numbers else max(cores // settings.threads // count, 1)
+        devices = [_cpu_slots(share, nodes=count) for _ in range(count)]
+    else:
+        devices = _dealt(_accelerators(kind, numbers), count)
+    if count == 1:
+        return Cluster(nodes=(Node(name="local", devices=devices[0], cores=cores),))
+    return Cluster(nodes=tuple(node_of(f"node{number}", mine, cores // count) for number, mine in enumerate(devices)))
+
+
+def devices_asked(settings: Settings, *, default: str = "cpu") -> tuple[str, tuple[int, ...]]:
+    """The kind of devices that is asked for, and the numbers behind it: how many of ``cpu``, which of others; or none."""
+    kind, _, which = (default if settings.devices is None else settings.devices).partition(":")
+    if which and not all(number.isdecimal() for number in which.split(",")):
+        raise PlanError(f"--devices {kind}:{which} cannot be read; write cpu, cpu:2, cuda or cuda:0,1.")
+    return kind, tuple(map(int, which.split(","))) if which else ()
+
+
+def node_of(name: str, devices: tuple[Device, ...], cores: int) -> Node:
+    """One of several nodes, with the devices that it calls by these names."""
+    named = tuple(replace(device, name=f"{name}/{device.name}", node=name) for device in devices)
+    return Node(name=name, devices=named, cores=max(cores, 1))
+
+
+def _dealt(devices: tuple[Device, ...], nodes: int) -> list[tuple[Device, ...]]:
+    share, rest = divmod(len(devices), nodes)
+    if rest:
+        raise PlanError(
+            f"{len(devices)} devices cannot be dealt to {nodes} nodes evenly; choose others with --devices."
+        )
+    return [devices[number * share : (number + 1) * share] for number in range(nodes)]
+
+
+def _cpu_slots(count: int, *, nodes: int) -> tuple[Device, ...]:
+    if count < 1:
+        raise PlanError(f"--devices cpu:{count} is no device to train on; give at least one slot, as in cpu:1.")
+    share = psutil.virtual_memory().total // (count * nodes)
+    return tuple(Device(name=f"cpu:{i}", node="local", kind="cpu", memory_bytes=share) for i in range(count))
+
+
+def _accelerators(kind: str, asked: tuple[int, ...]) -> tuple[Device, ...]:
+    there = kind_of(kind).hardware(kind)
+    numbers = asked or tuple(range(len(there)))
+    missing = [number for number in numbers if number >= len(there)]
+    if missing or not numbers:
+        raise PlanError(
+            f"--devices {kind}:{','.join(map(str, missing)) or '0'} cannot be had: this machine shows {len(there)} of them to "
+            "this process. Choose others."
+        )
+    return tuple(
+        Device(name=f"{kind}:{i}", node="local", kind=there[i].name, memory_bytes=there[i].memory_bytes)
+        for i in numbers
+    )

@@ -1,0 +1,401 @@
+"""The default launcher: one process per feeder and trainer on this machine, forked from a warm fork server.
+
+Contract. The driver's thread never waits for a worker or for the fork server: what is said to them is kept until they
+take it, and written from `receive` alone. A worker is lost once, when nothing more can come from it: when its connection
+has broken, or at the word of the fork server: before its first call, or where its connection does not break with its end,
+since a process that a person's code forked holds it open. Of how it ended the fork server tells, and is given a moment for it.
+"""
+
+import contextlib
+import os
+import selectors
+import shutil
+import signal
+import sys
+import time
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+import psutil
+
+from argosy.cluster import Cluster
+from argosy.disk.files import appending, make_folder
+from argosy.errors.traces import sources
+from argosy.protocol.trainer import Enlist, Lost
+from argosy.running.launch.activity import activity, own_activity
+from argosy.running.launch.blobs import blobs_of, dump
+from argosy.running.launch.forkserver import STOPPED_SECONDS, ForkServer, reason_of
+from argosy.running.launch.launcher import Job, discover
+from argosy.running.launch.limits import restrict
+from argosy.settings import Settings
+from argosy.stream.door import Door
+from argosy.stream.pulse import Pulse
+from argosy.stream.wire import Peer
+from argosy.study import Member
+
+__all__ = ["ProcessWorkers", "Processes", "enlisting"]
+
+LOOK_SECONDS = 2.0
+"""Time between two looks for stopped processes: a look reads of every process of the machine."""
+NEWS_SECONDS = 0.5
+"""How long the fork server has to tell how a worker ended whose connection broke."""
+FAREWELL_SECONDS = 2.0
+"""How long the last words to workers that live may take."""
+
+
+class Processes:
+    """Launcher of worker processes. The fork server starts on first use; `warm` starts it ahead of time."""
+
+    def __init__(self) -> None:
+        self._server: ForkServer | None = None
+
+    def warm(self) -> "Processes":
+        """Start the fork server, whose imports go on beside whatever the caller does next."""
+        if self._server is None:
+            self._server = ForkServer.start()
+        return self
+
+    def discover(self, settings: Settings) -> Cluster:
+        """See `Launcher.discover`."""
+        self.warm()
+        assert self._server is not None
+        # It may be older than the run's limits.
+        restrict(self._server.process.pid, settings.cores)
+        return discover(settings)
+
+    def open(self, job: Job) -> "ProcessWorkers":
+        """See `Launcher.open`."""
+        return self.workers(blobs_of(job), directory=job.directory, lock=job.lock, nodes_here=job.settings.nodes)
+
+    def workers(self, blobs: dict[str, int], **rest: Any) -> "ProcessWorkers":
+        """Workers that are given these blobs; the rest is described there."""
+        self.warm()
+        assert self._server is not None
+        server, self._server = self._server, None
+        return ProcessWorkers(server, blobs, **rest)
+
+    def close(self) -> None:
+        """See `Launcher.close`."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+
+@dataclass(slots=True, eq=False)
+class _Worker:
+    """One process, from the request for it until it is told to be lost."""
+
+    name: str
+    ticket: str
+    """What it calls itself to the driver and to the fork server: its name and a number, as another may get its name."""
+    pulse: Pulse
+    pid: int | None = None
+    """None until the fork server has told."""
+    peer: Peer | None = None
+    """None until it has called, and when its connection has broken."""
+    broke: float | None = None
+    """When that was, or when the fork server told of its end."""
+    ended: str = ""
+    """How, as soon as the fork server has told, or whoever killed it."""
+    unsent: list[Any] = field(default_factory=list)
+    """What was said since the last `receive`, and before it called."""
+
+
+class ProcessWorkers:
+    """The processes of one run on this machine, and the connections to them."""
+
+    side_by_side: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        server: ForkServer,
+        blobs: dict[str, int],
+        *,
+        directory: Path,
+        lock: int,
+        nodes_here: int = 1,
+        interface: str = "",
+    ) -> None:
+        self.directory = directory.resolve()
+        """Of the run, as far as this machine sees it."""
+        self.lock = lock
+        """A descriptor that workers hold as long as they live."""
+        self.nodes_here = nodes_here
+        """Nodes that share this machine's cores."""
+        self.interface = interface
+        """Of the network, by which workers exchange tensors with other nodes; empty where those are here too."""
+        self.server = server
+        self.key = os.urandom(32)
+        self.door = Door(self.key)
+        self.workers: dict[str, _Worker] = {}
+        """By name; each leaves exactly once, and is then said to be lost."""
+        self.started = 0
+        self.selector = selectors.DefaultSelector()
+        self.blobs = blobs
+        """Descriptors of what workers of each role unpack."""
+        self.said: list[tuple[str, Any]] = []
+        self._spoken_to: dict[_Worker, None] = {}
+        self.stopped_since: dict[int, float] = {}
+        self._looked = 0.0
+
+    def __enter__(self) -> "ProcessWorkers":
+        self._forget_meetings()
+        make_folder(self.directory / "workers")
+        self.selector.register(self.door, selectors.EVENT_READ, self._admit)
+        self.selector.register(self.server.channel, selectors.EVENT_READ, self._hear_server)
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        try:
+            self._bid_farewell()
+        finally:
+            self.selector.close()
+            self.door.close()
+            self._close_server()
+            self._forget_meetings()
+            for descriptor in self.blobs.values():
+                os.close(descriptor)
+
+    def fileno(self) -> int:
+        """For selectors: readable when `receive` has something to tell, or to write."""
+        return self.selector.fileno()
+
+    def start_feeder(self, name: str, node: str) -> None:
+        """See `Workers.start_feeder`."""
+        self.start(name, "feeder")
+
+    def start_trainer(self, name: str, node: str) -> None:
+        """See `Workers.start_trainer`."""
+        self.start(name, "trainer")
+
+    def send(self, worker: str, command: Any) -> None:
+        """See `Workers.send`; to one that was lost nothing is said."""
+        found = self.workers.get(worker)
+        if found is not None:
+            found.unsent.append(command)
+            self._spoken_to[found] = None
+
+    def kill(self, worker: str) -> None:
+        """See `Workers.kill`; one that was never forked hangs with the fork server, which takes all others along."""
+        found = self.workers.get(worker)
+        if found is not None and not found.ended:  # else its number may be another process's
+            _kill(found.pid or self.server.process.pid)
+
+    def enlist(self, worker: str, members: tuple[Member, ...]) -> None:
+        """See `Workers.enlist`."""
+        self.send(worker, enlisting(members))
+
+    def meeting(self) -> str:
+        """See `Workers.meeting`: a file in a folder that is this user's alone."""
+        self._meetings.mkdir(mode=0o700, exist_ok=True)
+        return str(self._meetings / os.urandom(16).hex())
+
+    def pulse(self, worker: str) -> Pulse | None:
+        """See `Workers.pulse`."""
+        found = self.workers.get(worker)
+        return found.pulse if found is not None else None
+
+    def cpu_seconds(self, worker: str) -> float:
+        """See `Workers.cpu_seconds`; until a worker is forked, the fork server works for it."""
+        found = self.workers.get(worker)
+        if found is None:
+            return 0.0
+        return activity(found.pid) if found.pid is not None else own_activity(self.server.process.pid)
+
+    def receive(self, timeout: float) -> list[tuple[str, Any]]:
+        """See `Workers.receive`."""
+        self.let_go()
+        for key, events in self.selector.select(0 if self.said else timeout):
+            # Not one that was let go since, on the word of somebody before it.
+            if self.selector.get_map().get(key.fd) is key:
+                key.data(events)
+        if time.monotonic() - self._looked > LOOK_SECONDS:
+            self._looked = time.monotonic()
+            self._kill_stopped()
+        for worker in list(self.workers.values()):
+            if worker.broke is not None and time.monotonic() - worker.broke > NEWS_SECONDS:
+                self._let_go_of(worker)
+                self._lost(worker, worker.ended or "its connection broke")
+        said, self.said = self.said, []
+        return said
+
+    def let_go(self) -> None:
+        """Write what was said since the last `receive`, as far as it is taken: to those alone who were spoken to."""
+        for worker in self._spoken_to:
+            self._say(worker)
+        self._spoken_to.clear()
+        if self.server.channel.fileno() >= 0:  # else no other server could be started
+            self._watch(self.server.channel)
+
+    def start(self, name: str, role: str) -> None:
+        """Start a worker: a feeder or a trainer."""
+        self.started += 1
+        pulse, descriptor = Pulse.create()
+        # Whatever keeps it from calling, it has been busy with that from here on.
+        pulse.start("starting", opaque=True)
+        worker = self.workers[name] = _Worker(name, f"{name} {self.started}", pulse)
+        arguments: dict[str, Any] = {"name": name, "ticket": worker.ticket, "role": role}
+        arguments |= {"address": self.door.address, "key": self.key.hex(), "directory": str(self.directory)}
+        arguments |= {"nodes_here": self.nodes_here, "interface": self.interface}
+        log = self.directory / "workers" / f"{name.replace(':', '-').replace('/', '-')}.log"
+        # A server that has just died is replaced when its end-of-file is read; until then requests go nowhere.
+        data = [self.blobs["data"]] if role == "feeder" else []
+        self.server.fork(arguments, [self.blobs[role], descriptor, self.lock, self.blobs["state"], *data], log)
+        os.close(descriptor)
+
+    def _say(self, worker: _Worker) -> None:
+        """Write what is to be said to a worker that has called, as far as its connection takes it."""
+        if worker.peer is None:
+            return
+        for command in worker.unsent:
+            worker.peer.send(command)
+        worker.unsent.clear()
+        self._watch(worker.peer)
+
+    def _watch(self, peer: Peer) -> None:
+        """Wait for room in a connection as long as something is unsent, and only then."""
+        key = self.selector.get_key(peer)
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if peer.unsent else 0)
+        if key.events != events:
+            self.selector.modify(peer, events, key.data)
+
+    def _holder(self, ticket: str) -> _Worker | None:
+        """The worker of a ticket; None where it is said to be lost already."""
+        found = self.workers.get(ticket.rpartition(" ")[0])
+        return found if found is not None and found.ticket == ticket else None
+
+    def _admit(self, events: int) -> None:
+        for ticket, peer in self.door.enter():
+            worker = self._holder(ticket)
+            if worker is None:
+                peer.close()
+                continue
+            worker.peer = peer
+            self.selector.register(peer, selectors.EVENT_READ, partial(self._hear, worker, peer))
+            # These were sent before this round.
+            self._say(worker)
+
+    def _hear(self, worker: _Worker, peer: Peer, events: int) -> None:
+        if events & selectors.EVENT_WRITE:
+            peer.flush()
+            self._watch(peer)
+        try:
+            self.said += [(worker.name, message) for message in peer.receive()]
+        except EOFError:
+            self._let_go_of(worker)
+            worker.broke = time.monotonic()
+            if worker.ended:
+                self._lost(worker, worker.ended)
+
+    def _let_go_of(self, worker: _Worker) -> None:
+        """Close its connection, if it has one."""
+        if worker.peer is not None:
+            self.selector.unregister(worker.peer)
+            worker.peer.close()
+            worker.peer = None
+
+    def _hear_server(self, events: int) -> None:
+        self.server.channel.flush()
+        try:
+            for ticket, pid, status in self.server.news():
+                self._heed(ticket, pid, status)
+        except EOFError:
+            self._replace_server()
+
+    def _heed(self, ticket: str, pid: int, status: int | str | None) -> None:
+        """News of the fork server: a worker's start or end."""
+        worker = self._holder(ticket)
+        if worker is None:
+            return
+        if status is None:
+            worker.pid = pid
+            return
+        worker.ended = worker.ended or (status if isinstance(status, str) else _how_it_ended(status))
+        if worker.peer is None:
+            self._lost(worker, worker.ended)
+        else:
+            # Its connection is about to break, when everything has been heard that it said.
+            worker.broke = time.monotonic()
+
+    def _lost(self, worker: _Worker, detail: str) -> None:
+        del self.workers[worker.name]
+        last = worker.pulse.look()[0]
+        self.said.append((worker.name, Lost(detail=f"{detail} while {last.doing}" if last.busy else detail)))
+
+    def _replace_server(self) -> None:
+        """The fork server is gone, and by the kernel's tie every worker with it."""
+        self.selector.unregister(self.server.channel)
+        reason = self._close_server()
+        self.server = ForkServer.start()
+        self.selector.register(self.server.channel, selectors.EVENT_READ, self._hear_server)
+        for worker in [worker for worker in self.workers.values() if worker.peer is None]:
+            # Nothing else would tell that it is gone.
+            never = f"the fork server ended before it could start{f': {reason}' if reason else ''}"
+            self._lost(worker, "it ended with the fork server" if worker.broke else never)
+
+    def _close_server(self) -> str:
+        """Let the fork server go; why it ended, as far as it says. Its words stay with those of the workers."""
+        words = self.server.close()
+        if words:
+            with contextlib.suppress(OSError), appending(self.directory / "workers" / "fork-server.log") as log:
+                log.write(words.encode(errors="backslashreplace"))
+        return reason_of(words)
+
+    def _kill_stopped(self) -> None:
+        """A process that was stopped would keep its trainer or the ring waiting for ever: end it, as if it had died."""
+        server = psutil.Process(self.server.process.pid)
+        stopped = set()
+        for process in (server, *server.children(recursive=True)):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if process.status() == psutil.STATUS_STOPPED:
+                    stopped.add(process.pid)
+        now = time.monotonic()
+        self.stopped_since = {pid: self.stopped_since.get(pid, now) for pid in stopped}
+        for pid, since in self.stopped_since.items():
+            if now - since > STOPPED_SECONDS:
+                for worker in self.workers.values():
+                    if worker.pid == pid:
+                        worker.ended = f"it was stopped for {STOPPED_SECONDS:g} s, and was killed"
+                _kill(pid)
+
+    def _bid_farewell(self) -> None:
+        """Let workers that live take what was said last, all together for a bounded time, and hang up."""
+        deadline = time.monotonic() + FAREWELL_SECONDS
+        self.receive(0)
+        while any(peer.unsent for peer in self._peers()) and (left := deadline - time.monotonic()) > 0:
+            self.receive(left)
+        for peer in self._peers():
+            self.selector.unregister(peer)
+            peer.close()
+        self.workers.clear()
+
+    @property
+    def _meetings(self) -> Path:
+        """Folder of the files by which couriers, and ranks of members, find each other, as long as the run lasts."""
+        return self.directory / "meetings"
+
+    def _forget_meetings(self) -> None:
+        shutil.rmtree(self._meetings, ignore_errors=True)
+
+    def _peers(self) -> list[Peer]:
+        return [worker.peer for worker in self.workers.values() if worker.peer is not None]
+
+
+def enlisting(members: tuple[Member, ...]) -> Enlist:
+    """What tells another process what members are; raises StudyError for one that cannot be sent there."""
+    return Enlist(definitions=dump(members), path=tuple(sys.path), sources=sources())
+
+
+def _kill(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def _how_it_ended(status: int) -> str:
+    code = os.waitstatus_to_exitcode(status)
+    if code >= 0:
+        return f"it ended with exit code {code}"
+    hint = " (the kernel does that when memory runs out)" if code == -signal.SIGKILL else ""
+    return f"it was ended by {signal.Signals(-code).name}{hint}"

@@ -1,0 +1,264 @@
+"""What a worker process does between its fork and its end: dial the driver, then feed or train until told to exit."""
+
+import contextlib
+import os
+import select
+import sys
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from argosy.errors import ArgosyError, WorkerError
+from argosy.errors.system import files_refused, means_refused, refusals_told
+from argosy.errors.traces import trace_of
+from argosy.protocol.trainer import Attach, Board, Exit, Failed, Measure
+from argosy.running.launch.blobs import from_descriptor
+from argosy.running.launch.limits import memory_to_keep_in
+from argosy.settings import Settings
+from argosy.stream.blocks import Block
+from argosy.stream.death import name_process
+from argosy.stream.door import dial
+from argosy.stream.feed import feed
+from argosy.stream.mapped import MappedFile
+from argosy.stream.pulse import Pulse
+from argosy.stream.ring import RingReader
+from argosy.stream.wire import Peer
+from argosy.study import Data, Terms
+from argosy.training.device.devices import Backend, backend_of
+from argosy.training.device.heap import keep_freed_memory
+from argosy.training.trainer.guard import Poisoned
+from argosy.training.trainer.trainer import Trainer
+
+__all__ = ["work"]
+
+SIGN_OF_LIFE_SECONDS = 1.0
+LISTEN_SECONDS = 0.01
+"""Between two looks, among steps, whether a command waits."""
+COPY_SECONDS = 0.001
+"""Between two looks whether a copy has passed, of which nobody tells."""
+LAST_WORD_SECONDS = 5.0
+"""How long a worker waits at its end for the driver to take what it still has to say."""
+
+
+def work(arguments: dict[str, Any], descriptors: list[int]) -> int:
+    """Run as the worker that the arguments name; returns the exit code.
+
+    The descriptors: of its blob, its pulse, the run's lock and the state of the process; of a feeder, that of the data as well.
+    """
+    name, key = arguments["name"], bytes.fromhex(arguments["key"])
+    name_process(arguments["role"])
+    if arguments.get("interface"):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", arguments["interface"])
+    blob, pulse = descriptors[0], Pulse.open(descriptors[1])
+    driver = dial(arguments["address"], key, arguments["ticket"])
+    try:
+        pulse.start("unpacking what it was given", opaque=True)
+        _unpacked(descriptors[3]).apply()  # before anything else of the user's is
+        given = _unpacked(blob)
+        pulse.rest()
+        if arguments["role"] == "feeder":
+            data = partial(_unpacked, descriptors[4])
+            _feed(driver, given, data, name=name, key=key, pulse=pulse, nodes_here=arguments["nodes_here"])
+        else:
+            directory = Path(arguments["directory"])
+            with refusals_told(directory):
+                _train(driver, given, directory, name=name, key=key, pulse=pulse)
+    except EOFError:
+        return 0  # the driver is gone
+    except Poisoned as error:
+        # Not Failed, which would end the run: members go on from their files, in another process.
+        print(error, file=sys.stderr)
+        return 1
+    except Exception as error:  # process boundary: the driver learns what happened
+        trace = traceback.format_exc()
+        told = error if isinstance(error, ArgosyError) else means_refused(error, name)
+        known = told or WorkerError(
+            f"worker {name!r} cannot go on:\n{trace_of(error).strip()}\nMend what raised; the same command goes on."
+        )
+        driver.send(Failed(error=known, traceback=trace))
+        return 1
+    finally:
+        driver.drain(LAST_WORD_SECONDS)
+    return 0
+
+
+def _unpacked(descriptor: int) -> Any:
+    """What people wrote may read files as it is unpacked, and the end of one of these is not the driver's."""
+    try:
+        return from_descriptor(descriptor)
+    except EOFError as error:
+        raise RuntimeError(f"EOFError: {error}") from error
+
+
+def _feed(
+    driver: Peer,
+    given: tuple[Settings, int, int, tuple[MappedFile, ...]],
+    data: Callable[[], Data],
+    *,
+    name: str,
+    key: bytes,
+    pulse: Pulse,
+    nodes_here: int,
+) -> None:
+    """With its share of this machine, on which there may be several nodes."""
+    settings, seed, per_epoch, files = given
+    torch.set_num_threads(1)
+    feed(
+        driver,
+        data,
+        settings,
+        name=name,
+        seed=seed,
+        per_epoch=per_epoch,
+        files=files,
+        cores=max(len(os.sched_getaffinity(0)) // nodes_here, 1),
+        key=key,
+        pulse=pulse,
+        keep_bytes=memory_to_keep_in(nodes_here),
+    )
+
+
+def _train(
+    driver: Peer, given: tuple[Terms, Settings], directory: Path, *, name: str, key: bytes, pulse: Pulse
+) -> None:
+    terms, settings = given
+    torch.set_num_threads(settings.threads)
+    keep_freed_memory()
+    with pulse.busy("opening its device", opaque=True):
+        backend = backend_of(name)
+    commands = _Commands(driver)
+    trainer = Trainer(
+        terms, settings, directory, name=name, backend=backend, emit=driver.send, listen=commands.waiting, pulse=pulse
+    )
+    try:
+        _serve(driver, commands, _Blocks(name, key, pulse, trainer, backend), trainer)
+    except (EOFError, Poisoned):
+        raise
+    except Exception as error:
+        # A boundary between a device and its process: what it has met is told to whoever asks it next.
+        trainer.guard.check_process("its trainer", error)
+        if (refused := files_refused(error)) is not None:
+            raise means_refused(refused, name) or error from error
+        raise
+
+
+def _serve(driver: Peer, commands: "_Commands", blocks: "_Blocks", trainer: Trainer) -> None:
+    """Give the trainer blocks and commands, until it is told to exit."""
+    pulse = trainer.pulse
+    while True:
+        took = blocks.give()
+        started = time.perf_counter()
+        at_once = took or trainer.copies.release_done()
+        _wait([driver, *blocks.peers], (0.0 if took else COPY_SECONDS) if at_once else SIGN_OF_LIFE_SECONDS)
+        if not took and blocks.peers and trainer.ready:
+            trainer.waited(time.perf_counter() - started)
+        blocks.receive()
+        for command in commands.take():
+            if isinstance(command, Attach):
+                blocks.attach(command.address)
+            elif isinstance(command, Exit):
+                times = os.times()
+                driver.send(trainer.used(times.user + times.system))
+                return
+            # A feeder that is gone has its driver start all again.
+            elif blocks.peers or not isinstance(command, Measure | Board):
+                if isinstance(command, Measure) and command.crew is not None:
+                    trainer.backend.empty_cache()  # a leg begins: other members may need less
+                with pulse.busy(f"obeying {type(command).__name__}", opaque=True):
+                    trainer.obey(command)
+
+
+class _Commands:
+    """Words of the driver that the trainer has not heard yet."""
+
+    def __init__(self, driver: Peer) -> None:
+        self.driver = driver
+        self.arrived: deque[Any] = deque()
+        self._looked = 0.0
+
+    def waiting(self) -> bool:
+        """Whether there are some; looks a hundred times a second at most, and lets out meanwhile what is unsent."""
+        now = time.monotonic()
+        if now - self._looked > LISTEN_SECONDS:
+            self._looked = now
+            self.driver.flush()
+            try:
+                self.arrived.extend(self.driver.receive())
+            except EOFError:
+                return True  # the driver is gone, which is no member's fault; `take` says so too
+        return bool(self.arrived)
+
+    def take(self) -> list[Any]:
+        """All that there are."""
+        self.arrived.extend(self.driver.receive())
+        taken = list(self.arrived)
+        self.arrived.clear()
+        return taken
+
+
+class _Blocks:
+    """Blocks that have arrived from the feeder and that the trainer has not taken yet."""
+
+    def __init__(self, name: str, key: bytes, pulse: Pulse, trainer: Trainer, backend: Backend) -> None:
+        self.name = name
+        self.key = key
+        self.pulse = pulse
+        self.trainer = trainer
+        self.backend = backend
+        self.reader: RingReader | None = None
+        self.arrived: deque[tuple[Block, int]] = deque()
+
+    @property
+    def peers(self) -> list[Peer]:
+        """Of the feeder; none while there is no feeder."""
+        return [self.reader.peer] if self.reader is not None else []
+
+    def attach(self, address: str) -> None:
+        """Read another feeder's ring; nothing where it is gone, of which the driver will hear and start again."""
+        self._close()
+        self.arrived.clear()
+        with self.pulse.busy("calling its feeder", opaque=True), contextlib.suppress(WorkerError, EOFError):
+            self.reader = RingReader(dial(address, self.key, self.name), pin=self.backend.pin)
+            self.trainer.know(self.reader.lengths, self.reader.layouts)
+            self.receive()
+
+    def receive(self) -> None:
+        """Take what has come; a feeder that is gone is let go, and what came before its end stays."""
+        if self.reader is None:
+            return
+        self.reader.peer.flush()
+        try:
+            self.arrived.extend(self.reader.blocks())
+        except EOFError:
+            self._close()
+
+    def give(self) -> bool:
+        """Let the trainer go on, or take a block, of which nothing may be left here; False where there is nothing to do."""
+        if self.trainer.go_on():
+            return True
+        if self.arrived and self.trainer.ready:
+            self.trainer.take(*self.arrived.popleft())
+            return True
+        return False
+
+    def _close(self) -> None:
+        if self.reader is not None:
+            self.trainer.copies.finish()
+            self.reader.close()
+            self.reader = None
+
+
+def _wait(peers: list[Peer], seconds: float) -> None:
+    """Until one of them says something, takes what was unsent, or the time is over."""
+    poll = select.poll()
+    for peer in peers:
+        poll.register(peer, select.POLLIN | (select.POLLOUT if peer.unsent else 0))
+    poll.poll(seconds * 1000)
+    for peer in peers:
+        peer.flush()

@@ -1,0 +1,57 @@
+"""What must be the same, or grow, in every driver of one search."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from argosy.errors import RunError
+from argosy.running.directory.study_json import spell
+from argosy.tuning.hyperband import Brackets
+from argosy.tuning.search import Search
+
+__all__ = ["check_terms", "terms_of"]
+
+TOTALS = ("max_epochs", "n_trials")
+EARLIER = {"warm": True, "epochs_per_generation": 1}
+"""Of searches by versions that knew no others."""
+ADDRESS = re.compile(r" at 0x[0-9A-Fa-f]+")
+"""Of a function or an object that a sampler holds: another one in every process."""
+
+
+def terms_of(search: Search, trials: int, *, brackets: Brackets) -> dict[str, Any]:
+    """Of a search of so many trials, whose brackets come in this order."""
+    objective, mode = search.ranks_by
+    return {
+        "seed": search.seed,
+        "scheduler": search.scheduler,
+        "eta": search.eta,
+        # In directories of earlier versions, brackets in turn began with the shortest trials.
+        "brackets": brackets if brackets == "together" else f"{brackets}, longest first",
+        "sampler": "random" if search.sampler is None else ADDRESS.sub("", spell(search.sampler)),
+        "objective": objective,
+        "mode": mode,
+        "max_epochs": search.max_epochs,
+        "n_trials": trials,
+        "warm": search.warm,
+        "epochs_per_generation": search.epochs_per_generation,
+    }
+
+
+def check_terms(there: Mapping[str, Any] | None, here: Mapping[str, Any]) -> None:
+    """Raise RunError where a search with the terms `here` cannot go on with one that had those `there`."""
+    if there is None:
+        raise RunError("the directory holds a run that is not a search of `argosy tune`; choose another directory.")
+    there = {**EARLIER, **there}
+    # Of a larger population the first clones would be other ones.
+    totals = [name for name in TOTALS if name != "n_trials" or here["scheduler"] != "pbt"]
+    differences = [
+        f"{key}: {there[key]!r} there, {value!r} here"
+        for key, value in here.items()
+        if (value < there[key] if key in totals else value != there[key])
+    ]
+    if differences:
+        raise RunError(
+            "the directory holds another search:\n  " + "\n  ".join(differences) + "\n"
+            f"Undo the change, choose another directory, or begin anew with fresh=True (--fresh), which keeps what is there; "
+            f"{' and '.join(totals)} may grow."
+        )

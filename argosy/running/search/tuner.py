@@ -1,0 +1,435 @@
+"""A search on a living fleet: it brings trials as members, and judges them by its scheduler.
+
+Everything that is decided follows from the journal: which parameters a trial has (`Proposed`, before it trains), what it reached
+(its sections), and how it ended. A later driver tells a scheduler of its own the same, and asks it the same. A sampler that learns
+is asked in waves: when all earlier trials are settled, so that what it is told does not depend on when these trained.
+
+A trial is a member that rests between two rungs, or, where trials begin anew at each rung, one member after another. Or it is
+several at once, as folds, and worth their mean: these go on, rest and end together.
+"""
+
+import warnings
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from argosy.errors import StudyError
+from argosy.protocol.events import Event, MemberEnded, Proposed, RunStarted, SearchBegan
+from argosy.results.fold import OVER, MemberState, RunState
+from argosy.running.control.clones import newest_file
+from argosy.running.control.verdicts import GO_ON, Fate, Newcomer, Verdict
+from argosy.running.search.populations import Population
+from argosy.running.search.rungs import InPacks
+from argosy.running.search.terms import check_terms, terms_of
+from argosy.running.search.trials import Trial, members_of
+from argosy.stopping import MaxEpochs
+from argosy.study import Member, Study
+from argosy.tuning import make_scheduler
+from argosy.tuning.hyperband import Brackets
+from argosy.tuning.packing import Candidate, make_packing
+from argosy.tuning.pbt import Pbt
+from argosy.tuning.sampling import Copy, Outcome, Sampling
+from argosy.tuning.search import Search, Store
+from argosy.tuning.waves import groups, part, waves, why_nothing_is_learnt
+
+__all__ = ["Tuner"]
+
+
+class Tuner:
+    """The judge and the bringer of one search."""
+
+    def __init__(self, search: Search) -> None:
+        self.search = search
+        self.objective, self.mode = search.ranks_by
+        grid = search.scheduler == "grid"
+        self.sampling = Sampling(search.space, mode=self.mode, seed=search.seed, sampler=search.sampler, grid=grid)
+        points = self.sampling.points
+        self.total = search.trials(None if points is None else len(points))
+        self.brackets: Brackets = search.brackets or ("in-turn" if self.sampling.learns else "together")
+        self.scheduler = make_scheduler(
+            search.scheduler,
+            most=search.most,
+            eta=search.eta,
+            trials=self.total,
+            brackets=self.brackets,
+            generation=search.epochs_per_generation * search.validations_per_epoch,
+            seed=search.seed,
+        )
+        self.population = self._population()
+        """Where trials take over weights of others."""
+        self.waves = self._waves()
+        """By number: trials that are asked together, when all before them are settled."""
+        self.learns = self.sampling.learns and len(self.waves) > 1
+        self.copy: Copy | None = None
+        self.members: list[Member] = []
+        self.trials: list[Trial] = []
+        self.trial_of: dict[str, Trial] = {}
+        """By member."""
+        self._open: dict[int, Trial] = {}
+        """Those that may still reach something."""
+        self._ended: dict[str, str] = {}
+        """Why members ended that the search ended under its present terms: it does not change its mind."""
+        self._older: set[str] = set()
+        """Members that ended under earlier terms, and may go on under these."""
+        self._changed: set[int] = set()
+        """Trials of which Optuna's storage does not know everything."""
+
+    def _population(self) -> Population | None:
+        if not isinstance(self.scheduler, Pbt):
+            return None
+        return Population(
+            scheduler=self.scheduler,
+            sampling=self.sampling,
+            build=lambda parameters: self._build(0, parameters, dict(parameters), None)[1][0],
+            sections=self.search.validations_per_epoch,
+        )
+
+    def _waves(self) -> tuple[range, ...]:
+        together = groups(self.scheduler, order=self.brackets)
+        if not self.sampling.learns or self.population is not None:
+            return waves(together, most=None)
+        few = None if self.search.scheduler == "hyperband" else part(self.total)
+        return waves(together, most=self.search.at_once or few)
+
+    def warn(self) -> None:
+        """Say where a sampler that could learn does not, and which setting lets it."""
+        if self.search.sampler is not None and self.sampling.can_learn:
+            why = why_nothing_is_learnt(self.search, self.waves, startup=self.sampling.startup)
+            if why:
+                warnings.warn(f"the sampler of this search learns nothing: {why}.", UserWarning, stacklevel=4)
+
+    @property
+    def terms(self) -> dict[str, Any]:
+        """What must be the same, or grow, in every driver of one search."""
+        return terms_of(self.search, self.total, brackets=self.brackets)
+
+    @property
+    def study(self) -> Study:
+        """All members so far."""
+        return self.search.study(self.members)
+
+    @property
+    def policy(self) -> InPacks | None:
+        """How rungs are packed; None where the planner does that."""
+        packs, seed = self.search.packs, self.search.seed
+        packing = make_packing(packs, seed=seed, choices=self.sampling.choices)
+        return None if packing is None else InPacks(name=packs, packing=packing, candidate=self._candidate)
+
+    def _candidate(self, member: str) -> tuple[int, Candidate] | None:
+        trial = self.trial_of.get(member)
+        if trial is None:
+            return None
+        candidate = Candidate(name=member, batch_size=trial.member.batch_size, parameters=trial.parameters)
+        return self.scheduler.budget(trial.number), candidate
+
+    # ---- what was before
+
+    def recall(self, events: Sequence[Event], state: RunState) -> None:
+        """Take up what earlier drivers journaled; raises RunError where that was no search, or another."""
+        if not any(isinstance(event, RunStarted) for event in events):
+            return  # Nobody has trained: what stood in the way may have been changed since.
+        terms: Mapping[str, Any] | None = None
+        kept: list[Event] = []
+        begun = False
+        for event in events:
+            begun = begun or isinstance(event, RunStarted)
+            if isinstance(event, SearchBegan):
+                if event.terms != terms:
+                    self._older |= self._ended.keys()
+                terms = event.terms
+                if not begun:
+                    kept.clear()  # of an earlier driver that got no further
+            elif isinstance(event, MemberEnded) and event.status == "done":
+                self._ended[event.member] = event.reason
+                self._older.discard(event.member)
+            kept.append(event)
+        check_terms(terms, self.terms)
+        if terms != self.terms:
+            self._older |= self._ended.keys()
+        for name in self._older:
+            self._ended.pop(name, None)
+        then = RunState()
+        for event in kept:
+            then.apply(event)
+            if isinstance(event, Proposed):
+                self._recall(event, then if self.learns else state)
+        self._hear_all(state)
+
+    def _recall(self, event: Proposed, state: RunState) -> None:
+        if event.trial < len(self.trials):
+            trial = self.trials[event.trial]
+            self._tell(trial, state)
+            assert event.sections is not None
+            self._begin_anew(trial, event.sections)
+        else:
+            if self.learns and any(event.trial == wave.start for wave in self.waves):
+                self._hear_all(state)
+            self._take_up(*self.sampling.again(event.parameters), sections=event.sections)
+
+    def _hear_all(self, state: RunState) -> None:
+        for trial in self.trials:
+            self._tell(trial, state)
+        self._sweep(state)
+
+    def show(self, directory: Path, store: Store) -> None:
+        """Let Optuna's storage show the search from here on."""
+        self.copy = Copy(directory, store, mode=self.mode)
+        self.copy.settle(self.sampling.frozen())
+        self._changed.clear()
+
+    def leave(self, state: RunState) -> None:
+        """The run is over: let the storage know the last of it; raises RunError where that fails."""
+        self._sweep(state)
+        self._write()
+        if self.copy is not None:
+            self.copy.close()
+
+    # ---- the judge
+
+    def verdict(self, member: str, state: RunState, study: Study) -> Verdict:
+        """See `Judge.verdict`; of members that are no trials it says nothing."""
+        trial = self.trial_of.get(member)
+        if trial is None or not any(one.name == member for one in trial.members):
+            return GO_ON
+        here = state.member(member)
+        self._tell(trial, state)
+        why = trial.ends_with_others(here, state)
+        if why is not None:
+            return Verdict(Fate.END, why)
+        if trial.sections is not None:
+            # The member's own rule ends it; what becomes of the trial is for another member.
+            return self._on(trial, max(trial.sections - len(here.history), 1))
+        if member in self._ended and here.status == "done":
+            return Verdict(Fate.END, self._ended[member])
+        left = self.scheduler.budget(trial.number) - len(here.history)
+        if left > 0:
+            return self._on(trial, left)
+        reason = self.scheduler.out(trial.number)
+        if reason is None:
+            return Verdict(Fate.REST, f"waits after section {len(here.history)} for others")
+        return Verdict(Fate.END, reason)
+
+    def _on(self, trial: Trial, left: int) -> Verdict:
+        """A member goes on for so many sections; one of several only as long as none of the others ends."""
+        # The whole of a population rests at the end of a generation.
+        longest = None if self.population is None else left
+        return Verdict(Fate.GO_ON, certain=left if len(trial.members) == 1 else 1, longest=longest)
+
+    def called(self, resting: Collection[str], state: RunState, study: Study) -> Sequence[str]:
+        """See `Judge.called`."""
+        self._sweep(state)
+        return [name for name in resting if name in self.trial_of and self._waits_no_more(name, state)]
+
+    def _waits_no_more(self, name: str, state: RunState) -> bool:
+        trial, here = self.trial_of[name], state.member(name)
+        if self.scheduler.budget(trial.number) > len(here.history) or self.scheduler.out(trial.number) is not None:
+            return True
+        return trial.ends_with_others(here, state) is not None
+
+    def to_come(self, state: RunState) -> float:
+        """Epochs that all trials together have before them, as far as that is known."""
+        done = sum(len(state.member(member.name).sections) for member in self.members)
+        several = len(self.trials[0].members) if self.trials else 1
+        in_all = self.scheduler.foreseen(again=not self.search.warm) * several
+        return max(in_all - done, 0) / self.search.validations_per_epoch
+
+    # ---- the bringer
+
+    def bring(self, state: RunState) -> Sequence[Newcomer]:
+        """See `Bringer.bring`."""
+        self._write()
+        again = [self._propose_again(trial) for trial in list(self._open.values()) if self._goes_on_anew(trial, state)]
+        return [*again, *self._propose(self._count(state), state)]
+
+    def _count(self, state: RunState) -> int:
+        """Trials that may be asked now, in the order of their numbers."""
+        begun = len(self.trials)
+        count = self.scheduler.wanted(begun)
+        wave = next((wave for wave in self.waves if begun in wave), None)
+        if count and wave is not None:
+            settled = all(self._is_settled(trial, state) for trial in self.trials[: wave.start])
+            count = min(count, wave.stop - begun) if settled else 0
+        if count and self.search.at_once is not None and not self.learns:
+            count = min(count, max(self.search.at_once - self._training(state), 0))
+        return count
+
+    def _is_settled(self, trial: Trial, state: RunState) -> bool:
+        """Whether a trial is over, or rests until others have come."""
+        if trial.number not in self._open:
+            return True
+        if trial.told < self.scheduler.budget(trial.number) or self.scheduler.out(trial.number) is not None:
+            return False
+        here = trial.here(state)
+        return trial.is_between(here, self.search.most) or trial.ends_with(here) is None
+
+    def has_more(self, state: RunState) -> bool:
+        """See `Bringer.has_more`."""
+        self._sweep(state)
+        begin_anew = any(self._goes_on_anew(trial, state) for trial in self._open.values())
+        return begin_anew or self.scheduler.wanted(len(self.trials)) > 0
+
+    def _training(self, state: RunState) -> int:
+        """Trials that train, or are about to; those that leave have not left yet."""
+        return sum(
+            trial.told < self.scheduler.budget(trial.number)
+            or any(one.status == "training" for one in trial.here(state))
+            for trial in self._open.values()
+        )
+
+    def _goes_on_anew(self, trial: Trial, state: RunState) -> bool:
+        """Whether a trial that begins anew at each rung has another one before it."""
+        if trial.sections is None or self.scheduler.budget(trial.number) <= trial.sections:
+            return False
+        return all(one.status == "done" for one in trial.here(state))
+
+    def _propose(self, count: int, state: RunState) -> Iterator[Newcomer]:
+        """So many more trials, or as many as need not wait for a file of another one."""
+        for _ in range(count):
+            newcomer = self._propose_one(state)
+            if newcomer is None:
+                return
+            yield newcomer
+
+    def _propose_one(self, state: RunState) -> Newcomer | None:
+        number = len(self.trials)
+        source = None if self.population is None else self.population.source(number)
+        if source is not None:
+            return self._propose_clone(self.trials[source], state)
+        parameters, built_from = self.sampling.ask()
+        if self.population is not None:
+            self.population.movable(parameters)
+        sections = None if self.search.warm else self.scheduler.budget(number)
+        return self._newcomer(self._take_up(parameters, built_from, sections=sections))
+
+    def _propose_clone(self, source: Trial, state: RunState) -> Newcomer | None:
+        """None while its source has not been saved where it is."""
+        assert self.population is not None
+        here = state.member(source.member.name)
+        if here.status not in OVER and not self.population.is_saved(source, here):
+            return None
+        parameters = self.population.explored(source)
+        trial = self._take_up(*self.sampling.again(parameters), sections=None)
+        return replace(self._newcomer(trial), cloned=self.population.cloned(trial, source, newest_file(here)))
+
+    def _propose_again(self, trial: Trial) -> Newcomer:
+        self._begin_anew(trial, self.scheduler.budget(trial.number))
+        return self._newcomer(trial)
+
+    def _newcomer(self, trial: Trial) -> Newcomer:
+        proposed = Proposed(
+            trial=trial.number,
+            member=trial.name,
+            members=trial.names if len(trial.members) > 1 else (),
+            parameters=trial.parameters,
+            sections=trial.sections,
+            in_step=self.learns or self.search.in_step,
+        )
+        return Newcomer(members=trial.members, proposed=proposed)
+
+    def _take_up(self, parameters: Mapping[str, Any], built_from: dict[str, Any], *, sections: int | None) -> Trial:
+        number = len(self.trials)
+        name, members = self._build(number, parameters, built_from, sections)
+        trial = Trial(
+            number=number,
+            parameters=parameters,
+            built_from=built_from,
+            name=name,
+            members=members,
+            sections=sections,
+            mode=self.mode,
+        )
+        self.trials.append(trial)
+        self._open[number] = trial
+        self._enter(trial)
+        return trial
+
+    def _begin_anew(self, trial: Trial, sections: int) -> None:
+        """From here on a trial is another member, which trains for so many sections."""
+        suffix = f"{trial.number}-s{sections}"
+        trial.begin_anew(*self._build(suffix, trial.parameters, trial.built_from, sections), sections)
+        self._enter(trial)
+
+    def _enter(self, trial: Trial) -> None:
+        self.members += trial.members
+        self.trial_of.update(dict.fromkeys(trial.names, trial))
+        self._changed.add(trial.number)
+
+    def _build(
+        self, suffix: object, parameters: Mapping[str, Any], built_from: dict[str, Any], sections: int | None
+    ) -> tuple[str, tuple[Member, ...]]:
+        built = self.search.member(dict(built_from), sections or self.search.most)
+        name, members = members_of(built, parameters, f"{suffix}")
+        if len(members) > 1 and self.search.scheduler == "pbt":
+            raise StudyError(
+                f"build({dict(parameters)}) returned {len(members)} members, and scheduler 'pbt' clones trials of one. Return one "
+                "member, or choose another scheduler."
+            )
+        epochs = self.search.max_epochs if sections is None else sections / self.search.validations_per_epoch
+        limit = MaxEpochs(epochs)
+        return name, tuple(replace(one, stop=limit if one.stop is None else one.stop | limit) for one in members)
+
+    # ---- what trials reach
+
+    def _tell(self, trial: Trial, state: RunState) -> None:
+        """Let the scheduler and Optuna know what a trial is worth after each section: the best that it has had.
+
+        Those of a population are compared as they are, whatever they had been before.
+        """
+        if trial.number not in self._open:
+            return  # What it has been told with was its last.
+        here = trial.here(state)
+        histories, behind = [one.history for one in here], max(one.behind for one in here)
+        for sections, value, best in trial.hear(histories, self.objective, behind=behind):
+            worth = best if self.population is None else value
+            self.scheduler.tell(trial.number, sections, worth if self.mode == "min" else -worth)
+            self.sampling.report(trial.number, sections, best)
+            self._changed.add(trial.number)
+
+    def _sweep(self, state: RunState) -> None:
+        """Look who has ended since the last time."""
+        for trial in list(self._open.values()):
+            here = trial.here(state)
+            under_way = [one for one in here if one.status not in OVER]
+            self._older.difference_update(one.name for one in under_way)
+            wrong = next((one for one in here if one.status in OVER and one.status != "done"), None)
+            if wrong is not None or not under_way:
+                self._look_back(trial, here, wrong, state)
+            elif here[0].inherited is not None and not trial.told:
+                self._tell(trial, state)
+
+    def _look_back(self, trial: Trial, here: Sequence[MemberState], wrong: MemberState | None, state: RunState) -> None:
+        """All its members have ended, or one has come to nothing: so has the trial, unless it may go on."""
+        out = self.scheduler.out(trial.number) is not None
+        older = wrong is None and any(one.name in self._older for one in here)
+        # One that ended by its own rule, under these terms as well, does not go on.
+        older = older and trial.ends_with(here) is None
+        if trial.sections is not None or not older or out:
+            self._tell(trial, state)
+            if out or wrong is not None or not trial.is_between(here, self.search.most):
+                self._end(trial, here, wrong)
+
+    def _end(self, trial: Trial, here: Sequence[MemberState], wrong: MemberState | None) -> None:
+        outcome: Outcome = "failed"
+        if wrong is None:
+            self._ended.update((one.name, one.reason) for one in here)
+            over = trial.ends_with(here) is not None
+            # Of one that begins anew at each rung, the rule of the last of its members is that of its rung.
+            out = trial.sections is not None and self.scheduler.out(trial.number) is not None
+            outcome = "complete" if over and not out else "pruned"
+        elif len(here) > 1:
+            trial.failed = f"{wrong.name} {wrong.status}"
+        if outcome == "complete":
+            self.scheduler.close(trial.number)
+        elif outcome == "failed":
+            self.scheduler.fail(trial.number)
+        self.sampling.end(trial.number, "failed" if trial.worthless else outcome, trial.best)
+        self._changed.add(trial.number)
+        del self._open[trial.number]
+
+    def _write(self) -> None:
+        """Let Optuna's storage show what has changed."""
+        if self.copy is not None and self._changed:
+            trials = self.sampling.frozen()
+            self.copy.show([trials[number] for number in sorted(self._changed)])
+            self._changed.clear()

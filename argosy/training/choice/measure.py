@@ -1,0 +1,331 @@
+"""What a member costs and what is unusual about it, found out on a twin before its first real step."""
+
+import contextlib
+import hashlib
+import statistics
+import time
+import weakref
+from collections import Counter
+from collections.abc import Generator, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from argosy.profiles import PROFILE_BATCHES, TIMED_BATCHES
+from argosy.protocol.trainer import Measured
+from argosy.stream.blocks import Block
+from argosy.stream.order import Selection
+from argosy.stream.trees import flatten, unflatten
+from argosy.training.choice.split_admission import NO_SHARE, why_whole
+from argosy.training.device.copies import same_bits
+from argosy.training.device.devices import Backend, out_of_memory
+from argosy.training.device.heap import large_outside
+from argosy.training.member.admission import check_state
+from argosy.training.member.averaging import refusing_broadcasts
+from argosy.training.member.live import LiveMember
+from argosy.training.programs.fused.fingerprint import token
+from argosy.training.programs.solo import Solo
+
+__all__ = ["NUMPY_RANDOM", "PRIVATE", "has_batch_norm", "measuring", "state_bytes"]
+
+STEPS = 5
+SECONDS = 0.030
+PRIVATE = "writes into its input: gets private copies"
+NUMPY_RANDOM = "draws from numpy or random: their states are swapped"
+MOVING = "steps change {}, which is in no file and begins anew behind one: let it be a buffer, by register_buffer"
+
+
+def measuring(
+    live: LiveMember,
+    block: Block,
+    backend: Backend,
+    *,
+    thorough: bool = False,
+    groups: int = 1,
+    validated: int = 0,
+) -> Generator[None, None, Measured]:
+    """Steps of a twin on the first block: up to 5 or 30 ms; thorough, 48 of which the last 20 count (FLEET §6.1).
+
+    What a member's code does only later it does here first, the end of an epoch and a validation, where `validated` samples, 0 for
+    none, look like these: what raises then raises before anything is trained. The network is shown no batch of a size that it would
+    not see later. Yields between two steps, where others may have their turn; returns what was found.
+
+    A group of m devices is measured by the steps of one of m even shares of the batch, where the member may be split or all
+    are measured thoroughly. Where the device counts its memory, activations are what a step took beyond weights, optimizer
+    state and gradients, kernels' work space included; elsewhere what autograd kept.
+    """
+    trial = Solo(live.trial())
+    before = trial.live.randomness.copy()
+    with large_outside():
+        _try_loss(trial, block)
+        wrote = _try_validation(trial, block, validated) if validated else False
+    yield
+    batch = _Shown(block, live.member.batch_size)
+    saved = _SavedBytes()
+    with _norms(trial.live.model) as lone:
+        trial, warm_up = _first_step(trial, live, batch, saved, backend)
+    yield
+    # A schedule of steps may know how many there will be, and these are none of them.
+    schedule, trial.live.schedule = trial.live.schedule, None
+    gradients = _bytes(p for p in live.model.parameters() if p.requires_grad)
+    activations = max(saved.peak, _spent(trial, batch, backend) - gradients)
+    unsaved = _in_no_file(trial.live.model)  # what a first step has filled for good would be filled again
+    seconds = yield from _step_seconds(trial, batch, warm_up, backend, thorough=thorough)
+    moving = [where for where, value in _in_no_file(trial.live.model).items() if unsaved.get(where) != value]
+    with large_outside():
+        tried = _Shown(block, live.member.batch_size)
+        whole = why_whole(live, tried.data, tried.rows) if groups > 1 else ""
+    shares = 1 if whole.startswith(NO_SHARE) or (whole and not thorough) else groups
+    shard_seconds = yield from _shard_seconds(trial, block, backend, shares, thorough=thorough)
+    check_state(live.member, trial.live.optimizer)
+    trial.live.schedule = schedule
+    trial.live.move_schedule(1.0)
+    unusual = {PRIVATE: wrote or batch.written, NUMPY_RANDOM: not trial.live.randomness.others_equal(before)}
+    unusual |= {MOVING.format(where): True for where in moving[:1]}
+    held = state_bytes(trial.live)
+    return Measured(
+        member=live.member.name,
+        samples_per_second=batch.rows / seconds,
+        shard_seconds=shard_seconds,
+        memory_bytes=held + gradients + activations,
+        activation_bytes=activations,
+        state_bytes=held,
+        gradient_bytes=gradients,
+        parameter_shapes=_shapes(live.model),
+        whole=whole,
+        batch_norm=any(lone) if lone else has_batch_norm(live.model),
+        notes=tuple(note for note, seen in unusual.items() if seen),
+    )
+
+
+def _try_loss(trial: Solo, block: Block) -> None:
+    """The loss of a batch, and all labels of the first block; where a member augments, those that it makes of a batch."""
+    member = trial.live.member
+    if member.step is not None:
+        return
+    batch = _Shown(block, member.batch_size)
+    with trial.active():
+        if member.augment:
+            data = member.augment(batch.data)
+            trial.try_loss(data, batch.rows, data)
+        elif block.whole:
+            trial.try_loss(batch.data, batch.rows, unflatten(list(block.leaves), block.tree))
+        else:
+            trial.try_loss(batch.data, batch.rows, _Shown(block, int(block.sound.sum())).data)
+
+
+def _try_validation(trial: Solo, block: Block, samples: int) -> bool:
+    """A validation of a batch of so many samples, as if these were of the first block; whether it wrote into them."""
+    member = trial.live.member
+    samples = Selection.of(member.val_subset, samples).length
+    size = min(member.eval_batch_size or member.batch_size, samples)
+    batch = _Shown(block, size)
+    with trial.active(), refusing_broadcasts(member):
+        trial.try_validation(batch.data, batch.rows)
+        if member.step is not None and samples % size:
+            alike = [_Shown(block, rows, different=1) for rows in (size, samples % size)]
+            trial.try_sizes([(shown.data, shown.rows) for shown in alike])
+    return batch.written
+
+
+def _first_step(
+    trial: Solo, live: LiveMember, batch: "_Shown", saved: "_SavedBytes", backend: Backend
+) -> tuple[Solo, float]:
+    """Who has made it, and its seconds; what autograd kept for it is counted.
+
+    Some code does not bear that, as `torch.func.grad` does not: another twin makes its step, without. An error that was
+    the member's own comes again there.
+    """
+    try:
+        with saved, refusing_broadcasts(live.member):
+            return trial, _timed_step(trial, batch, backend)
+    except RuntimeError as error:
+        if out_of_memory(error):
+            raise
+    # Outside of the handler, whose traceback holds what the step has made.
+    again = Solo(live.trial())
+    again.live.randomness = trial.live.randomness
+    return again, _timed_step(again, batch, backend)
+
+
+def _spent(trial: Solo, batch: "_Shown", backend: Backend) -> int:
+    """Bytes that a step took at its fullest beyond what was there before it; 0 where the device does not count them.
+
+    Not of the first step: in it, optimizer state is born and libraries take work space for the whole process.
+    """
+    trial.live.optimizer.zero_grad(set_to_none=True)
+    before = backend.memory_in_use()
+    if before is None:
+        return 0
+    backend.reset_peak()
+    _timed_step(trial, batch, backend)
+    return (backend.peak_memory() or 0) - before
+
+
+def _step_seconds(
+    trial: Solo, batch: "_Shown", warm_up: float, backend: Backend, *, thorough: bool
+) -> Generator[None, None, float]:
+    """Seconds of a step: the median of FLEET's 20, or the least of a few, of at least one after the first.
+
+    The first one sets up kernels, which may take longer than all others. The least, because at the start of a run loader workers fill the ring on the same cores, which only makes steps slower.
+    """
+    seconds: list[float] = []
+    while len(seconds) + 1 < PROFILE_BATCHES if thorough else _too_few(warm_up, seconds):
+        seconds.append(_timed_step(trial, batch, backend))
+        yield
+    return statistics.median(seconds[-TIMED_BATCHES:]) if thorough else min(seconds)
+
+
+def _shard_seconds(
+    trial: Solo, block: Block, backend: Backend, most: int, *, thorough: bool
+) -> Generator[None, None, tuple[float, ...]]:
+    """Seconds of a step on one of m even shares of the batch, for m = 2 … `most`."""
+    member, found = trial.live.member, []
+    for m in range(2, most + 1):
+        share = _Shown(block, -(-member.batch_size // m))
+        first = _timed_step(trial, share, backend)
+        found.append((yield from _step_seconds(trial, share, first, backend, thorough=thorough)))
+    return tuple(found)
+
+
+def _too_few(warm_up: float, seconds: list[float]) -> bool:
+    """Whether a further step is due after the first and these."""
+    return not seconds or (len(seconds) + 1 < STEPS and warm_up + sum(seconds) < SECONDS)
+
+
+def _timed_step(trial: Solo, batch: "_Shown", backend: Backend) -> float:
+    backend.synchronize()
+    started = time.perf_counter()
+    with trial.active():
+        trial.try_step(batch.data, batch.rows)
+    backend.synchronize()
+    return time.perf_counter() - started
+
+
+def has_batch_norm(model: nn.Module) -> bool:
+    """Whether a batch of one sample may be too small for it."""
+    return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
+
+
+@contextlib.contextmanager
+def _norms(model: nn.Module) -> Iterator[list[bool]]:
+    """Inside, of each pass through BatchNorm in training: whether a sample has one value of a channel alone, and no image of it."""
+    found: list[bool] = []
+
+    def look(norm: nn.Module, inputs: tuple[Any, ...]) -> None:
+        if norm.training:
+            found.append(not inputs or inputs[0].numel() == inputs[0].shape[0] * inputs[0].shape[1])
+
+    norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+    handles = [norm.register_forward_pre_hook(look) for norm in norms]
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _in_no_file(model: nn.Module) -> dict[str, Any]:
+    """Tokens of numbers and tensors that layers hold and no file has, but for tensors that a pass computes anew."""
+    found = {}
+    for name, module in model.named_modules():
+        buffers = {key: module._buffers.get(key) for key in module._non_persistent_buffers_set}
+        for key, value in {**vars(module), **buffers}.items():
+            is_tensor = isinstance(value, torch.Tensor) and value.is_leaf and value.layout is torch.strided
+            if is_tensor or type(value) in (bool, int, float):
+                found[f"{key!r} of {f'layer {name!r}' if name else 'the network'}"] = token(value)
+    return found
+
+
+def state_bytes(live: LiveMember) -> int:
+    """Weights, buffers and optimizer state."""
+    model = [*live.model.parameters(), *live.model.buffers()]
+    optimizer = [t for t in flatten(live.optimizer.state_dict()["state"])[0] if isinstance(t, torch.Tensor)]
+    return _bytes(model) + _bytes(optimizer)
+
+
+class _Held:
+    """A tensor that autograd keeps."""
+
+    __slots__ = ("__weakref__", "tensor")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor: torch.Tensor | None = tensor
+
+
+class _SavedBytes:
+    """Counts what autograd keeps for backward passes at one time, each storage once.
+
+    Each of several micro-batches is through before the next begins: what counts is the most that was kept together.
+
+    At the end it lets go of what is still kept: a graph whose step failed would hold itself for ever, since a tensor that
+    is kept may be the result of the very operation that keeps it.
+    """
+
+    def __init__(self) -> None:
+        self.peak = 0
+        self._now = 0
+        self._holders: Counter[int] = Counter()
+        """By the address of a storage."""
+        self._held: weakref.WeakSet[_Held] = weakref.WeakSet()
+        self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, lambda held: held.tensor)
+
+    def _pack(self, tensor: torch.Tensor) -> _Held:
+        held = _Held(tensor)
+        self._held.add(held)
+        if tensor.layout is torch.strided:  # a sparse one has no storage
+            self._count(tensor.untyped_storage(), held)
+        return held
+
+    def _count(self, storage: torch.UntypedStorage, held: _Held) -> None:
+        address, size = storage.data_ptr(), storage.nbytes()
+        if not self._holders[address]:
+            self._now += size
+            self.peak = max(self.peak, self._now)
+        self._holders[address] += 1
+        weakref.finalize(held, self._let_go, address, size).atexit = False
+
+    def _let_go(self, address: int, size: int) -> None:
+        self._holders[address] -= 1
+        if not self._holders[address]:
+            self._now -= size
+
+    def __enter__(self) -> None:
+        self._hooks.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self._hooks.__exit__(*error)
+        for held in self._held:
+            held.tensor = None
+
+
+class _Shown:
+    """A private batch of this size: the first sound rows of a block, some of them again where there are too few."""
+
+    def __init__(self, block: Block, rows: int, *, different: int | None = None) -> None:
+        self._block = block
+        self._numbers = torch.from_numpy(np.resize(block.sound.nonzero()[0][:different], rows))
+        self._leaves = self._rows()
+        self._versions = [leaf._version for leaf in self._leaves]
+        self.data = unflatten(self._leaves, block.tree)
+        self.rows = rows
+
+    @property
+    def written(self) -> bool:
+        """Whether somebody wrote into it, also past torch's eyes: through `.data`, or NumPy."""
+        versions = [leaf._version for leaf in self._leaves]
+        return versions != self._versions or not same_bits(self._leaves, self._rows())
+
+    def _rows(self) -> list[torch.Tensor]:
+        return [leaf.index_select(0, self._numbers.to(leaf.device)) for leaf in self._block.leaves]
+
+
+def _bytes(tensors: Any) -> int:
+    return sum(tensor.numel() * tensor.itemsize for tensor in tensors)
+
+
+def _shapes(model: nn.Module) -> str:
+    text = ";".join(f"{name}{tuple(p.shape)}{p.dtype}" for name, p in model.named_parameters())
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

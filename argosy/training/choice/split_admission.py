@@ -1,0 +1,121 @@
+"""Whether a member may be split over devices: a twin makes the backward pass of a real batch whole, and another one in two shares.
+
+In float64 where the member's code allows it: there what differs by rounding is far from what differs. What a share would do
+otherwise without a word is found so: a loss that is no mean over samples, random numbers, statistics over a batch.
+"""
+
+import copy
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from argosy.errors.traces import reason_of
+from argosy.stream.trees import map_leaves
+from argosy.training.member.agreement import largest
+from argosy.training.member.live import LiveMember
+from argosy.training.programs.fused.fingerprint import attributes
+from argosy.training.programs.solo import Solo
+
+__all__ = ["NO_SHARE", "why_whole"]
+
+NO_SHARE = "on a share of a batch its step raises"
+"""How the reason begins of a member that cannot take a share of its batch at all."""
+
+DOUBLE, SINGLE = 1e-9, 1e-3
+"""Allowed differences, as a share of the largest gradient: of float64, and of other types."""
+
+
+def why_whole(live: LiveMember, data: Any, rows: int) -> str:
+    """Why this member stays on one device; empty where it may be split. The batch is the trial's own; the member stays as it is."""
+    if live.member.optimizers is not None:
+        return "its own step moves the weights, each share by its own gradients"
+    if isinstance(live.schedule, ReduceLROnPlateau):
+        return "its schedule watches a metric, which its first device alone would know"
+    if any(isinstance(module, _BatchNorm) for module in live.model.modules()):
+        return "its BatchNorm would see the statistics of a share"
+    if rows < 2:
+        return "its batch is one sample"
+    reason = ""
+    for double in (True, False):
+        given = map_leaves(_doubled, data) if double else data
+        try:
+            whole = _tried(live, given, (0, rows), double=double)
+        except Exception as error:  # boundary between a member's code and ours: it may insist on its own types
+            reason = f"its step raises {reason_of(error)}"
+            continue
+        try:
+            shared = _tried(live, given, (0, -(-rows // 3), rows), double=double)
+        except Exception as error:  # the same boundary
+            return f"{NO_SHARE} {reason_of(error)}"
+        return next(_differences(live, whole, shared, DOUBLE if double else SINGLE), "")
+    return reason
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tried:
+    """A twin after a backward pass."""
+
+    live: LiveMember
+    gradients: Mapping[str, Tensor]
+    loss: float
+    changed: str
+    """What the pass has changed beside gradients."""
+
+
+def _tried(live: LiveMember, data: Any, bounds: tuple[int, ...], *, double: bool) -> Tried:
+    """Parts of a batch between these rows, one after another."""
+    twin = live.trial()
+    if double:
+        twin.model.double()
+    solo, before, buffers = Solo(twin), attributes(twin.model), copy.deepcopy(dict(twin.model.named_buffers()))
+    data = map_leaves(torch.clone, data)
+    losses = []
+    with solo.active():
+        solo.drop_gradients()
+        for start, stop in itertools.pairwise(bounds):
+            part = map_leaves(itemgetter(slice(start, stop)), data)
+            losses.append(solo.gradients(part, stop - start, of=bounds[-1]))
+    gradients = {name: p.grad for name, p in twin.model.named_parameters() if p.grad is not None}
+    moved = (f"the buffer {n!r}" for n, b in twin.model.named_buffers() if not _equal(buffers.get(n), b))
+    other = (what for what, value in attributes(twin.model).items() if before.get(what) != value)
+    changed = next(itertools.chain(moved, other), "")
+    return Tried(live=twin, gradients=gradients, loss=float(torch.cat(losses).double().mean()), changed=changed)
+
+
+def _differences(live: LiveMember, whole: Tried, shared: Tried, tolerance: float) -> Iterator[str]:
+    """Words for each thing that speaks against a split; the first ones are nearer to the cause."""
+    drawn, before = whole.live.randomness, live.randomness
+    if not torch.equal(drawn.torch_state, before.torch_state) or not _equal(drawn.device_state, before.device_state):
+        yield "its step draws random numbers, of which every share would draw its own"
+    if not drawn.others_equal(before):
+        yield "its step draws from numpy or random, of which every share would draw its own"
+    if whole.changed:
+        yield f"a step changes {whole.changed}, which every share would do for itself"
+    if any(gradient.is_sparse for gradient in whole.gradients.values()):
+        yield "its gradients are sparse"
+        return
+    if whole.gradients.keys() != shared.gradients.keys():
+        names = ", ".join(sorted(whole.gradients.keys() ^ shared.gradients.keys()))
+        yield f"in shares other weights get a gradient: {names}"
+        return
+    size = max(map(largest, whole.gradients.values()), default=0.0)
+    for name, gradient in whole.gradients.items():
+        if not torch.allclose(gradient, shared.gradients[name], rtol=0.0, atol=tolerance * max(size, 1e-3)):
+            yield f"in shares the gradient of {name!r} is another than of the whole batch: its loss is no mean over samples"
+    if abs(whole.loss - shared.loss) > tolerance * max(abs(whole.loss), 1e-3):
+        yield "in shares its loss is another than of the whole batch"
+
+
+def _equal(one: Tensor | None, other: Tensor | None) -> bool:
+    return one is other or (one is not None and other is not None and torch.equal(one, other))
+
+
+def _doubled(leaf: Tensor) -> Tensor:
+    return leaf.double() if leaf.is_floating_point() else leaf

@@ -1,0 +1,185 @@
+"""The files of one member: which there are, which of them the driver has journaled, and which may go.
+
+Contract. A journaled file is never written again, and stays until a newer one is journaled: the driver may be slow, or have
+died. The newest two stay, and the files that hold the best weights of each of them. The links move with the driver's word.
+"""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from argosy.disk.files import make_folder
+from argosy.protocol.events import Checkpoint
+from argosy.training.member import checkpoint
+from argosy.training.member.live import LiveMember
+
+__all__ = ["Draft", "Files", "Kept", "Saving", "settle_links"]
+
+SHARE = 0.005
+"""Part of the time that files of a section's end may take."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Draft:
+    """Files that are to be written: the member's state last."""
+
+    saved: Checkpoint
+    """Without the sums."""
+    items: tuple[tuple[Mapping[str, Any], Path], ...]
+    best_is_current: bool
+    """Whether the state is that of the best section itself."""
+
+
+class Kept:
+    """Of one member: which of its files stay, by the driver's word."""
+
+    def __init__(self, folder: Path, resumed: Checkpoint | None) -> None:
+        self.folder = folder
+        self._settled: tuple[Checkpoint, ...] = () if resumed is None else (resumed,)
+        """Newest ones that are journaled: at most two."""
+        self._unsettled: tuple[Checkpoint, ...] = ()
+
+    def add(self, saved: Checkpoint) -> None:
+        """A file is there that is to be journaled."""
+        self._unsettled = (*self._unsettled, saved)
+
+    def journaled(self, file: str) -> None:
+        """The driver has journaled this file: move the links, and delete what is older than the one before it."""
+        names = [saved.file for saved in self._unsettled]
+        if file not in names:
+            return
+        count = names.index(file) + 1
+        self._settled = (*self._settled, *self._unsettled[:count])[-2:]
+        self._unsettled = self._unsettled[count:]
+        settle_links(self.folder, self._settled[-1])
+        kept = (*self._settled, *self._unsettled)
+        checkpoint.keep_newest(self.folder, {name for saved in kept for name in (saved.file, saved.best) if name})
+
+
+class Files:
+    """Of a member aboard; it goes on from a checkpoint, or from nothing."""
+
+    def __init__(self, folder: Path, resumed: Checkpoint | None, *, inherited: bool = False) -> None:
+        self.folder = folder
+        make_folder(folder)
+        self.newest = resumed
+        self.own = resumed is not None and not inherited
+        """Whether one was written for this member: that of a clone's source stands for other hyper-parameters."""
+        self.proved = resumed is not None
+        """Whether a file of this member was opened again: the first one proves that all later ones can be."""
+        self.kept = Kept(folder, resumed)
+
+    def draft(self, live: LiveMember, *, carried: bool) -> Draft | None:
+        """What to write for a member where it stands; None where the newest file says it all.
+
+        Raises CheckpointError for a state that could not be opened again.
+        """
+        position, elements, newest = live.position, live.carried if carried else 0, self.newest
+        here = (live.epoch, live.section, position, elements)
+        if newest is not None and (newest.epoch, newest.section, newest.position, newest.carried) == here:
+            return None
+        section = f".{live.section}" if live.section else ""
+        file = f"e{live.epoch:04d}{section}-s{position:07d}{f'+{elements}' if elements else ''}.pt"
+        state = checkpoint.plain(live.state_dict(carried=carried))
+        items = [(state, self.folder / file)]
+        best = newest.best if newest else None
+        current = live.best_is_current
+        if current:
+            best = file
+        elif (weights := live.best_state()) is not None:
+            best = _file_of_best(weights)
+            items.insert(0, (checkpoint.plain(weights), self.folder / best))
+        saved = Checkpoint(
+            file=file,
+            sha256="",
+            epoch=live.epoch,
+            section=live.section,
+            position=position,
+            carried=elements,
+            best=best,
+            best_sha256=newest.best_sha256 if newest else None,
+        )
+        live.best_is_saved()
+        return Draft(saved=saved, items=tuple(items), best_is_current=current)
+
+    def written(self, draft: Draft, sums: Sequence[str]) -> Checkpoint:
+        """Its files are on the disk, and have these sums; to be journaled."""
+        saved = replace(draft.saved, sha256=sums[-1])
+        if draft.best_is_current or len(sums) > 1:
+            saved = replace(saved, best_sha256=sums[0])
+        self.newest, self.own = saved, True
+        self.kept.add(saved)
+        if not self.proved:
+            checkpoint.load(self.folder / saved.file, saved.sha256)
+            self.proved = True
+        return saved
+
+    def save_best(self, live: LiveMember) -> Checkpoint | None:
+        """Write the best weights of a member that ends, where host memory alone has them.
+
+        Returns the newest checkpoint with them, to be journaled: the member may stand in the middle of a step, so
+        nothing else of it is worth a file. None where there is nothing to write.
+        """
+        weights = None if live.best_is_current else live.best_state()
+        if weights is None or self.newest is None or not self.own:
+            return None
+        file = _file_of_best(weights)
+        sha256 = checkpoint.save(checkpoint.plain(weights), self.folder / file)
+        return replace(self.newest, best=file, best_sha256=sha256)
+
+
+class Saving:
+    """When the members of a crew are to be saved, and how they are together.
+
+    So often that a crash repeats at most `checkpoint_seconds`; at the ends of sections more often, as long as files take
+    little of the time.
+    """
+
+    def __init__(self, checkpoint_seconds: float) -> None:
+        self.checkpoint_seconds = checkpoint_seconds
+        self.wanted = False
+        """Whether somebody asked for files at the end of the section."""
+        self._last = time.monotonic()
+        self.seconds = 0.0
+        """That files took the last time."""
+
+    @property
+    def overdue(self) -> bool:
+        """Whether a crash would repeat more than it may."""
+        return time.monotonic() - self._last > self.checkpoint_seconds
+
+    @property
+    def due(self) -> bool:
+        """Whether a section's end is worth files."""
+        return self.wanted or self.overdue or time.monotonic() - self._last >= self.seconds / SHARE
+
+    @contextlib.contextmanager
+    def timed(self, *, everybody: bool) -> Iterator[None]:
+        """Inside, members are saved: the whole crew, or some of it."""
+        started = time.monotonic()
+        yield
+        ended = time.monotonic()
+        self.seconds = ended - started
+        if everybody:
+            self._last = ended
+
+    def write(self, drafts: Mapping[str, tuple[Files, Draft]]) -> Iterator[tuple[str, Callable[[], Checkpoint]]]:
+        """Write all of these together; yields for each member what proves its file and says what is to be journaled."""
+        sums = iter(checkpoint.save_all([item for _, draft in drafts.values() for item in draft.items]))
+        for name, (files, draft) in drafts.items():
+            yield name, partial(files.written, draft, [next(sums) for _ in draft.items])
+
+
+def _file_of_best(weights: Mapping[str, Any]) -> str:
+    return f"best-e{weights['epoch']:04d}.{weights['section']}.pt"
+
+
+def settle_links(folder: Path, saved: Checkpoint) -> None:
+    """Let ``last.pt`` and ``best.pt`` point to a checkpoint and to the best weights until then."""
+    for name, file in (("last.pt", saved.file), ("best.pt", saved.best)):
+        if file is not None and (folder / file).exists() and (folder / name).resolve() != (folder / file).resolve():
+            checkpoint.link(folder / file, name)

@@ -1,0 +1,357 @@
+"""A member in training: all that decides what it does next, as a value that is saved and loaded. Programs step it.
+
+What it becomes is a function of (member, study seed, its list of stream epochs) and of nothing else: not of its
+neighbours, the block size, the device's other work, or where it was interrupted.
+"""
+
+import copy
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from argosy.stopping import Mode, better
+from argosy.stream.batches import Batch, Carried, Cutter
+from argosy.stream.order import Digest, Indices, Selection, member_seed
+from argosy.stream.schedule import Orders
+from argosy.study import Member
+from argosy.training.device.devices import Backend, Event
+from argosy.training.device.process_state import kept_by
+from argosy.training.member.admission import check_network, check_optimizer, check_own, check_schedule, registering
+from argosy.training.member.checkpoint import plain
+from argosy.training.member.own import own_optimizers, restore
+from argosy.training.member.precision import LossScale, scale_of
+from argosy.training.member.randomness import Randomness
+from argosy.training.member.tally import Tally, total_of
+from argosy.training.member.twins import twins
+from argosy.training.member.validation import Validation
+from argosy.training.optim.one_pass import takes_one_pass
+
+__all__ = ["Best", "LiveMember", "build", "fill_buffers", "seed_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """The section that had the best objective; the earliest of equals."""
+
+    epoch: int
+    section: int
+    """Number within the epoch, from 0."""
+    value: float
+
+    def beaten_by(self, value: float, mode: Mode) -> bool:
+        """Whether a later value is better; NaN never is, and anything else is better than NaN."""
+        if math.isnan(value):
+            return False
+        return math.isnan(self.value) or better(value, self.value, mode)
+
+
+@dataclass(slots=True)
+class LiveMember:
+    """One network in training."""
+
+    member: Member
+    backend: Backend
+    """Its device."""
+    model: nn.Module
+    optimizer: Any
+    """Of torch, or `OwnOptimizers`."""
+    schedule: Any
+    randomness: Randomness
+    objective: str
+    mode: Mode
+    epoch: int = 0
+    """Epochs finished."""
+    section: int = 0
+    """Sections finished of the epoch at hand."""
+    steps: int = 0
+    seconds: float = 0.0
+    """Time in the steps and the validation of the section at hand."""
+    samples: int = 0
+    """Stepped on in the section at hand."""
+    private: bool = False
+    """It writes into its input, so it gets copies."""
+    one_pass: bool = False
+    """Whether kernels may step it that round otherwise than its optimizer."""
+    best: Best | None = None
+    outputs: torch.Tensor | None = None
+    """Of the form of what its network makes, without memory, once labels to come were compared with it."""
+    loss_scale: LossScale | None = field(init=False)
+    """In float16."""
+    train: Tally = field(init=False)
+    """Over the epoch at hand."""
+    val: Validation = field(init=False)
+    """Of the section at hand."""
+    cutter: Cutter | None = None
+    val_cutter: Cutter | None = None
+    order: Indices | None = None
+    """Of the epoch at hand."""
+    _val_order: Indices | None = None
+    _carried: Carried | None = None
+    """Loaded, until the epoch begins."""
+    _selections: dict[str, Selection] = field(default_factory=dict)
+    _best_here: bool = False
+    """The weights are those of the best section, and in no file of their own."""
+    _best_weights: dict[str, Any] | None = None
+    """Those of the best section, in host memory, where the model has gone on and they are in no file."""
+
+    def __post_init__(self) -> None:
+        self.train, self.val = Tally(self.backend), Validation(self.member, self.backend)
+        self.loss_scale = scale_of(self.member)
+
+    # ---- the stream
+
+    def begin_epoch(self, orders: Orders, stream_epoch: int, position: int = 0) -> None:
+        """Cut batches from this stream epoch; `position` elements of it are already behind the member."""
+        member, carried, self._carried = self.member, self._carried, None
+        self.order = orders.epoch("train", stream_epoch)
+        self.cutter = Cutter(
+            selection=self._selection("train", member.subset, orders),
+            order=self.order,
+            batch_size=member.batch_size,
+            drop_last=member.drop_last,
+            position=position,
+            carried=carried,
+        )
+        if "val" in orders.lengths:
+            self._val_order = orders.epoch("val", stream_epoch)
+            self._selection("val", member.val_subset, orders)
+        self.begin_section()
+
+    def begin_section(self) -> None:
+        """Cut the validation samples anew, for the end of the coming section."""
+        self.val = Validation(self.member, self.backend)
+        if self._val_order is not None:
+            self.val_cutter = Cutter(
+                selection=self._selections["val"],
+                order=self._val_order,
+                batch_size=self.member.eval_batch_size or self.member.batch_size,
+                drop_last=False,
+            )
+        self.model.train()
+
+    @property
+    def val_rows(self) -> int:
+        """Samples of its first validation batch; 0 where none is known."""
+        selection, member = self._selections.get("val"), self.member
+        return 0 if selection is None else min(member.eval_batch_size or member.batch_size, selection.length)
+
+    def _selection(self, split: str, subset: Sequence[int] | None, orders: Orders) -> Selection:
+        if split not in self._selections:
+            self._selections[split] = Selection.of(subset, orders.lengths[split])
+        return self._selections[split]
+
+    def commit(self, batch: Batch, losses: torch.Tensor | None) -> None:
+        """A batch was stepped on, with these losses per sample or their mean; without any where all its samples are broken."""
+        self.commit_total(batch, None if losses is None else total_of(losses, batch.rows))
+
+    def commit_total(self, batch: Batch, total: torch.Tensor | None) -> None:
+        """The same with the sum of the losses, a float64 scalar."""
+        if total is not None:
+            self.train.add(batch.rows, batch.digest, {"loss": total})
+            self.samples += batch.rows
+        assert self.cutter is not None
+        self.cutter.commit(batch)
+
+    def commit_several(self, count: int, rows: int, digest: Digest, totals: torch.Tensor, event: Event) -> None:
+        """So many batches were stepped on, which the cutter knows; the sums of their losses are on their way to the host."""
+        self.train.bring(rows, digest, "loss", totals, event)
+        self.samples += rows
+        self.steps += count
+
+    @property
+    def position(self) -> int:
+        """Elements of the epoch at hand in finished batches."""
+        return 0 if self.cutter is None else self.cutter.position
+
+    @property
+    def carried(self) -> int:
+        """Elements after these that are gathered for the next batch."""
+        carried = None if self.cutter is None else self.cutter.carried
+        return 0 if carried is None else carried.elements
+
+    @property
+    def diverged(self) -> bool:
+        """Whether the training loss is no longer a number; of a device that computes on its own, when this was asked last."""
+        return not self.train.finite
+
+    # ---- a section's end
+
+    def end_section(self, sections: int) -> dict[str, float]:
+        """The metrics of a section of so many in an epoch: training over the epoch so far, validation of the section.
+
+        At the epoch's end the learning rate moves on and the sums start again from nothing.
+        """
+        metrics = self._metrics()
+        ends_epoch = self.section + 1 == sections
+        if ends_epoch or isinstance(self.schedule, ReduceLROnPlateau):
+            self.move_schedule(metrics[self.objective])
+        self._judge(metrics[self.objective])
+        self.section += 1
+        self.val, self.val_cutter = Validation(self.member, self.backend), None
+        self.seconds, self.samples = 0.0, 0
+        if ends_epoch:
+            self.epoch, self.section = self.epoch + 1, 0
+            self.train, self.cutter = Tally(self.backend), None
+        return metrics
+
+    def move_schedule(self, objective: float) -> None:
+        """Move the learning rate on, where that is not done at each step."""
+        if self.schedule is None or self.member.schedule_per == "step":
+            return
+        if isinstance(self.schedule, ReduceLROnPlateau):
+            self.schedule.step(objective)
+        else:
+            self.schedule.step()
+
+    def _metrics(self) -> dict[str, float]:
+        metrics = {"train_loss": self.train.means(["loss"])["loss"]}
+        if self.val_cutter is not None:
+            metrics.update({f"val_{name}": value for name, value in self.val.values().items()})
+        metrics["lr"] = float(self.optimizer.param_groups[0]["lr"])
+        return metrics
+
+    def _judge(self, value: float) -> None:
+        if self.best is None or self.best.beaten_by(value, self.mode):
+            self.best = Best(self.epoch, self.section, value)
+            self._best_here, self._best_weights = True, None
+
+    # ---- its best weights
+
+    @property
+    def best_is_current(self) -> bool:
+        """Whether the weights are those of the best section, and in no file."""
+        return self._best_here
+
+    def keep_best(self) -> None:
+        """Copy the weights to host memory if they are the best and in no file: they are about to change."""
+        if self._best_here:
+            self._best_here = False
+            self._best_weights = plain(self.model.state_dict(), host=True)
+
+    def best_state(self) -> dict[str, Any] | None:
+        """What a file of the best section holds; None where there is none, or `best_is_saved` was called for it."""
+        if self.best is None or not (self._best_here or self._best_weights is not None):
+            return None
+        weights = self.model.state_dict() if self._best_weights is None else self._best_weights
+        return {"model": weights, "epoch": self.best.epoch, "section": self.best.section, "value": self.best.value}
+
+    def best_is_saved(self) -> None:
+        """The weights of the best section are in a file: nothing needs to be kept of them."""
+        self._best_here, self._best_weights = False, None
+
+    # ---- life
+
+    def trial(self) -> "LiveMember":
+        """A twin whose steps leave this member as it is."""
+        model, optimizer, schedule = twins(self.model, self.optimizer, self.schedule)
+        twin = LiveMember(
+            self.member, self.backend, model, optimizer, schedule, self.randomness.copy(), self.objective, self.mode
+        )
+        twin.one_pass, twin.loss_scale = self.one_pass, copy.copy(self.loss_scale)
+        return twin
+
+    def state_dict(self, *, carried: bool = False) -> dict[str, Any]:
+        """Everything that decides what the member does next, between two steps.
+
+        With `carried` also what is gathered for the next batch: then the stream goes on behind that, else at `position`.
+        """
+        gathered = None if self.cutter is None or not carried else self.cutter.carried
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "schedule": None if self.schedule is None else self.schedule.state_dict(),
+            "random": self.randomness.state_dict(),
+            "loss_scale": None if self.loss_scale is None else (self.loss_scale.value, self.loss_scale.steps),
+            "epoch": self.epoch,
+            "section": self.section,
+            "position": self.position,
+            "carried": None if gathered is None else _carried_state(gathered),
+            "train": self.train.state_dict(),
+            "seconds": self.seconds,
+            "samples": self.samples,
+            "steps": self.steps,
+            "best": None if self.best is None else (self.best.epoch, self.best.section, self.best.value),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> int:
+        """Take up a saved state of the same member, just built; returns its position for `begin_epoch`."""
+        fill_buffers(self.model, state["model"], self.backend.device)
+        self.model.load_state_dict(state["model"])
+        restore(self.optimizer, state["optimizer"])
+        if self.schedule is not None:
+            self.schedule.load_state_dict(state["schedule"])
+        self.randomness.load_state_dict(state["random"])
+        if self.loss_scale is not None and state.get("loss_scale") is not None:
+            self.loss_scale.value, self.loss_scale.steps = state["loss_scale"]
+        self.train.load_state_dict(state["train"])
+        self.epoch, self.section, self.steps = state["epoch"], state["section"], state["steps"]
+        self.seconds, self.samples = state["seconds"], state["samples"]
+        self.best = None if state["best"] is None else Best(*state["best"])
+        self.best_is_saved()
+        gathered = state["carried"]
+        self._carried = None if gathered is None else _carried_of(gathered, self.backend.device)
+        position: int = state["position"]
+        return position
+
+
+def build(
+    member: Member, backend: Backend, *, study_seed: int, objective: str, mode: Mode, exact: bool = True
+) -> LiveMember:
+    """A member at its beginning: its network, optimizer and schedule, built under its own seed. Raises StudyError.
+
+    Steps of an `exact` one are its optimizer's, to the bit.
+    """
+    seed = seed_of(member, study_seed)
+    randomness = Randomness.seeded(seed, backend)
+    with kept_by(member.name), randomness.building():
+        with registering() as registered:
+            model = member.model()
+        check_network(member, model)
+        model = model.to(backend.device)
+        optimizer, schedule = _optimizer(member, model) if member.optimizers is None else own_optimizers(member, model)
+    with randomness.active(keep=True):
+        check_own(member, model, registered, member.model)
+    live = LiveMember(member, backend, model, optimizer, schedule, randomness, objective, mode)
+    live.one_pass = not exact and takes_one_pass(optimizer)
+    return live
+
+
+def _optimizer(member: Member, model: nn.Module) -> tuple[Any, Any]:
+    """A member's optimizer, and its schedule."""
+    assert member.optimizer is not None
+    optimizer = member.optimizer(list(model.parameters()))  # which may make several groups of them
+    check_optimizer(member, model, optimizer)
+    schedule = None if member.schedule is None else member.schedule(optimizer)
+    check_schedule(member, optimizer, schedule)
+    return optimizer, schedule
+
+
+def seed_of(member: Member, study_seed: int) -> int:
+    """That its network is built under: the one that it was given, or its own in the study."""
+    return member_seed(study_seed, member.name) if member.seed is None else member.seed
+
+
+def fill_buffers(model: nn.Module, weights: Mapping[str, torch.Tensor], device: torch.device) -> None:
+    """Let buffers be there that are None until a forward pass: torch knows no place for what a file has of them."""
+    for name, module in model.named_modules():
+        for key, buffer in module._buffers.items():
+            found = weights.get(f"{name}.{key}" if name else key)
+            if buffer is None and found is not None:
+                module._buffers[key] = torch.empty_like(found, device=device)
+
+
+def _carried_state(carried: Carried) -> dict[str, Any]:
+    leaves = [leaf.cpu() for leaf in carried.leaves]
+    sound = None if carried.sound is None else torch.from_numpy(carried.sound)
+    return {"leaves": leaves, "elements": carried.elements, "digest": tuple(carried.digest), "sound": sound}
+
+
+def _carried_of(state: dict[str, Any], device: torch.device) -> Carried:
+    leaves = [leaf.to(device) for leaf in state["leaves"]]
+    sound = state.get("sound")
+    return Carried(leaves, state["elements"], Digest(*state["digest"]), None if sound is None else sound.numpy())

@@ -1,0 +1,105 @@
+"""What torch's errors of a first batch mean, in a sentence that says what to change: wrong dtypes, shapes and kinds of targets."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
+
+from argosy.errors import StudyError
+from argosy.stream.trees import flatten
+from argosy.study import Member
+from argosy.training.member.admission import wants_classes
+
+__all__ = ["explain_forward", "explain_loss", "same_shape", "shown"]
+
+
+def explain_forward(member: Member, model: nn.Module, inputs: Any, error: Exception) -> None:
+    """Raise StudyError where samples are of another dtype than weights; else note at the error which layer was given what."""
+    dtypes = sorted({leaf.dtype for leaf in flatten(inputs)[0] if isinstance(leaf, Tensor)}, key=_wholes_last)
+    weights = {weight.dtype for weight in model.parameters() if weight.is_floating_point()}
+    other = [dtype for dtype in dtypes if dtype not in weights]
+    if other and len(weights) == 1 and "type" in str(error) and "indices" not in str(error):
+        wanted = _name(weights.pop())
+        raise StudyError(
+            f"member {member.name!r}: its network was given samples of {_name(other[0])} and has weights of {wanted}; they must have "
+            f"the same dtype. Convert the samples, as tensor.to(torch.{wanted}) or array.astype({wanted!r}), or let Data.on_device do it."
+        )
+    layer = _layer_of(model, error)
+    if layer and layer not in getattr(error, "__notes__", ()):
+        error.add_note(layer)
+
+
+def _wholes_last(dtype: torch.dtype) -> bool:
+    return not dtype.is_floating_point
+
+
+def _layer_of(model: nn.Module, error: Exception) -> str:
+    """The innermost layer whose forward pass raised, and the shape of what it was given; empty where that is not known."""
+    names, found, link = {id(module): name for name, module in model.named_modules()}, "", error.__traceback__
+    while link is not None:
+        frame, link = link.tb_frame, link.tb_next
+        module, arguments = frame.f_locals.get("self"), frame.f_code.co_varnames[1 : frame.f_code.co_argcount]
+        if frame.f_code.co_name != "forward" or id(module) not in names or not arguments:
+            continue
+        given = frame.f_locals.get(arguments[0])
+        if isinstance(module, nn.Module) and isinstance(given, Tensor):
+            name = names[id(module)]
+            found = f"{f'layer {name!r}' if name else 'the network'}, {type(module).__name__}({module.extra_repr()}), was given "
+            found += f"{shown(given)}{_channels_last(module, given)}"
+    return found
+
+
+def _channels_last(module: nn.Module, given: Tensor) -> str:
+    if isinstance(module, _ConvNd) and given.dim() > 2 and given.shape[1] != module.in_channels == given.shape[-1]:
+        return ": channels come last there, and torch wants them in the second dimension, as x.movedim(-1, 1) has them"
+    return ""
+
+
+def explain_loss(member: Member, output: Any, target: Any) -> None:
+    """Raise StudyError where a loss that has raised was given targets that it cannot compare with the outputs."""
+    if not isinstance(output, Tensor) or not isinstance(target, Tensor):
+        return
+    found = f"member {member.name!r}: its network gives {shown(output)}, targets are {shown(target)}, and its loss"
+    if wants_classes(member.loss):
+        _explain_classes(found, output, target)
+    elif output.shape != target.shape and output.numel() == target.numel():
+        raise StudyError(f"{found} needs both in one shape: give {same_shape(output.shape, target.shape)}.")
+    elif output.shape == target.shape and output.dtype != target.dtype and output.is_floating_point():
+        dtype = _name(output.dtype)
+        raise StudyError(f"{found} needs both in one dtype: give tensor.to(torch.{dtype}), or array.astype({dtype!r}).")
+
+
+def _explain_classes(found: str, output: Tensor, target: Tensor) -> None:
+    found += ", cross-entropy, needs"
+    if output.dim() < 2:
+        raise StudyError(
+            f"{found} one output per class, [batch, classes]. Give its last layer one per class; for one output choose loss=BCEWithLogitsLoss() and "
+            "targets that are floats."
+        )
+    if target.shape == output.shape and not target.is_floating_point():
+        raise StudyError(f"{found} class numbers, or one-hot targets as floats: give target.argmax(1).")
+    if target.shape == (len(output), 1):
+        raise StudyError(f"{found} one class number per sample, [batch]: give target.flatten().")
+    if output.dim() > 2 and target.shape == output.shape[:-1]:
+        raise StudyError(f"{found} classes in the second dimension: let the network return x.movedim(-1, 1).")
+    if target.dim() == output.dim() - 1 and target.dtype not in (torch.int64, torch.uint8):
+        raise StudyError(f"{found} class numbers as int64: give tensor.long(), or array.astype('int64').")
+
+
+def same_shape(output: Sequence[int], target: Sequence[int]) -> str:
+    """What gives targets the shape of outputs."""
+    if tuple(output[: len(target)]) == tuple(target) and math.prod(output[len(target) :]) == 1:
+        return f"target.reshape({', '.join(map(str, (-1, *output[1:])))}), or x.flatten() as what the network returns"
+    return "target.reshape_as(output)"
+
+
+def shown(tensor: Tensor) -> str:
+    """Shape and dtype, as in ``[32, 10] of float32``."""
+    return f"{list(tensor.shape)} of {_name(tensor.dtype)}"
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,133 @@
+"""The random state that belongs to one member, so that its neighbours cannot change its result."""
+
+import contextlib
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from argosy.training.device.devices import Backend
+
+__all__ = ["Mark", "Randomness"]
+
+Mark = tuple[Any, Any, Any]
+"""Where a random state stood."""
+
+
+class Randomness:
+    """Torch's generators always; NumPy's and Python's for members that were seen to use them (they cost 60 us a swap)."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        torch_state: torch.Tensor,
+        device_state: torch.Tensor | None,
+        others: tuple[Any, Any],
+    ) -> None:
+        self.backend = backend
+        self.torch_state = torch_state
+        self.built_state = torch_state
+        """Torch's after the member was built; one that draws nothing in its steps always has it, and saves nothing."""
+        self.device_state = device_state
+        self.others = others
+        self.uses_others = False
+
+    @classmethod
+    def seeded(cls, seed: int, backend: Backend) -> "Randomness":
+        """The state that follows from a seed, for every generator."""
+        numpy_state = np.random.RandomState([seed & 0xFFFFFFFF, seed >> 32]).get_state()
+        return cls(
+            backend,
+            torch.Generator().manual_seed(seed).get_state(),
+            backend.seeded_state(seed),
+            (numpy_state, random.Random(seed).getstate()),
+        )
+
+    def copy(self) -> "Randomness":
+        """An equal state that moves on its own; it carries all generators."""
+        twin = self.aside()
+        twin.uses_others = True
+        return twin
+
+    def aside(self) -> "Randomness":
+        """An equal state that moves on its own."""
+        clone = None if self.device_state is None else self.device_state.clone()
+        twin = Randomness(self.backend, self.torch_state.clone(), clone, self.others)
+        twin.uses_others = self.uses_others
+        return twin
+
+    def mark(self) -> Mark:
+        """Where it stands, for `go_back`."""
+        return self.torch_state, self.device_state, self.others
+
+    def go_back(self, mark: Mark) -> None:
+        """Stand there again."""
+        self.torch_state, self.device_state, self.others = mark
+
+    @contextlib.contextmanager
+    def building(self) -> Iterator[None]:
+        """Draw from every generator of this state inside; what follows is the state of a member that has just been built."""
+        before, self.uses_others = self.uses_others, True
+        try:
+            with self.active():
+                yield
+        finally:
+            self.uses_others, self.built_state = before, self.torch_state
+
+    @contextlib.contextmanager
+    def active(self, *, keep: bool = False) -> Iterator[None]:
+        """Draw from this state inside; with `keep`, the state afterwards is the one before."""
+        self.stand_at(self.mark())
+        try:
+            yield
+        finally:
+            if not keep:
+                self.go_back(self.here())
+
+    def here(self) -> Mark:
+        """Inside `active`: where the generators stand."""
+        return (
+            torch.default_generator.get_state(),
+            None if self.device_state is None else self.backend.random_state(),
+            (np.random.get_state(), random.getstate()) if self.uses_others else self.others,
+        )
+
+    def stand_at(self, mark: Mark) -> None:
+        """Let the generators stand there."""
+        torch_state, device_state, others = mark
+        torch.default_generator.set_state(torch_state)
+        if self.device_state is not None:
+            self.backend.set_random_state(device_state)
+        if self.uses_others:
+            np.random.set_state(others[0])
+            random.setstate(others[1])
+
+    def others_equal(self, other: "Randomness") -> bool:
+        """Whether NumPy's and Python's states are the same as another's."""
+        ours, theirs = self.others[0], other.others[0]
+        numpy_equal = np.array_equal(ours[1], theirs[1]) and tuple(ours[2:]) == tuple(theirs[2:])
+        return bool(numpy_equal) and self.others[1] == other.others[1]
+
+    def state_dict(self) -> dict[str, Any]:
+        """For a checkpoint: None for a generator that stands where it stood when the member was built."""
+        drawn = not torch.equal(self.torch_state, self.built_state)
+        name, keys, *rest = self.others[0]
+        return {
+            "torch": self.torch_state if drawn else None,
+            "device": self.device_state,
+            "numpy": [name, torch.from_numpy(keys.astype(np.int64)), *rest] if self.uses_others else None,
+            "python": self.others[1] if self.uses_others else None,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """From a checkpoint of the same member, built anew; a device whose kind is another goes on as after the building."""
+        self.torch_state = self.built_state if state["torch"] is None else state["torch"]
+        if self.device_state is not None and state["device"] is not None:
+            self.device_state = state["device"]
+        if state["numpy"] is not None:
+            self.uses_others = True
+            name, keys, *rest = state["numpy"]
+            version, words, gauss = state["python"]
+            self.others = ((name, keys.numpy().astype(np.uint32), *rest), (version, tuple(words), gauss))

@@ -1,0 +1,228 @@
+"""What a member's validation says: its loss, and metrics of three kinds, whatever batches the samples come in.
+
+A metric of each sample is averaged over the samples. One of the whole set is called once, at the end, with all outputs and
+targets. One that is an object with ``update`` and ``compute`` sees batches and is asked at the end. Which of the first two
+a function is it shows on the first batch, the same in every validation: ``[B]``, or a number.
+"""
+
+import copy
+import functools
+import inspect
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeGuard
+
+import numpy as np
+import torch
+from torch import nn
+
+from argosy.errors import StudyError
+from argosy.stream.order import Digest
+from argosy.stream.trees import flatten, map_leaves, unflatten
+from argosy.study import Member
+from argosy.training.device.devices import Backend, Event
+from argosy.training.member.tally import Tally, double, total_of
+
+__all__ = ["Validation"]
+
+KINDS = (
+    "one value per sample, or one number for the whole set, or is an object with update(outputs, targets) and compute()"
+)
+LOW_PRECISION = (torch.bfloat16, torch.float16)
+
+
+class State(Protocol):
+    """What a metric that is an object keeps."""
+
+    def update(self, outputs: Any, targets: Any) -> Any:
+        """Take a batch in."""
+
+    def compute(self) -> Any:
+        """The value of all batches so far."""
+
+
+@dataclass(slots=True)
+class Validation:
+    """One of a member, from its first batch to its `values`. Metrics run inside `Program.active` alone."""
+
+    member: Member
+    backend: Backend
+    sums: Tally = field(init=False)
+    """Of the loss and of what is per sample."""
+    _per_sample: dict[str, Callable[[Any, Any], Any]] = field(default_factory=dict)
+    _of_the_set: dict[str, Callable[[Any, Any], Any]] = field(default_factory=dict)
+    _states: dict[str, State] = field(default_factory=dict)
+    _gathered: "_Gathered" = field(init=False)
+    _ended: dict[str, float] = field(default_factory=dict)
+    """What was computed at the end."""
+
+    def __post_init__(self) -> None:
+        self.sums, self._gathered = Tally(self.backend), _Gathered(self.backend)
+
+    @property
+    def digest(self) -> Digest:
+        """Of the samples so far."""
+        return self.sums.digest
+
+    def add(self, rows: int, digest: Digest, losses: torch.Tensor, output: Any, target: Any) -> None:
+        """A batch, its losses per sample or their mean, and what the network made of it."""
+        if self.member.metrics and not self.sums.rows:
+            self._sort(rows, output, target)
+        values = {name: self._one_each(name, metric, rows, output, target) for name, metric in self._per_sample.items()}
+        for state in self._states.values():
+            state.update(output, target)
+        if self._of_the_set:
+            self._gathered.add(rows, output, target, self._words(next(iter(self._of_the_set))))
+        totals = {name: total_of(value, rows) for name, value in {"loss": losses, **values}.items()}
+        self.sums.add(rows, digest, totals)
+
+    def end(self) -> None:
+        """All batches have come: compute what is computed once."""
+        if not self.sums.rows:
+            return
+        whole = self._gathered.whole() if self._of_the_set else ()
+        for name, metric in self._of_the_set.items():
+            self._ended[name] = self._number(name, metric(*whole), f"all {self.sums.rows} samples")
+        for name, state in self._states.items():
+            self._ended[name] = self._number(name, state.compute(), "compute()")
+        self._gathered.clear()
+
+    def values(self) -> dict[str, float]:
+        """The loss and every metric; NaN where no sample came."""
+        means = self.sums.means(["loss", *self._per_sample])
+        return {name: means.get(name, self._ended.get(name, math.nan)) for name in ("loss", *self.member.metrics)}
+
+    # ---- kinds
+
+    def _sort(self, rows: int, output: Any, target: Any) -> None:
+        """Find out what each metric is.
+
+        A batch of one is shown twice: the value of one sample and a number for a set of one may look alike.
+        """
+        if rows == 1:
+            rows, output, target = 2, map_leaves(_twice, output), map_leaves(_twice, target)
+        for name, metric in self.member.metrics.items():
+            if _is_state(metric) or _makes_states(metric):
+                self._states[name] = self._state(name, metric)
+                continue
+            value = _tensor(metric(output, target))
+            if value is not None and value.dim() and len(value) == rows:
+                self._per_sample[name] = metric
+            elif value is not None and not value.dim():
+                self._of_the_set[name] = metric
+            else:
+                raise self._refusal(name, value, f"a batch of {rows}")
+
+    def _state(self, name: str, metric: Any) -> State:
+        """A state of this validation's own."""
+        made: Any = copy.deepcopy(metric) if _is_state(metric) else metric()
+        if not _is_state(made):
+            raise StudyError(
+                f"{self._words(name)} takes no arguments, so it is called for an object with update(outputs, targets) and "
+                f"compute(); it gave {type(made).__name__}. Let it take (outputs, targets), or return such an object."
+            )
+        if hasattr(made, "reset"):
+            made.reset()
+        if isinstance(made, nn.Module):
+            made.to(self.backend.device)
+        return made
+
+    # ---- values
+
+    def _one_each(
+        self, name: str, metric: Callable[[Any, Any], Any], rows: int, output: Any, target: Any
+    ) -> torch.Tensor:
+        value = _tensor(metric(output, target))
+        if value is not None and rows == 1 and value.numel() == 1:
+            return value.reshape(1)
+        if value is None or not value.dim() or len(value) != rows:
+            raise self._refusal(name, value, f"a batch of {rows}")
+        return value
+
+    def _number(self, name: str, value: Any, of: str) -> float:
+        found = _tensor(value)
+        if found is None or found.numel() != 1:
+            raise self._refusal(name, found, of)
+        return float(found)
+
+    def _refusal(self, name: str, value: torch.Tensor | None, of: str) -> StudyError:
+        found = "no number and no tensor of real numbers"
+        if value is not None:
+            found = f"a tensor of shape {tuple(value.shape)}" if value.dim() else "one number"
+        return StudyError(f"{self._words(name)} gave {found} for {of}; a metric gives {KINDS}. Give one of these.")
+
+    def _words(self, name: str) -> str:
+        return f"member {self.member.name!r}: metric {name!r}"
+
+
+class _Gathered:
+    """Outputs and targets of all batches on the host, in the order of the sequence, each leaf ``[rows, …]``."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._batches: list[list[tuple[torch.Tensor, Event]]] = []
+        self._tree: Any = None
+
+    def add(self, rows: int, output: Any, target: Any, words: str) -> None:
+        """Copy them, for the block that they may be views of must go; raises StudyError for what is not one row per sample."""
+        leaves, self._tree = flatten((output, target))
+        for leaf in leaves:
+            if not isinstance(leaf, torch.Tensor) or not leaf.dim() or len(leaf) != rows:
+                found = (
+                    f"a tensor of shape {tuple(leaf.shape)}" if isinstance(leaf, torch.Tensor) else type(leaf).__name__
+                )
+                raise StudyError(
+                    f"{words} is of the whole set, and outputs and targets are gathered for it: tensors with one row per "
+                    f"sample, and among those of a batch of {rows} is {found}. Let the network return less in eval(), or "
+                    "give the metric as an object with update(outputs, targets) and compute()."
+                )
+        self._batches.append([self._backend.fetch(_widened(leaf)) for leaf in leaves])
+
+    def whole(self) -> Any:
+        """(outputs, targets) of all of them. Waits for the device."""
+        for batch in self._batches:
+            for _, event in batch:
+                event.synchronize()
+        leaves = [torch.cat([part for part, _ in parts]) for parts in zip(*self._batches, strict=True)]
+        return unflatten(leaves, self._tree)
+
+    def clear(self) -> None:
+        """Let go of them."""
+        self._batches.clear()
+
+
+def _widened(leaf: torch.Tensor) -> torch.Tensor:
+    """Numbers of a low precision as float32: sums over a whole set need it."""
+    return leaf.detach().float() if leaf.dtype in LOW_PRECISION else leaf.detach()
+
+
+def _twice(leaf: Any) -> Any:
+    return torch.cat((leaf, leaf)) if isinstance(leaf, torch.Tensor) and leaf.dim() else leaf
+
+
+def _tensor(value: Any) -> torch.Tensor | None:
+    """What a metric gave, a number as a scalar; None for what is neither a number nor a tensor of real numbers."""
+    if isinstance(value, bool | int | float | np.number | np.bool_ | np.ndarray):
+        value = double(value) if isinstance(value, float) else torch.as_tensor(value)
+    return value.detach() if isinstance(value, torch.Tensor) and not value.is_complex() else None
+
+
+def _is_state(metric: Any) -> TypeGuard[State]:
+    return not isinstance(metric, type) and hasattr(metric, "update") and hasattr(metric, "compute")
+
+
+def _makes_states(metric: Any) -> bool:
+    """Whether it is called without arguments, for a state: a class of states, or a function that only then can be called."""
+    made = metric.func if isinstance(metric, functools.partial) else metric
+    if isinstance(made, type):
+        return hasattr(made, "update") and hasattr(made, "compute")
+    return _takes(metric) and not _takes(metric, None, None)
+
+
+def _takes(function: Any, *arguments: Any) -> bool:
+    try:
+        inspect.signature(function).bind(*arguments)
+    except (TypeError, ValueError):  # the latter where it has no signature
+        return False
+    return True

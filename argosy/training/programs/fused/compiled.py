@@ -1,0 +1,188 @@
+"""Forward and backward pass of members of one architecture as code that is made for it: by torch's compiler, once for all of them.
+
+What is compiled is the pass of so many members at once, traced operator by operator on a real batch, not the Python that led to
+it: so it depends on no member's objects, and nothing but shapes decides whether it may be used. Members that go leave the others
+with the same code, whose places that are free compute for nobody; less than half of the places are never used. Batches of
+another length go the plain way. What it gives is proved on the first batch beside what the plain way gives, which counts there.
+
+Torch keeps compiled code on the disk (``TORCHINDUCTOR_CACHE_DIR``), so a process that comes later makes none of it again.
+"""
+
+import math
+import os
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import grad_and_value, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from argosy.errors.traces import reason_of
+from argosy.stream.trees import flatten
+from argosy.training.member.agreement import agree, largest
+from argosy.training.optim.arena import Arena
+from argosy.training.programs.fused.forward import Data, Forward, Rows
+
+__all__ = ["Compilation", "Derived", "Pass"]
+
+Derived = tuple[Tensor, Sequence[Tensor | None]]
+"""Losses ``[rows, …]``, and the gradients of the arena's pieces ``[rows, *shape]``; None for those without a part in the losses."""
+DOUBLE, SINGLE, HALF = 1e-9, 1e-3, 1e-2
+"""Allowed differences from the plain way, as a share of the largest number beside it: of float64, of float32, which a GPU may compute
+with TF32's ten bits, and where some of it is computed in 16 bits."""
+THREADS = "TORCHINDUCTOR_COMPILE_THREADS"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pass:
+    """What a forward and backward pass is made of."""
+
+    forward: Forward
+    arena: Arena
+    rows: Rows
+    """The members at hand."""
+    data: Data
+    factors: Tensor
+    """What the gradient of each one's mean loss is multiplied by ``[rows]``."""
+
+    def inputs(self, places: int) -> list[Tensor]:
+        """All tensors of the pass, with so many places; those that are free are filled with the first member's."""
+        arena, count = self.arena, len(self.rows)
+        weights, leaves = [arena.weights, *arena.fixed.values()], [*flatten(self.data.tree)[0]]
+        stacked = [*weights, *arena.buffers.values()]
+        if list(self.rows) != list(range(places)):
+            index = torch.tensor([*self.rows, *[self.rows[0]] * (places - count)], device=self.factors.device)
+            stacked = [tensor[index] for tensor in stacked]
+        own = [self.factors, *leaves] if self.data.apart else [self.factors]
+        if count < places:
+            filled = torch.tensor([*range(count), *[0] * (places - count)], device=self.factors.device)
+            own = [tensor[filled] for tensor in own]
+        return [tensor.contiguous() for tensor in (*stacked, *own, *(() if self.data.apart else leaves))]
+
+    def of_one(self, *given: Tensor) -> tuple[Tensor, ...]:
+        """From one member's tensors: its gradients ``[columns]``, its losses, and its buffers afterwards."""
+        fixed, buffers, pieces = [*self.arena.fixed], [*self.arena.buffers], self.arena.pieces
+        row, rest = given[0], given[1:]
+        held = dict(zip(fixed, rest, strict=False))
+        before = dict(zip(buffers, rest[len(fixed) :], strict=False))
+        factor, *leaves = rest[len(fixed) + len(buffers) :]
+
+        def objective(row: Tensor) -> tuple[Tensor, Any]:
+            parts = torch.split(row, [piece.stop - piece.start for piece in pieces])
+            own = {piece.name: part.view(piece.shape) for piece, part in zip(pieces, parts, strict=True)}
+            moving = {name: buffer.clone() for name, buffer in before.items()}
+            losses, after = self.forward.losses_of_one(own | held | moving, buffers, leaves, self.data)
+            return losses.mean() * factor, (losses, after)
+
+        gradients, (_, (losses, after)) = grad_and_value(objective, has_aux=True)(row)
+        return gradients, losses, *after
+
+    def compiled(self, inputs: Sequence[Tensor]) -> Callable[..., Sequence[Tensor]]:
+        """Code of this pass for any tensors of these shapes. Raises whatever torch raises."""
+        leaves = len(flatten(self.data.tree)[0])
+        places: list[int | None] = [0] * len(inputs)
+        if not self.data.apart:
+            places[len(inputs) - leaves :] = [None] * leaves
+        os.environ.setdefault(THREADS, "1")  # processes that torch would start at an import, and nobody would end
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of what torch does to itself
+            from torch import _inductor  # takes seconds, and nobody needs it who compiles nothing
+
+            with self.forward.autocast(cached=False), sdpa_kernel(SDPBackend.MATH):
+                graph = make_fx(vmap(self.of_one, in_dims=tuple(places), randomness="error"))(*inputs)
+            how = {"config_patches": {"compile_threads": 1}}
+            made: Callable[..., Sequence[Tensor]] = _inductor.standalone_compile(
+                graph, list(inputs), dynamic_shapes="from_example_inputs", options=how
+            )
+        return made
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """Code for one form of pass."""
+
+    run: Callable[..., Sequence[Tensor]]
+    form: Any
+
+
+class Compilation:
+    """What was compiled for the members of one architecture on one device."""
+
+    def __init__(self) -> None:
+        self.refused = ""
+        """Why nothing of it is used any more."""
+        self._made: dict[int, Made] = {}
+        """By places."""
+
+    @torch.no_grad()
+    def derive(self, of: Pass, plainly: Callable[[], Derived], *, whole: bool) -> Derived:
+        """Losses and gradients of a pass, whose buffers move: by its code where there is such, or else `plainly`.
+
+        Code is made for a pass of all members of a program that is `whole`: with a batch as long as most are.
+        """
+        count = len(of.rows)
+        places = min((places for places in self._made if count <= places < 2 * count), default=count)
+        if self.refused or (places not in self._made and not whole):
+            return self._plain(plainly)
+        inputs = of.inputs(places)
+        form = (of.data.apart, [(tensor.shape, tensor.dtype) for tensor in inputs])
+        if places not in self._made:
+            return self._proved(of, inputs, form, plainly)
+        made = self._made[places]
+        if made.form != form:
+            return self._plain(plainly)
+        gradients, losses, *buffers = (tensor[:count] for tensor in made.run(*inputs))
+        for name, after in zip(of.arena.buffers, buffers, strict=True):
+            _put(of.arena.buffers[name], of.rows, after)
+        return losses, [piece.over(gradients) for piece in of.arena.pieces]
+
+    def _proved(self, of: Pass, inputs: Sequence[Tensor], form: Any, plainly: Callable[[], Derived]) -> Derived:
+        """What comes of the pass plainly; the code stays where it gives the same."""
+        inputs = [tensor.clone() for tensor in inputs]  # buffers are about to move
+        losses, gradients = self._plain(plainly)
+        idle = [piece.name for piece, found in zip(of.arena.pieces, gradients, strict=True) if found is None]
+        if idle:
+            self.refused = f"the weight {idle[0]!r} has no part in its loss, which compiled code does not tell"
+            return losses, gradients
+        try:
+            run = of.compiled(inputs)
+            self.refused = _difference(of, run(*inputs), losses.detach(), [one for one in gradients if one is not None])
+        except Exception as error:  # boundary to members' code and torch's compiler, which cannot do everything
+            self.refused = f"it cannot be compiled: {reason_of(error)}"
+        if not self.refused:
+            self._made[len(of.rows)] = Made(run, form)
+        return losses, gradients
+
+    def _plain(self, plainly: Callable[[], Derived]) -> Derived:
+        with torch.enable_grad():
+            return plainly()
+
+
+def _put(buffer: Tensor, rows: Rows, after: Tensor) -> None:
+    if len(rows) == len(buffer):
+        buffer.copy_(after)
+    else:
+        buffer[list(rows)] = after
+
+
+def _difference(of: Pass, found: Sequence[Tensor], losses: Tensor, gradients: Sequence[Tensor]) -> str:
+    """What compiled code gives otherwise than the plain way, which has moved the buffers; empty where it gives the same."""
+    columns, mine, *after = found
+    size = max(map(largest, gradients))
+    pairs, narrow = [("its losses are", mine, losses, 0.0)], HALF if of.forward.narrow else SINGLE
+    for piece, gradient in zip(of.arena.pieces, gradients, strict=True):
+        pairs.append((f"the gradient of {piece.name!r} is", piece.over(columns), gradient, size))
+    for (name, buffer), moved in zip(of.arena.buffers.items(), after, strict=True):
+        pairs.append((f"the buffer {name!r} is", moved, buffer[list(of.rows)], 0.0))
+    for what, one, other, scale in pairs:
+        tolerance = DOUBLE if other.dtype == torch.float64 else narrow
+        allowed = tolerance * max(scale, largest(other), 1e-3)
+        if not math.isfinite(allowed):
+            continue  # what has overflowed says nothing
+        if not agree(one, other, within=allowed):
+            return f"compiled, {what} not what it is else"
+    return ""

@@ -1,0 +1,85 @@
+"""The members' losses of a batch, or of a part of it, and the gradients of their weights: by autograd, or by code made for that."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import _engine_run_backward
+
+from argosy.training.member.live import LiveMember
+from argosy.training.member.precision import LossScales, widened
+from argosy.training.optim.arena import Arena
+from argosy.training.programs.fused.compiled import Compilation, Derived, Pass
+from argosy.training.programs.fused.forward import Data, Forward, Rows
+
+__all__ = ["Derivation"]
+
+
+class Derivation:
+    """Of a program of several members."""
+
+    def __init__(
+        self,
+        lives: Sequence[LiveMember],
+        forward: Forward,
+        arena: Arena,
+        scales: LossScales | None,
+        compilation: Compilation | None,
+    ) -> None:
+        self._lives = lives
+        self._forward = forward
+        self._arena = arena
+        self._scales = scales
+        self._compilation = compilation
+        self._shares: dict[tuple[torch.Size, torch.dtype, float], Tensor] = {}
+
+    def of(
+        self,
+        rows: Rows,
+        part: Data,
+        share: float,
+        losses: Callable[[], Tensor],
+        leaves: Sequence[Tensor],
+        *,
+        plain: bool,
+    ) -> Derived:
+        """Of these members, on a part of a batch with such a share of it; `losses` computes them from the `leaves`.
+
+        With `plain`, it is the networks' own code that runs.
+        """
+        plainly = partial(self._by_autograd, rows, share, losses, leaves)
+        if self._compilation is None or plain:
+            return plainly()
+        factors = torch.full((len(rows),), share, dtype=self._arena.weights.dtype, device=self._arena.weights.device)
+        if self._scales is not None:
+            factors = self._scales.times(factors, rows)
+        made_of = Pass(forward=self._forward, arena=self._arena, rows=rows, data=part, factors=factors)
+        member = self._lives[0].member
+        usual = part.samples == -(-member.batch_size // member.accumulate)
+        return self._compilation.derive(made_of, plainly, whole=usual and len(rows) == len(self._lives))
+
+    def release(self) -> None:
+        """Let go of what was made once."""
+        self._shares.clear()
+
+    def _by_autograd(
+        self, rows: Rows, share: float, compute: Callable[[], Tensor], leaves: Sequence[Tensor]
+    ) -> Derived:
+        losses = compute()
+        if self._scales is None:
+            shares = self._share_of(losses, share)
+        else:
+            losses = widened(losses)
+            shares = self._scales.times(self._share_of(losses, share), rows)
+        # What `torch.autograd.grad` does at last; its checks before that take a twentieth of a small pack's step.
+        return losses, _engine_run_backward(
+            (losses,), (shares,), False, False, tuple(leaves), True, accumulate_grad=False
+        )
+
+    def _share_of(self, losses: Tensor, share: float) -> Tensor:
+        """The gradient of each member's mean loss times its share of the batch, made once."""
+        key = (losses.shape, losses.dtype, share)
+        if key not in self._shares:
+            self._shares[key] = torch.full_like(losses, share * len(losses) / losses.numel())
+        return self._shares[key]

@@ -1,0 +1,202 @@
+"""Which members may be one program: those that do the same with other weights, and nothing that a program cannot follow.
+
+What is found here is only what can be read off a member without running it; `argosy.training.choice.fused_admission` runs the rest.
+"""
+
+import functools
+import hashlib
+import types
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+from torch.nn.utils import parametrize
+from torch.optim.lr_scheduler import LRScheduler
+
+from argosy.training.member.live import LiveMember
+from argosy.training.programs.fused.draws import rate_of
+
+__all__ = ["Fingerprint", "attributes", "obstacle", "token"]
+
+STRUCTURE = {"_parameters", "_buffers", "_modules", "training"}
+"""Attributes of every module that are compared by other means, or that programs set themselves."""
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+PLAIN = (
+    bool,
+    int,
+    str,
+    bytes,
+    type(None),
+    type,
+    types.BuiltinFunctionType,
+    types.ModuleType,
+    torch.dtype,
+    torch.device,
+    torch.Size,
+)
+Seen = dict[int, tuple[Any, Any]]
+"""By address, what stands for a value that was met before, and the value, which must live as long as its address counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """What members must have in common to be one program: values by their names."""
+
+    aspects: tuple[tuple[str, Any], ...]
+
+    @classmethod
+    def of(cls, live: LiveMember) -> "Fingerprint":
+        """A member's."""
+        member = live.member
+        settings = {
+            "loss": member.loss,
+            "step": member.step,
+            "metrics": dict(member.metrics),
+            "precision": member.precision,
+            "batch_size": member.batch_size,
+            "eval_batch_size": member.eval_batch_size or member.batch_size,
+            "accumulate": member.accumulate,
+            "the device": live.backend.device,
+        }
+        return cls(
+            (
+                *attributes(live.model).items(),
+                *_weight_aspects(live),
+                *((name, token(value)) for name, value in settings.items()),
+            )
+        )
+
+    def difference(self, other: "Fingerprint") -> str:
+        """The first aspect in which another one differs."""
+        mine, theirs = dict(self.aspects), dict(other.aspects)
+        names = [*mine, *(name for name in theirs if name not in mine)]
+        return next(name for name in names if name not in mine or name not in theirs or mine[name] != theirs[name])
+
+
+def obstacle(live: LiveMember) -> str | None:
+    """Why a member can be in no program with others; None where nothing speaks against it."""
+    return next(_obstacles(live), None)
+
+
+def _obstacles(live: LiveMember) -> Iterator[str]:
+    model, optimizer, schedule = live.model, live.optimizer, live.schedule
+    if live.member.optimizers is not None:
+        yield "its own step moves the weights"
+    if live.member.validate is not None or (live.member.step is not None and live.member.metrics):
+        yield "its own step says what is validated"
+    for name, module in model.named_modules():
+        if any(getattr(module, hooks) for hooks in HOOKS):
+            yield f"layer {name!r} has hooks, which would see all members at once"
+    stepped = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    numbers = set(map(id, stepped))
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    for name, parameter in trained.items():
+        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
+            yield f"the weight {name!r} has hooks, which would never be called"
+        elif id(parameter) not in numbers:
+            yield f"the weight {name!r} wants a gradient and is in no group of the optimizer"
+        elif not parameter.is_contiguous():
+            yield f"the weight {name!r} lies in memory in an order of its own (channels_last?)"
+    if len({parameter.dtype for parameter in trained.values()}) != 1:
+        yield "its trained weights are not of one dtype"
+    if schedule is not None and not (
+        isinstance(schedule, LRScheduler) and type(schedule).__module__ == LRScheduler.__module__
+    ):
+        yield f"its schedule {type(schedule).__name__} is none of torch's, and could change more than learning rates"
+    if live.private:
+        yield "it writes into its input"
+
+
+# ---- aspects
+
+
+def attributes(model: nn.Module) -> dict[str, Any]:
+    """What the layers hold beside weights and buffers: tokens by words for where."""
+    named = (*model.named_modules(), *model.named_parameters(), *model.named_buffers())
+    seen: Seen = {id(part): ((type(part), name), part) for name, part in named}
+    found = {}
+    for name, module in model.named_modules():
+        where = f"layer {name!r}" if name else "the network"
+        found[f"the class of {where}"] = _class(module)
+        skipped = {*STRUCTURE, rate_of(module)}
+        held = {key: value for key, value in vars(module).items() if key not in skipped and not key.endswith("_hooks")}
+        found |= {f"{key!r} of {where}": token(value, seen) for key, value in held.items()}
+    return found
+
+
+def _weight_aspects(live: LiveMember) -> Iterator[tuple[str, Any]]:
+    """Shapes, and the optimizer's group of each trained weight; what is tied has two names and one number."""
+    groups = {id(p): number for number, group in enumerate(live.optimizer.param_groups) for p in group["params"]}
+    numbers: dict[int, int] = {}
+    named = (
+        *live.model.named_parameters(remove_duplicate=False),
+        *live.model.named_buffers(remove_duplicate=False),
+    )
+    for name, tensor in named:
+        number = numbers.setdefault(id(tensor), len(numbers))
+        group = groups.get(id(tensor)) if tensor.requires_grad else None
+        yield f"the weight {name!r}", (tuple(tensor.shape), tensor.dtype, tensor.requires_grad, group, number)
+
+
+def _class(module: nn.Module) -> Any:
+    """The class of a module; one that has been parametrised has a class of its own above it."""
+    kind = type(module)
+    return kind.__mro__[1] if parametrize.is_parametrized(module) else kind
+
+
+def token(value: Any, seen: Seen | None = None) -> Any:
+    """A value that equals another's token where both do the same: functions by their code, tensors by what they hold.
+
+    What cannot be looked into stands for itself, so that two of them differ.
+    """
+    seen = {} if seen is None else seen
+    if isinstance(value, PLAIN):
+        return (type(value), value)
+    if isinstance(value, float):
+        return (type(value), repr(value))
+    if id(value) in seen:
+        return ("again", seen[id(value)][0])
+    seen[id(value)] = (len(seen), value)
+    return (type(value), _inner(value, seen))
+
+
+def _inner(value: Any, seen: Seen) -> Any:
+    def tokens(values: Iterable[Any]) -> tuple[Any, ...]:
+        return tuple(token(item, seen) for item in values)
+
+    if isinstance(value, torch.Tensor):
+        return _content(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy(), value)
+    if isinstance(value, np.ndarray):
+        return _content(value, value)
+    if isinstance(value, tuple | list):
+        return tokens(value)
+    if isinstance(value, set | frozenset):
+        return frozenset(tokens(value))
+    if isinstance(value, Mapping):
+        return tokens(value.keys()), tokens(value.values())
+    if isinstance(value, functools.partial):
+        return tokens((value.func, value.args, value.keywords))
+    if isinstance(value, types.FunctionType):
+        cells = map(_held, value.__closure__ or ())
+        return (value.__code__, *tokens((value.__defaults__, value.__kwdefaults__)), *tokens(cells))
+    if isinstance(value, types.MethodType):
+        return tokens((value.__func__, value.__self__))
+    if isinstance(value, weakref.ref):
+        return token(value(), seen)
+    return token(vars(value), seen) if hasattr(value, "__dict__") else id(value)
+
+
+def _held(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # its variable has no value yet
+        return None
+
+
+def _content(array: npt.NDArray[Any], like: torch.Tensor | npt.NDArray[Any]) -> tuple[Any, ...]:
+    return (tuple(like.shape), str(like.dtype), hashlib.sha256(array.tobytes()).hexdigest())

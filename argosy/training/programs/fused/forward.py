@@ -1,0 +1,200 @@
+"""The forward pass of several members of one architecture at once: `torch.vmap` over their tensors.
+
+One copy of the network computes for all. For a pass, its parameters and buffers are those of the members, stacked, which a
+vectorised function sees as if they were one member's; afterwards they are its own again.
+"""
+
+import contextlib
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from argosy.stream.trees import flatten, map_leaves, unflatten
+from argosy.study import Member
+from argosy.training.member.precision import autocast, widened
+from argosy.training.member.randomness import Randomness
+from argosy.training.programs.fused.draws import OwnDraws, own_rates
+from argosy.training.programs.fused.vectorised import vectorised
+from argosy.training.programs.solo import cross_entropy, pair_of
+
+__all__ = ["Data", "Forward", "Rows"]
+
+Rows = Sequence[int]
+"""Numbers of members in the arena."""
+Slots = list[tuple[dict[str, Any], str]]
+"""Where a tensor is held, in modules' own tables; more than one for what is tied."""
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """The samples of some members: for all the same, or for each its own."""
+
+    tree: Any
+    """Each leaf ``[samples, …]``, or ``[members, samples, …]``."""
+    samples: int
+    apart: bool
+
+    @classmethod
+    def of(cls, trees: Sequence[Any], samples: int) -> "Data":
+        """Each member's own."""
+        leaves = zip(*(flatten(tree)[0] for tree in trees), strict=True)
+        return cls(unflatten([torch.stack(own) for own in leaves], flatten(trees[0])[1]), samples, apart=True)
+
+    def pieces(self, count: int) -> Iterator["Data"]:
+        """So many micro-batches."""
+        if count == 1:
+            yield self
+            return
+        size = -(-self.samples // count)
+        for start in range(0, self.samples, size):
+            part: Any = slice(start, start + size)
+            cut = operator.itemgetter((slice(None), part) if self.apart else part)
+            yield Data(map_leaves(cut, self.tree), min(size, self.samples - start), self.apart)
+
+
+class Forward:
+    """Loss and metrics of members; between two passes it holds none of their tensors."""
+
+    def __init__(self, network: nn.Module, member: Member, device: torch.device) -> None:
+        self._network = network
+        self._member = member
+        self._device = device
+        self._slots = _slots(network)
+        self._own = {name: self._held(name) for name in self._slots}
+        self._training = True
+
+    @classmethod
+    def of(cls, models: Sequence[nn.Module], member: Member, device: torch.device) -> "Forward":
+        """Of networks of one fingerprint, whose members have this one's loss and metrics."""
+        network = deepcopy(models[0])
+        own_rates(network, models)
+        return cls(network, member, device)
+
+    def train(self, mode: bool) -> None:
+        """Whether it is for training, or for evaluation."""
+        self._training = mode
+        self._network.train(mode)
+
+    def values(
+        self,
+        weights: Mapping[str, Tensor],
+        buffers: Mapping[str, Tensor],
+        data: Data,
+        rows: Rows,
+        states: Sequence[Randomness],
+        look: Callable[[Any], None],
+    ) -> tuple[Tensor, Any]:
+        """Losses of each member ``[rows, …]`` and, in evaluation, what networks made of the samples; buffers move.
+
+        Tensors are ``[rows, *shape]``, leaves of what was made ``[rows, samples, …]``; `rows` are the members' numbers among
+        all, and `states` their random states. Before there is a loss, `look` is shown what a member's network has made.
+        """
+        leaves, structure = flatten(data.tree)
+        moved: list[str] = []
+        made_as: list[Any] = []
+
+        def of_one(*given: Tensor) -> tuple[Tensor, ...]:
+            tensors = dict(zip((*weights, *buffers), given, strict=False))
+            samples = unflatten(given[len(tensors) :] if data.apart else leaves, structure)
+            try:
+                self._hold(tensors)
+                with OwnDraws(states, rows):
+                    losses, output = self._of_one(samples, look)
+                found = {name: self._held(name) for name in buffers}
+            finally:
+                self._hold(self._own)
+            moved[:] = [name for name, tensor in found.items() if tensor is not tensors[name]]
+            parts, tree = flatten(output)
+            made_as[:] = [tree]
+            return (*losses, *parts, *(found[name] for name in moved))
+
+        own_data = leaves if data.apart else ()
+        with self.autocast():
+            made = vectorised(of_one, (*weights.values(), *buffers.values(), *own_data))
+            with torch.no_grad():
+                for name in reversed(moved):
+                    buffers[name].copy_(made.pop())
+            own = [] if self._default_loss else [made.pop(0)]
+            output = unflatten(made, made_as[0])
+            losses = own[0] if own else _cross_entropies(output, data)
+        return losses, None if self._training or self._member.step is not None else output
+
+    def losses_of_one(
+        self, tensors: Mapping[str, Tensor], buffers: Sequence[str], leaves: Sequence[Tensor], data: Data
+    ) -> tuple[Tensor, list[Tensor]]:
+        """For compiled code, one member's losses of its samples with these tensors, and what the buffers are afterwards."""
+        samples = unflatten(leaves, flatten(data.tree)[1])
+        try:
+            self._hold(tensors)
+            own, output = self._of_one(samples, lambda output: None)
+            losses = own[0] if own else cross_entropy(output, pair_of(self._member, samples)[1])
+            return widened(losses), [self._held(name) for name in buffers]
+        finally:
+            self._hold(self._own)
+
+    @property
+    def _default_loss(self) -> bool:
+        return self._member.step is None and self._member.loss is None
+
+    def _of_one(self, data: Any, look: Callable[[Any], None]) -> tuple[tuple[Tensor, ...], Any]:
+        """What `Solo` computes: the losses, none for the default one, and the output where it is wanted."""
+        member = self._member
+        if member.step is not None:
+            made = member.step(self._network, data)
+            return (made[0] if isinstance(made, tuple) else made,), ()
+        inputs, target = pair_of(member, data)
+        output = self._network(inputs)
+        look(output)
+        if member.loss is None:
+            return (), output
+        return (member.loss(output, target),), () if self._training else output
+
+    def _hold(self, tensors: Mapping[str, Tensor]) -> None:
+        for name, tensor in tensors.items():
+            for table, key in self._slots[name]:
+                table[key] = tensor
+
+    def _held(self, name: str) -> Tensor:
+        table, key = self._slots[name][0]
+        tensor: Tensor = table[key]
+        return tensor
+
+    @property
+    def narrow(self) -> bool:
+        """Whether torch computes some of it in 16 bits."""
+        return self._member.precision != "float32"
+
+    def autocast(self, *, cached: bool = True) -> contextlib.AbstractContextManager[Any]:
+        """Inside, torch computes in the members' precision."""
+        return autocast(self._member, self._device, cached=cached)
+
+
+def _cross_entropies(output: Tensor, data: Data) -> Tensor:
+    """The default loss ``[members, samples]`` of outputs ``[members, samples, classes]``.
+
+    It is one of each sample alone, so members are nothing but more samples; vectorised by torch it takes ten times as long.
+    With the classes before the samples, many samples are computed at a time, which takes a quarter of the other way round.
+    """
+    target: Tensor = data.tree[1] if data.apart else data.tree[1].expand(len(output), *data.tree[1].shape)
+    if output.dim() == 3 and target.dim() == 2:
+        return cross_entropy(output.mT, target)
+    losses = cross_entropy(output.flatten(0, 1), target.flatten(0, 1))
+    return losses.view(*output.shape[:2], *losses.shape[1:])
+
+
+def _slots(network: nn.Module) -> dict[str, Slots]:
+    """Of each tensor, by the first name that it has."""
+    names = {id(tensor): name for name, tensor in (*network.named_parameters(), *network.named_buffers())}
+    slots: dict[str, Slots] = {name: [] for name in names.values()}
+    for module in network.modules():
+        tables: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
+        for table in tables:
+            for key, tensor in table.items():
+                if tensor is not None:
+                    slots[names[id(tensor)]].append((table, key))
+    return slots

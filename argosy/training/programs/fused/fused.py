@@ -1,0 +1,344 @@
+"""The program of several members of one architecture: one vectorised forward pass, one backward pass, one optimizer step.
+
+Only the forward pass is vectorised over the members (`torch.vmap`); autograd is the ordinary one, outside of that. The
+members' losses are added up, never averaged: so the gradient of each is its own. Weights lie in an `Arena`; optimizers step
+in `kernels`, and where there is none for one, it steps as it is on its member's views, along gradients that are views too.
+
+A turn is what the members step on at once. Those that have no batch in it, or one of another length, are stepped apart:
+their weights are gathered, and their own optimizers step them.
+"""
+
+import contextlib
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from functools import partial
+from operator import itemgetter
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from argosy.stream.batches import Batch
+from argosy.stream.blocks import Block
+from argosy.stream.trees import map_leaves
+from argosy.training.device.heap import large_outside
+from argosy.training.member.foreseen import Foreseen
+from argosy.training.member.live import LiveMember
+from argosy.training.member.precision import LossScales
+from argosy.training.member.randomness import Mark, Randomness
+from argosy.training.member.tally import totals_of
+from argosy.training.optim.arena import Arena
+from argosy.training.optim.kernels import Kernel, kind_of
+from argosy.training.programs.fused.compiled import Compilation
+from argosy.training.programs.fused.derivation import Derivation
+from argosy.training.programs.fused.forward import Data, Forward, Rows
+from argosy.training.programs.fused.made import Made
+from argosy.training.programs.fused.steps import FusedSteps, Part
+from argosy.training.programs.fused.turns import Turn, equally_long, own, shared, turns
+from argosy.training.programs.program import OwnFaults
+
+__all__ = ["Fused"]
+
+There = TypeVar("There")
+
+
+class Fused:
+    """See `argosy.training.programs.program.Program`. Its members are in the order of their rows."""
+
+    def __init__(
+        self,
+        lives: Sequence[LiveMember],
+        forward: Forward,
+        arena: Arena,
+        kernels: Sequence[Kernel],
+        compilation: Compilation | None,
+    ) -> None:
+        self._lives = tuple(lives)
+        self._forward = forward
+        self._arena = arena
+        self._device = lives[0].backend.device
+        self._scales = LossScales.of([live.loss_scale for live in lives], self._device)
+        self._compilation = compilation
+        self._derivation = Derivation(lives, forward, arena, self._scales, compilation)
+        self._steps = FusedSteps(lives, arena, kernels, self._scales)
+        self._augment = any(live.member.augment for live in lives)
+        self._states: Sequence[Randomness] = [live.randomness for live in lives]
+        """That the members draw from."""
+        self.made = Made(self._lives)
+        """Turns with a batch for each member."""
+        self._begins = not lives[0].steps
+        """Whether the first turn of all is still to come."""
+        self._turn: Turn = ()
+        """Begun, and not finished."""
+        self._parts: list[Part] = []
+        self._before: tuple[Sequence[Mark], dict[str, Tensor]] | None = None
+        """Random states and buffers before the turn begun."""
+        self._foreseen = Foreseen(self._lives)
+        self._faults: dict[str, Exception] = {}
+        """What the code of single members has raised in the turn at hand."""
+
+    @classmethod
+    def of(cls, lives: Sequence[LiveMember], compilation: Compilation | None = None) -> "Fused":
+        """Take up members that were admitted together, or one; their pass is compiled where a `compilation` is given."""
+        # An operator that torch runs for one member after another is slower, and no concern of a user's.
+        warnings.filterwarnings("ignore", message="There is a performance drop because we have not yet implemented")
+        kinds: dict[Any, list[LiveMember]] = {}
+        for live in lives:
+            kinds.setdefault(kind_of(live.optimizer), []).append(live)
+        ordered = [live for alike in kinds.values() for live in alike]
+        models = [live.model for live in ordered]
+        forward = Forward.of(models, ordered[0].member, ordered[0].backend.device)
+        arena = Arena.of(models, [live.optimizer for live in ordered])
+        kernels, first = [], 0
+        for alike in kinds.values():
+            kernels.append(Kernel.of([live.optimizer for live in alike], arena, first))
+            first += len(alike)
+        return cls(ordered, forward, arena, [kernel for kernel in kernels if kernel is not None], compilation)
+
+    @property
+    def members(self) -> tuple[LiveMember, ...]:
+        """By row."""
+        return self._lives
+
+    @property
+    def arena(self) -> Arena:
+        """Their weights and buffers."""
+        return self._arena
+
+    @property
+    def kernels(self) -> Sequence[Kernel]:
+        """See `FusedSteps.kernels`."""
+        return self._steps.kernels
+
+    @contextlib.contextmanager
+    def active(self, *, keep: bool = False) -> Iterator[None]:
+        """See `Program.active`. Each member has an even share of the time."""
+        started = time.perf_counter()
+        if keep:
+            self._states = [live.randomness.aside() for live in self._lives]
+        try:
+            with torch.set_grad_enabled(not keep):
+                yield
+        finally:
+            self.made.tell()
+            self._states = [live.randomness for live in self._lives]
+            share = (time.perf_counter() - started) / len(self._lives)
+            for live in self._lives:
+                live.seconds += share
+
+    def cut(self, block: Block) -> Iterator[Turn]:
+        """See `Program.cut`."""
+        self._forward.train(True)
+        cutters = shared([_there(live.cutter) for live in self._lives])
+        for live, cutter in zip(self._lives, cutters, strict=True):
+            live.keep_best()
+            live.cutter = cutter
+        self._foreseen.note(block, cutters, augment=True)
+        return turns(cutters, block)
+
+    def begin(self, batch: Turn) -> None:
+        """See `Program.begin`."""
+        self._turn = batch
+        buffers = {name: buffer.clone() for name, buffer in self._arena.buffers.items()}
+        self._before = [live.randomness.mark() for live in self._lives], buffers
+        with large_outside() if self._begins else contextlib.nullcontext():
+            self._parts = [self._differentiated(rows, self.inputs(rows, batch)) for rows in equally_long(batch)]
+
+    def undo(self) -> None:
+        """Let the turn whose beginning has raised not have been: it can be made again."""
+        if self._before is not None:
+            marks, buffers = self._before
+            for live, mark in zip(self._lives, marks, strict=True):
+                live.randomness.go_back(mark)
+            for name, buffer in buffers.items():
+                self._arena.buffers[name].copy_(buffer)
+        self._turn, self._parts, self._before = (), [], None
+
+    def gradients(self, row: int) -> dict[str, Tensor]:
+        """Of a member with a batch in the turn begun, by the names of its weights; those that are idle have none."""
+        part = next(part for part in self._parts if row in part.rows)
+        gradients = part.gradients[part.rows.index(row)]
+        return {piece.name: piece.of(gradients) for piece in self._arena.pieces if piece.name not in part.idle}
+
+    def finish(self) -> int:
+        """See `Program.finish`."""
+        with large_outside() if self._begins else contextlib.nullcontext():
+            for part in self._parts:
+                self._steps.prepare(part)
+            for part in self._parts:
+                self._faults |= self._steps.make(part)
+        if len(self._parts) == 1 and len(self._parts[0].rows) == len(self._lives):
+            samples = self.made.add(self._turn, self._parts[0].totals)
+        else:
+            samples = self._commit()
+        self._turn, self._parts, self._before, self._begins = (), [], None, False
+        self._tell_faults()
+        return samples
+
+    def _commit(self) -> int:
+        """Tell each member of its batch, where it has one; returns how many samples these have."""
+        self.made.tell()
+        totals = {row: total for part in self._parts for row, total in zip(part.rows, part.totals, strict=True)}
+        samples = 0
+        for row, (live, batch) in enumerate(zip(self._lives, self._turn, strict=True)):
+            if batch is not None:
+                live.steps += row in totals
+                live.commit_total(batch, totals.get(row))
+                samples += batch.rows
+        return samples
+
+    def _tell_faults(self) -> None:
+        """Raise what single members have raised, where all the others have made their turn."""
+        if self._faults:
+            faults, self._faults = self._faults, {}
+            raise OwnFaults(faults)
+
+    def evaluate(self, block: Block) -> Iterator[None]:
+        """See `Program.evaluate`."""
+        self._forward.train(False)
+        cutters = shared([_there(live.val_cutter) for live in self._lives])
+        for live, cutter in zip(self._lives, cutters, strict=True):
+            live.val_cutter = cutter
+        self._foreseen.note(block, cutters, augment=False)
+        for turn in turns(cutters, block):
+            made = [
+                (rows, self._values(rows, self.inputs(rows, turn, augment=False), *self._tensors(rows)))
+                for rows in equally_long(turn)
+            ]
+            for rows, (losses, output) in made:
+                for place, row in enumerate(rows):
+                    own = None if output is None else map_leaves(itemgetter(place), output)
+                    self._validate(row, _there(turn[row]), losses[place], own)
+            for row, (cutter, batch) in enumerate(zip(cutters, turn, strict=True)):
+                if batch is not None:
+                    cutter.commit(batch)
+                    if cutter.done:
+                        self._end_validation(row)
+            self._tell_faults()
+            yield
+
+    def _validate(self, row: int, batch: Batch, losses: Tensor, output: Any) -> None:
+        """Add a batch to a member's validation."""
+        live, target = self._lives[row], batch.data[1] if output is not None else None
+        # Without metrics nothing of the member's own is called, that might draw.
+        drawing = self._states[row].active() if live.member.metrics else contextlib.nullcontext()
+        with self._own(row), drawing:
+            live.val.add(batch.rows, batch.digest, losses, output, target)
+
+    def _end_validation(self, row: int) -> None:
+        with self._own(row):
+            self._lives[row].val.end()
+
+    @contextlib.contextmanager
+    def _own(self, row: int) -> Iterator[None]:
+        """Inside, what raises is one member's fault alone."""
+        try:
+            yield
+        except Exception as error:  # boundary between a member's code and ours
+            self._faults[self._lives[row].member.name] = error
+
+    def release(self) -> None:
+        """See `Program.release`."""
+        for name in ("cutter", "val_cutter"):
+            cutters = [getattr(live, name) for live in self._lives]
+            for live, cutter in zip(self._lives, own(cutters), strict=True):
+                setattr(live, name, cutter)
+        self._turn, self._parts, self._before = (), [], None
+        self._foreseen.clear()
+        self._derivation.release()
+        self._steps.release()
+        self._arena.dissolve()
+
+    # ---- a turn
+
+    def whole(self, data: Data) -> Part:
+        """Losses and clipped gradients of all members, outside of a turn."""
+        part = self._differentiated(range(len(self._lives)), data)
+        self._steps.prepare(part)
+        return part
+
+    def _differentiated(self, rows: Rows, data: Data) -> Part:
+        """Losses and gradients of members with equally long batches; a batch is one whatever its micro-batches."""
+        weights, buffers = self._tensors(rows)
+        leaves = [weights[piece.name] for piece in self._arena.pieces]
+        gradients: Tensor | None = None
+        idle = {piece.name for piece in self._arena.pieces}
+        totals = []
+        for part in data.pieces(self._lives[0].member.accumulate):
+            values = partial(self._losses, rows, part, weights, buffers)
+            share, plain = part.samples / data.samples, self._foreseen.pending
+            losses, found = self._derivation.of(rows, part, share, values, leaves, plain=plain)
+            if gradients is None and all(gradient is not None and gradient.is_contiguous() for gradient in found):
+                gradients = torch.cat([gradient.view(len(rows), -1) for gradient in found if gradient is not None], 1)
+                idle.clear()
+            else:
+                if gradients is None:
+                    gradients = self._arena.weights.new_empty(len(rows), self._arena.weights.shape[1])
+                self._gather(found, gradients, idle)
+            totals.append(totals_of(losses.detach(), part.samples))
+        assert gradients is not None
+        for piece in self._arena.pieces if idle else ():
+            if piece.name in idle:
+                piece.over(gradients).zero_()
+        return Part(rows, sum(totals[1:], totals[0]), gradients, frozenset(idle))
+
+    def _gather(self, found: Sequence[Tensor | None], gradients: Tensor, idle: set[str]) -> None:
+        """Add gradients of the weights to those of earlier micro-batches; idle are those that had none yet."""
+        for piece, gradient in zip(self._arena.pieces, found, strict=True):
+            if gradient is None:
+                continue
+            if piece.name in idle:
+                idle.remove(piece.name)
+                piece.over(gradients).copy_(gradient)
+            else:
+                piece.over(gradients).add_(gradient)
+
+    def _tensors(self, rows: Rows) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """The members' weights and buffers: the arena's own where they are all of it."""
+        arena = self._arena
+        if len(rows) == len(self._lives):
+            return arena.named, arena.buffers
+        index = self._index(rows)
+        weights = {name: leaf.detach()[index].requires_grad_(leaf.requires_grad) for name, leaf in arena.named.items()}
+        return weights, {name: buffer[index] for name, buffer in arena.buffers.items()}
+
+    def _index(self, rows: Rows) -> Tensor:
+        return torch.tensor(rows, device=self._device)
+
+    def inputs(self, rows: Rows, turn: Turn, *, augment: bool = True) -> Data:
+        """The samples of members with equally long batches. Raises OwnFaults for labels that some have no output for."""
+        self._faults |= self._foreseen.errors()
+        self._tell_faults()
+        first = _there(turn[rows[0]])
+        if augment and self._augment:
+            return Data.of([self._augmented(row, _there(turn[row]).data) for row in rows], first.rows)
+        if all(turn[row] is first for row in rows):
+            return Data(first.data, first.rows, apart=False)
+        return Data.of([_there(turn[row]).data for row in rows], first.rows)
+
+    def _augmented(self, row: int, data: Any) -> Any:
+        augment = self._lives[row].member.augment
+        if augment is None:
+            return data
+        with self._states[row].active():
+            return augment(data)
+
+    def _values(
+        self, rows: Rows, data: Data, weights: dict[str, Tensor], buffers: dict[str, Tensor]
+    ) -> tuple[Tensor, Any]:
+        states = [self._states[row] for row in rows]
+        values = self._forward.values(weights, buffers, data, rows, states, self._foreseen.look)
+        if buffers is not self._arena.buffers:
+            index = self._index(rows)
+            for name, buffer in buffers.items():
+                self._arena.buffers[name][index] = buffer
+        return values
+
+    def _losses(self, rows: Rows, data: Data, weights: dict[str, Tensor], buffers: dict[str, Tensor]) -> Tensor:
+        return self._values(rows, data, weights, buffers)[0]
+
+
+def _there(value: There | None) -> There:
+    assert value is not None
+    return value

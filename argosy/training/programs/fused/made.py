@@ -1,0 +1,51 @@
+"""Turns that all members of a program have made, and of which their tallies are told later, all at once.
+
+To tell each member of each turn takes as long as a step of many small networks.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from argosy.stream.order import Digest
+from argosy.training.member.live import LiveMember
+from argosy.training.programs.fused.turns import Turn
+
+__all__ = ["Made"]
+
+
+class Made:
+    """Of these members, by row. Positions move at once; steps, samples, digests and losses with `tell`."""
+
+    def __init__(self, lives: Sequence[LiveMember]) -> None:
+        self._lives = lives
+        self._untold: list[tuple[Turn, Tensor]] = []
+
+    def add(self, turn: Turn, totals: Tensor) -> int:
+        """A turn with a batch for each of them, and the sums of their losses, float64 ``[members]``; returns its samples."""
+        self._untold.append((turn, totals))
+        samples = 0
+        for live, batch in zip(self._lives, turn, strict=True):
+            assert batch is not None and live.cutter is not None
+            samples += batch.rows
+            if live.cutter.position < batch.stop:  # members may share one
+                live.cutter.commit(batch)
+        return samples
+
+    def tell(self) -> None:
+        """Tell the members of what they have made since the last time."""
+        untold, self._untold = self._untold, []
+        if not untold:
+            return
+        totals, event = self._lives[0].backend.fetch(torch.stack([of_turn for _, of_turn in untold], 1))
+        known: dict[tuple[int, ...], tuple[int, Digest]] = {}
+        for row, live in enumerate(self._lives):
+            batches = [batch for turn, _ in untold if (batch := turn[row]) is not None]
+            key = tuple(map(id, batches))
+            if key not in known:
+                digest = Digest()
+                for batch in batches:
+                    digest = digest.plus(batch.digest)
+                known[key] = sum(batch.rows for batch in batches), digest
+            live.commit_several(len(batches), *known[key], totals[row], event)

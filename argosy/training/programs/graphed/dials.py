@@ -1,0 +1,54 @@
+"""The numbers of kernels in memory that stays where it is: a recorded step finds there what the host has read for it."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from argosy.training.device.recorders import Uncaptured
+from argosy.training.optim.kernels import Kernel, Numbers, sent
+
+__all__ = ["Dials"]
+
+
+class Dials:
+    """Of some kernels whose weights are alike; they stand at nothing at first."""
+
+    def __init__(self, kernels: Sequence[Kernel], like: Tensor) -> None:
+        self._kernels = kernels
+        self._shapes = [[_shape(own) for own in numbers] for numbers in _numbers(kernels)]
+        sizes = [rows * columns for shapes in self._shapes for rows, columns in shapes]
+        self._all = like.new_zeros(sum(sizes))
+        parts = iter(torch.split(self._all, sizes))
+        self.of_kernels: Sequence[Sequence[Tensor]] = [
+            [next(parts).view(shape) for shape in shapes] for shapes in self._shapes
+        ]
+        """For `Kernel.move`, by kernel."""
+        self._shown: list[float] = []
+
+    def forget(self) -> None:
+        """Stand at nothing."""
+        self._all.zero_()
+        self._shown = []
+
+    def turn(self) -> None:
+        """To the numbers of the coming step. Raises Uncaptured where a schedule has changed what steps are made of."""
+        numbers = _numbers(self._kernels)
+        if [[_shape(own) for own in of_kernel] for of_kernel in numbers] != self._shapes:
+            raise Uncaptured("a schedule has changed what its steps are made of")
+        shown = [number for of_kernel in numbers for own in of_kernel for row in own for number in row]
+        if shown != self._shown:
+            self._shown = shown
+            self._all.copy_(sent(shown, self._all))
+
+
+def _numbers(kernels: Sequence[Kernel]) -> Sequence[Sequence[Numbers]]:
+    found = [kernel.numbers() for kernel in kernels]
+    there = [own for own in found if own is not None]
+    if len(there) < len(found):
+        raise Uncaptured("a schedule has changed what its steps are made of")
+    return there
+
+
+def _shape(numbers: Numbers) -> tuple[int, int]:
+    return len(numbers), len(numbers[0])

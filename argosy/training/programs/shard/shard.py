@@ -1,0 +1,120 @@
+"""The program of a member that several devices carry, on one of them: it steps on its share of every batch.
+
+Contract. All ranks cut the same batches, the member's own, and each takes its share of the elements; what a share adds to the
+gradient weighs as much as its sound samples do in the batch. `begin` computes that and starts to add it up over the ranks; it
+never waits for another device. `finish` is called when the sum is there (`waits`), so it never waits either: whoever steps
+programs does something else meanwhile, in the order of `argosy.training.trainer.merged`, where it is shown that nobody waits for ever.
+Every rank then takes the same step along the same gradient, and holds the whole member, the same to the bit: weights, optimizer,
+schedule, sums and digests of what all ranks have stepped on together. So any of them could save it; the first one does, and it
+evaluates and reports. A batch that is begun and not finished is no part of the member: it may be saved, or let go, at any moment,
+and then its last step is the last one that was finished. What becomes of a member whose group broke the driver says.
+"""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+
+import torch
+
+from argosy.stream.batches import Batch
+from argosy.stream.blocks import Block
+from argosy.training.member.live import LiveMember
+from argosy.training.programs.shard.flat import Flat
+from argosy.training.programs.shard.parallel import Group, Sum
+from argosy.training.programs.solo import Solo
+
+__all__ = ["Shard"]
+
+
+class Shard:
+    """See `argosy.training.programs.program.Program`, and `Split` there."""
+
+    def __init__(self, live: LiveMember, group: Group, shares: Sequence[float], *, number: int) -> None:
+        self.live = live
+        self.group = group
+        self.number = number
+        """Of the member, in the study."""
+        bounds = [*itertools.accumulate(shares[:-1], initial=0.0), 1.0]
+        self._low, self._high = bounds[group.rank], bounds[group.rank + 1]
+        self._solo = Solo(live)
+        self._flat = Flat(live.model.parameters(), group.on, rank=group.rank, size=group.size)
+        self._batch: Batch | None = None
+        """Begun, and not finished."""
+        self._part_rows = 0
+        """Samples of it that are this rank's."""
+        self._sum: Sum | None = None
+
+    @property
+    def members(self) -> tuple[LiveMember, ...]:
+        """The one."""
+        return (self.live,)
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is the rank that evaluates, saves and reports."""
+        return self.group.rank == 0
+
+    @property
+    def under_way(self) -> bool:
+        """See `Split.under_way`."""
+        return self._batch is not None
+
+    @property
+    def waits(self) -> bool:
+        """See `Split.waits`."""
+        if self._batch is None:
+            return bool(self.group.broken) or not self.group.formed
+        return self._sum is not None and not self._sum.done
+
+    def active(self, *, keep: bool = False) -> AbstractContextManager[None]:
+        """See `Program.active`."""
+        return self._solo.active(keep=keep)
+
+    def ahead(self, block: Block) -> list[int]:
+        """See `Split.ahead`."""
+        assert self.live.cutter is not None
+        return self.live.cutter.completions(block.place, self._batch)
+
+    def cut(self, block: Block) -> Iterator[Batch]:
+        """See `Program.cut`; behind the batch that is under way, where there is one."""
+        live = self.live
+        assert live.cutter is not None
+        live.keep_best()
+        return live.cutter.take(block, private=live.private, after=self._batch)
+
+    def begin(self, batch: Batch) -> None:
+        """See `Program.begin`. The block is needed no more afterwards."""
+        self._batch, self._part_rows = batch._replace(data=None), 0
+        if not batch.rows:
+            return
+        live = self.live
+        assert live.cutter is not None and live.order is not None
+        part = live.cutter.part(batch, self._low, self._high, live.order)
+        losses = self._solo.gradients(part.data, part.rows, of=batch.rows) if part.rows else None
+        self._flat.fill(losses, part.digest)
+        self._solo.drop_gradients()
+        self._part_rows, self._sum = part.rows, self.group.add_up(self._flat.values)
+
+    def finish(self) -> int:
+        """See `Program.finish`; the samples are those of this rank."""
+        batch, self._batch = self._batch, None
+        assert batch is not None
+        mean = None
+        if self._sum is not None:
+            self._sum = None
+            losses, digest = self._flat.take()
+            assert digest == batch.digest, "the ranks have not stepped on the batch together"
+            mean = torch.tensor(losses / batch.rows, dtype=torch.float64)
+            self._solo.step()
+        self.live.commit(batch, mean)
+        return self._part_rows
+
+    def evaluate(self, block: Block) -> Iterator[None]:
+        """See `Program.evaluate`; nothing on any rank but the first."""
+        return self._solo.evaluate(block) if self.leads else iter(())
+
+    def release(self) -> None:
+        """See `Program.release`."""
+        self.group.leave()
+        self._batch = self._sum = None
+        self._solo.release()

@@ -1,0 +1,85 @@
+"""What a device does next, where it carries shares of members beside whole ones: the merged order, as pure decisions.
+
+A split member's step has two halves: a begin, which never waits for another device, and a finish, which waits until every rank
+has begun. The begins of a device follow the stream: by the element at which their batch is complete, and of equals by the
+member's number in the study. Every device can tell that alone, so all devices take the begins that they share in one order. A
+member is finished as late as it can be: before its next begin, or when the section ends. Where it is to be finished and a peer
+has not begun, the device makes a step of one of its whole members, and only without any it waits.
+
+No circle of waiting can form. Of all devices that wait for a finish, take the one whose awaited batch b is the least in the order
+of the begins, over blocks and members, and a peer that has not begun b. If that peer waited too, then for a batch c that it has
+begun; c comes after b, which is the least; but a device takes its begins in order, and would have begun b before c. So the peer
+does not wait. The block that it needs for b was announced to it before the one at which the other stands, and what it has to do
+before b is finite: it begins b. Forming a group waits for nothing but that the others have boarded.
+"""
+
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from enum import Enum
+from typing import NamedTuple
+
+from argosy.stream.blocks import Block
+from argosy.training.programs.program import Split
+
+__all__ = ["Begin", "Move", "moves", "next_move", "order_of"]
+
+
+class Begin(NamedTuple):
+    """A batch of a split member that is to be begun; in the order of the fields."""
+
+    element: int
+    """Of the epoch's order, up to which the batch needs the stream."""
+    number: int
+    """Of the member, in the study."""
+    member: str
+
+
+class Move(Enum):
+    """Something that a device can do."""
+
+    BEGIN = "begin the next batch of a split member"
+    FINISH = "finish a split member"
+    WHOLE = "make a step of a whole member"
+    WAIT = "wait for other devices"
+
+
+def order_of(begins: Iterable[Begin]) -> list[Begin]:
+    """The begins of a block, as every device takes them."""
+    return sorted(begins)
+
+
+def next_move(
+    head: str | None, under_way: Collection[str], waits: Callable[[str], bool], *, whole: bool, ends: bool
+) -> tuple[Move, str] | None:
+    """The next move on a block, and the split member whose it is; None where nothing is left to do.
+
+    `head` is the member of the first begin that is left of the block; `under_way` those that are begun and not finished; `waits`
+    tells of a member whether its next half has to wait for other devices. `whole` says whether a whole member has a step left,
+    `ends` whether the block ends a section of training.
+    """
+    if head is None and (whole or not ends or not under_way):
+        # Nobody waits for a finish that the coming block may do as well.
+        return (Move.WHOLE, "") if whole else None
+    member = next(iter(under_way)) if head is None else head
+    if waits(member):
+        return (Move.WHOLE if whole else Move.WAIT), member
+    return (Move.FINISH if member in under_way else Move.BEGIN), member
+
+
+def moves(splits: Mapping[str, Split], block: Block, whole: Callable[[], bool]) -> Iterator[tuple[Move, str]]:
+    """The moves on a training block, each to be made before the next is asked for.
+
+    Members may leave `splits` meanwhile. Whoever stops in the middle may ask for the rest of the block's moves anew.
+    """
+    begins = deque(order_of(Begin(element, s.number, name) for name, s in splits.items() for element in s.ahead(block)))
+    while True:
+        while begins and begins[0].member not in splits:
+            begins.popleft()
+        under_way = [name for name, split in splits.items() if split.under_way]
+        head = begins[0].member if begins else None
+        move = next_move(head, under_way, lambda name: splits[name].waits, whole=whole(), ends=block.place.last)
+        if move is None:
+            return
+        if move[0] is Move.BEGIN:
+            begins.popleft()
+        yield move

@@ -1,0 +1,114 @@
+"""The split members aboard a trainer: their halves among the steps of whole units, in the merged order."""
+
+import time
+from collections import deque
+from collections.abc import Callable, Container, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+from argosy.protocol.trainer import Broke
+from argosy.stream.batches import Batch
+from argosy.stream.blocks import Block
+from argosy.stream.pulse import Pulse
+from argosy.training.programs.shard.parallel import POLL_SECONDS, Group
+from argosy.training.programs.shard.shard import Shard
+from argosy.training.trainer.guard import Guard
+from argosy.training.trainer.merged import Move, moves
+from argosy.training.trainer.units import Unit
+
+__all__ = ["Ranks"]
+
+
+class Ranks:
+    """Of one trainer.
+
+    A member whose group is broken, or whose sum hangs, stands still, and its device with it where it has nothing else to do, until
+    the driver says what becomes of it: that is on its way, as somebody has left the group, or nobody does anything for too long.
+    """
+
+    def __init__(
+        self,
+        guard: Guard,
+        pulse: Pulse,
+        emit: Callable[[Any], None],
+        *,
+        step: Callable[[Unit, Block], bool],
+        stepped: Callable[[Unit, int], None],
+        called: Callable[[], bool],
+    ) -> None:
+        self._guard = guard
+        self._pulse = pulse
+        self._emit = emit
+        self._step = step
+        """Lets a whole unit make one step; whether it is through with the block."""
+        self._stepped = stepped
+        """Takes note of samples that were stepped on."""
+        self._called = called
+        """After every move, and while it waits: whether a command does."""
+        self.waited = 0.0
+        """Seconds without anything to do but wait for other devices."""
+        self._told: set[str] = set()
+        """Meetings of the groups that were said to be broken."""
+
+    def through(self, units: Sequence[Unit], aboard: Container[str], block: Block) -> bool:
+        """Run the steps that a training block completes; False where it was called away, and is to come back for the rest.
+
+        Members that end meanwhile are no more `aboard`.
+        """
+        here = [unit for unit in units if unit.follow(block.place)]
+        whole = deque(unit for unit in here if unit.shard is None)
+        split = {unit.names[0]: unit for unit in here if unit.shard is not None}
+        shards = {name: unit.shard for name, unit in split.items() if unit.shard is not None}
+        cuts = {name: shard.cut(block) for name, shard in shards.items()}
+        for move, name in moves(shards, block, lambda: bool(whole)):
+            if move is Move.WAIT:
+                self._wait(name, shards[name])
+            elif move is Move.WHOLE:
+                if self._step(whole[0], block):
+                    whole.popleft()
+            else:
+                self._half(split[name], shards[name], cuts[name], move)
+                if name not in aboard:
+                    del shards[name]
+            if self._called():
+                return False
+        for name in shards:
+            next(cuts[name], None)  # the beginning of a batch that a later block completes is gathered
+        return True
+
+    def _half(self, unit: Unit, shard: Shard, cut: Iterator[Batch], move: Move) -> None:
+        before = unit.samples
+        with self._pulse.busy(f"training {unit.words}"):
+            done = self._guard(
+                unit.names[0], partial(_begin, shard, cut) if move is Move.BEGIN else partial(_finish, unit, shard)
+            )
+        if move is Move.FINISH and done:
+            self._stepped(unit, unit.samples - before)
+
+    def _wait(self, name: str, shard: Shard) -> None:
+        """Until its next half need not wait, or a command does."""
+        started = time.perf_counter()
+        with self._pulse.waiting(
+            f"waiting for the other devices of member {name!r} in its step {shard.live.steps + 1}"
+        ):
+            while shard.waits and not self._called():
+                self._tell_if_broken(name, shard.group)
+                time.sleep(POLL_SECONDS)
+        self.waited += time.perf_counter() - started
+
+    def _tell_if_broken(self, name: str, group: Group) -> None:
+        if group.broken and group.meeting not in self._told:
+            self._told.add(group.meeting)
+            self._emit(Broke(member=name, detail=group.broken))
+
+
+def _begin(shard: Shard, cut: Iterator[Batch]) -> bool:
+    with shard.active():
+        shard.begin(next(cut))
+    return True
+
+
+def _finish(unit: Unit, shard: Shard) -> bool:
+    with shard.active():
+        unit.samples += shard.finish()
+    return True

@@ -1,0 +1,168 @@
+"""The steps of all units aboard a trainer on one block: unit by unit, and beside split members in the merged order.
+
+A pass gives every unit its turn. What it leaves of a block, for a command or because a unit has no turns left in a round that is
+timed, the next pass takes up, after units have changed programs (`Fusion.settle`).
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from argosy.errors import MemberError
+from argosy.errors.traces import reason_of
+from argosy.stream.blocks import Block, Place
+from argosy.stream.gauges import TrainerGauge
+from argosy.stream.pulse import Pulse
+from argosy.training.device.devices import out_of_memory
+from argosy.training.programs.graphed.graphed import together
+from argosy.training.programs.program import OwnFaults
+from argosy.training.trainer.aboard import Aboard
+from argosy.training.trainer.fusion import Fusion
+from argosy.training.trainer.guard import Guard
+from argosy.training.trainer.ranks import Ranks
+from argosy.training.trainer.units import Unit
+
+__all__ = ["Stepping"]
+
+
+class Stepping:
+    """Of one trainer, whose units and members these are."""
+
+    def __init__(
+        self,
+        units: list[Unit],
+        aboard: Mapping[str, Aboard],
+        fusion: Fusion,
+        guard: Guard,
+        pulse: Pulse,
+        gauge: TrainerGauge,
+        emit: Callable[[Any], None],
+        *,
+        wanted: Callable[[], bool],
+        drop: Callable[[str], object],
+    ) -> None:
+        self._units = units
+        self._aboard = aboard
+        self._fusion = fusion
+        self._guard = guard
+        self._pulse = pulse
+        self._gauge = gauge
+        self._wanted = wanted
+        """Whether something is to be done between two steps."""
+        self._drop = drop
+        self._left = False
+        """Whether a whole unit beside split members has left something of the block for the next pass."""
+        self._ranks = Ranks(guard, pulse, emit, step=self._beside, stepped=self._stepped, called=self._called)
+
+    def through(self, block: Block) -> bool:
+        """Give every unit its turn; False where something of the block was left."""
+        trains = block.place.split == "train"
+        if trains:
+            self._fusion.look(block)
+        if trains and any(unit.shard for unit in self._units):
+            return self._merged(block)
+        through = True
+        with together([unit.program for unit in self._units]):
+            for unit in list(self._units):
+                if not self._advance(unit, block, self._called):
+                    through = False
+                    if self._wanted():
+                        return False
+        self._fusion.settle()
+        return through
+
+    def waited(self) -> float:
+        """Seconds since the last call without anything to do but wait for other devices."""
+        waited, self._ranks.waited = self._ranks.waited, 0.0
+        return waited
+
+    # ---- beside split members
+
+    def _merged(self, block: Block) -> bool:
+        self._left = False
+        if not self._ranks.through(self._units, self._aboard, block):
+            return False
+        self._fusion.settle()
+        return not self._left
+
+    def _beside(self, unit: Unit, block: Block) -> bool:
+        """One step of a whole unit; whether it has no more to do in this pass."""
+        through = self._advance(unit, block, lambda: True)
+        over = through or unit.rests or unit not in self._units
+        self._left |= over and not through
+        return over
+
+    # ---- one unit
+
+    def _advance(self, unit: Unit, block: Block, called: Callable[[], bool]) -> bool:
+        """Let a unit step on a block; False where the rest of its batches was left: it was `called`, or others come first."""
+        if not unit.follow(block.place):
+            return True
+        trains = block.place.split == "train"
+        shown = unit.watch.shown(block, apart=unit.crew[0].live.backend.apart)
+        with self._pulse.busy(f"training {unit.words}", opaque=unit.compiles), unit.watch.steps():
+            steps = partial(self._step, unit, shown, called) if trains else partial(unit.evaluate, shown, called)
+            through = self._together(unit, steps) if unit.together else self._guard(unit.names[0], steps) is not False
+        if unit.watch.wrote(shown, block):
+            for name in [name for name in unit.names if name in self._aboard]:
+                self._guard(name, partial(_refuse_writer, name, unit.watch.shared_from))
+            return True
+        return through
+
+    def _together(self, unit: Unit, steps: Callable[[], bool]) -> bool:
+        """Steps of several members: whose code has raised ends; where nobody knows whose, others make the step again."""
+        faults: Mapping[str, Exception] = {}
+        error, memory = None, False
+        try:
+            return steps()
+        except OwnFaults as own:
+            faults = own.errors
+        except Exception as raised:  # boundary between members' code and ours
+            self._guard.check_process(unit.words, raised)
+            error, memory = reason_of(raised), out_of_memory(raised)
+        # Outside of the handler, whose traceback holds what the step has made.
+        for name, fault in faults.items():
+            self._guard(name, partial(_raise, fault))
+        if error is not None:
+            unit.undo()
+            self._fusion.broke(unit, error, memory=memory)
+        return False
+
+    def _step(self, unit: Unit, block: Block, called: Callable[[], bool]) -> bool:
+        before = unit.samples
+        through = unit.step(block, called)
+        if unit.samples > before:
+            self._stepped(unit, unit.samples - before)
+        return through
+
+    def _stepped(self, unit: Unit, samples: int) -> None:
+        """Count them, and end members whose loss is no number."""
+        self._gauge.samples += samples
+        for aboard in unit.crew:
+            if aboard.live.diverged and aboard.leads:
+                reason = f"its training loss is not a number after {aboard.live.steps} steps"
+                self._guard.end(aboard.name, "diverged", reason)
+            elif aboard.live.diverged:
+                self._drop(aboard.name)  # on its first device it ends
+
+    def _called(self) -> bool:
+        """After a step: whether something is to be done before the next."""
+        self._pulse.beat()
+        return self._wanted()
+
+
+def _refuse_writer(member: str, shared_from: Place | None) -> None:
+    neighbours = "its neighbours have seen nothing of it"
+    if shared_from is not None:
+        neighbours = (
+            "it had a copy this time, but members beside it may have been trained on what it wrote since sample "
+            f"{shared_from.start} of {shared_from.split} epoch {shared_from.epoch}"
+        )
+    raise MemberError(
+        f"member {member!r} wrote into its input, which members share, though it did not on its first batches; {neighbours}. "
+        "Clone the input before changing it."
+    )
+
+
+def _raise(error: Exception) -> None:
+    raise error

@@ -1,0 +1,406 @@
+"""What one device does: takes blocks, steps the members of its crew, saves them, and reports each section in one message.
+
+Contract. A trainer knows no study, no sockets and no processes: members come in messages, launchers push blocks and commands
+in, `emit` carries answers out and `listen` says whether a command waits; it is asked between steps, so that no command waits
+for more than one. Members come and go with `Board`: blocks carry the number of the crew that they are for, and the first block
+of a later crew is kept until the driver has said who that is. A member's epochs are those of the blocks that it is given: the
+driver alone counts them.
+"""
+
+import math
+import sys
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+
+from argosy.errors import MemberError
+from argosy.errors.traces import know_sources
+from argosy.protocol.events import Event, MemberRested, MemberStarted, Saved, Used
+from argosy.protocol.trainer import (
+    Board,
+    Enlist,
+    Journaled,
+    Leave,
+    Measure,
+    Pause,
+    Paused,
+    Progress,
+    Report,
+    Save,
+    StartMember,
+    SumsTimed,
+    TimeSums,
+)
+from argosy.settings import Settings
+from argosy.stream.blocks import Block, Layout
+from argosy.stream.gauges import TrainerGauge
+from argosy.stream.pulse import Pulse
+from argosy.stream.schedule import Orders
+from argosy.study import Member, Terms
+from argosy.training.choice.kin import Kind
+from argosy.training.device.copies import Copies
+from argosy.training.device.devices import Backend, out_of_memory
+from argosy.training.device.heap import large_outside
+from argosy.training.member.files import Files, Saving
+from argosy.training.member.live import LiveMember, build
+from argosy.training.member.outlook import Outlook, foreseen
+from argosy.training.programs.shard.ends import sums_on
+from argosy.training.programs.shard.parallel import time_sums
+from argosy.training.trainer.aboard import Aboard
+from argosy.training.trainer.fusion import Fusion, weight_bytes
+from argosy.training.trainer.guard import Guard
+from argosy.training.trainer.stepping import Stepping
+from argosy.training.trainer.trials import Trials
+from argosy.training.trainer.units import Unit
+
+__all__ = ["Trainer"]
+
+PROGRESS_SECONDS = 0.25
+
+
+class Trainer:
+    """One device. `ready` says whether it can take a block; commands may come at any time."""
+
+    def __init__(
+        self,
+        terms: Terms,
+        settings: Settings,
+        directory: Path,
+        *,
+        name: str,
+        backend: Backend,
+        emit: Callable[[Any], None],
+        listen: Callable[[], bool] = lambda: False,
+        pulse: Pulse | None = None,
+    ) -> None:
+        self.terms = terms
+        self.settings = settings
+        self.directory = directory
+        self.name = name
+        self.backend = backend
+        self.copies = Copies(backend, terms.on_device)
+        self.emit = emit
+        self.listen = listen
+        """Whether a command waits."""
+        self.pulse = pulse or Pulse.private()
+        self.known: dict[str, Member] = {}
+        self.orders: Orders | None = None
+        self.alike = 0
+        """Samples of validation, where they look like those of training; 0 where they do not, or there are none."""
+        self.crew = -1
+        """Number of the crew that the driver spoke of last."""
+        self.kept: list[tuple[Block, int]] = []
+        """Blocks of a later crew, until the driver says who that is, or that were measured on."""
+        self.at_hand: Block | None = None
+        """The block whose steps were left for a command."""
+        self.guard = Guard(name, backend, directory / "members", emit, self._drop, self._save_best)
+        self.trials = Trials(self._build, self.guard, emit, listen, backend, self.pulse)
+        self.aboard: dict[str, Aboard] = {}
+        self.units: list[Unit] = []
+        """In the order of their steps; each member aboard is in one of them."""
+        self.gauge = TrainerGauge()
+        self.blocks = 0
+        self.last_split = "val" if terms.has_val else "train"
+        self._told = 0.0
+        self.saving = Saving(settings.checkpoint_seconds)
+        self.exact = settings.numerics == "exact"
+        allowed = settings.packing == "auto" and not self.exact
+        kinds: tuple[Kind, ...] = ("plain", "graphed", "compiled") if settings.compile else ("plain", "graphed")
+        self.fusion = Fusion(name, self.units, emit, self._save, self.pulse, allowed=allowed, kinds=kinds)
+        self.stepping = Stepping(
+            *(self.units, self.aboard, self.fusion, self.guard, self.pulse, self.gauge, emit),
+            wanted=self._wanted,
+            drop=self._drop,
+        )
+
+    @property
+    def ready(self) -> bool:
+        """Whether the next block may come."""
+        return not self.kept and self.at_hand is None
+
+    # ---- commands
+
+    def know(self, lengths: Mapping[str, int], layouts: Mapping[str, Layout]) -> None:
+        """Learn how many samples each split has, and what they look like."""
+        self.orders = Orders(self.terms.seed, lengths)
+        self.alike = lengths["val"] if layouts["train"] == layouts.get("val") else 0
+
+    def enlist(self, members: Iterable[Member]) -> None:
+        """Learn what these members are; one that was built under one of their names was somebody else."""
+        for member in members:
+            self.known[member.name] = member
+            self.trials.replaced(member.name)
+
+    def _build(self, name: str) -> LiveMember:
+        terms, member = self.terms, self.known[name]
+        stop = terms.stop if member.stop is None else member.stop
+        known = None if self.orders is None else Outlook.of(member, stop, self.orders.lengths)
+        with foreseen(known):
+            return build(
+                member,
+                self.backend,
+                study_seed=terms.seed,
+                objective=terms.objective,
+                mode=terms.mode,
+                exact=self.exact,
+            )
+
+    def obey(self, command: Any) -> None:
+        """Do what the driver says; then go on with the block at hand."""
+        if isinstance(command, Board):
+            self._board(command)
+        elif isinstance(command, Enlist):
+            know_sources(command.sources)
+            sys.path += [folder for folder in command.path if folder not in sys.path]
+            self.enlist(cloudpickle.loads(command.definitions))
+        elif isinstance(command, Measure):
+            self.trials.want(command)
+            if command.crew is not None:
+                self._follow(command.crew)
+        elif isinstance(command, TimeSums):
+            on = sums_on(self.backend.device)
+            short, long = time_sums(command.meeting, command.rank, command.size, on=on)
+            self.emit(SumsTimed(short_seconds=short, long_seconds=long))
+        elif isinstance(command, Leave):
+            self._leave([name for name in command.members if name in self.aboard])
+        elif isinstance(command, Save):
+            self.saving.wanted = True
+        elif isinstance(command, Journaled):
+            for name, file in command.files.items():
+                if name in self.aboard:
+                    self.aboard[name].files.kept.journaled(file)
+        elif isinstance(command, Pause):
+            self._leave(list(self.aboard))
+            self.kept, self.at_hand = [], None
+            self.trials.forget()
+            self.emit(Paused())
+
+    def used(self, cpu_seconds: float) -> Used:
+        """The last word."""
+        return Used(worker=self.name, cpu_seconds=cpu_seconds, gauge=asdict(self.gauge))
+
+    # ---- blocks
+
+    def take(self, block: Block, crew: int) -> None:
+        """Run all steps that a block completes, until a command waits; one of a later crew is kept, of an earlier dropped."""
+        self.blocks += 1
+        if crew > self.crew or self.kept:
+            self.kept.append((block, crew))
+        elif crew == self.crew:
+            self._use(block)
+
+    def go_on(self) -> bool:
+        """Take up what was left for a command; False where nothing was."""
+        block, self.at_hand = self.at_hand, None
+        if block is None:
+            if self.trials.left:
+                self._follow(self.crew)
+                return True
+            return False
+        if block.place.split == "train" and self.trials.beside and not self.trials.measure(block, validated=self.alike):
+            self.at_hand = block
+        else:
+            self._train_on(block)
+        return True
+
+    def _follow(self, crew: int) -> None:
+        """From here on blocks of this crew are used; its first one may have come before."""
+        self.crew = crew
+        kept, self.kept = self.kept, []
+        for block, number in kept:
+            if number > crew or self.kept:
+                self.kept.append((block, number))
+            elif number == crew:
+                self._use(block)
+
+    def _use(self, block: Block) -> None:
+        if self.trials.wanted is None or block.place.split != "train":
+            self._train_on(self._on_device(block))
+            return
+        # It is there while the members' kernels are made.
+        with large_outside():
+            on_device = self._on_device(block)
+        if self.trials.beside:
+            self.at_hand = on_device
+            self.go_on()
+        else:
+            self.trials.measure(on_device, validated=self.alike)
+            self.kept.append((block, self.crew))
+
+    def _on_device(self, block: Block) -> Block:
+        """Where it finds no room there, the largest members leave until it does."""
+        self.backend.activate()
+        self.copies.release_done()
+        emptied = False
+        while True:
+            try:
+                return self.copies.start(block)
+            except Exception as error:  # also what the study's own work on the block has to say of memory
+                if not out_of_memory(error) or (emptied and not self.aboard):
+                    raise
+                detail = str(error)
+            # Outside of the handler, whose traceback holds what was copied.
+            if emptied:
+                self.guard.crowded_out(max(self.aboard, key=self._weight_bytes), detail)
+            self.backend.empty_cache()
+            emptied = True
+
+    def _weight_bytes(self, name: str) -> int:
+        return weight_bytes(self.aboard[name].live)
+
+    def _train_on(self, block: Block) -> None:
+        started, place = time.perf_counter(), block.place
+        before = self.gauge.samples
+        left = not self.stepping.through(block)
+        if block.touched:
+            raise MemberError(self._somebody_wrote())
+        waited = self.stepping.waited()
+        elapsed = time.perf_counter() - started - waited
+        self.gauge.waiting_seconds += waited
+        self.gauge.busy_seconds += elapsed
+        # A block that nobody here has a use for says nothing of the pace.
+        used = self.gauge.samples > before or place.split != "train"
+        self.gauge.training_seconds += elapsed * used
+        if left:
+            self.at_hand = block
+        else:
+            self.gauge.rows += place.rows * used
+        if not left and place.last and place.split == self.last_split:
+            self._end_section(block)
+        elif self._must_save():
+            self.emit(Report(events=tuple(self._save(list(self.aboard)))))
+        self._tell()
+
+    def _wanted(self) -> bool:
+        """Whether something is to be done between two steps."""
+        return self.listen() or self._must_save()
+
+    # ---- sections
+
+    def _end_section(self, block: Block) -> None:
+        section = block.place.section
+        events: list[Event] = []
+        for name, aboard in list(self.aboard.items()):
+            if aboard.ends(block.place):
+                ended = self.guard(name, partial(aboard.end_section, section, self.name))
+                if ended is not None and aboard.leads:
+                    events.append(ended)
+        due = self.saving.due
+        # Who has no file of its own yet gets one: without it nothing could be said of its best weights, if it fails.
+        unsaved = [name for name, aboard in self.aboard.items() if due or (aboard.leads and not aboard.files.own)]
+        if unsaved:
+            events += self._save(unsaved)
+        if due:
+            self.saving.wanted = False
+        if self.aboard or events:
+            # Nobody waits for an empty crew, and its late word could be taken for that of the next leg's.
+            self.emit(Report(events=tuple(events), section=section))
+
+    # ---- members
+
+    def _board(self, command: Board) -> None:
+        self._leave([name for name in command.leave if name in self.aboard])
+        started: list[Event] = []
+        for start in command.start:
+            boarded = self.guard(start.member, partial(self._start, start), again=True)
+            if boarded is not None and self.aboard[start.member].leads:
+                started.append(boarded)
+        self.trials.forget(crew_of_its_own=True)
+        self.copies.boarded()
+        if started:
+            self.emit(Report(events=tuple(started)))
+        self._follow(command.crew)
+
+    def _start(self, start: StartMember) -> MemberStarted:
+        assert self.orders is not None
+        live = self.trials.take(start.member)
+        for note in start.notes:
+            self.guard.log(start.member, note)
+        files = Files(self.directory / "members" / start.member, start.checkpoint, inherited=start.changes is not None)
+        sections = self.terms.validations_per_epoch
+        aboard = Aboard.board(live, start, files, self.orders, sections=sections)
+        self.aboard[start.member] = aboard
+        if start.seat is None:
+            self.units.append(Unit.of([aboard]))
+            self.fusion.boarded()
+        else:
+            self.units.append(Unit.seated(aboard, start.seat))
+        return aboard.started(start, self.name)
+
+    def _leave(self, names: list[str]) -> None:
+        """Save members where they are and let them go."""
+        if not names:
+            return
+        rested = tuple(MemberRested(member=name, reason="") for name in names if self.aboard[name].leads)
+        saved = self._save(names, carried=True)
+        self._let_go(names)
+        self.emit(Report(events=(*saved, *rested)))
+
+    def _drop(self, name: str, *, failed: bool = False) -> LiveMember | None:
+        if failed:
+            self.fusion.failed(name)
+        self._let_go([name])
+        return self.trials.built.pop(name, None)
+
+    def _let_go(self, names: Iterable[str]) -> None:
+        self.fusion.let_go([name for name in names if self.aboard.pop(name, None) is not None])
+
+    # ---- files
+
+    def _save(self, names: Collection[str], *, carried: bool = False) -> list[Event]:
+        """Files for these members, flushed to the disk together."""
+        everybody = self.aboard.keys() <= set(names)
+        with self.pulse.busy("saving members", opaque=True), self.saving.timed(everybody=everybody):
+            drafts = {}
+            for aboard in [self.aboard[name] for name in names if self.aboard[name].leads]:
+                name = aboard.name
+                draft = self.guard(name, partial(aboard.files.draft, aboard.live, carried=carried))
+                if draft is not None:
+                    drafts[name] = (aboard.files, draft)
+            written = {name: self.guard(name, save) for name, save in self.saving.write(drafts)}
+        seconds = round(self.saving.seconds / max(len(written), 1), 5)
+        return [Saved(member=n, checkpoint=saved, seconds=seconds) for n, saved in written.items() if saved is not None]
+
+    def _save_best(self, name: str) -> list[Saved]:
+        """A file for the best weights of a member that ends."""
+        aboard, started = self.aboard.get(name), time.monotonic()
+        if aboard is None or not aboard.leads:
+            return []
+        with self.pulse.busy("saving members", opaque=True):
+            saved = aboard.files.save_best(aboard.live)
+        seconds = round(time.monotonic() - started, 5)
+        return [] if saved is None else [Saved(member=name, checkpoint=saved, seconds=seconds)]
+
+    def _must_save(self) -> bool:
+        """Whether a crash would repeat more than it may."""
+        return bool(self.aboard) and self.saving.overdue
+
+    # ---- words
+
+    def waited(self, seconds: float) -> None:
+        """Note a time without a block, and give a sign of life."""
+        self.gauge.waiting_seconds += seconds
+        self._tell()
+
+    def _tell(self) -> None:
+        if time.monotonic() - self._told > PROGRESS_SECONDS:
+            self._told = time.monotonic()
+            losses = {
+                name: mean
+                for name, aboard in self.aboard.items()
+                if not math.isnan(mean := aboard.live.train.mean_by_now("loss"))
+            }
+            samples = {name: aboard.samples for name, aboard in self.aboard.items() if aboard.leads}
+            self.emit(Progress(blocks=self.blocks, samples=samples, losses=losses, gauge=asdict(self.gauge)))
+
+    def _somebody_wrote(self) -> str:
+        return (
+            f"a member on {self.name} ({', '.join(self.aboard)}) wrote into its input, which it shares with the others, "
+            "though it did not on its first batches. Clone the input before changing it; the run stops at the last "
+            "checkpoints, which are sound."
+        )
