@@ -22,6 +22,7 @@ from argosy.study import Member as Member
 from argosy.study import Study as Study
 from argosy.study import accuracy as accuracy
 from argosy.tuning.search import Search as Search
+from argosy.version import __version__ as __version__
 
 if TYPE_CHECKING:
     # Type checkers see what __getattr__ gives at run time.
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from argosy.running.directory.loading import load as load
     from argosy.running.hosts.ray_cluster import Ray as Ray
 
-__version__ = "0.1.0"
 __all__ = [
     "ArgosyError",
     "Data",

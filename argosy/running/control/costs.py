@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 
 import torch
 
-import argosy
 from argosy.profiles import Profile, ProfileCache, cache_folder
 from argosy.protocol.events import SectionEnded
 from argosy.protocol.trainer import Measured
 from argosy.running.directory.study_json import spell
 from argosy.study import Member
 from argosy.training.programs.shard.parallel import LONG_BYTES
+from argosy.version import __version__
 
 __all__ = ["ASSUMED_LINK", "Costs", "Link", "Observed", "alike", "even_out", "profile_of"]
 
@@ -138,5 +138,5 @@ class Observed:
         return self._cache.key(
             member=f"{spell(member.model)} {member.hyperparameters} {member.precision} {measured.parameter_shapes} {self._exact}",
             device_kind=profile.device_kind,
-            versions={"torch": torch.__version__, "argosy": argosy.__version__},
+            versions={"torch": torch.__version__, "argosy": __version__},
         )

@@ -22,8 +22,6 @@ from typing import Any
 import numpy as np
 import torch
 
-import argosy
-
 __all__ = ["Code", "Reading", "is_installed"]
 
 DIGITS = 12
@@ -34,9 +32,10 @@ MOST_ITEMS = 10_000
 PLAIN = (bool, int, float, complex, str, bytes, range, slice, types.NoneType, types.EllipsisType)
 HOLDERS = (torch.nn.Module, argparse.Namespace, types.SimpleNamespace)
 """Of installed classes, those whose instances count by what they hold."""
+PACKAGE = Path(__file__).parents[2]
 INSTALLED = tuple(
     Path(path).resolve()
-    for path in (*(sysconfig.get_path(key) for key in ("stdlib", "platstdlib", "purelib", "platlib")), *argosy.__path__)
+    for path in (*(sysconfig.get_path(key) for key in ("stdlib", "platstdlib", "purelib", "platlib")), PACKAGE)
 )
 
 

@@ -14,12 +14,12 @@ from typing import Any
 import numpy
 import torch
 
-import argosy
 from argosy.cluster import Device
 from argosy.disk.files import appending, replacing
 from argosy.protocol.events import RunStarted, SectionEnded
 from argosy.results.fold import MemberState
 from argosy.settings import Settings
+from argosy.version import __version__
 
 __all__ = ["Metrics", "run_started", "tree_cpu_seconds", "versions"]
 
@@ -27,7 +27,7 @@ __all__ = ["Metrics", "run_started", "tree_cpu_seconds", "versions"]
 def versions() -> dict[str, str]:
     """Of what decides what this process computes."""
     return {
-        "argosy": argosy.__version__,
+        "argosy": __version__,
         "torch": torch.__version__,
         "numpy": numpy.__version__,
         "python": platform.python_version(),

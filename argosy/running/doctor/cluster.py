@@ -21,7 +21,6 @@ from operator import itemgetter
 from pathlib import Path
 from types import TracebackType
 
-import argosy
 from argosy.errors import ArgosyError, PlanError, WorkerError
 from argosy.running.directory.journal import own_directory
 from argosy.running.doctor.cluster_checks import Here, Link, Looked, Samples, judge
@@ -32,6 +31,7 @@ from argosy.running.hosts.place import Place, place_of
 from argosy.stream.door import Door, dial
 from argosy.stream.tls import Certificate
 from argosy.stream.wire import Peer
+from argosy.version import __version__
 
 __all__ = ["answer", "examine_cluster", "place_in"]
 
@@ -251,7 +251,7 @@ def _samples(study_file: Path) -> Samples:
 
 
 def _versions() -> dict[str, str | None]:
-    return {"argosy": argosy.__version__, **versions_of(PACKAGES)}
+    return {"argosy": __version__, **versions_of(PACKAGES)}
 
 
 def _now() -> float:
