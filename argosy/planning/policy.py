@@ -10,7 +10,7 @@ from argosy.errors.checks import check_number
 from argosy.plans import Flotilla
 from argosy.profiles import Profile
 
-__all__ = ["FILES", "Moving", "Policy", "Situation"]
+__all__ = ["FILES", "Moving", "NamedPolicy", "Policy", "Situation"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,4 +70,13 @@ class Policy(Protocol):
 
         If not, all of them are saved and wait, their devices are free, and ``launch`` is asked.
         """
+        ...
+
+
+class NamedPolicy(Policy, Protocol):
+    """A policy that a caller brings along, and the name that reports give it."""
+
+    @property
+    def name(self) -> str:
+        """As it is reported."""
         ...

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from argosy.disk.json_values import Name, Positive
-from argosy.results.diagnosis import check_gauge
+from argosy.protocol.gauges import check_gauge
 
 __all__ = [
     "REFUSED",

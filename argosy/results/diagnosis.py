@@ -10,11 +10,9 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import Any, TypedDict
+from typing import Any
 
-from argosy.disk.json_values import conforming
-
-__all__ = ["Diagnosis", "check_gauge", "diagnose"]
+__all__ = ["Diagnosis", "diagnose"]
 
 COUNTED = (
     "prepared",
@@ -36,46 +34,6 @@ WAITS = 0.25
 """Loader workers that compute in less of their time wait for something else than a core."""
 SLOW = 0.7
 """A node that prepares less than this part of what the others do is slow."""
-
-
-class Queue(TypedDict):
-    """How full a queue was, as `argosy.stream.gauges.QueueGauge` has it."""
-
-    mean: float
-    step_seconds: float
-    history: tuple[float, ...]
-
-
-class Feeding(TypedDict):
-    """Gauge of a feeder, as `argosy.stream.gauges.StreamGauge` has it."""
-
-    cores: int
-    loaders: int
-    prepared: int
-    delivered: int
-    exchanged_bytes: int
-    seconds: float
-    busy_seconds: float
-    filling_seconds: float
-    preparation_cpu_seconds: float
-    exchange_cpu_seconds: float
-    to_prepare: Queue
-    to_exchange: Queue
-    to_train: Queue
-
-
-class Stepping(TypedDict):
-    """Gauge of a trainer, as `argosy.stream.gauges.TrainerGauge` has it."""
-
-    busy_seconds: float
-    waiting_seconds: float
-    rows: int
-    training_seconds: float
-
-
-def check_gauge(gauge: Mapping[str, Any]) -> None:
-    """Raise ValueError for what neither a feeder nor a trainer tells of its work."""
-    conforming(dict(gauge), Feeding if "to_train" in gauge else Stepping, "gauge")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

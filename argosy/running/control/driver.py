@@ -13,6 +13,7 @@ from typing import Any
 
 from argosy.cluster import Cluster
 from argosy.errors import StudyError
+from argosy.planning.policy import NamedPolicy
 from argosy.protocol.events import (
     BeganAnew,
     Event,
@@ -55,7 +56,6 @@ from argosy.running.directory.identity import Identity
 from argosy.running.directory.journal import Journal
 from argosy.running.directory.records import Metrics, run_started, tree_cpu_seconds
 from argosy.running.launch.launcher import Job, Workers
-from argosy.running.search.rungs import InPacks
 from argosy.running.watch.energy import Meter
 from argosy.running.watch.interrupts import interrupts
 from argosy.running.watch.phase import Phase
@@ -83,7 +83,7 @@ class Driver:
         *,
         judges: Sequence[Judge] = (),
         bringers: Sequence[Bringer] = (),
-        packs: InPacks | None = None,
+        packs: NamedPolicy | None = None,
         anew: BeganAnew | None = None,
         node_devices: int | None = None,
         only_measure: bool = False,
@@ -398,7 +398,7 @@ def drive(
     *,
     judges: Sequence[Judge] = (),
     bringers: Sequence[Bringer] = (),
-    packs: InPacks | None = None,
+    packs: NamedPolicy | None = None,
     anew: BeganAnew | None = None,
 ) -> None:
     """Train a study to its end, and journal it; `state` is the fold of what the journal holds already, and of `anew`."""

@@ -35,7 +35,7 @@ HOLDERS = (torch.nn.Module, argparse.Namespace, types.SimpleNamespace)
 PACKAGE = Path(__file__).parents[2]
 INSTALLED = tuple(
     Path(path).resolve()
-    for path in (*(sysconfig.get_path(key) for key in ("stdlib", "platstdlib", "purelib", "platlib")), PACKAGE)
+    for path in (*(sysconfig.get_path(key) for key in ("stdlib", "platstdlib", "purelib", "platlib")), str(PACKAGE))
 )
 
 
