@@ -50,7 +50,7 @@ family.halt({kind!r}, {count}, {go!r})
 """
 COMMAND = """
 import sys
-from argosy.cli import main
+from argosy.cli.app import main
 
 sys.argv[1:] = ["run", "{settings}", "--dir", sys.argv[1], "--devices", "cpu:1", "--loader-workers", "1"]
 main()

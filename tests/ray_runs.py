@@ -31,7 +31,7 @@ fleet = [studies.member(f"m{{number}}", hidden=8 + number, augment=dawdle) for n
 study = studies.study(90, fleet=fleet, stop=studies.Unsure({epochs}, sections=4))
 """
 INTERRUPTIBLE = (
-    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from argosy.cli import main; main()"
+    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from argosy.cli.app import main; main()"
 )
 """Whatever the shell of the tests has, which ignores SIGINT in the background."""
 

@@ -175,11 +175,11 @@ def test_every_keyword_of_train_is_a_flag() -> None:
     import typer
 
     import argosy.api
-    import argosy.cli
+    from argosy.cli.app import app
 
     flags = {
         name
-        for parameter in typer.main.get_command(argosy.cli.app).commands["run"].params
+        for parameter in typer.main.get_command(app).commands["run"].params
         for name in parameter.opts
         if name.startswith("--")
     }
