@@ -21,7 +21,7 @@ __all__ = ["campaign_run", "unkind"]
 
 SCRIPT = """
 import sys
-from argosy.cli import main
+from argosy.cli.app import main
 
 sys.argv[1:] = ["run", "{study}", "--dir", sys.argv[1], *"{settings}".split(), "--block-size", "32",
                 "--checkpoint-seconds", "0.05", "--numerics", "exact", "--hang-seconds", "60"]
