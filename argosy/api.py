@@ -16,7 +16,7 @@ from argosy.errors.system import refusals_told
 from argosy.planning import make_plan
 from argosy.planning.forecast import Forecast, explain_cluster
 from argosy.plans import Plan
-from argosy.profiles import Preparation, Profile
+from argosy.profiles import PreparationRates, Profile
 from argosy.protocol.events import SearchBegan
 from argosy.results.failures import raise_failures, warn_of_failures, warn_of_trials
 from argosy.results.fold import RunState
@@ -400,6 +400,6 @@ def forecast_cluster(
         epochs={member.name: math.ceil(study.stop_of(member).max_epochs or 1) for member in study.members},
         samples_per_epoch=costs.lengths["train"],
         policy=settings.policy,
-        preparation=Preparation(samples_per_second=rates) if rates else None,
+        preparation=PreparationRates(samples_per_second=rates) if rates else None,
         profiles_from="carried" if carried else "measured here",
     )

@@ -19,7 +19,7 @@ from argosy.errors import ArgosyError, PlanError
 __all__ = [
     "PROFILE_BATCHES",
     "TIMED_BATCHES",
-    "Preparation",
+    "PreparationRates",
     "Profile",
     "ProfileCache",
     "ShardCost",
@@ -223,7 +223,7 @@ def measure_rates(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Preparation:
+class PreparationRates:
     """How fast the stream can be prepared, by cores."""
 
     samples_per_second: tuple[tuple[int, float], ...]

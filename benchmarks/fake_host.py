@@ -18,7 +18,7 @@ from typing import Any
 
 from fake_workers import FakeFeeder, FakeTrainer
 
-from argosy.protocol.trainer import Attach, Enlist, Report
+from argosy.protocol.trainer import Attach, Enlist, SectionReport
 from argosy.stream.door import dial
 from argosy.stream.pulse import Pulse
 from argosy.stream.wire import Peer
@@ -77,7 +77,11 @@ class _Worker:
     def say(self, messages: list[Any]) -> None:
         """Sooner or later."""
         for message in messages:
-            if isinstance(message, Report) and message.section is not None and isinstance(self.plays, FakeTrainer):
+            if (
+                isinstance(message, SectionReport)
+                and message.section is not None
+                and isinstance(self.plays, FakeTrainer)
+            ):
                 self.unsaid.extend([self.plays.progress()] * self.words)
             self.unsaid.append(message)
 

@@ -25,19 +25,19 @@ from argosy.profiles import Profile
 from argosy.protocol.events import Checkpoint, Event, MemberRested, MemberStarted, Saved, SectionEnded, Used
 from argosy.protocol.feeder import Credit, Feed, Hold, Leg, Open, Opened
 from argosy.protocol.trainer import (
-    Board,
+    Assign,
     Exit,
-    Leave,
     Lost,
     Measure,
     Measured,
     Pause,
     Paused,
     Progress,
-    Report,
+    SectionReport,
     StartMember,
     SumsTimed,
     TimeSums,
+    Unassign,
 )
 from argosy.stopping import Stop
 from argosy.stream.blocks import Place
@@ -167,19 +167,19 @@ class FakeTrainer:
                 self.measuring |= command.crew is not None
                 self.crew = self.crew if command.crew is None else command.crew
                 return [measured(name, command.groups) for name in command.members]
-            case Board():
+            case Assign():
                 self.measuring = False
                 left = self._leave(command.leave)
                 started = [begun for start in command.start if (begun := self._start(start)) is not None]
                 events = (*left, *started)
-                return [*([Report(events=events)] if events else []), *self._follow(command.crew)]
-            case Leave():
+                return [*([SectionReport(events=events)] if events else []), *self._follow(command.crew)]
+            case Unassign():
                 events = self._leave(command.members)
-                return [Report(events=events)] if events else []
+                return [SectionReport(events=events)] if events else []
             case Pause():
                 events = self._leave(tuple(self.aboard))
                 self.kept.clear()
-                return [*([Report(events=events)] if events else []), Paused()]
+                return [*([SectionReport(events=events)] if events else []), Paused()]
             case TimeSums():
                 return [SumsTimed(short_seconds=1e-6, long_seconds=1e-4)]
             case Exit():
@@ -217,7 +217,7 @@ class FakeTrainer:
         saved = [self._saved(name, aboard) for name, aboard in leading.items() if aboard.epoch]
         return (*saved, *(MemberRested(member=name, reason="") for name in leading))
 
-    def _trained(self, place: Place) -> Report:
+    def _trained(self, place: Place) -> SectionReport:
         events: list[Event] = []
         for name, aboard in self.aboard.items():
             if place.section >= aboard.next:
@@ -225,7 +225,7 @@ class FakeTrainer:
                 aboard.epoch += 1
                 if aboard.leads:
                     events += [self._ended(name, aboard, place), self._saved(name, aboard)]
-        return Report(events=tuple(events), section=place.section)
+        return SectionReport(events=tuple(events), section=place.section)
 
     def _ended(self, name: str, aboard: _Aboard, place: Place) -> SectionEnded:
         epoch, still = aboard.epoch - 1, int(name[1:]) % VARIANTS == VARIANTS - 1
@@ -354,7 +354,7 @@ class Alone:
         if not self.said:
             time.sleep(min(timeout, IDLE_SECONDS))
         for _, message in self.said:
-            if isinstance(message, Report) and message.section is not None:
+            if isinstance(message, SectionReport) and message.section is not None:
                 self._ask(message.section)
         said, self.said = self.said, []
         self._left = time.process_time()
@@ -367,7 +367,7 @@ class Alone:
         question = self._question
         if question is None:
             return
-        question.boards += isinstance(command, Board) and bool(command.start)
+        question.boards += isinstance(command, Assign) and bool(command.start)
         if isinstance(command, Credit) and command.until > question.section:
             question.seconds = self.driver_seconds - question.seconds
             self.answered.append(question)

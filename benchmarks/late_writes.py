@@ -19,7 +19,7 @@ from torch.optim import SGD
 import argosy
 from argosy.stream.blocks import Block
 from argosy.training.trainer.stepping import Stepping
-from argosy.training.trainer.watch import Watch
+from argosy.training.trainer.watch import InputWatch
 
 ROWS, EPOCHS, MOST = 4096, 12, 0.01
 
@@ -53,7 +53,7 @@ KINDS: dict[str, tuple[Any, tuple[int, ...], int]] = {
 @contextlib.contextmanager
 def timed(*, watched: bool, spent: list[float]) -> Iterator[None]:
     """Inside, steps are timed, with every block shared where nothing is `watched`."""
-    through, shown = Stepping.through, Watch.shown
+    through, shown = Stepping.through, InputWatch.shown
 
     def timed_through(self: Stepping, block: Block) -> bool:
         began = time.thread_time()
@@ -63,11 +63,11 @@ def timed(*, watched: bool, spent: list[float]) -> Iterator[None]:
 
     Stepping.through = timed_through  # type: ignore[method-assign]
     if not watched:
-        Watch.shown = lambda self, block, *, apart: block  # type: ignore[method-assign]
+        InputWatch.shown = lambda self, block, *, apart: block  # type: ignore[method-assign]
     try:
         yield
     finally:
-        Stepping.through, Watch.shown = through, shown  # type: ignore[method-assign]
+        Stepping.through, InputWatch.shown = through, shown  # type: ignore[method-assign]
 
 
 def seconds(kind: str, *, watched: bool) -> float:

@@ -16,7 +16,7 @@ from torch.optim import Adam, Optimizer
 
 from argosy import Member
 from argosy.protocol.packs import Packed
-from argosy.protocol.trainer import Report
+from argosy.protocol.trainer import SectionReport
 from argosy.stream.blocks import Block, Layout, Place
 from argosy.stream.pulse import Pulse
 from argosy.stream.schedule import Orders
@@ -238,7 +238,7 @@ class Chosen:
     def _count(self, kin: Kin) -> int:
         return sum(len(unit.crew) for unit in self._units if unit.kin is kin)
 
-    def _note(self, report: Report) -> None:
+    def _note(self, report: SectionReport) -> None:
         self.packed += [event for event in report.events if isinstance(event, Packed)]
 
 

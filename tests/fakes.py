@@ -16,7 +16,7 @@ from argosy.plans import Flotilla, Placement
 from argosy.profiles import Profile
 from argosy.protocol.events import Event, Proposed, Saved
 from argosy.protocol.feeder import Feed, Probe, Probed
-from argosy.protocol.trainer import Board, Lost, Measure, Report, Save
+from argosy.protocol.trainer import Assign, Lost, Measure, Save, SectionReport
 from argosy.results.fold import OVER, RunState
 from argosy.running.control.driver import drive
 from argosy.running.control.verdicts import Newcomer
@@ -144,7 +144,7 @@ class Unsaving(FakeTrainer):
         found = [one for command in beside for one in FakeTrainer.obey(self, command)]
         return [*found, *FakeTrainer.take(self, place, crew)]
 
-    def _trained(self, place: Any) -> Report:
+    def _trained(self, place: Any) -> SectionReport:
         report = FakeTrainer._trained(self, place)
         events: tuple[Event, ...] = tuple(event for event in report.events if not isinstance(event, Saved))
         return replace(report, events=events)
@@ -197,7 +197,7 @@ class Vanishing(Alone):
         if isinstance(command, Save):
             self.saving.append(worker)
         aboard = self.trainers[worker].aboard.get(self.doomed) if worker in self.trainers else None
-        leaves = isinstance(command, Board) and self.doomed in command.leave
+        leaves = isinstance(command, Assign) and self.doomed in command.leave
         if leaves and aboard is not None and aboard.leads and not self.vanished:
             self.kill(worker)
             self.vanished.append(worker)

@@ -9,14 +9,14 @@ import forked
 from argosy.cluster import Cluster
 from argosy.running.hosts.agent import serve
 from argosy.running.hosts.agents import Agents
-from argosy.running.hosts.place import Place
+from argosy.running.hosts.place import JobPlace
 from argosy.running.launch.launcher import Job, Workers
 from argosy.settings import Settings
 
 
-def place(rank: int) -> Place:
+def place(rank: int) -> JobPlace:
     """Of one process of two, each on a node of its own."""
-    return Place(launcher="torchrun", rank=rank, size=2, local_rank=0, nodes=2, job="test")
+    return JobPlace(launcher="torchrun", rank=rank, size=2, local_rank=0, nodes=2, job="test")
 
 
 class TwoNodes:

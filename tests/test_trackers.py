@@ -16,7 +16,7 @@ import studies
 import argosy
 from argosy.errors import RunError
 from argosy.views import trackers
-from argosy.views.trackers import Feed
+from argosy.views.trackers import TrackerFeed
 
 FLEET = [studies.member("one", batch_size=20), studies.member("two", hidden=8)]
 
@@ -152,7 +152,7 @@ def test_a_tracker_with_too_much_before_it_is_told_nothing_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trackers, "ROOM", 2)
-    feed = Feed("slow", Blocking(), tmp_path)
+    feed = TrackerFeed("slow", Blocking(), tmp_path)
     for number in range(4):
         feed.tell("end", f"m{number}", "done")
     monkeypatch.setattr(trackers, "ROOM", 100)

@@ -9,7 +9,7 @@ from typing import Any
 from torch.optim import Optimizer
 
 from argosy.errors import StudyError
-from argosy.training.member.outlook import Outlook
+from argosy.training.member.outlook import TrainingOutlook
 
 __all__ = ["Asked"]
 
@@ -45,7 +45,7 @@ class Asked:
     logger = ckpt_path = progress_bar_callback = gradient_clip_val = gradient_clip_algorithm = None
     early_stopping_callback = checkpoint_callback = None
 
-    def __init__(self, module: Any, outlook: Outlook | None) -> None:
+    def __init__(self, module: Any, outlook: TrainingOutlook | None) -> None:
         self.module = self.lightning_module = self.model = module
         self.strategy = self
         self.optimizers: list[Optimizer] = []
@@ -131,7 +131,7 @@ class Asked:
             )
         return int(most)
 
-    def _known(self, name: str) -> Outlook:
+    def _known(self, name: str) -> TrainingOutlook:
         if self._outlook is None:
             raise StudyError(
                 f"the module asks for self.trainer.{name}, which is known in a run only; train it in a study."

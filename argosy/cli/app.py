@@ -21,7 +21,7 @@ from argosy.cli.steer import StudyFile
 from argosy.errors import ArgosyError, PlanError
 from argosy.errors.system import means_refused
 from argosy.profiles import load_profiles, save_profiles
-from argosy.running.hosts.place import Place, place_asked, seconds_left
+from argosy.running.hosts.place import JobPlace, place_asked, seconds_left
 from argosy.settings import Settings, Sharing
 from argosy.study import Study
 from argosy.tuning.search import Store
@@ -354,7 +354,7 @@ def main() -> None:
 
 @contextlib.contextmanager
 def _launcher(
-    name: str, place: Place | None = None, directory: Path = Path(), address: str | None = None
+    name: str, place: JobPlace | None = None, directory: Path = Path(), address: str | None = None
 ) -> Iterator["Launcher"]:
     """A launcher; processes are made warm first, so that they import torch while this process imports the study."""
     if place is not None and place.nodes > 1:
@@ -390,11 +390,11 @@ def _set_aside(directory: Path, *, quiet: bool) -> None:
         write(f"What was in {directory} is kept in {place}.")
 
 
-def _nodes(asked: int, place: Place | None) -> int:
+def _nodes(asked: int, place: JobPlace | None) -> int:
     return place.nodes if place is not None and asked == 1 else asked
 
 
-def _serve(place: Place | None, settings: Settings, directory: Path) -> None:
+def _serve(place: JobPlace | None, settings: Settings, directory: Path) -> None:
     """Where another process of the job drives: be the agent of this node, and exit."""
     if place is not None and place.rank > 0:
         from argosy.running.hosts.agent import serve

@@ -17,7 +17,7 @@ from argosy.planning.fleet_local import FleetLocal
 from argosy.planning.outcomes import Charges, Workload
 from argosy.planning.policy import FILES, Moving, Policy, Situation
 from argosy.planning.rounds import Rounds
-from argosy.planning.solo import Solo
+from argosy.planning.solo import SoloPolicy
 from argosy.plans import Plan
 from argosy.profiles import Profile
 
@@ -41,7 +41,7 @@ POLICIES: dict[str, Policy] = {
     "fleet-local": FleetLocal(),
     "fleet-relative": Fleet(delta=20 / 176, relative=True),
     "rounds": Rounds(),
-    "solo": Solo(),
+    "solo": SoloPolicy(),
 }
 """``fleet-relative`` has the published Δ as a part of the rate of the fastest published network."""
 

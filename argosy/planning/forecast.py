@@ -13,7 +13,7 @@ from argosy.planning.outcomes import Charges, Simulation, Workload
 from argosy.planning.policy import Moving
 from argosy.planning.simulate import simulate
 from argosy.plans import Plan
-from argosy.profiles import Preparation, Profile
+from argosy.profiles import PreparationRates, Profile
 
 __all__ = ["Forecast", "Growth", "explain_cluster", "forecast"]
 
@@ -82,7 +82,7 @@ def forecast(
     epochs: Mapping[str, int],
     samples_per_epoch: int,
     policy: str = "balanced",
-    preparation: Preparation | None = None,
+    preparation: PreparationRates | None = None,
     moving: Moving | None = None,
     profiles_from: str = "measured here",
 ) -> Forecast:
@@ -122,7 +122,7 @@ def explain_cluster(
     epochs: Mapping[str, int],
     samples_per_epoch: int,
     policy: str = "balanced",
-    preparation: Preparation | None = None,
+    preparation: PreparationRates | None = None,
     profiles_from: str = "measured here",
 ) -> Forecast:
     """The forecast for a cluster written as in ``2x4x80GB``, of the kind of device that the profiles were measured on."""
@@ -141,7 +141,7 @@ def explain_cluster(
     )
 
 
-def _prepared(cluster: Cluster, preparation: Preparation | None) -> float | None:
+def _prepared(cluster: Cluster, preparation: PreparationRates | None) -> float | None:
     """Samples per second that all nodes prepare together; None where it was not measured."""
     if preparation is None:
         return None

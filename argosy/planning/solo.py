@@ -7,11 +7,11 @@ from argosy.planning.policy import Situation
 from argosy.plans import Flotilla, Placement
 from argosy.profiles import Profile
 
-__all__ = ["Solo"]
+__all__ = ["SoloPolicy"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Solo:
+class SoloPolicy:
     """List scheduling (Graham 1969) in the order of the study; FLEET's *Baseline* where that order is random."""
 
     def launch(self, situation: Situation) -> tuple[Flotilla, ...]:

@@ -10,14 +10,14 @@ from argosy.protocol.packs import Packed
 
 __all__ = [
     "Attach",
-    "Board",
+    "Assign",
     "Broke",
     "Came",
     "Enlist",
     "Exit",
     "Failed",
     "Journaled",
-    "Leave",
+    "Unassign",
     "Lost",
     "Measure",
     "Measured",
@@ -25,7 +25,7 @@ __all__ = [
     "Pause",
     "Paused",
     "Progress",
-    "Report",
+    "SectionReport",
     "Save",
     "Seat",
     "StartMember",
@@ -57,7 +57,7 @@ class Enlist:
 class Measure:
     """To a trainer: measure these members on the next training block; answered by Measured for each.
 
-    With a crew's number on the first block of that crew, which is kept until the next `Board`.
+    With a crew's number on the first block of that crew, which is kept until the next `Assign`.
     """
 
     crew: int | None
@@ -147,25 +147,25 @@ class StartMember:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Board:
+class Assign:
     """To a trainer: from the first block of this crew on, without those that leave and with those that start."""
 
     crew: int
-    """Number of the crew: grows. A block of an earlier crew is dropped, one of a later crew waits for its `Board`."""
+    """Number of the crew: grows. A block of an earlier crew is dropped, one of a later crew waits for its `Assign`."""
     leave: tuple[str, ...] = ()
     """Saved and let go at once; answered in a Report by Saved and MemberRested for each. Ranks but the first only let go."""
     start: tuple[StartMember, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Leave:
+class Unassign:
     """To a trainer: save these members after the step at hand and let them go; answered like those of Board."""
 
     members: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
+class SectionReport:
     """From a trainer: what is to be journaled, in one message for the whole crew."""
 
     events: tuple[Event, ...]

@@ -30,7 +30,7 @@ from argosy.running.watch.view import View
 from argosy.study import Study
 from argosy.tracking import Tracker
 
-__all__ = ["Feed", "Tracked"]
+__all__ = ["TrackerFeed", "Tracked"]
 
 ROOM = 10_000
 """Calls that wait for a tracker at most, beside those that an earlier driver has left."""
@@ -44,7 +44,7 @@ Call = tuple[str, tuple[Any, ...]]
 """A method of `Tracker`, and its arguments."""
 
 
-class Feed:
+class TrackerFeed:
     """One tracker, and what it is still to be told."""
 
     def __init__(self, name: str, tracker: Tracker, folder: Path) -> None:
@@ -122,7 +122,7 @@ class Tracked:
 
     def __init__(self, view: View, trackers: Mapping[str, Tracker], folder: Path) -> None:
         self._view = view
-        self._feeds = [Feed(name, tracker, folder) for name, tracker in trackers.items()]
+        self._feeds = [TrackerFeed(name, tracker, folder) for name, tracker in trackers.items()]
         self._asked: Study | None = None
         self._begun: set[str] = set()
         """Members that trackers know, and that have not ended."""

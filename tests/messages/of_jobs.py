@@ -20,13 +20,13 @@ from argosy.running.hosts.agent import Joined
 from argosy.running.hosts.agents import Agents
 from argosy.running.hosts.freight import pieces
 from argosy.running.hosts.gathering import FileBoard, Notice, call_driver, certificate_in, key_in, read, written
-from argosy.running.hosts.place import Place, place_asked, place_of
+from argosy.running.hosts.place import JobPlace, place_asked, place_of
 from argosy.settings import Settings
 
 __all__ = ["CASES"]
 
 RUN = Path("runs/x")
-PLACE = Place(launcher="srun", rank=0, size=2, local_rank=0, nodes=2, job="4711.0")
+PLACE = JobPlace(launcher="srun", rank=0, size=2, local_rank=0, nodes=2, job="4711.0")
 NOTICE = Notice(job=PLACE.job, hosts=("10.0.0.1",), port=40000)
 SLURM = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": "0", "SLURM_STEP_NUM_NODES": "2"}
 OPEN_MPI = {f"OMPI_COMM_WORLD_{name}": "0" for name in ("RANK", "LOCAL_RANK")} | {

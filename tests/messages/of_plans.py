@@ -22,7 +22,7 @@ from argosy.planning.outcomes import Workload
 from argosy.planning.replay import Network, workload_of
 from argosy.planning.simulate import simulate
 from argosy.plans import Flotilla, Placement, Plan
-from argosy.profiles import Preparation, Profile, ShardCost, load_profiles
+from argosy.profiles import PreparationRates, Profile, ShardCost, load_profiles
 from argosy.running.launch.inline import Inline
 from argosy.running.launch.launcher import discover
 from argosy.settings import Settings
@@ -181,7 +181,7 @@ CASES = {
     "a cost of a shard below 0": lambda: ShardCost(fixed_seconds=-1.0, proportional_seconds=1.0),
     "a profile with a rate of 0": lambda: profile("a", 0.0),
     "a profile with impossible sizes": lambda: profile(memory_bytes=1, activation_bytes=2),
-    "preparation rates out of order": lambda: Preparation(samples_per_second=((2, 10.0), (1, 5.0))),
+    "preparation rates out of order": lambda: PreparationRates(samples_per_second=((2, 10.0), (1, 5.0))),
     "a file that holds no profiles": lambda: load_profiles(Path("profiles.json")),
     "a profile of another version": damaged,
     "profiles of other members": carried,

@@ -11,7 +11,7 @@ from argosy.cli.plan import cluster_of
 from argosy.errors import PlanError
 from argosy.planning.forecast import explain_cluster, forecast
 from argosy.planning.replay import Network, ReplayCharges, replay, workload_of
-from argosy.profiles import Preparation
+from argosy.profiles import PreparationRates
 from argosy.views.timeline import write_timeline
 from planning.cases import GB, devices, profile
 
@@ -136,7 +136,7 @@ def test_the_timeline_is_a_page(tmp_path: Path) -> None:
 )
 def test_the_bottleneck_is_named(members, prepared: float, says: str) -> None:
     cluster = cluster_of(2, 2, 16.0)
-    preparation = Preparation(samples_per_second=((1, prepared),))
+    preparation = PreparationRates(samples_per_second=((1, prepared),))
     found = forecast(members, cluster, preparation=preparation, **LIMITS)
     assert says in found.bottleneck
 
@@ -164,7 +164,7 @@ def test_larger_clusters_that_a_policy_has_no_plan_for_are_left_out() -> None:
 
 def test_more_nodes_prepare_more() -> None:
     members = [profile("a", 10.0), profile("b", 10.0)]
-    slow = Preparation(samples_per_second=((16, 4.0),))
+    slow = PreparationRates(samples_per_second=((16, 4.0),))
     found = explain_cluster(members, "1x2x80GB", preparation=slow, **LIMITS)
     # Two members of 3 and 2 epochs of 1000 samples; the stream is what all wait for.
     assert found.simulation.makespan_seconds == pytest.approx(3000 / 4.0)

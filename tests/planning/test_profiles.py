@@ -6,7 +6,7 @@ import pytest
 
 from argosy.errors import PlanError
 from argosy.profiles import (
-    Preparation,
+    PreparationRates,
     Profile,
     ProfileCache,
     ShardCost,
@@ -128,7 +128,7 @@ def test_the_protocol_measures_two_nodes_at_least_and_no_more_than_there_is() ->
 
 
 def test_preparation_is_linear_between_measurements_and_flat_beyond() -> None:
-    preparation = Preparation(samples_per_second=((1, 100.0), (4, 340.0)))
+    preparation = PreparationRates(samples_per_second=((1, 100.0), (4, 340.0)))
     assert preparation.rate(1) == 100.0
     assert preparation.rate(2) == pytest.approx(180.0)
     assert preparation.rate(64) == 340.0
@@ -138,7 +138,7 @@ def test_preparation_is_linear_between_measurements_and_flat_beyond() -> None:
 
 def test_preparation_refuses_disorder() -> None:
     with pytest.raises(PlanError, match="rising order"):
-        Preparation(samples_per_second=((4, 100.0), (1, 50.0)))
+        PreparationRates(samples_per_second=((4, 100.0), (1, 50.0)))
 
 
 def test_profiles_survive_a_file(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from argosy.planning.choice import simulate_best
 from argosy.planning.outcomes import Charges, Failure, Workload
 from argosy.planning.policy import Moving, Situation
 from argosy.planning.simulate import lower_bound_seconds, simulate
-from argosy.planning.solo import Solo
+from argosy.planning.solo import SoloPolicy
 from argosy.plans import Flotilla
 from argosy.profiles import Profile
 from planning.cases import GB, devices, profile
@@ -157,7 +157,7 @@ def test_a_policy_sees_limits_where_it_does_not_see_when_members_stop() -> None:
     seen: list[int] = []
 
     @dataclass(frozen=True)
-    class Watching(Solo):
+    class Watching(SoloPolicy):
         def keeps(self, situation: Situation, started: Flotilla, live: tuple[Profile, ...]) -> bool:
             seen.append(situation.epochs_left["a"])
             return True

@@ -15,8 +15,8 @@ from argosy.errors import WorkerError
 from argosy.running.doctor import cluster as cluster_doctor
 from argosy.running.doctor import cluster_checks
 from argosy.running.doctor.cluster import answer, examine_cluster
-from argosy.running.doctor.cluster_checks import Here, Link, Looked, Samples, judge
-from argosy.running.hosts.place import Place
+from argosy.running.doctor.cluster_checks import Here, Looked, MeasuredLink, Samples, judge
+from argosy.running.hosts.place import JobPlace
 from argosy.stream import door
 
 STUDY = "import studies\nstudy = studies.study({samples}, fleet=[studies.member()])\n"
@@ -123,8 +123,8 @@ def test_a_node_that_calls_and_cannot_be_called_is_found(tmp_path: Path) -> None
     assert "iptables -I INPUT" in checks["reachability"]["mend"]
 
 
-def place(rank: int) -> Place:
-    return Place(launcher="srun", rank=rank, size=2, local_rank=0, nodes=2, job="4711.0")
+def place(rank: int) -> JobPlace:
+    return JobPlace(launcher="srun", rank=rank, size=2, local_rank=0, nodes=2, job="4711.0")
 
 
 def test_nodes_that_do_not_find_each_other_say_so_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,14 +150,14 @@ def found(name: str, nodes: list[Here], looked: dict[int, Looked]) -> Any:
 def test_a_clock_counts_as_wrong_only_where_the_round_trip_cannot_explain_it() -> None:
     nodes = [node(0), node(1)]
     for ahead, within, ok in ((0.9, 0.0, True), (5.0, 4.5, True), (5.0, 0.1, False), (-5.0, 0.1, False)):
-        links = [Link(to=1, ahead_seconds=ahead, within_seconds=within)]
+        links = [MeasuredLink(to=1, ahead_seconds=ahead, within_seconds=within)]
         assert found("clocks", nodes, {0: Looked(links=links, samples=None)}).ok is ok
 
 
 def test_the_slow_link_is_named() -> None:
     nodes, rates = [node(0), node(1), node(2)], (1e9, 2e6, 1e9)
     looked = {
-        rank: Looked(links=[Link(to=(rank + 1) % 3, bytes_per_second=rate)], samples=None)
+        rank: Looked(links=[MeasuredLink(to=(rank + 1) % 3, bytes_per_second=rate)], samples=None)
         for rank, rate in enumerate(rates)
     }
     check = found("bandwidth", nodes, looked)
@@ -167,7 +167,7 @@ def test_the_slow_link_is_named() -> None:
 
 def test_a_node_that_falls_silent_is_named() -> None:
     nodes = [node(0), node(1)]
-    check = found("reachability", nodes, {0: Looked(links=[Link(to=1)], samples=None)})
+    check = found("reachability", nodes, {0: Looked(links=[MeasuredLink(to=1)], samples=None)})
     assert (check.ok, check.found) == (False, "rank 1 on host-1 has not said whom it reaches")
 
 

@@ -9,11 +9,11 @@ import pytest
 
 from argosy.errors import CheckpointError
 from argosy.protocol.events import Checkpoint, Saved
-from argosy.protocol.trainer import Board, Journaled, Lost, Report, StartMember
+from argosy.protocol.trainer import Assign, Journaled, Lost, SectionReport, StartMember
 from argosy.running.hosts import distant, freight
-from argosy.running.hosts.agent import BLOBS, Agent, End, Given, Ready, Said, Say, Start, Words
+from argosy.running.hosts.agent import BLOBS, Agent, EndWorker, Given, Ready, Said, Say, Start, Words
 from argosy.running.hosts.distant import Distant
-from argosy.running.hosts.freight import Arrivals, Outbox, Piece, pieces
+from argosy.running.hosts.freight import Arrivals, FilePiece, Outbox, pieces
 from argosy.running.launch.processes import Processes
 from argosy.stream.wire import Peer
 
@@ -60,7 +60,7 @@ def test_of_a_large_file_hardly_more_than_a_piece_waits_in_memory(tmp_path: Path
 
 def test_what_never_became_whole_is_forgotten(tmp_path: Path) -> None:
     arrivals = Arrivals(tmp_path, tmp_path / "arriving")
-    arrivals.take(Piece("members/a/e0001.pt", b"half", last=False))
+    arrivals.take(FilePiece("members/a/e0001.pt", b"half", last=False))
     arrivals.settle()
     arrivals.close()
     assert list(tmp_path.iterdir()) == []
@@ -94,15 +94,15 @@ def test_reports_come_behind_their_files_and_the_newest_two_stay(tmp_path: Path)
     place, there = node(tmp_path)
     place.start("node1/cpu:0", "trainer")
     start = StartMember(member="a", epoch=0, stream_epoch=0, checkpoint=None, accumulate=1, notes=())
-    place.send("node1/cpu:0", Board(crew=1, start=(start,)))
+    place.send("node1/cpu:0", Assign(crew=1, start=(start,)))
     assert there.receive() == []  # kept until the next round
     place.let_go()
     assert [type(word) for word in there.receive()] == [Start, Say]
     folder = tmp_path / "members" / "a"
     for epoch in (1, 2, 3):
         file = saved(epoch).file
-        there.send(Piece(f"members/a/{file}", bytes([epoch]), last=True))
-        there.send(Said("node1/cpu:0", Report(events=(Saved(member="a", checkpoint=saved(epoch)),))))
+        there.send(FilePiece(f"members/a/{file}", bytes([epoch]), last=True))
+        there.send(Said("node1/cpu:0", SectionReport(events=(Saved(member="a", checkpoint=saved(epoch)),))))
         ((worker, _),) = place.receive()
         assert (worker, (folder / file).read_bytes()) == ("node1/cpu:0", bytes([epoch]))
         place.send("node1/cpu:0", Journaled(files={"a": file}))
@@ -117,10 +117,10 @@ def test_a_member_goes_on_there_from_a_file_that_is_there_before(tmp_path: Path)
     (tmp_path / "members" / "a").mkdir(parents=True)
     (tmp_path / "members" / "a" / saved(2).file).write_bytes(b"weights")
     start = StartMember(member="a", epoch=2, stream_epoch=2, checkpoint=saved(2), accumulate=1, notes=())
-    place.send("node1/cpu:0", Board(crew=1, start=(start,)))
+    place.send("node1/cpu:0", Assign(crew=1, start=(start,)))
     place.let_go()
     heard = there.receive()
-    assert heard[1] == Piece(f"members/a/{saved(2).file}", b"weights", last=True)
+    assert heard[1] == FilePiece(f"members/a/{saved(2).file}", b"weights", last=True)
     assert isinstance(heard[2], Say)
 
 
@@ -168,7 +168,7 @@ def test_blobs_come_before_the_word_that_they_are_there(tmp_path: Path) -> None:
     place.give({"trainer": descriptor}, "mark")
     place.let_go()
     given = Given(("trainer",), "mark", str(tmp_path), tuple(sys.path))
-    assert there.receive() == [Piece(f"{BLOBS}trainer", b"study", last=True), given]
+    assert there.receive() == [FilePiece(f"{BLOBS}trainer", b"study", last=True), given]
     os.close(descriptor)
     there.close()
     place.close()
@@ -177,6 +177,6 @@ def test_blobs_come_before_the_word_that_they_are_there(tmp_path: Path) -> None:
 def test_an_agent_goes_home_where_the_run_is_over_before_it_was_given_anything(tmp_path: Path) -> None:
     """As a directory is whose run has ended, or that holds another study's."""
     here, there = Peer.pair()
-    here.send(Piece(f"{BLOBS}/trainer", b"half", last=False))
-    here.send(End())
+    here.send(FilePiece(f"{BLOBS}/trainer", b"half", last=False))
+    here.send(EndWorker())
     assert Agent(there, None, tmp_path).run(Processes()) == 0

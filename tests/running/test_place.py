@@ -3,7 +3,7 @@
 import pytest
 
 from argosy.errors import PlanError
-from argosy.running.hosts.place import Place, place_asked, place_of, seconds_left
+from argosy.running.hosts.place import JobPlace, place_asked, place_of, seconds_left
 
 SLURM = {
     "SLURM_JOB_ID": "4711",
@@ -38,22 +38,22 @@ OPEN_MPI = {
     "PMIX_NAMESPACE": "prterun-host-17@1",
 }
 STARTED = {
-    "srun": (SLURM, Place(launcher="srun", rank=2, size=3, local_rank=0, nodes=3, job="4711.0")),
+    "srun": (SLURM, JobPlace(launcher="srun", rank=2, size=3, local_rank=0, nodes=3, job="4711.0")),
     "srun, requeued": (
         SLURM | {"SLURM_RESTART_COUNT": "2"},
-        Place(launcher="srun", rank=2, size=3, local_rank=0, nodes=3, job="4711.0.2"),
+        JobPlace(launcher="srun", rank=2, size=3, local_rank=0, nodes=3, job="4711.0.2"),
     ),
     "srun --mpi=pmix": (
         SLURM | {"PMIX_RANK": "2", "PMIX_NAMESPACE": "slurm.pmix.4711.0"},
-        Place(launcher="srun", rank=2, size=3, local_rank=0, nodes=3, job="4711.0"),
+        JobPlace(launcher="srun", rank=2, size=3, local_rank=0, nodes=3, job="4711.0"),
     ),
     "srun --mpi=pmi2": (
         SLURM | {"PMI_RANK": "2", "PMI_SIZE": "3"},
-        Place(launcher="srun", rank=2, size=3, local_rank=0, nodes=3, job="4711.0"),
+        JobPlace(launcher="srun", rank=2, size=3, local_rank=0, nodes=3, job="4711.0"),
     ),
     "torchrun": (
         TORCHRUN,
-        Place(
+        JobPlace(
             launcher="torchrun",
             rank=5,
             size=8,
@@ -65,7 +65,7 @@ STARTED = {
     ),
     "srun torchrun": (
         SLURM | TORCHRUN,
-        Place(
+        JobPlace(
             launcher="torchrun",
             rank=5,
             size=8,
@@ -77,11 +77,11 @@ STARTED = {
     ),
     "mpirun": (
         OPEN_MPI,
-        Place(launcher="mpirun", rank=3, size=4, local_rank=1, nodes=2, job="prterun-host-17@1"),
+        JobPlace(launcher="mpirun", rank=3, size=4, local_rank=1, nodes=2, job="prterun-host-17@1"),
     ),
     "mpirun in an allocation of Slurm": (
         SLURM | OPEN_MPI,
-        Place(launcher="mpirun", rank=3, size=4, local_rank=1, nodes=2, job="prterun-host-17@1"),
+        JobPlace(launcher="mpirun", rank=3, size=4, local_rank=1, nodes=2, job="prterun-host-17@1"),
     ),
     "jsrun": (
         {
@@ -91,7 +91,7 @@ STARTED = {
             "JSM_NAMESPACE_LOCAL_SIZE": "1",
             "LSB_JOBID": "99",
         },
-        Place(launcher="jsrun", rank=1, size=2, local_rank=0, nodes=2, job="99"),
+        JobPlace(launcher="jsrun", rank=1, size=2, local_rank=0, nodes=2, job="99"),
     ),
     "mpiexec of PALS": (
         {
@@ -103,15 +103,15 @@ STARTED = {
             "PMI_LOCAL_RANK": "2",
             "PMI_LOCAL_SIZE": "4",
         },
-        Place(launcher="mpiexec", rank=6, size=8, local_rank=2, nodes=2, job="a1b2"),
+        JobPlace(launcher="mpiexec", rank=6, size=8, local_rank=2, nodes=2, job="a1b2"),
     ),
     "mpiexec of MPICH": (
         {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "1"},
-        Place(launcher="mpiexec", rank=1, size=2, local_rank=0, nodes=2, job=""),
+        JobPlace(launcher="mpiexec", rank=1, size=2, local_rank=0, nodes=2, job=""),
     ),
     "srun with Cray's PMI": (
         {"PMI_RANK": "1", "PMI_SIZE": "4", "PMI_LOCAL_RANK": "1", "PMI_LOCAL_SIZE": "2"},
-        Place(launcher="mpiexec", rank=1, size=4, local_rank=1, nodes=2, job=""),
+        JobPlace(launcher="mpiexec", rank=1, size=4, local_rank=1, nodes=2, job=""),
     ),
 }
 ALONE = {

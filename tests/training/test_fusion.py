@@ -8,7 +8,7 @@ import packs
 import pytest
 
 from argosy.protocol.packs import StepsAlone
-from argosy.protocol.trainer import Report
+from argosy.protocol.trainer import SectionReport
 from argosy.stream.blocks import Block
 from argosy.stream.pulse import Pulse
 from argosy.stream.schedule import Orders
@@ -38,7 +38,7 @@ def test_twos_are_tried_no_more_where_none_was_faster(
 
     monkeypatch.setattr(Kin, "note", note)
     (block,) = packs.blocks(ORDERS.epoch("train", 0), packs.TRAIN, arrays=packs.samples()[0])
-    units, said = list[Unit](), list[Report]()
+    units, said = list[Unit](), list[SectionReport]()
     fusion = Fusion("cpu:0", units, said.append, lambda names: [], Pulse.private(), allowed=True)
     for hidden in range(5, 5 + PAIRS + 1):
         units.extend(Unit.of([aboard(tmp_path, f"{name}{hidden}", hidden)]) for name in "ab")
@@ -61,7 +61,7 @@ def test_a_block_without_samples_tells_nobody_whether_members_are_one_program(tm
     (block,) = packs.blocks(ORDERS.epoch("train", 0), packs.TRAIN, arrays=packs.samples()[0])
     leaves = tuple(leaf[:0] for leaf in block.leaves)
     empty = Block(replace(block.place, rows=0), block.tree, leaves, block.indices[:0], block.sound[:0])
-    units, said = [Unit.of([aboard(tmp_path, name, 5)]) for name in "abc"], list[Report]()
+    units, said = [Unit.of([aboard(tmp_path, name, 5)]) for name in "abc"], list[SectionReport]()
     fusion = Fusion("cpu:0", units, said.append, lambda names: [], Pulse.private(), allowed=True)
     fusion.boarded()
     fusion.look(empty)

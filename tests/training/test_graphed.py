@@ -23,7 +23,7 @@ from argosy.stream.pulse import Pulse
 from argosy.stream.schedule import Orders
 from argosy.study import Member
 from argosy.training.choice.kin import ALONE, MIB, Kin
-from argosy.training.device.devices import Cpu, Passed
+from argosy.training.device.devices import Cpu, PassedEvent
 from argosy.training.device.recorders import recorder_of
 from argosy.training.member.live import LiveMember
 from argosy.training.programs.fused.fused import Fused
@@ -419,9 +419,9 @@ def test_replays_that_share_what_they_draw_by_are_no_two_at_once() -> None:
 def test_losses_are_fetched_behind_the_steps_that_sum_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of turns as well in which somebody has no batch: such a turn is made plainly."""
 
-    def fetch(_: Cpu, tensor: Tensor) -> tuple[Tensor, Passed]:
+    def fetch(_: Cpu, tensor: Tensor) -> tuple[Tensor, PassedEvent]:
         recorded[-1].asked.append("fetch")
-        return tensor.clone(), Passed()
+        return tensor.clone(), PassedEvent()
 
     lives = on("cpu:0", PACKS["own samples"])
     program = Graphed.of(Fused.of(lives))

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from argosy.training.choice.kin import ALONE, SECONDS, Candidate, Kin, divided
+from argosy.training.choice.kin import ALONE, SECONDS, Kin, ProgramCandidate, divided
 
 
 def measured(kin: Kin, count: int, cost: float, *, samples: int = 100) -> None:
@@ -14,7 +14,7 @@ def measured(kin: Kin, count: int, cost: float, *, samples: int = 100) -> None:
     kin.note(cost * samples, samples)
 
 
-def settle(kin: Kin, count: int, costs: Mapping[Candidate, float]) -> list[Candidate]:
+def settle(kin: Kin, count: int, costs: Mapping[ProgramCandidate, float]) -> list[ProgramCandidate]:
     """Go on until one is settled; the candidates on the way."""
     tried = []
     while True:
@@ -29,7 +29,7 @@ def settle(kin: Kin, count: int, costs: Mapping[Candidate, float]) -> list[Candi
 def choose(count: int, costs: dict[int, float], kin: Kin | None = None) -> tuple[Kin, list[int]]:
     """The same of plain programs: their sizes."""
     kin = kin or Kin()
-    tried = settle(kin, count, {Candidate(size): cost for size, cost in costs.items()})
+    tried = settle(kin, count, {ProgramCandidate(size): cost for size, cost in costs.items()})
     return kin, [candidate.size for candidate in tried]
 
 
@@ -102,7 +102,7 @@ def test_what_memory_is_not_expected_to_hold_is_not_tried() -> None:
     assert choose(12, {1: 1.0, 6: 0.3}, kin)[1] == [1, 6, 6]
     assert kin.reason == "12 in a program would take 0.0 MiB for a step, of 0.0 that are left"
     # A smaller program took less for each, and nothing changes for that until it is asked again.
-    kin.needs[Candidate(6)] = 50
+    kin.needs[ProgramCandidate(6)] = 50
     kin.settled_for = 0
     kin.foresee(12, 1000)
     assert kin.next(12).size == 6
@@ -129,10 +129,10 @@ def test_a_round_is_short_where_steps_are_long() -> None:
 
 
 GRAPHED, ALL_GRAPHED, ALL, COMPILED = (
-    Candidate(1, "graphed"),
-    Candidate(8, "graphed"),
-    Candidate(8),
-    Candidate(8, "compiled"),
+    ProgramCandidate(1, "graphed"),
+    ProgramCandidate(8, "graphed"),
+    ProgramCandidate(8),
+    ProgramCandidate(8, "compiled"),
 )
 
 
@@ -145,8 +145,8 @@ def test_every_kind_is_tried_in_its_sizes_and_the_cheapest_stays() -> None:
     assert kin.costs == costs
     # Half of them are left: what a compiled one of four costs is known no more than what others of four do.
     assert kin.asks(4)
-    half = Candidate(4, "compiled")
-    assert settle(kin, 4, {Candidate(4): 0.5, Candidate(4, "graphed"): 0.2, half: 0.05})[-1] == half
+    half = ProgramCandidate(4, "compiled")
+    assert settle(kin, 4, {ProgramCandidate(4): 0.5, ProgramCandidate(4, "graphed"): 0.2, half: 0.05})[-1] == half
 
 
 def test_between_kinds_that_cost_the_same_the_simpler_one_stays() -> None:

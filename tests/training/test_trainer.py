@@ -14,7 +14,18 @@ import torch
 from argosy.errors import WorkerError
 from argosy.protocol.events import MemberEnded, MemberRested, Saved, SectionEnded
 from argosy.protocol.feeder import Leg
-from argosy.protocol.trainer import Board, Journaled, Leave, Measure, Measured, Pause, Paused, Report, Save, StartMember
+from argosy.protocol.trainer import (
+    Assign,
+    Journaled,
+    Measure,
+    Measured,
+    Pause,
+    Paused,
+    Save,
+    SectionReport,
+    StartMember,
+    Unassign,
+)
 from argosy.settings import Settings
 from argosy.stream.blocks import ALIGNMENT, Block
 from argosy.stream.schedule import Orders, places
@@ -93,11 +104,11 @@ def measure(crew: int | None) -> Measure:
     return Measure(crew=crew, members=("even", "odd"), accumulate={"even": 1, "odd": 1})
 
 
-def board(crew: int, *names: str, leave: tuple[str, ...] = ()) -> Board:
+def board(crew: int, *names: str, leave: tuple[str, ...] = ()) -> Assign:
     starts = (
         StartMember(member=name, epoch=0, stream_epoch=0, checkpoint=None, accumulate=1, notes=()) for name in names
     )
-    return Board(crew=crew, start=tuple(starts), leave=leave)
+    return Assign(crew=crew, start=tuple(starts), leave=leave)
 
 
 def samples_after(trainer: Trainer, blocks: Iterator[Block], crew: int) -> dict[str, int]:
@@ -110,7 +121,13 @@ def samples_after(trainer: Trainer, blocks: Iterator[Block], crew: int) -> dict[
 
 
 def events(said: list[Any], kind: type) -> list[Any]:
-    return [event for message in said if isinstance(message, Report) for event in message.events if type(event) is kind]
+    return [
+        event
+        for message in said
+        if isinstance(message, SectionReport)
+        for event in message.events
+        if type(event) is kind
+    ]
 
 
 def test_a_block_that_comes_before_the_word_to_measure_on_it_is_kept(
@@ -212,7 +229,7 @@ def test_a_member_that_leaves_between_two_steps_of_a_block_is_saved_there(
     trainer.take(blocks[1], 1)
     assert trainer.at_hand is not None
     driver.after = None
-    trainer.obey(Leave(members=("even",)))
+    trainer.obey(Unassign(members=("even",)))
     trainer.go_on()
     assert trainer.ready
     (saved,) = events(said, Saved)
@@ -245,7 +262,7 @@ def test_files_asked_for_at_a_sections_end_are_written_though_others_were_in_bet
     first, *others = stream(study)
     trainer.take(first, 1)
     trainer.obey(Save())
-    trainer.obey(Leave(members=("odd",)))
+    trainer.obey(Unassign(members=("odd",)))
     assert [saved.member for saved in events(said, Saved)] == ["odd"], "in the middle of a section"
     for block in others:
         trainer.take(block, 1)
@@ -318,7 +335,7 @@ def test_a_checkpoint_that_cannot_be_read_for_now_is_no_members_failure(
     monkeypatch.setattr(torch, "load", refuse)
     start = StartMember(member="even", epoch=0, stream_epoch=0, checkpoint=saved.checkpoint, accumulate=1, notes=())
     with pytest.raises(WorkerError, match=r"cannot be read: .*ulimit -n"):
-        trainer.obey(Board(crew=2, start=(start,)))
+        trainer.obey(Assign(crew=2, start=(start,)))
     assert not events(said, MemberEnded)
 
 
@@ -369,7 +386,7 @@ def test_a_newcomer_is_saved_after_its_first_section_and_the_others_when_it_is_d
         trainer.take(block, 1)
     trainer.saving.seconds = 1e9
     late = StartMember(member="odd", epoch=0, stream_epoch=1, checkpoint=None, accumulate=1, notes=())
-    trainer.obey(Board(crew=2, start=(late,)))
+    trainer.obey(Assign(crew=2, start=(late,)))
     said.clear()
     for block in stream(study, 1):
         trainer.take(block, 2)
@@ -385,7 +402,7 @@ def test_the_file_of_a_clones_source_is_none_of_its_own(trainer: Trainer, said: 
         start = StartMember(
             member="odd", epoch=0, stream_epoch=0, checkpoint=saved.checkpoint, accumulate=1, notes=(), changes=changes
         )
-        trainer.obey(Board(crew=crew, start=(start,), leave=("odd",)))
+        trainer.obey(Assign(crew=crew, start=(start,), leave=("odd",)))
         assert trainer.aboard["odd"].files.own == (changes is None)
 
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 import argosy
 from argosy.stream.blocks import Block
 from argosy.training.trainer import watch
-from argosy.training.trainer.watch import Watch
+from argosy.training.trainer.watch import InputWatch
 
 devices = late.devices
 
@@ -162,7 +162,7 @@ def test_blocks_are_copied_as_often_as_time_allows(monkeypatch: pytest.MonkeyPat
     clock = [0.0]
     monkeypatch.setattr(watch, "time", type("Clock", (), {"perf_counter": lambda: clock[0]}))
     monkeypatch.setattr(watch, "same_bits", lambda *_: bool(clock.__setitem__(0, clock[0] + 1.0)) or not wrote)
-    wrote, watched, copied = False, Watch(), []
+    wrote, watched, copied = False, InputWatch(), []
 
     def steps(block: Block) -> bool:
         shown = watched.shown(block, apart=False)

@@ -11,7 +11,7 @@ from argosy.planning.memory import require_fit
 from argosy.plans import Flotilla
 from argosy.protocol.events import NodeCame, PlanMade
 from argosy.protocol.feeder import Credit, Leg, Probed, UseLoaders
-from argosy.protocol.trainer import Board, SumsTimed
+from argosy.protocol.trainer import Assign, SumsTimed
 from argosy.running.control.clones import inherit
 from argosy.running.control.legs import Change, Sailing
 from argosy.running.control.refusals import check_batch_norm, check_batches
@@ -332,7 +332,7 @@ class Departures:
         for device in self.force.devices:
             if device not in busy:
                 self.voyage.crew_count += 1
-                self.force.send(device, Board(crew=self.voyage.crew_count))
+                self.force.send(device, Assign(crew=self.voyage.crew_count))
 
     def _choose_sharing(self, flotilla: Flotilla) -> bool:
         """Settle how nodes share the stream; False while that is measured, after which the policy is asked again."""

@@ -35,7 +35,7 @@ from argosy.protocol.trainer import (
     Measured,
     OutOfMemory,
     Paused,
-    Report,
+    SectionReport,
     SumsTimed,
 )
 from argosy.results.fold import RunState
@@ -44,7 +44,7 @@ from argosy.running.control.costs import ASSUMED_LINK
 from argosy.running.control.ending import end_run
 from argosy.running.control.faults import Faults
 from argosy.running.control.measuring import Measuring
-from argosy.running.control.orders import Orders
+from argosy.running.control.orders import Requests
 from argosy.running.control.refusals import check_batch_norm, check_batches
 from argosy.running.control.roster import FINAL, Roster
 from argosy.running.control.splitting import measuring_of_run
@@ -111,7 +111,7 @@ class Driver:
             self.measuring = measuring_of_run(job.settings, cluster, side_by_side=workers.side_by_side)
         self.only_measure = only_measure
         self.voyage = Voyage(self)
-        self.orders = Orders(self)
+        self.orders = Requests(self)
         self.additions = Additions(self)
         self.faults = Faults(self)
         self.metrics = Metrics(job.directory)
@@ -203,10 +203,10 @@ class Driver:
     # ---- messages
 
     def _hear(self, worker: str, message: Any) -> None:
-        if not isinstance(message, Event | Report):
+        if not isinstance(message, Event | SectionReport):
             self.view.hear(worker, message)
         match message:
-            case Report():
+            case SectionReport():
                 self._reported(worker, message)
             case Opened():
                 self._opened(worker, message)
@@ -236,7 +236,7 @@ class Driver:
             case Event():
                 self.record(message)
 
-    def _reported(self, worker: str, report: Report) -> None:
+    def _reported(self, worker: str, report: SectionReport) -> None:
         """What a crew says together, in the order of its events."""
         self.faults.saved_at.setdefault(worker, time.monotonic())
         for event in report.events:

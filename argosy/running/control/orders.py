@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Any
 from argosy.errors import ArgosyError
 from argosy.errors.spelling import meant
 from argosy.protocol.events import REFUSED, Answered
-from argosy.protocol.trainer import Leave
+from argosy.protocol.trainer import Unassign
 from argosy.running.control.clones import Clones
 from argosy.running.directory.inbox import Inbox
 
 if TYPE_CHECKING:
     from argosy.running.control.driver import Driver
 
-__all__ = ["Orders"]
+__all__ = ["Requests"]
 
 
-class Orders:
+class Requests:
     """Of one run. A command is answered when what it asked for is done."""
 
     def __init__(self, driver: "Driver") -> None:
@@ -101,5 +101,5 @@ class Orders:
             driver.end(name, "stopped", "by command")
         elif leg is not None and leg not in driver.faults.regrouped_legs:
             for device in leg.devices_of(name):
-                driver.force.send(device, Leave(members=(name,)))
+                driver.force.send(device, Unassign(members=(name,)))
         return None

@@ -20,7 +20,7 @@ Marks = tuple[str | int, ...]
 
 
 @dataclass(slots=True)
-class _Still:
+class _Silence:
     """Devices as they were when nobody was busy."""
 
     marks: Marks
@@ -38,7 +38,7 @@ class Standstills:
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
-        self._still: dict[Devices, _Still] = {}
+        self._still: dict[Devices, _Silence] = {}
 
     def look(self, now: float, together: Mapping[Devices, Collection[str]], shown: Shown) -> list[tuple[Devices, str]]:
         """Those that stand still for too long, with what they show; each is named once.
@@ -55,9 +55,9 @@ class Standstills:
                 self._still[devices] = still
         return found
 
-    def _compare(self, now: float, still: _Still | None, marks: Marks) -> _Still | None:
+    def _compare(self, now: float, still: _Silence | None, marks: Marks) -> _Silence | None:
         if marks and (still is None or still.marks != marks):
-            return _Still(marks, now)
+            return _Silence(marks, now)
         if still is not None:
             # While the driver itself was held up, nobody could be seen to move.
             still.seconds += min(now - still.looked, self.seconds / LOOKS) if marks else 0.0

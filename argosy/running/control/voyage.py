@@ -13,7 +13,7 @@ from argosy.planning import POLICIES
 from argosy.plans import Flotilla
 from argosy.protocol.events import MemberRested, Split
 from argosy.protocol.feeder import Credit, Held, Hold, Opened
-from argosy.protocol.trainer import Board, Leave, Seat
+from argosy.protocol.trainer import Assign, Seat, Unassign
 from argosy.running.control.asking import Asking
 from argosy.running.control.departures import Departures, crews_of
 from argosy.running.control.launching import Launching
@@ -137,7 +137,7 @@ class Voyage:
             devices = leg.devices_of(member)
             for device in devices if len(devices) > 1 else ():
                 # One of its ranks has said so.
-                self.force.send(device, Leave(members=(member,)))
+                self.force.send(device, Unassign(members=(member,)))
             if leg.remove(member):
                 self.changed = True
         self.arrive(member)
@@ -339,7 +339,7 @@ class Voyage:
             if missing:
                 leg.boarding[device] = Boarding(start=change.start, missing=missing)
                 self.roster.joining.difference_update(change.start)  # their next epoch is this leg's
-                self.force.send(device, Leave(members=change.leave))
+                self.force.send(device, Unassign(members=change.leave))
             else:
                 self.board(leg, device, leave=change.leave, start=change.start)
 
@@ -384,11 +384,11 @@ class Voyage:
             replace(roster.start_member(name, measured[name].notes), seat=self._seat_of(leg, name, device))
             for name in names
         )
-        self.force.send(device, Board(crew=leg.crews[device].number, leave=leave, start=starts))
+        self.force.send(device, Assign(crew=leg.crews[device].number, leave=leave, start=starts))
         told = tuple(filter(self.driver.orders.was_told_to_stop, names))
         if told:
             # Before they were aboard: their trainer did not know them then.
-            self.force.send(device, Leave(members=told))
+            self.force.send(device, Unassign(members=told))
 
 
 def _most(horizon: int | None, until: int) -> int | None:

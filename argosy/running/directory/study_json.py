@@ -42,7 +42,7 @@ class Lengths(TypedDict):
     val: NotRequired[int]
 
 
-class Code(TypedDict):
+class CodeDigests(TypedDict):
     """Digests of all code, beside those of the study's own functions."""
 
     version: str
@@ -72,10 +72,10 @@ class DescribedStudy(TypedDict):
     lengths: Lengths | None
     fingerprint: str | None
     members: Mapping[Name, Described]
-    code: NotRequired[Code]
+    code: NotRequired[CodeDigests]
 
 
-class Came(TypedDict):
+class NewcomersLine(TypedDict):
     """A line of ``newcomers.jsonl``."""
 
     members: Mapping[Name, Described]
@@ -136,7 +136,7 @@ def _checked(text: bytes, kind: Any, path: Path) -> dict[str, Any]:
 def _with_newcomers(found: dict[str, Any], path: Path) -> dict[str, Any]:
     """The study with those that came since; a line that was not finished is of members that had not begun."""
     for text in lines_of(path) if path.exists() else ():
-        line = _checked(text, Came, path)
+        line = _checked(text, NewcomersLine, path)
         # Later ones come behind those before them, and say nothing new of a member that is known.
         found["members"] = {**found["members"], **line["members"], **found["members"]}
         known = found["code"]["parts"] if "code" in found else {}

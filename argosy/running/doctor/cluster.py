@@ -23,11 +23,11 @@ from types import TracebackType
 
 from argosy.errors import ArgosyError, PlanError, WorkerError
 from argosy.running.directory.journal import own_directory
-from argosy.running.doctor.cluster_checks import Here, Link, Looked, Samples, judge
+from argosy.running.doctor.cluster_checks import Here, Looked, MeasuredLink, Samples, judge
 from argosy.running.doctor.machine import versions_of
 from argosy.running.doctor.machine_checks import Check
 from argosy.running.hosts.gathering import board_of, call_driver, certificate_in, key_in, open_door
-from argosy.running.hosts.place import Place, place_of
+from argosy.running.hosts.place import JobPlace, place_of
 from argosy.stream.door import Door, dial
 from argosy.stream.tls import Certificate
 from argosy.stream.wire import Peer
@@ -53,7 +53,7 @@ TICK_SECONDS = 0.1
 CLOCK = "clock?"
 
 
-def place_in(environment: Mapping[str, str]) -> Place:
+def place_in(environment: Mapping[str, str]) -> JobPlace:
     """Where this process stands; raises PlanError where nobody has started it beside others."""
     place = place_of(environment)
     if place is None:
@@ -64,7 +64,7 @@ def place_in(environment: Mapping[str, str]) -> Place:
     return place
 
 
-def examine_cluster(place: Place, directory: Path, study_file: Path | None) -> list[Check]:
+def examine_cluster(place: JobPlace, directory: Path, study_file: Path | None) -> list[Check]:
     """Every check of the job's nodes, at its rank 0; below the directory nothing is left."""
     refusals: list[str] = []
     certificate = certificate_in(os.environ)
@@ -90,7 +90,7 @@ def examine_cluster(place: Place, directory: Path, study_file: Path | None) -> l
     return judge(nodes, place.nodes, looked, refusals)
 
 
-def answer(place: Place, directory: Path, study_file: Path | None) -> int:
+def answer(place: JobPlace, directory: Path, study_file: Path | None) -> int:
     """Life of another process of the job; returns the exit code."""
     if place.local_rank:
         return 0
@@ -146,7 +146,7 @@ class _Desk:
             links = list(threads.map(partial(self._call, here), others, [node is flooded for node in others]))
         return Looked(links=links, samples=None if study_file is None else _samples(study_file))
 
-    def _call(self, here: Here, there: Here, floods: bool) -> Link:
+    def _call(self, here: Here, there: Here, floods: bool) -> MeasuredLink:
         name = f"rank {here.rank}"
         try:
             address = there.address, there.port
@@ -154,8 +154,8 @@ class _Desk:
                 within, ahead = min((_compare_clocks(peer) for _ in range(ASKS)), key=itemgetter(0))
                 rate = _flood(peer) if floods else None
         except (WorkerError, OSError, EOFError) as error:
-            return Link(to=there.rank, problem=str(error.__cause__ or error) or "it hung up")
-        return Link(to=there.rank, ahead_seconds=ahead, within_seconds=within, bytes_per_second=rate)
+            return MeasuredLink(to=there.rank, problem=str(error.__cause__ or error) or "it hung up")
+        return MeasuredLink(to=there.rank, ahead_seconds=ahead, within_seconds=within, bytes_per_second=rate)
 
     def _serve(self) -> None:
         peers: list[Peer] = []

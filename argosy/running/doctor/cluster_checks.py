@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from argosy.running.doctor.machine_checks import Check
 
-__all__ = ["Here", "Link", "Looked", "Samples", "judge"]
+__all__ = ["Here", "MeasuredLink", "Looked", "Samples", "judge"]
 
 CLOCK_SECONDS = 1.0
 """So far clocks may be apart: journal, time limits and certificates go by them."""
@@ -35,7 +35,7 @@ class Here:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Link:
+class MeasuredLink:
     """What a node finds when it calls another one."""
 
     to: int
@@ -64,7 +64,7 @@ class Samples:
 class Looked:
     """What a node has found, of the others and in the study's data; None where it was given no study."""
 
-    links: Sequence[Link]
+    links: Sequence[MeasuredLink]
     samples: Samples | None
 
 
@@ -100,7 +100,7 @@ def judge_nodes(nodes: Sequence[Here], size: int, refusals: Sequence[str]) -> Ch
     )
 
 
-def judge_calls(links: Sequence[tuple[Here, Here, Link]], silent: Sequence[Here]) -> Check:
+def judge_calls(links: Sequence[tuple[Here, Here, MeasuredLink]], silent: Sequence[Here]) -> Check:
     """Every node reaches every other one."""
     broken = [(here, there, link.problem) for here, there, link in links if link.problem]
     said = [f"{here.name} does not reach {there.name}: {problem}" for here, there, problem in broken]
@@ -129,7 +129,7 @@ def judge_equal_versions(nodes: Sequence[Here]) -> Check:
     )
 
 
-def judge_clocks(links: Sequence[tuple[Here, Here, Link]]) -> Check:
+def judge_clocks(links: Sequence[tuple[Here, Here, MeasuredLink]]) -> Check:
     """They agree with that of rank 0, as far as a round trip can tell."""
     seen = [(there, link) for here, there, link in links if here.rank == 0 and not link.problem]
     apart = [(there, link) for there, link in seen if abs(link.ahead_seconds) - link.within_seconds > CLOCK_SECONDS]
@@ -144,7 +144,7 @@ def judge_clocks(links: Sequence[tuple[Here, Here, Link]]) -> Check:
     )
 
 
-def judge_bandwidth(links: Sequence[tuple[Here, Here, Link]]) -> Check:
+def judge_bandwidth(links: Sequence[tuple[Here, Here, MeasuredLink]]) -> Check:
     """No link that would hold up checkpoints on their way."""
     measured = [
         (link.bytes_per_second, here, there) for here, there, link in links if link.bytes_per_second is not None
@@ -203,7 +203,7 @@ def _installing(found: Mapping[str, str | None], wanted: Mapping[str, str | None
     return "pip install " + " ".join(f"'{name}=={wanted[name]}'" for name in found)
 
 
-def _ahead(link: Link) -> str:
+def _ahead(link: MeasuredLink) -> str:
     return "ahead of" if link.ahead_seconds > 0 else "behind"
 
 

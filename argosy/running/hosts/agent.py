@@ -24,11 +24,11 @@ from typing import Any, NamedTuple
 from argosy.cluster import Node
 from argosy.disk.files import check_directory
 from argosy.protocol.events import Saved
-from argosy.protocol.trainer import Board, Lost, Report
+from argosy.protocol.trainer import Assign, Lost, SectionReport
 from argosy.running.directory.records import versions
-from argosy.running.hosts.freight import Arrivals, Outbox, Piece
+from argosy.running.hosts.freight import Arrivals, FilePiece, Outbox
 from argosy.running.hosts.gathering import board_of, call_driver, certificate_in, key_in
-from argosy.running.hosts.place import Place
+from argosy.running.hosts.place import JobPlace
 from argosy.running.launch.forkserver import IGNORED
 from argosy.running.launch.processes import Processes, ProcessWorkers
 from argosy.settings import Settings
@@ -37,7 +37,7 @@ from argosy.stream.wire import Peer
 
 __all__ = [
     "BLOBS",
-    "End",
+    "EndWorker",
     "Given",
     "Joined",
     "Kill",
@@ -91,7 +91,7 @@ class Kill(NamedTuple):
     worker: str
 
 
-class End(NamedTuple):
+class EndWorker(NamedTuple):
     """To an agent: the run is over."""
 
 
@@ -132,7 +132,7 @@ class Words(NamedTuple):
     text: bytes
 
 
-def serve(place: Place, settings: Settings, directory: Path) -> int:
+def serve(place: JobPlace, settings: Settings, directory: Path) -> int:
     """Life of a process of a job that does not drive it; returns the exit code."""
     if place.local_rank:
         print(
@@ -224,13 +224,13 @@ class Agent:
                 match message:
                     case Given():
                         return message
-                    case End():
+                    case EndWorker():
                         self.arrivals.close()
                         return None
-                    case Piece():
+                    case FilePiece():
                         self._take(message)
 
-    def _take(self, piece: Piece) -> None:
+    def _take(self, piece: FilePiece) -> None:
         self.arrivals.take(piece)
         if piece.last:
             self.arrivals.settle()
@@ -244,7 +244,7 @@ class Agent:
             self._heard += self.peer.receive()
             while self._heard:
                 message = self._heard.popleft()
-                if isinstance(message, End):
+                if isinstance(message, EndWorker):
                     return
                 self._obey(workers, message)
             for worker, said in workers.receive(0):
@@ -262,11 +262,11 @@ class Agent:
     def _obey(self, workers: ProcessWorkers, message: Any) -> None:
         match message:
             case Say():
-                if isinstance(message.command, Board):
+                if isinstance(message.command, Assign):
                     for start in message.command.start:
                         self._best.pop(start.member, None)
                 workers.send(message.worker, message.command)
-            case Piece():
+            case FilePiece():
                 self._take(message)
             case Start():
                 workers.start(message.name, message.role)
@@ -275,7 +275,7 @@ class Agent:
 
     def _forward(self, worker: str, said: Any) -> None:
         if not self.sees_directory:
-            if isinstance(said, Report):
+            if isinstance(said, SectionReport):
                 for event in said.events:
                     if isinstance(event, Saved):
                         self._send_files(event)

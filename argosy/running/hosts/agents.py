@@ -20,7 +20,7 @@ from argosy.running.hosts.agent import Joined
 from argosy.running.hosts.distant import Distant
 from argosy.running.hosts.gathering import board_of, certificate_in, key_in, open_door
 from argosy.running.hosts.nodes import NodeWorkers
-from argosy.running.hosts.place import Place
+from argosy.running.hosts.place import JobPlace
 from argosy.running.hosts.reception import Reception, check_versions
 from argosy.running.launch.blobs import blobs_of
 from argosy.running.launch.launcher import Job, node_of
@@ -39,7 +39,7 @@ LOOK_SECONDS = 0.2
 class Agents:
     """Of a job, at its rank 0."""
 
-    def __init__(self, place: Place, directory: Path) -> None:
+    def __init__(self, place: JobPlace, directory: Path) -> None:
         self.place = place
         self.directory = directory
         """Where the job's processes look for its driver."""

@@ -17,12 +17,12 @@ from typing import Any
 from argosy.disk.files import appending, make_folder
 from argosy.errors import WorkerError
 from argosy.protocol.events import Saved
-from argosy.protocol.trainer import Board, Journaled, Lost, Report
-from argosy.running.hosts.agent import BLOBS, End, Given, Kill, Ready, Said, Say, Signs, Start, Words
-from argosy.running.hosts.freight import Arrivals, Outbox, Piece
+from argosy.protocol.trainer import Assign, Journaled, Lost, SectionReport
+from argosy.running.hosts.agent import BLOBS, EndWorker, Given, Kill, Ready, Said, Say, Signs, Start, Words
+from argosy.running.hosts.freight import Arrivals, FilePiece, Outbox
 from argosy.stream.pulse import Pulse
 from argosy.stream.wire import Peer
-from argosy.training.member.files import Kept
+from argosy.training.member.files import KeptFiles
 
 __all__ = ["Distant"]
 
@@ -122,7 +122,7 @@ class Distant:
         """Let the agent end what it started, and hang up."""
         deadline = time.monotonic() + FAREWELL_SECONDS
         if not self.gone:
-            self.peer.send(End())
+            self.peer.send(EndWorker())
         while not self.gone and (left := deadline - time.monotonic()) > 0:
             poll = select.poll()
             poll.register(self.peer, select.POLLIN | (select.POLLOUT if self.outbox.unsent else 0))
@@ -159,7 +159,7 @@ class Distant:
             case Signs():
                 for name, (picture, cpu_seconds) in message.workers.items():
                     self._pulses[name], self._cpu_seconds[name] = Pulse.of(picture), cpu_seconds
-            case Piece():
+            case FilePiece():
                 assert self.ferry is not None
                 self.ferry.arrivals.take(message)
             case Words():
@@ -171,7 +171,7 @@ class Distant:
                 self.ferry = _Ferry(self.directory, self.node)
 
     def _hear_worker(self, worker: str, said: Any) -> None:
-        if self.ferry is not None and isinstance(said, Report):
+        if self.ferry is not None and isinstance(said, SectionReport):
             self.ferry.hear(said)
         if isinstance(said, Lost):
             self.workers.discard(worker)
@@ -184,7 +184,7 @@ class _Ferry:
     def __init__(self, directory: Path, node: str) -> None:
         self.directory = directory
         self.arrivals = Arrivals(directory, directory / "workers" / f"arriving-{node}")
-        self.kept: dict[str, Kept] = {}
+        self.kept: dict[str, KeptFiles] = {}
         """By member that was sent there."""
 
     def before(self, command: Any) -> list[tuple[str, Path]]:
@@ -193,18 +193,18 @@ class _Ferry:
             # As the trainer does there.
             for name, file in command.files.items():
                 self.kept[name].journaled(file)
-        if not isinstance(command, Board):
+        if not isinstance(command, Assign):
             return []
         found = []
         for start in command.start:
             folder = self.directory / "members" / start.member
             make_folder(folder)
-            self.kept[start.member] = Kept(folder, start.checkpoint)
+            self.kept[start.member] = KeptFiles(folder, start.checkpoint)
             if start.checkpoint is not None:
                 found.append((f"members/{start.member}/{start.checkpoint.file}", folder / start.checkpoint.file))
         return found
 
-    def hear(self, report: Report) -> None:
+    def hear(self, report: SectionReport) -> None:
         """Files have arrived that this names."""
         for event in report.events:
             if isinstance(event, Saved):

@@ -17,12 +17,12 @@ from argosy.errors import CheckpointError
 from argosy.stream.wire import Peer
 from argosy.training.member.checkpoint import settle
 
-__all__ = ["Arrivals", "Outbox", "Piece", "pieces"]
+__all__ = ["Arrivals", "Outbox", "FilePiece", "pieces"]
 
 PIECE_BYTES = 2**20
 
 
-class Piece(NamedTuple):
+class FilePiece(NamedTuple):
     """The next bytes of a file."""
 
     name: str
@@ -31,7 +31,7 @@ class Piece(NamedTuple):
     last: bool
 
 
-def pieces(name: str, path: Path) -> Iterator[Piece]:
+def pieces(name: str, path: Path) -> Iterator[FilePiece]:
     """A file; raises CheckpointError where it is not there any more."""
     try:
         file = path.open("rb")
@@ -46,7 +46,7 @@ def pieces(name: str, path: Path) -> Iterator[Piece]:
             data = file.read(PIECE_BYTES)
             left -= len(data)
             last = left <= 0 or not data
-            yield Piece(name, data, last)
+            yield FilePiece(name, data, last)
             if last:
                 return
 
@@ -100,7 +100,7 @@ class Arrivals:
         self._open: dict[str, BinaryIO] = {}
         self._whole: list[str] = []
 
-    def take(self, piece: Piece) -> None:
+    def take(self, piece: FilePiece) -> None:
         """Write it; where it was the last of its file, that is there after the next `settle`."""
         if piece.name not in self._open:
             make_folder(self._unfinished)

@@ -26,7 +26,7 @@ import psutil
 
 from argosy.disk.files import check_directory, own_text, replacing
 from argosy.errors import PlanError, RunError, WorkerError
-from argosy.running.hosts.place import Place
+from argosy.running.hosts.place import JobPlace
 from argosy.stream.door import Door, dial
 from argosy.stream.tls import Certificate
 from argosy.stream.wire import Peer
@@ -168,7 +168,7 @@ class FileBoard:
 class StoreBoard:
     """torch's store of the job, which tells whoever asks, and lets them write."""
 
-    def __init__(self, place: Place, key: bytes, *, keeps: bool) -> None:
+    def __init__(self, place: JobPlace, key: bytes, *, keeps: bool) -> None:
         from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not where a file does
 
         assert place.store is not None
@@ -221,7 +221,7 @@ def certificate_in(environment: Mapping[str, str]) -> Certificate | None:
     return None if path is None else Certificate.load(Path(path))
 
 
-def board_of(place: Place, directory: Path, environment: Mapping[str, str]) -> Board:
+def board_of(place: JobPlace, directory: Path, environment: Mapping[str, str]) -> Board:
     """Where the notice of this job's driver is."""
     key = key_in(environment)
     if place.store is None or key is None:
@@ -241,7 +241,7 @@ def _addresses() -> tuple[str, ...]:
 
 
 def open_door(
-    place: Place, board: Board, key: bytes | None, certificate: Certificate | None, refused: Callable[[str], None]
+    place: JobPlace, board: Board, key: bytes | None, certificate: Certificate | None, refused: Callable[[str], None]
 ) -> Door:
     """The driver's, of which it leaves a notice."""
     door, notice = door_and_notice(place.job, key, certificate, refused)
@@ -260,7 +260,7 @@ def door_and_notice(
 
 
 def call_driver(
-    place: Place,
+    place: JobPlace,
     board: Board,
     key: bytes | None,
     *,

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 
 from argosy.errors import PlanError
 
-__all__ = ["Place", "place_asked", "place_of", "seconds_left"]
+__all__ = ["JobPlace", "place_asked", "place_of", "seconds_left"]
 
 RESERVE_SECONDS = 60.0
 """Of a job's time that are left for saving."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
+class JobPlace:
     """Of one process among those of its job. Rank 0 drives; the first of every other node is its agent."""
 
     launcher: str
@@ -118,7 +118,7 @@ TABLE = (
 )
 
 
-def place_of(environment: Mapping[str, str]) -> Place | None:
+def place_of(environment: Mapping[str, str]) -> JobPlace | None:
     """Where this process stands; None where nobody has started it beside others.
 
     Raises PlanError for what cannot be.
@@ -135,7 +135,7 @@ def place_of(environment: Mapping[str, str]) -> Place | None:
     store = None
     if names.launcher == "torchrun" and "MASTER_ADDR" in environment:
         store = environment["MASTER_ADDR"], _number(names, "MASTER_PORT", environment)
-    return Place(
+    return JobPlace(
         launcher=names.launcher,
         rank=_number(names, names.rank, environment),
         size=size,
@@ -146,7 +146,7 @@ def place_of(environment: Mapping[str, str]) -> Place | None:
     )
 
 
-def place_asked(launcher: str, environment: Mapping[str, str]) -> Place | None:
+def place_asked(launcher: str, environment: Mapping[str, str]) -> JobPlace | None:
     """The same where the launcher of that name asks for it; raises PlanError where it can have no other."""
     place = place_of(environment) if launcher in ("auto", "agents") else None
     if place is None and launcher == "agents":

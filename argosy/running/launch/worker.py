@@ -17,7 +17,7 @@ import torch
 from argosy.errors import ArgosyError, WorkerError
 from argosy.errors.system import files_refused, means_refused, refusals_told
 from argosy.errors.traces import trace_of
-from argosy.protocol.trainer import Attach, Board, Exit, Failed, Measure
+from argosy.protocol.trainer import Assign, Attach, Exit, Failed, Measure
 from argosy.running.launch.blobs import from_descriptor
 from argosy.running.launch.limits import memory_to_keep_in
 from argosy.settings import Settings
@@ -167,7 +167,7 @@ def _serve(driver: Peer, commands: "_Commands", blocks: "_Blocks", trainer: Trai
                 driver.send(trainer.used(times.user + times.system))
                 return
             # A feeder that is gone has its driver start all again.
-            elif blocks.peers or not isinstance(command, Measure | Board):
+            elif blocks.peers or not isinstance(command, Measure | Assign):
                 if isinstance(command, Measure) and command.crew is not None:
                     trainer.backend.empty_cache()  # a leg begins: other members may need less
                 with pulse.busy(f"obeying {type(command).__name__}", opaque=True):

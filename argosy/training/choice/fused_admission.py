@@ -102,7 +102,7 @@ def _lonely(fingerprint: Fingerprint, alike: Mapping[Fingerprint, Sequence[LiveM
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class FusedTrial:
     """A twin after a step and an evaluation."""
 
     live: LiveMember
@@ -146,7 +146,7 @@ class Attempt:
 def _attempt(lives: Sequence[LiveMember], block: Block, *, double: bool) -> Attempt:
     try:
         alone = [_alone(twin, _given(block, double=double)) for twin in _twins(lives, block, double=double)]
-    except Unfit as unfit:
+    except UnfitProgram as unfit:
         return Attempt(reason=str(unfit))
     except Exception as error:  # boundary between a member's code and ours: it may insist on its own types
         return Attempt.of("its own step", error, len(lives), alone=True)
@@ -211,11 +211,11 @@ def _given(block: Block, *, double: bool) -> Block:
 # ---- trials
 
 
-class Unfit(Exception):  # noqa: N818
+class UnfitProgram(Exception):  # noqa: N818
     """What a member does alone already speaks against its being fused."""
 
 
-def _alone(twin: LiveMember, block: Block) -> Trial:
+def _alone(twin: LiveMember, block: Block) -> FusedTrial:
     solo, before = Solo(twin), attributes(twin.model)
     twin.model.train()
     gradients = {}
@@ -227,15 +227,15 @@ def _alone(twin: LiveMember, block: Block) -> Trial:
     with solo.active(keep=True):
         next(solo.evaluate(block))
     if block.touched:
-        raise Unfit("it writes into its input")
+        raise UnfitProgram("it writes into its input")
     twin.model.train()
     changed = [where for where, value in attributes(twin.model).items() if before.get(where) != value]
     if changed:
-        raise Unfit(f"a step changes {changed[0]}, which is no buffer")
-    return Trial(twin, gradients)
+        raise UnfitProgram(f"a step changes {changed[0]}, which is no buffer")
+    return FusedTrial(twin, gradients)
 
 
-def _together(twins: Sequence[LiveMember], block: Block) -> list[Trial]:
+def _together(twins: Sequence[LiveMember], block: Block) -> list[FusedTrial]:
     """By the order of the twins."""
     fused = Fused.of(twins)
     gradients: dict[int, Mapping[str, Tensor]] = {}
@@ -247,13 +247,13 @@ def _together(twins: Sequence[LiveMember], block: Block) -> list[Trial]:
             fused.finish()
     with fused.active(keep=True):
         next(fused.evaluate(block))
-    return [Trial(twin, gradients[id(twin)]) for twin in twins]
+    return [FusedTrial(twin, gradients[id(twin)]) for twin in twins]
 
 
 # ---- what differs
 
 
-def _differences(alone: Trial, fused: Trial, tolerance: float) -> Iterator[str]:
+def _differences(alone: FusedTrial, fused: FusedTrial, tolerance: float) -> Iterator[str]:
     """Words for each thing that is not the same; the first ones are nearer to the cause."""
     mine, theirs = alone.live, fused.live
     if not torch.equal(mine.randomness.torch_state, theirs.randomness.torch_state):

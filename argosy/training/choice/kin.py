@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeVar
 
-__all__ = ["ALONE", "TURNS", "Candidate", "Kin", "Kind", "divided"]
+__all__ = ["ALONE", "TURNS", "ProgramCandidate", "Kin", "Kind", "divided"]
 
 GAIN = 0.03
 """Part of the cost that a candidate must spare against simpler ones: it is never to be slower than one member after another."""
@@ -42,7 +42,7 @@ Kind = Literal["plain", "graphed", "compiled"]
 """How a program makes its steps: operator by operator, as a captured whole, or by code that was made for its architecture."""
 
 
-class Candidate(NamedTuple):
+class ProgramCandidate(NamedTuple):
     """What can step members alike."""
 
     size: int
@@ -50,7 +50,7 @@ class Candidate(NamedTuple):
     kind: Kind = "plain"
 
 
-ALONE = Candidate(1)
+ALONE = ProgramCandidate(1)
 """One after another."""
 
 
@@ -58,7 +58,7 @@ ALONE = Candidate(1)
 class Kin:
     """What is known of members that were admitted together."""
 
-    now: Candidate = ALONE
+    now: ProgramCandidate = ALONE
     """What steps them at present."""
     kinds: Sequence[Kind] = ("plain",)
     """That their programs may be of, simplest first."""
@@ -70,11 +70,11 @@ class Kin:
     """Members of a program that memory is expected to hold at most, if nothing else does; None where nobody knows."""
     reason: str = ""
     """Why there are no more in one."""
-    costs: dict[Candidate, float] = field(default_factory=dict)
+    costs: dict[ProgramCandidate, float] = field(default_factory=dict)
     """Seconds of a member's sample: the least that a try came to."""
-    tries: dict[Candidate, list[float]] = field(default_factory=dict)
+    tries: dict[ProgramCandidate, list[float]] = field(default_factory=dict)
     """What each of them came to."""
-    needs: dict[Candidate, int] = field(default_factory=dict)
+    needs: dict[ProgramCandidate, int] = field(default_factory=dict)
     """Bytes that a step takes for each member."""
     weight_bytes: int = 0
     """Of a member; a program of several has each gradient twice for a moment."""
@@ -134,7 +134,7 @@ class Kin:
         self.refused[kind], self.settled_for = reason, 0
         self.forget_rounds()
 
-    def go_on_with(self, candidate: Candidate) -> None:
+    def go_on_with(self, candidate: ProgramCandidate) -> None:
         """That is what steps them from here on."""
         if self.now != candidate:
             self.now = candidate
@@ -150,7 +150,7 @@ class Kin:
         largest = self._largest(count)
         return self._present(largest) in self._to_try(largest)
 
-    def next(self, count: int) -> Candidate:
+    def next(self, count: int) -> ProgramCandidate:
         """What so many members go on with: what is to be tried, or else the cheapest."""
         largest = self._largest(count)
         if to_try := self._to_try(largest):
@@ -161,31 +161,33 @@ class Kin:
         least = min(map(self.cost, simplest_first))
         return next(candidate for candidate in simplest_first if (1 - GAIN) * self.cost(candidate) <= least)
 
-    def cost(self, candidate: Candidate) -> float:
+    def cost(self, candidate: ProgramCandidate) -> float:
         """Seconds of a member's sample in programs of about that size; infinite where nobody knows."""
         near = self._near(candidate)
         return math.inf if near is None else self.costs[near]
 
-    def _near(self, wanted: Candidate) -> Candidate | None:
+    def _near(self, wanted: ProgramCandidate) -> ProgramCandidate | None:
         """The candidate of the nearest size that says what this one costs."""
 
-        def says(known: Candidate) -> bool:
+        def says(known: ProgramCandidate) -> bool:
             both_several = 1 < known.size < 2 * wanted.size and 1 < wanted.size < 2 * known.size
             return known.kind == wanted.kind and (known.size == wanted.size or both_several)
 
         return min(filter(says, self.costs), key=lambda known: abs(known.size - wanted.size), default=None)
 
-    def _candidates(self, largest: int) -> Sequence[Candidate]:
+    def _candidates(self, largest: int) -> Sequence[ProgramCandidate]:
         """Simplest first. Code is made for one size of programs only: that takes long."""
         kinds = [kind for kind in self.kinds if kind not in self.refused]
         sizes = dict.fromkeys((1, largest))
-        return [Candidate(size, kind) for kind in kinds for size in sizes if size == largest or kind != "compiled"]
+        return [
+            ProgramCandidate(size, kind) for kind in kinds for size in sizes if size == largest or kind != "compiled"
+        ]
 
-    def _present(self, largest: int) -> Candidate:
+    def _present(self, largest: int) -> ProgramCandidate:
         """What steps them at present, among the candidates."""
-        return Candidate(1 if self.now.size == 1 else largest, self.now.kind)
+        return ProgramCandidate(1 if self.now.size == 1 else largest, self.now.kind)
 
-    def _to_try(self, largest: int) -> Sequence[Candidate]:
+    def _to_try(self, largest: int) -> Sequence[ProgramCandidate]:
         """What to measure, first things first: one of which nothing is known, the try under way, then at another moment."""
         candidates, present = self._candidates(largest), self._present(largest)
         if len(candidates) == 1:
@@ -201,7 +203,7 @@ class Kin:
         in_order = present_first if self._rounds else [*filter(present.__ne__, candidates), present]
         return [one for one in in_order if one in rivals and not self._confirmed(known[one])]
 
-    def _confirmed(self, known: Candidate) -> bool:
+    def _confirmed(self, known: ProgramCandidate) -> bool:
         """Whether another try would say nothing new of its cost."""
         least, *others = sorted(self.tries[known])
         return len(others) + 1 == MOST_TRIES or any(cost <= (1 + AGREE) * least for cost in others)

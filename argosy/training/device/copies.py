@@ -24,7 +24,7 @@ from argosy.errors import StudyError
 from argosy.stream.blocks import Block
 from argosy.stream.samples import generator_states
 from argosy.stream.trees import Structure, flatten, unflatten
-from argosy.training.device.devices import Backend, Event
+from argosy.training.device.devices import Backend, DeviceEvent
 
 __all__ = ["Copies", "same_bits"]
 
@@ -41,7 +41,7 @@ class Copies:
     backend: Backend
     on_device: Callable[[Any], Any] | None = None
     """`Data.on_device`."""
-    _pending: deque[tuple[Event, Block]] = field(default_factory=deque)
+    _pending: deque[tuple[DeviceEvent, Block]] = field(default_factory=deque)
     _shown: set[str] = field(default_factory=set)
     """Splits of which there was a block since somebody came aboard."""
     _memory: list[weakref.ref[torch.UntypedStorage]] = field(default_factory=list)

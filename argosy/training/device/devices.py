@@ -27,9 +27,9 @@ from argosy.training.device.heap import give_back_memory
 __all__ = [
     "KINDS",
     "Backend",
-    "Event",
+    "DeviceEvent",
     "Hardware",
-    "Passed",
+    "PassedEvent",
     "backend_of",
     "choose_kernels",
     "default_kind",
@@ -47,7 +47,7 @@ NO_MEMORY = ("DefaultCPUAllocator", "CUDA error: out of memory", "_STATUS_ALLOC_
 """What stands in errors about memory that have no type of their own: ordinary memory, CUDA's own arrays, its libraries."""
 
 
-class Event(Protocol):
+class DeviceEvent(Protocol):
     """A point in the work of a device."""
 
     def query(self) -> bool:
@@ -57,15 +57,15 @@ class Event(Protocol):
         """Wait until the device has passed it."""
 
 
-class Passed:
+class PassedEvent:
     """The event of work that is done when its call returns."""
 
     def query(self) -> bool:
-        """See `Event.query`."""
+        """See `DeviceEvent.query`."""
         return True
 
     def synchronize(self) -> None:
-        """See `Event.synchronize`."""
+        """See `DeviceEvent.synchronize`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,15 +102,15 @@ class Backend(ABC):
         """Let it be the device that a member's code means when it names none."""
 
     @abstractmethod
-    def copy(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor], Event]:
+    def copy(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor], DeviceEvent]:
         """Copies there, made beside other work: `follow` the event before use, keep the sources until it has passed."""
 
     @abstractmethod
-    def follow(self, event: Event, tensors: Sequence[Tensor]) -> None:
+    def follow(self, event: DeviceEvent, tensors: Sequence[Tensor]) -> None:
         """Let the work that is asked for from here on begin after the event, which is that of these copies."""
 
     @abstractmethod
-    def fetch(self, tensor: Tensor) -> tuple[Tensor, Event]:
+    def fetch(self, tensor: Tensor) -> tuple[Tensor, DeviceEvent]:
         """A copy on the host, which holds when the event has passed; the work before it does not stop for that."""
 
     @abstractmethod
@@ -186,16 +186,16 @@ class Cpu(Backend):
     def activate(self) -> None:
         """See `Backend.activate`."""
 
-    def copy(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor], Event]:
+    def copy(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor], DeviceEvent]:
         """See `Backend.copy`."""
-        return list(tensors), Passed()
+        return list(tensors), PassedEvent()
 
-    def follow(self, event: Event, tensors: Sequence[Tensor]) -> None:
+    def follow(self, event: DeviceEvent, tensors: Sequence[Tensor]) -> None:
         """See `Backend.follow`."""
 
-    def fetch(self, tensor: Tensor) -> tuple[Tensor, Event]:
+    def fetch(self, tensor: Tensor) -> tuple[Tensor, DeviceEvent]:
         """See `Backend.fetch`."""
-        return tensor.clone(), Passed()
+        return tensor.clone(), PassedEvent()
 
     def synchronize(self) -> None:
         """See `Backend.synchronize`."""
@@ -265,13 +265,13 @@ class Accelerator(Backend):
         """See `Backend.activate`."""
         self.module.set_device(self.device)
 
-    def copy(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor], Event]:
+    def copy(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor], DeviceEvent]:
         """See `Backend.copy`."""
         with self.module.stream(self.copying):
             copied = [tensor.to(self.device, non_blocking=True) for tensor in tensors]
         return copied, self.copying.record_event()
 
-    def follow(self, event: Event, tensors: Sequence[Tensor]) -> None:
+    def follow(self, event: DeviceEvent, tensors: Sequence[Tensor]) -> None:
         """See `Backend.follow`."""
         steps = self.module.current_stream(self.device)
         steps.wait_event(event)
@@ -279,7 +279,7 @@ class Accelerator(Backend):
             # It was born on the other stream, which would hand its memory out again before these steps are through.
             tensor.record_stream(steps)
 
-    def fetch(self, tensor: Tensor) -> tuple[Tensor, Event]:
+    def fetch(self, tensor: Tensor) -> tuple[Tensor, DeviceEvent]:
         """See `Backend.fetch`."""
         host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
         host.copy_(tensor, non_blocking=True)

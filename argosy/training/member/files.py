@@ -17,7 +17,7 @@ from argosy.protocol.events import Checkpoint
 from argosy.training.member import checkpoint
 from argosy.training.member.live import LiveMember
 
-__all__ = ["Draft", "Files", "Kept", "Saving", "settle_links"]
+__all__ = ["Draft", "Files", "KeptFiles", "Saving", "settle_links"]
 
 SHARE = 0.005
 """Part of the time that files of a section's end may take."""
@@ -34,7 +34,7 @@ class Draft:
     """Whether the state is that of the best section itself."""
 
 
-class Kept:
+class KeptFiles:
     """Of one member: which of its files stay, by the driver's word."""
 
     def __init__(self, folder: Path, resumed: Checkpoint | None) -> None:
@@ -71,7 +71,7 @@ class Files:
         """Whether one was written for this member: that of a clone's source stands for other hyper-parameters."""
         self.proved = resumed is not None
         """Whether a file of this member was opened again: the first one proves that all later ones can be."""
-        self.kept = Kept(folder, resumed)
+        self.kept = KeptFiles(folder, resumed)
 
     def draft(self, live: LiveMember, *, carried: bool) -> Draft | None:
         """What to write for a member where it stands; None where the newest file says it all.

@@ -19,7 +19,7 @@ from argosy.stream.batches import Batch, Carried, Cutter
 from argosy.stream.order import Digest, Indices, Selection, member_seed
 from argosy.stream.schedule import Orders
 from argosy.study import Member
-from argosy.training.device.devices import Backend, Event
+from argosy.training.device.devices import Backend, DeviceEvent
 from argosy.training.device.process_state import kept_by
 from argosy.training.member.admission import check_network, check_optimizer, check_own, check_schedule, registering
 from argosy.training.member.checkpoint import plain
@@ -157,7 +157,7 @@ class LiveMember:
         assert self.cutter is not None
         self.cutter.commit(batch)
 
-    def commit_several(self, count: int, rows: int, digest: Digest, totals: torch.Tensor, event: Event) -> None:
+    def commit_several(self, count: int, rows: int, digest: Digest, totals: torch.Tensor, event: DeviceEvent) -> None:
         """So many batches were stepped on, which the cutter knows; the sums of their losses are on their way to the host."""
         self.train.bring(rows, digest, "loss", totals, event)
         self.samples += rows

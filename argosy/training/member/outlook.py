@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from argosy.stopping import Stop
 from argosy.study import Member
 
-__all__ = ["Outlook", "foreseen", "outlook"]
+__all__ = ["TrainingOutlook", "foreseen", "outlook"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Outlook:
+class TrainingOutlook:
     """What is known of a member's training before it begins."""
 
     max_epochs: float | None
@@ -27,7 +27,7 @@ class Outlook:
     """Batches of a validation; 0 without validation samples."""
 
     @classmethod
-    def of(cls, member: Member, stop: Stop, lengths: Mapping[str, int]) -> "Outlook":
+    def of(cls, member: Member, stop: Stop, lengths: Mapping[str, int]) -> "TrainingOutlook":
         """Of a member with this rule, on splits with so many samples."""
         train = lengths["train"] if member.subset is None else len(member.subset)
         val = lengths.get("val", 0) if member.val_subset is None else len(member.val_subset)
@@ -38,11 +38,11 @@ class Outlook:
         )
 
 
-_OUTLOOK: ContextVar[Outlook | None] = ContextVar("outlook", default=None)
+_OUTLOOK: ContextVar[TrainingOutlook | None] = ContextVar("outlook", default=None)
 
 
 @contextlib.contextmanager
-def foreseen(found: Outlook | None) -> Iterator[None]:
+def foreseen(found: TrainingOutlook | None) -> Iterator[None]:
     """Inside, this is the `outlook`."""
     token = _OUTLOOK.set(found)
     try:
@@ -51,6 +51,6 @@ def foreseen(found: Outlook | None) -> Iterator[None]:
         _OUTLOOK.reset(token)
 
 
-def outlook() -> Outlook | None:
+def outlook() -> TrainingOutlook | None:
     """That of the member that is being built; None outside of a run."""
     return _OUTLOOK.get()

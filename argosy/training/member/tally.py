@@ -9,7 +9,7 @@ import torch
 
 from argosy.errors import StudyError
 from argosy.stream.order import Digest
-from argosy.training.device.devices import Backend, Event
+from argosy.training.device.devices import Backend, DeviceEvent
 
 __all__ = ["Tally", "double", "per_sample", "total_of", "totals_of"]
 
@@ -19,7 +19,7 @@ class Coming(NamedTuple):
 
     name: str
     totals: torch.Tensor
-    event: Event
+    event: DeviceEvent
     rows: int
     """Samples of all batches up to the last of these."""
 
@@ -50,7 +50,7 @@ class Tally:
         self.rows += rows
         self.digest = self.digest.plus(digest)
 
-    def bring(self, rows: int, digest: Digest, name: str, totals: torch.Tensor, event: Event) -> None:
+    def bring(self, rows: int, digest: Digest, name: str, totals: torch.Tensor, event: DeviceEvent) -> None:
         """Add batches of which a value is on its way to the host: one `total_of` each."""
         self.fetch()
         self.add(rows, digest, {})

@@ -21,7 +21,7 @@ from argosy.errors import StudyError
 from argosy.stream.order import Digest
 from argosy.stream.trees import flatten, map_leaves, unflatten
 from argosy.study import Member
-from argosy.training.device.devices import Backend, Event
+from argosy.training.device.devices import Backend, DeviceEvent
 from argosy.training.member.tally import Tally, double, total_of
 
 __all__ = ["Validation"]
@@ -161,7 +161,7 @@ class _Gathered:
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        self._batches: list[list[tuple[torch.Tensor, Event]]] = []
+        self._batches: list[list[tuple[torch.Tensor, DeviceEvent]]] = []
         self._tree: Any = None
 
     def add(self, rows: int, output: Any, target: Any, words: str) -> None:

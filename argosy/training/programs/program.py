@@ -21,7 +21,7 @@ from argosy.stream.batches import Batch
 from argosy.stream.blocks import Block
 from argosy.training.member.live import LiveMember
 
-__all__ = ["OwnFaults", "Program", "Split", "Together"]
+__all__ = ["OwnFaults", "Program", "SplitProgram", "Together"]
 
 
 class OwnFaults(Exception):  # noqa: N818
@@ -85,7 +85,7 @@ class Together(Protocol):
         ...
 
 
-class Split(Program[Batch], Protocol):
+class SplitProgram(Program[Batch], Protocol):
     """The program of one member on one of several devices, whose steps `argosy.training.trainer.merged` orders.
 
     Its batch may be under way while others step, also over the end of a block. It is begun and finished when nothing waits.

@@ -12,11 +12,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from argosy.errors.traces import reason_of
 from argosy.protocol.events import Event
 from argosy.protocol.packs import FellBack, Packed, StepsAlone
-from argosy.protocol.trainer import Report
+from argosy.protocol.trainer import SectionReport
 from argosy.stream.blocks import Block
 from argosy.stream.pulse import Pulse
 from argosy.training.choice.fused_admission import admit
-from argosy.training.choice.kin import ALONE, Candidate, Kin, Kind, divided
+from argosy.training.choice.kin import ALONE, Kin, Kind, ProgramCandidate, divided
 from argosy.training.device.devices import out_of_memory
 from argosy.training.member.live import LiveMember
 from argosy.training.programs.fused.compiled import Compilation
@@ -29,7 +29,7 @@ __all__ = ["Fusion", "weight_bytes"]
 
 PAIRS = 2
 """That are tried at least: if none of them was faster as one program, those to come are not tried. In a short trial that is dear."""
-TWO = Candidate(2)
+TWO = ProgramCandidate(2)
 
 
 class Fusion:
@@ -39,7 +39,7 @@ class Fusion:
         self,
         device: str,
         units: list[Unit],
-        emit: Callable[[Report], None],
+        emit: Callable[[SectionReport], None],
         save: Callable[[Collection[str]], list[Event]],
         pulse: Pulse,
         *,
@@ -92,7 +92,7 @@ class Fusion:
         told, self._alone = self._alone, reasons
         fresh = {name: reason for name, reason in reasons.items() if told.get(name) != reason}
         if fresh and len(self._units) > 1:
-            self._emit(Report(events=(StepsAlone(device=self._device, reasons=fresh),)))
+            self._emit(SectionReport(events=(StepsAlone(device=self._device, reasons=fresh),)))
         self.settle()
 
     def _admit(self, units: Sequence[Unit], block: Block) -> Mapping[str, str]:
@@ -127,7 +127,7 @@ class Fusion:
         event = FellBack(device=self._device, members=tuple(sorted(names)), kind=kind, reason=reason)
         if event not in self._fallen:
             self._fallen.add(event)
-            self._emit(Report(events=(event,)))
+            self._emit(SectionReport(events=(event,)))
 
     def _kinds_of(self, unit: Unit, *, alike: bool) -> Sequence[Kind]:
         """Of programs that may step its members, which may be `alike` others: seen to get from common code what they get alone."""
@@ -152,7 +152,7 @@ class Fusion:
         parts = [part for names in told.programs if (part := [by_name[name] for name in names if name in by_name])]
         kin.refused = {kind: told.refused[kind] for kind in kin.kinds if kind in told.refused}
         same = next((kind for kind in kin.kinds if kind == told.kind), None)
-        kin.now = Candidate(max(map(len, parts)), same or "plain")
+        kin.now = ProgramCandidate(max(map(len, parts)), same or "plain")
         kin.settled_for = sum(map(len, told.programs)) if told.settled and same else 0
         if told.reason:
             kin.fits, kin.reason = kin.now.size, told.reason
@@ -224,7 +224,7 @@ class Fusion:
             if {ALONE, TWO} <= kin.costs.keys():
                 self._pairs[kin] = kin.costs[TWO] < kin.costs[ALONE]
         if changes or (kin.costs and not measures):
-            self._emit(Report(events=(*events, self._packed(kin, units, settled=not measures))))
+            self._emit(SectionReport(events=(*events, self._packed(kin, units, settled=not measures))))
 
     def _room(self, kin: Kin) -> int | None:
         """Bytes that tensors of these may still take on their device; None where nobody counts them.
@@ -253,7 +253,7 @@ class Fusion:
             refused=dict(kin.refused),
         )
 
-    def _change(self, kin: Kin, wanted: Candidate) -> list[Event]:
+    def _change(self, kin: Kin, wanted: ProgramCandidate) -> list[Event]:
         """Save the members, and let other programs step them."""
         events = self._save([aboard.name for unit in self._of(kin) for aboard in unit.crew if aboard.samples])
         units = self._of(kin)  # without those that have failed at that

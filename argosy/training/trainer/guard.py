@@ -10,7 +10,7 @@ from argosy.errors import DiskError, WorkerError
 from argosy.errors.system import files_refused, means_refused
 from argosy.errors.traces import trace_of
 from argosy.protocol.events import MemberEnded, Saved
-from argosy.protocol.trainer import OutOfMemory, Report
+from argosy.protocol.trainer import OutOfMemory, SectionReport
 from argosy.training.choice.measure import has_batch_norm
 from argosy.training.device.devices import Backend, memory_returned, out_of_memory, poisoned
 from argosy.training.member.live import LiveMember
@@ -113,7 +113,7 @@ class Guard:
         """A member leaves the run; what its report shows as its best is in a file."""
         saved = self._save_best(name)
         self._drop(name, failed=status == "failed")
-        self._emit(Report(events=(*saved, MemberEnded(member=name, status=status, reason=reason))))
+        self._emit(SectionReport(events=(*saved, MemberEnded(member=name, status=status, reason=reason))))
 
     def log(self, name: str, text: str) -> None:
         """Write into a member's ``log.txt``."""

@@ -19,7 +19,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from argosy.stream.blocks import Block
-from argosy.training.programs.program import Split
+from argosy.training.programs.program import SplitProgram
 
 __all__ = ["Begin", "Move", "moves", "next_move", "order_of"]
 
@@ -66,7 +66,7 @@ def next_move(
     return (Move.FINISH if member in under_way else Move.BEGIN), member
 
 
-def moves(splits: Mapping[str, Split], block: Block, whole: Callable[[], bool]) -> Iterator[tuple[Move, str]]:
+def moves(splits: Mapping[str, SplitProgram], block: Block, whole: Callable[[], bool]) -> Iterator[tuple[Move, str]]:
     """The moves on a training block, each to be made before the next is asked for.
 
     Members may leave `splits` meanwhile. Whoever stops in the middle may ask for the rest of the block's moves anew.

@@ -2,7 +2,7 @@
 
 Contract. A trainer knows no study, no sockets and no processes: members come in messages, launchers push blocks and commands
 in, `emit` carries answers out and `listen` says whether a command waits; it is asked between steps, so that no command waits
-for more than one. Members come and go with `Board`: blocks carry the number of the crew that they are for, and the first block
+for more than one. Members come and go with `Assign`: blocks carry the number of the crew that they are for, and the first block
 of a later crew is kept until the driver has said who that is. A member's epochs are those of the blocks that it is given: the
 driver alone counts them.
 """
@@ -22,19 +22,19 @@ from argosy.errors import MemberError
 from argosy.errors.traces import know_sources
 from argosy.protocol.events import Event, MemberRested, MemberStarted, Saved, Used
 from argosy.protocol.trainer import (
-    Board,
+    Assign,
     Enlist,
     Journaled,
-    Leave,
     Measure,
     Pause,
     Paused,
     Progress,
-    Report,
     Save,
+    SectionReport,
     StartMember,
     SumsTimed,
     TimeSums,
+    Unassign,
 )
 from argosy.settings import Settings
 from argosy.stream.blocks import Block, Layout
@@ -48,7 +48,7 @@ from argosy.training.device.devices import Backend, out_of_memory
 from argosy.training.device.heap import large_outside
 from argosy.training.member.files import Files, Saving
 from argosy.training.member.live import LiveMember, build
-from argosy.training.member.outlook import Outlook, foreseen
+from argosy.training.member.outlook import TrainingOutlook, foreseen
 from argosy.training.programs.shard.ends import sums_on
 from argosy.training.programs.shard.parallel import time_sums
 from argosy.training.trainer.aboard import Aboard
@@ -139,7 +139,7 @@ class Trainer:
     def _build(self, name: str) -> LiveMember:
         terms, member = self.terms, self.known[name]
         stop = terms.stop if member.stop is None else member.stop
-        known = None if self.orders is None else Outlook.of(member, stop, self.orders.lengths)
+        known = None if self.orders is None else TrainingOutlook.of(member, stop, self.orders.lengths)
         with foreseen(known):
             return build(
                 member,
@@ -152,7 +152,7 @@ class Trainer:
 
     def obey(self, command: Any) -> None:
         """Do what the driver says; then go on with the block at hand."""
-        if isinstance(command, Board):
+        if isinstance(command, Assign):
             self._board(command)
         elif isinstance(command, Enlist):
             know_sources(command.sources)
@@ -166,7 +166,7 @@ class Trainer:
             on = sums_on(self.backend.device)
             short, long = time_sums(command.meeting, command.rank, command.size, on=on)
             self.emit(SumsTimed(short_seconds=short, long_seconds=long))
-        elif isinstance(command, Leave):
+        elif isinstance(command, Unassign):
             self._leave([name for name in command.members if name in self.aboard])
         elif isinstance(command, Save):
             self.saving.wanted = True
@@ -273,7 +273,7 @@ class Trainer:
         if not left and place.last and place.split == self.last_split:
             self._end_section(block)
         elif self._must_save():
-            self.emit(Report(events=tuple(self._save(list(self.aboard)))))
+            self.emit(SectionReport(events=tuple(self._save(list(self.aboard)))))
         self._tell()
 
     def _wanted(self) -> bool:
@@ -299,11 +299,11 @@ class Trainer:
             self.saving.wanted = False
         if self.aboard or events:
             # Nobody waits for an empty crew, and its late word could be taken for that of the next leg's.
-            self.emit(Report(events=tuple(events), section=section))
+            self.emit(SectionReport(events=tuple(events), section=section))
 
     # ---- members
 
-    def _board(self, command: Board) -> None:
+    def _board(self, command: Assign) -> None:
         self._leave([name for name in command.leave if name in self.aboard])
         started: list[Event] = []
         for start in command.start:
@@ -313,7 +313,7 @@ class Trainer:
         self.trials.forget(crew_of_its_own=True)
         self.copies.boarded()
         if started:
-            self.emit(Report(events=tuple(started)))
+            self.emit(SectionReport(events=tuple(started)))
         self._follow(command.crew)
 
     def _start(self, start: StartMember) -> MemberStarted:
@@ -339,7 +339,7 @@ class Trainer:
         rested = tuple(MemberRested(member=name, reason="") for name in names if self.aboard[name].leads)
         saved = self._save(names, carried=True)
         self._let_go(names)
-        self.emit(Report(events=(*saved, *rested)))
+        self.emit(SectionReport(events=(*saved, *rested)))
 
     def _drop(self, name: str, *, failed: bool = False) -> LiveMember | None:
         if failed:

@@ -22,7 +22,7 @@ from argosy.training.programs.shard.parallel import Group
 from argosy.training.programs.shard.shard import Shard
 from argosy.training.programs.solo import Solo
 from argosy.training.trainer.aboard import Aboard
-from argosy.training.trainer.watch import Watch
+from argosy.training.trainer.watch import InputWatch
 
 __all__ = ["Unit"]
 
@@ -50,7 +50,7 @@ class Unit:
     """What a step of it took at most beyond its members' states, in the round; None where the device does not count that."""
     broke: bool = False
     """Whether its step has raised, and is left to others."""
-    watch: Watch = field(default_factory=Watch)
+    watch: InputWatch = field(default_factory=InputWatch)
     together: bool = field(init=False)
     """Whether common code steps its members: what that raises is nobody's yet."""
 

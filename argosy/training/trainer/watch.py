@@ -19,7 +19,7 @@ from torch import Tensor
 from argosy.stream.blocks import Block, Place
 from argosy.training.device.copies import same_bits
 
-__all__ = ["SHARE", "Watch"]
+__all__ = ["SHARE", "InputWatch"]
 
 SHARE = 0.005
 """Of the time of a unit's steps that copies and comparisons may take."""
@@ -32,7 +32,7 @@ Bits = npt.NDArray[np.uint8]
 
 
 @dataclass(slots=True)
-class Watch:
+class InputWatch:
     """Of one unit."""
 
     stepping_seconds: float = 0.0

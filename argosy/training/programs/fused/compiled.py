@@ -25,7 +25,7 @@ from argosy.errors.traces import reason_of
 from argosy.stream.trees import flatten
 from argosy.training.member.agreement import agree, largest
 from argosy.training.optim.arena import Arena
-from argosy.training.programs.fused.forward import Data, Forward, Rows
+from argosy.training.programs.fused.forward import Forward, PackInputs, Rows
 
 __all__ = ["Compilation", "Derived", "Pass"]
 
@@ -45,7 +45,7 @@ class Pass:
     arena: Arena
     rows: Rows
     """The members at hand."""
-    data: Data
+    data: PackInputs
     factors: Tensor
     """What the gradient of each one's mean loss is multiplied by ``[rows]``."""
 
@@ -102,7 +102,7 @@ class Pass:
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class CompiledPass:
     """Code for one form of pass."""
 
     run: Callable[..., Sequence[Tensor]]
@@ -115,7 +115,7 @@ class Compilation:
     def __init__(self) -> None:
         self.refused = ""
         """Why nothing of it is used any more."""
-        self._made: dict[int, Made] = {}
+        self._made: dict[int, CompiledPass] = {}
         """By places."""
 
     @torch.no_grad()
@@ -154,7 +154,7 @@ class Compilation:
         except Exception as error:  # boundary to members' code and torch's compiler, which cannot do everything
             self.refused = f"it cannot be compiled: {reason_of(error)}"
         if not self.refused:
-            self._made[len(of.rows)] = Made(run, form)
+            self._made[len(of.rows)] = CompiledPass(run, form)
         return losses, gradients
 
     def _plain(self, plainly: Callable[[], Derived]) -> Derived:

@@ -11,7 +11,7 @@ from argosy.training.member.live import LiveMember
 from argosy.training.member.precision import LossScales, widened
 from argosy.training.optim.arena import Arena
 from argosy.training.programs.fused.compiled import Compilation, Derived, Pass
-from argosy.training.programs.fused.forward import Data, Forward, Rows
+from argosy.training.programs.fused.forward import Forward, PackInputs, Rows
 
 __all__ = ["Derivation"]
 
@@ -37,7 +37,7 @@ class Derivation:
     def of(
         self,
         rows: Rows,
-        part: Data,
+        part: PackInputs,
         share: float,
         losses: Callable[[], Tensor],
         leaves: Sequence[Tensor],

@@ -22,7 +22,7 @@ from argosy.training.programs.fused.draws import OwnDraws, own_rates
 from argosy.training.programs.fused.vectorised import vectorised
 from argosy.training.programs.solo import cross_entropy, pair_of
 
-__all__ = ["Data", "Forward", "Rows"]
+__all__ = ["PackInputs", "Forward", "Rows"]
 
 Rows = Sequence[int]
 """Numbers of members in the arena."""
@@ -31,7 +31,7 @@ Slots = list[tuple[dict[str, Any], str]]
 
 
 @dataclass(frozen=True, slots=True)
-class Data:
+class PackInputs:
     """The samples of some members: for all the same, or for each its own."""
 
     tree: Any
@@ -40,12 +40,12 @@ class Data:
     apart: bool
 
     @classmethod
-    def of(cls, trees: Sequence[Any], samples: int) -> "Data":
+    def of(cls, trees: Sequence[Any], samples: int) -> "PackInputs":
         """Each member's own."""
         leaves = zip(*(flatten(tree)[0] for tree in trees), strict=True)
         return cls(unflatten([torch.stack(own) for own in leaves], flatten(trees[0])[1]), samples, apart=True)
 
-    def pieces(self, count: int) -> Iterator["Data"]:
+    def pieces(self, count: int) -> Iterator["PackInputs"]:
         """So many micro-batches."""
         if count == 1:
             yield self
@@ -54,7 +54,7 @@ class Data:
         for start in range(0, self.samples, size):
             part: Any = slice(start, start + size)
             cut = operator.itemgetter((slice(None), part) if self.apart else part)
-            yield Data(map_leaves(cut, self.tree), min(size, self.samples - start), self.apart)
+            yield PackInputs(map_leaves(cut, self.tree), min(size, self.samples - start), self.apart)
 
 
 class Forward:
@@ -84,7 +84,7 @@ class Forward:
         self,
         weights: Mapping[str, Tensor],
         buffers: Mapping[str, Tensor],
-        data: Data,
+        data: PackInputs,
         rows: Rows,
         states: Sequence[Randomness],
         look: Callable[[Any], None],
@@ -125,7 +125,7 @@ class Forward:
         return losses, None if self._training or self._member.step is not None else output
 
     def losses_of_one(
-        self, tensors: Mapping[str, Tensor], buffers: Sequence[str], leaves: Sequence[Tensor], data: Data
+        self, tensors: Mapping[str, Tensor], buffers: Sequence[str], leaves: Sequence[Tensor], data: PackInputs
     ) -> tuple[Tensor, list[Tensor]]:
         """For compiled code, one member's losses of its samples with these tensors, and what the buffers are afterwards."""
         samples = unflatten(leaves, flatten(data.tree)[1])
@@ -174,7 +174,7 @@ class Forward:
         return autocast(self._member, self._device, cached=cached)
 
 
-def _cross_entropies(output: Tensor, data: Data) -> Tensor:
+def _cross_entropies(output: Tensor, data: PackInputs) -> Tensor:
     """The default loss ``[members, samples]`` of outputs ``[members, samples, classes]``.
 
     It is one of each sample alone, so members are nothing but more samples; vectorised by torch it takes ten times as long.

@@ -32,7 +32,7 @@ from argosy.training.optim.arena import Arena
 from argosy.training.optim.kernels import Kernel, kind_of
 from argosy.training.programs.fused.compiled import Compilation
 from argosy.training.programs.fused.derivation import Derivation
-from argosy.training.programs.fused.forward import Data, Forward, Rows
+from argosy.training.programs.fused.forward import Forward, PackInputs, Rows
 from argosy.training.programs.fused.made import Made
 from argosy.training.programs.fused.steps import FusedSteps, Part
 from argosy.training.programs.fused.turns import Turn, equally_long, own, shared, turns
@@ -252,13 +252,13 @@ class Fused:
 
     # ---- a turn
 
-    def whole(self, data: Data) -> Part:
+    def whole(self, data: PackInputs) -> Part:
         """Losses and clipped gradients of all members, outside of a turn."""
         part = self._differentiated(range(len(self._lives)), data)
         self._steps.prepare(part)
         return part
 
-    def _differentiated(self, rows: Rows, data: Data) -> Part:
+    def _differentiated(self, rows: Rows, data: PackInputs) -> Part:
         """Losses and gradients of members with equally long batches; a batch is one whatever its micro-batches."""
         weights, buffers = self._tensors(rows)
         leaves = [weights[piece.name] for piece in self._arena.pieces]
@@ -306,16 +306,16 @@ class Fused:
     def _index(self, rows: Rows) -> Tensor:
         return torch.tensor(rows, device=self._device)
 
-    def inputs(self, rows: Rows, turn: Turn, *, augment: bool = True) -> Data:
+    def inputs(self, rows: Rows, turn: Turn, *, augment: bool = True) -> PackInputs:
         """The samples of members with equally long batches. Raises OwnFaults for labels that some have no output for."""
         self._faults |= self._foreseen.errors()
         self._tell_faults()
         first = _there(turn[rows[0]])
         if augment and self._augment:
-            return Data.of([self._augmented(row, _there(turn[row]).data) for row in rows], first.rows)
+            return PackInputs.of([self._augmented(row, _there(turn[row]).data) for row in rows], first.rows)
         if all(turn[row] is first for row in rows):
-            return Data(first.data, first.rows, apart=False)
-        return Data.of([_there(turn[row]).data for row in rows], first.rows)
+            return PackInputs(first.data, first.rows, apart=False)
+        return PackInputs.of([_there(turn[row]).data for row in rows], first.rows)
 
     def _augmented(self, row: int, data: Any) -> Any:
         augment = self._lives[row].member.augment
@@ -325,7 +325,7 @@ class Fused:
             return augment(data)
 
     def _values(
-        self, rows: Rows, data: Data, weights: dict[str, Tensor], buffers: dict[str, Tensor]
+        self, rows: Rows, data: PackInputs, weights: dict[str, Tensor], buffers: dict[str, Tensor]
     ) -> tuple[Tensor, Any]:
         states = [self._states[row] for row in rows]
         values = self._forward.values(weights, buffers, data, rows, states, self._foreseen.look)
@@ -335,7 +335,7 @@ class Fused:
                 self._arena.buffers[name][index] = buffer
         return values
 
-    def _losses(self, rows: Rows, data: Data, weights: dict[str, Tensor], buffers: dict[str, Tensor]) -> Tensor:
+    def _losses(self, rows: Rows, data: PackInputs, weights: dict[str, Tensor], buffers: dict[str, Tensor]) -> Tensor:
         return self._values(rows, data, weights, buffers)[0]
 
 

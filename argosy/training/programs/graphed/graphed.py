@@ -21,7 +21,7 @@ from argosy.stream.trees import flatten, unflatten
 from argosy.training.device.recorders import Recorder, Recording, Uncaptured, recorder_of, records
 from argosy.training.member.live import LiveMember
 from argosy.training.member.randomness import Mark
-from argosy.training.programs.fused.forward import Data
+from argosy.training.programs.fused.forward import PackInputs
 from argosy.training.programs.fused.turns import Turn
 from argosy.training.programs.graphed.dials import Dials
 from argosy.training.programs.graphed.whole import Whole, obstacle_to, whole_of
@@ -166,7 +166,7 @@ class Graphed:
 
     # ---- a whole step
 
-    def _step(self, data: Data) -> Tensor:
+    def _step(self, data: PackInputs) -> Tensor:
         """Sums of the losses ``[members]``, which stay."""
         usual = data.samples == self._lives[0].member.batch_size
         if usual and self._warm < WARM_UP:
@@ -178,7 +178,7 @@ class Graphed:
             return self._replayed.step(data).clone()
         return self._plainly(data)
 
-    def _plainly(self, data: Data, *, watched: bool = False) -> Tensor:
+    def _plainly(self, data: PackInputs, *, watched: bool = False) -> Tensor:
         """Operator by operator. Buffers move before all that may raise is through."""
         buffers = list(self._whole.arena.buffers.values())
         before = [buffer.clone() for buffer in buffers]
@@ -188,7 +188,7 @@ class Graphed:
             _put(before, buffers)
             raise
 
-    def _operators(self, data: Data, *, watched: bool = False) -> Tensor:
+    def _operators(self, data: PackInputs, *, watched: bool = False) -> Tensor:
         with self._watched() if watched else contextlib.nullcontext():
             totals, gradients = self._whole.gradients(data)
         with torch.no_grad():
@@ -204,7 +204,7 @@ class Graphed:
             yield
         look()
 
-    def _warmed_up(self, data: Data) -> Tensor:
+    def _warmed_up(self, data: PackInputs) -> Tensor:
         self._recorder.fork()
         try:
             with self._recorder.own():
@@ -212,7 +212,7 @@ class Graphed:
         finally:
             self._recorder.join()
 
-    def _recorded(self, data: Data) -> Tensor:
+    def _recorded(self, data: PackInputs) -> Tensor:
         """A step by which it is seen that replays lead where plain steps do."""
         random = self._lives[0].randomness
         mark, moving = random.here(), self._moving()
@@ -237,12 +237,12 @@ class Graphed:
         self._lives[0].backend.synchronize()
         replayed.recording.close()
 
-    def _record(self, data: Data) -> "Replayed":
+    def _record(self, data: PackInputs) -> "Replayed":
         (leaves, structure), device = flatten(data.tree), self._whole.arena.weights.device
         if not all(isinstance(leaf, Tensor) and leaf.device == device for leaf in leaves):
             raise Uncaptured("its batches hold more than tensors of the device")
         lying = [torch.zeros_like(leaf) for leaf in leaves]
-        at_rest = Data(unflatten(lying, structure), data.samples, data.apart)
+        at_rest = PackInputs(unflatten(lying, structure), data.samples, data.apart)
         # Recorded with nothing in its place: what a step takes from elsewhere shows where it is replayed with something.
         self._dials.forget()
         recording, totals = self._recorder.record(lambda: self._operators(at_rest))
@@ -271,14 +271,14 @@ class Graphed:
 class Replayed:
     """A recorded step, and where it finds its samples and leaves its losses."""
 
-    def __init__(self, recording: Recording, lying: Sequence[Tensor], data: Data, totals: Tensor) -> None:
+    def __init__(self, recording: Recording, lying: Sequence[Tensor], data: PackInputs, totals: Tensor) -> None:
         self.recording = recording
         self._lying = lying
         self._data = data
         """Keeps its memory."""
         self._totals = totals
 
-    def takes(self, data: Data) -> bool:
+    def takes(self, data: PackInputs) -> bool:
         """Whether it was recorded on samples like these."""
         leaves = flatten(data.tree)[0]
         return (data.samples, data.apart, len(leaves)) == (
@@ -289,7 +289,7 @@ class Replayed:
             (leaf.shape, leaf.dtype) == (own.shape, own.dtype) for leaf, own in zip(leaves, self._lying, strict=True)
         )
 
-    def step(self, data: Data) -> Tensor:
+    def step(self, data: PackInputs) -> Tensor:
         """Make it; sums of the losses ``[members]``, until the next one."""
         for own, leaf in zip(self._lying, flatten(data.tree)[0], strict=True):
             own.copy_(leaf)

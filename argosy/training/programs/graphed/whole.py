@@ -19,7 +19,7 @@ from argosy.training.member.tally import total_of
 from argosy.training.optim.arena import Arena
 from argosy.training.optim.kernels import Kernel, kind_of
 from argosy.training.programs.fused.fingerprint import attributes, obstacle
-from argosy.training.programs.fused.forward import Data
+from argosy.training.programs.fused.forward import PackInputs
 from argosy.training.programs.fused.fused import Fused
 from argosy.training.programs.fused.made import Made
 from argosy.training.programs.fused.turns import Turn, equally_long
@@ -59,10 +59,10 @@ class Whole(Protocol):
     def undo(self) -> None:
         """Let them stand there again, and the gradients be gone."""
 
-    def inputs(self, turn: Turn) -> Data:
+    def inputs(self, turn: Turn) -> PackInputs:
         """What the members are stepped on: augmented, and checked."""
 
-    def gradients(self, data: Data) -> tuple[Tensor, Tensor]:
+    def gradients(self, data: PackInputs) -> tuple[Tensor, Tensor]:
         """Sums of the losses, float64 ``[members]``, and clipped gradients ``[members, columns]``.
 
         Raises Uncaptured where kernels cannot step along them.
@@ -146,11 +146,11 @@ class Several:
             live.randomness.go_back(mark)
         self._fused.undo()  # of a turn that was no whole one it knows better
 
-    def inputs(self, turn: Turn) -> Data:
+    def inputs(self, turn: Turn) -> PackInputs:
         """See `Whole.inputs`."""
         return self._fused.inputs(self._rows, turn)
 
-    def gradients(self, data: Data) -> tuple[Tensor, Tensor]:
+    def gradients(self, data: PackInputs) -> tuple[Tensor, Tensor]:
         """See `Whole.gradients`."""
         part = self._fused.whole(data)
         _all_have_gradients(part.idle)
@@ -235,14 +235,14 @@ class Single:
             self._live.randomness.go_back(self._before)
             self.forget()
 
-    def inputs(self, turn: Turn) -> Data:
+    def inputs(self, turn: Turn) -> PackInputs:
         """See `Whole.inputs`."""
         (batch,) = turn
         assert batch is not None
         self._solo.check_ahead()
-        return Data(self._solo.augmented(batch.data), batch.rows, apart=False)
+        return PackInputs(self._solo.augmented(batch.data), batch.rows, apart=False)
 
-    def gradients(self, data: Data) -> tuple[Tensor, Tensor]:
+    def gradients(self, data: PackInputs) -> tuple[Tensor, Tensor]:
         """See `Whole.gradients`."""
         live, parameters = self._live, self._arena.parameters[0]
         self._solo.drop_gradients()
