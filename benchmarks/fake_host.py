@@ -138,14 +138,14 @@ class _Host:
         for worker in list(self.workers.values()):
             if not isinstance(worker.plays, FakeFeeder) or (place := worker.plays.place) is None:
                 continue
-            crews = worker.plays.course.crews
-            readers = [(one, one.plays, crews[name]) for name, one in self.workers.items() if name in crews]
+            assignments = worker.plays.course.assignments
+            readers = [(one, one.plays, assignments[name]) for name, one in self.workers.items() if name in assignments]
             ready = [isinstance(plays, FakeTrainer) and plays.ready and not one.unsaid for one, plays, _ in readers]
-            if len(readers) == len(crews) and all(ready):
+            if len(readers) == len(assignments) and all(ready):
                 announced = True
-                for one, plays, crew in readers:
+                for one, plays, assignment in readers:
                     assert isinstance(plays, FakeTrainer)
-                    one.say(plays.take(place, crew))
+                    one.say(plays.take(place, assignment))
                 worker.say(worker.plays.announce(place))
         return announced
 

@@ -117,7 +117,7 @@ class FakeFeeder:
     def place(self) -> Place | None:
         """The block that may be announced, if its readers are ready."""
         place = self.course.peek()
-        return place if place is not None and self.course.crews and self.course.may_announce(place) else None
+        return place if place is not None and self.course.assignments and self.course.may_announce(place) else None
 
     def announce(self, place: Place) -> list[Any]:
         """It is announced; what there is to report."""
@@ -150,9 +150,9 @@ class FakeTrainer:
     name: str
     directory: Path
     aboard: dict[str, _Aboard] = field(default_factory=dict)
-    crew: int = -1
+    assignment: int = -1
     kept: list[tuple[Place, int]] = field(default_factory=list)
-    """Blocks that were measured on, or whose crew is not known yet."""
+    """Blocks that were measured on, or whose assignment is not known yet."""
     measuring: bool = False
 
     @property
@@ -164,15 +164,15 @@ class FakeTrainer:
         """The answers to what the driver says."""
         match command:
             case Measure():
-                self.measuring |= command.crew is not None
-                self.crew = self.crew if command.crew is None else command.crew
+                self.measuring |= command.assignment is not None
+                self.assignment = self.assignment if command.assignment is None else command.assignment
                 return [measured(name, command.groups) for name in command.members]
             case Assign():
                 self.measuring = False
                 left = self._leave(command.leave)
                 started = [begun for start in command.start if (begun := self._start(start)) is not None]
                 events = (*left, *started)
-                return [*([SectionReport(events=events)] if events else []), *self._follow(command.crew)]
+                return [*([SectionReport(events=events)] if events else []), *self._follow(command.assignment)]
             case Unassign():
                 events = self._leave(command.members)
                 return [SectionReport(events=events)] if events else []
@@ -186,12 +186,12 @@ class FakeTrainer:
                 return [Used(worker=self.name, cpu_seconds=0.0, gauge=asdict(TrainerGauge()))]
         return []
 
-    def take(self, place: Place, crew: int) -> list[Any]:
+    def take(self, place: Place, assignment: int) -> list[Any]:
         """What comes of a block."""
-        if crew > self.crew or self.measuring:
-            self.kept.append((place, crew))
+        if assignment > self.assignment or self.measuring:
+            self.kept.append((place, assignment))
             return []
-        return [self._trained(place)] if crew == self.crew and self.aboard else []
+        return [self._trained(place)] if assignment == self.assignment and self.aboard else []
 
     def progress(self) -> Progress:
         """As a trainer says it a few times a second."""
@@ -199,8 +199,8 @@ class FakeTrainer:
         losses = dict.fromkeys(self.aboard, 0.5)
         return Progress(blocks=1, samples=samples, losses=losses, gauge=asdict(TrainerGauge()))
 
-    def _follow(self, crew: int) -> list[Any]:
-        self.crew = crew
+    def _follow(self, assignment: int) -> list[Any]:
+        self.assignment = assignment
         kept, self.kept = self.kept, []
         return [said for place, number in kept for said in self.take(place, number)]
 
@@ -377,13 +377,13 @@ class Alone:
         """The next epoch, from all feeders that may announce it."""
         for feeder in list(self.feeders.values()):
             place = feeder.place
-            if place is None or not all(self.trainers[reader].ready for reader in feeder.course.crews):
+            if place is None or not all(self.trainers[reader].ready for reader in feeder.course.assignments):
                 continue
             if place.section == self.loses:
                 self._lose(next(reversed(self.node_of.values())))
                 return
-            for reader, crew in feeder.course.crews.items():
-                self.said += [(reader, message) for message in self.trainers[reader].take(place, crew)]
+            for reader, assignment in feeder.course.assignments.items():
+                self.said += [(reader, message) for message in self.trainers[reader].take(place, assignment)]
             self.said += [(feeder.name, message) for message in feeder.announce(place)]
 
     def _lose(self, node: str) -> None:

@@ -57,7 +57,7 @@ def argosy_rate(x: torch.Tensor, y: torch.Tensor, epochs: int) -> float:
     for process in processes:
         process.start()
     ours.send(Feed(leg=Leg(number=0, section=0, position=0)))
-    ours.send(Credit(leg=0, until=epochs, horizon=epochs, crews=dict.fromkeys(readers, 1)))
+    ours.send(Credit(leg=0, until=epochs, horizon=epochs, assignments=dict.fromkeys(readers, 1)))
     found = [results.get() for _ in readers]
     for process in (*processes, feeder):
         process.kill()

@@ -163,7 +163,7 @@ def makespan(directory: Path) -> float:
 
 
 def gate_seconds(directory: Path) -> float:
-    """Of an epoch, outside of the steps of its busiest device and of changes of crews."""
+    """Of an epoch, outside of the steps of its busiest device and of changes of assignments."""
     passed = evidence.event_lines(directory, "Passed")
     return max(mean(line["seconds"] - max(line["stepping"].values()) - line["changing_seconds"] for line in passed), 0)
 

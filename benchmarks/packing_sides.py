@@ -198,7 +198,7 @@ class Chosen:
     @property
     def models(self) -> Sequence[nn.Module]:
         """See `Side.models`."""
-        lives = [aboard.live for unit in self._units for aboard in unit.crew]
+        lives = [aboard.live for unit in self._units for aboard in unit.assignment]
         return [one.model for one in sorted(lives, key=lambda one: int(one.member.name[1:]))]
 
     @property
@@ -209,7 +209,7 @@ class Chosen:
     def prepare(self, epoch: int) -> None:
         """See `Side.prepare`."""
         for unit in self._units:
-            for aboard in unit.crew:
+            for aboard in unit.assignment:
                 aboard.live.begin_epoch(self._task.orders, epoch)
 
     def run(self, block: Block) -> None:
@@ -236,7 +236,7 @@ class Chosen:
         return Aboard(live, files, self._task.orders, 1, stream_epoch=0, next_section=0, earlier=0, leads=True)
 
     def _count(self, kin: Kin) -> int:
-        return sum(len(unit.crew) for unit in self._units if unit.kin is kin)
+        return sum(len(unit.assignment) for unit in self._units if unit.kin is kin)
 
     def _note(self, report: SectionReport) -> None:
         self.packed += [event for event in report.events if isinstance(event, Packed)]

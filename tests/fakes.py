@@ -127,22 +127,22 @@ class Brings:
 
 
 class Unsaving(FakeTrainer):
-    """Writes files when members leave, and else none; measures beside its crew on the next block."""
+    """Writes files when members leave, and else none; measures beside its assignment on the next block."""
 
     beside: tuple[Measure, ...] = ()
 
     def obey(self, command: Any) -> list[Any]:
         """See `FakeTrainer.obey`."""
-        if isinstance(command, Measure) and command.crew is None:
+        if isinstance(command, Measure) and command.assignment is None:
             self.beside += (command,)
             return []
         return FakeTrainer.obey(self, command)
 
-    def take(self, place: Any, crew: int) -> list[Any]:
+    def take(self, place: Any, assignment: int) -> list[Any]:
         """See `FakeTrainer.take`."""
         beside, self.beside = self.beside, ()
         found = [one for command in beside for one in FakeTrainer.obey(self, command)]
-        return [*found, *FakeTrainer.take(self, place, crew)]
+        return [*found, *FakeTrainer.take(self, place, assignment)]
 
     def _trained(self, place: Any) -> SectionReport:
         report = FakeTrainer._trained(self, place)

@@ -294,7 +294,7 @@ class Fed(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Passed(Event):
-    """All crews of a leg are through a section: what was predicted of it when it began, and what came."""
+    """All assignments of a leg are through a section: what was predicted of it when it began, and what came."""
 
     leg: int
     epoch: int
@@ -306,7 +306,7 @@ class Passed(Event):
     """Since all were through the one before."""
     predicted_seconds: float
     stepping: Mapping[str, float]
-    """By device: time in its members' own steps and validation. The rest it waited, saved, or changed its crew."""
+    """By device: time in its members' own steps and validation. The rest it waited, saved, or changed its assignment."""
     planning_seconds: float
     """Of the policy, since the last section of any leg."""
     changing_seconds: float

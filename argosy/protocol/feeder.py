@@ -96,8 +96,8 @@ class Credit:
     """The first section that may not be announced."""
     horizon: int | None
     """The first section that nobody will want; None where that is not known. So far blocks are prepared ahead."""
-    crews: Mapping[str, int]
-    """Readers, by name, and the number of the crew that each of them has from the first block on that is announced now."""
+    assignments: Mapping[str, int]
+    """Readers, by name, and the number of the assignment that each of them has from the first block on that is announced now."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -57,10 +57,10 @@ class Enlist:
 class Measure:
     """To a trainer: measure these members on the next training block; answered by Measured for each.
 
-    With a crew's number on the first block of that crew, which is kept until the next `Assign`.
+    With an assignment's number on the first block of that assignment, which is kept until the next `Assign`.
     """
 
-    crew: int | None
+    assignment: int | None
     members: tuple[str, ...]
     accumulate: Mapping[str, int]
     """Micro-batches of members that need more than their own number."""
@@ -148,10 +148,10 @@ class StartMember:
 
 @dataclass(frozen=True, kw_only=True)
 class Assign:
-    """To a trainer: from the first block of this crew on, without those that leave and with those that start."""
+    """To a trainer: from the first block of this assignment on, without those that leave and with those that start."""
 
-    crew: int
-    """Number of the crew: grows. A block of an earlier crew is dropped, one of a later crew waits for its `Assign`."""
+    assignment: int
+    """Number of the assignment: grows. A block of an earlier assignment is dropped, one of a later assignment waits for its `Assign`."""
     leave: tuple[str, ...] = ()
     """Saved and let go at once; answered in a Report by Saved and MemberRested for each. Ranks but the first only let go."""
     start: tuple[StartMember, ...] = ()
@@ -166,7 +166,7 @@ class Unassign:
 
 @dataclass(frozen=True, kw_only=True)
 class SectionReport:
-    """From a trainer: what is to be journaled, in one message for the whole crew."""
+    """From a trainer: what is to be journaled, in one message for the whole assignment."""
 
     events: tuple[Event, ...]
     section: int | None = None

@@ -2,7 +2,7 @@
 
 Contract (credit). The driver says up to which section blocks may be announced, to which readers, and how far they may be
 wanted at all. Blocks are prepared ahead of the credit, never beyond the horizon. What is prepared is announced whoever reads
-it, so that crews may change at the end of any section without a sample being prepared again. On a `Hold` the section that is
+it, so that assignments may change at the end of any section without a sample being prepared again. On a `Hold` the section that is
 begun is announced to its end, and nothing after it, until there is credit again.
 """
 
@@ -30,8 +30,8 @@ class Course:
         self.per_epoch = per_epoch
         self.block_size = block_size
         self.leg = Leg.empty()
-        self.crews: Mapping[str, int] = {}
-        """Readers of the blocks that are announced, and the numbers of their crews."""
+        self.assignments: Mapping[str, int] = {}
+        """Readers of the blocks that are announced, and the numbers of their assignments."""
         self.until = 0
         """The first section without credit."""
         self.horizon: int | None = 0
@@ -48,7 +48,7 @@ class Course:
     def begin(self, leg: Leg) -> list[Fed]:
         """Go on elsewhere; returns what was fed of sections that are not over. Nothing is prepared before there is credit."""
         fed = [self._report(split, section) for split, section in list(self._fed)]
-        self.leg, self.crews, self.until, self.horizon = leg, {}, leg.section, leg.section
+        self.leg, self.assignments, self.until, self.horizon = leg, {}, leg.section, leg.section
         self._preparing, self._places, self._next = leg.section - 1, iter(()), None
         self._announcing, self._begun = leg.section, False
         return fed
@@ -56,7 +56,7 @@ class Course:
     def allow(self, credit: Credit) -> None:
         """Take the driver's word for blocks that were not announced yet."""
         if credit.leg == self.leg.number:
-            self.until, self.horizon, self.crews = credit.until, credit.horizon, credit.crews
+            self.until, self.horizon, self.assignments = credit.until, credit.horizon, credit.assignments
 
     def hold(self, hold: Hold) -> Held:
         """Announce no section that is not begun; none at all but those before the next multiple."""

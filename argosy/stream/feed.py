@@ -299,14 +299,14 @@ class _Feeder:
     def _announce(self) -> None:
         filling, course = self.preparation.filling, self.course
         while filling and not filling[0].missing and course.may_announce(filling[0].place):
-            if any(name not in self.readers for name in course.crews):
+            if any(name not in self.readers for name in course.assignments):
                 return
             check_files(self.files)
             block = filling.popleft()
             self._report_holes(block)
-            self.held.setdefault(block.slot, set()).update(self.readers[name] for name in course.crews)
-            for name, crew in course.crews.items():
-                self.readers[name].send((block.slot, block.place, crew))
+            self.held.setdefault(block.slot, set()).update(self.readers[name] for name in course.assignments)
+            for name, assignment in course.assignments.items():
+                self.readers[name].send((block.slot, block.place, assignment))
             self.gauge.delivered += block.place.rows
             fed = course.announced(block.place, block.prepared)
             if fed is not None:
@@ -338,9 +338,9 @@ class _Feeder:
         """Account for the time since the last look, in which they were like this."""
         elapsed, gauge = time.monotonic() - self._since, self.gauge
         self._since += elapsed
-        if self.course.crews:
+        if self.course.assignments:
             gauge.note(queues, elapsed, flowing=self.flowing)
-        if self.course.crews and self._since - self._told > TELL_SECONDS:
+        if self.course.assignments and self._since - self._told > TELL_SECONDS:
             self._told, gauge.loaders = self._since, len(self.preparation.loaders)
             self.driver.send(Flowing(gauge=gauge.to_json()))
 

@@ -63,10 +63,10 @@ class RingReader:
         self._unpin = pin(self._memory) if pin is not None else None
 
     def blocks(self) -> list[tuple[Block, int]]:
-        """The blocks that have arrived, maybe none, each with its crew; EOFError when the feeder is gone."""
+        """The blocks that have arrived, maybe none, each with its assignment; EOFError when the feeder is gone."""
         early, self._notices = self._notices, []
         notices = early or self.peer.receive()
-        return [(self._block(slot, place), crew) for slot, place, crew in notices]
+        return [(self._block(slot, place), assignment) for slot, place, assignment in notices]
 
     def _block(self, slot: int, place: Place) -> Block:
         lease: _Lease = self._memory[slot * self.slot_bytes : (slot + 1) * self.slot_bytes].view(_Lease)

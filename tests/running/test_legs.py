@@ -1,4 +1,4 @@
-"""Legs, feeders and crews in every order of their messages: nobody goes too far, and crews change where nobody steps."""
+"""Legs, feeders and assignments in every order of their messages: nobody goes too far, and assignments change where nobody steps."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -20,10 +20,10 @@ DEVICES = ("d0", "d1", "d2")
 @st.composite
 def assignments(draw: st.DrawFn) -> dict[str, list[str]]:
     """Members on devices, each once."""
-    crews: dict[str, list[str]] = {device: [] for device in draw(st.sets(st.sampled_from(DEVICES)))}
-    for name in draw(NAMES) if crews else []:
-        crews[draw(st.sampled_from(sorted(crews)))].append(name)
-    return crews
+    assignments: dict[str, list[str]] = {device: [] for device in draw(st.sets(st.sampled_from(DEVICES)))}
+    for name in draw(NAMES) if assignments else []:
+        assignments[draw(st.sampled_from(sorted(assignments)))].append(name)
+    return assignments
 
 
 @given(assignments(), assignments())
@@ -38,12 +38,12 @@ def test_a_difference_leads_to_what_is_wanted_and_names_nobody_else(
         assert set(change.leave) == set(now.get(device, ())) - set(wanted.get(device, ()))
         assert set(change.start) == set(wanted.get(device, ())) - set(now.get(device, ()))
         leg.change(device, 1, change)
-    assert {device: set(leg.crews[device].members) for device in leg.devices} == {
+    assert {device: set(leg.assignments[device].members) for device in leg.devices} == {
         device: set(members) for device, members in wanted.items() if members
     }
-    assert {device for device, crew in leg.crews.items() if crew.number == 1} == set(changes)
+    assert {device for device, assignment in leg.assignments.items() if assignment.number == 1} == set(changes)
     for name in "abcdefgh":
-        carriers = [device for device, crew in leg.crews.items() if name in crew.members]
+        carriers = [device for device, assignment in leg.assignments.items() if name in assignment.members]
         assert leg.devices_of(name) == carriers
         assert leg.remove(name) == bool(carriers)
         assert leg.devices_of(name) == []
@@ -81,7 +81,7 @@ def test_who_is_carried_together_by_others_or_in_other_shares_starts_anew() -> N
 class Trainer:
     """What a trainer sees of its blocks."""
 
-    crew: int = -1
+    assignment: int = -1
     members: dict[str, int] = field(default_factory=dict)
     """Aboard, and the section that each of them is in."""
     blocks: deque[tuple[Place, int]] = field(default_factory=deque)
@@ -105,7 +105,7 @@ class World:
         self.leg = Sailing(number=7, feeders=tuple(self.feeders), until=first)
         self.ends: dict[str, int] = {}
         """By member: the section before which it is to end, whatever happens."""
-        self.crew, self.gates = 0, 0
+        self.assignment, self.gates = 0, 0
         for course in self.feeders.values():
             course.begin(Leg(number=7, section=first, position=0))
         for number in range(draw.randint(1, 4)):
@@ -115,21 +115,23 @@ class World:
     # ---- the driver
 
     def _join(self, name: str, device: str) -> None:
-        self.crew += 1
+        self.assignment += 1
         until = self.leg.until
         self.ends[name] = until + self.draw.randint(1, 9)
         self.leg.free_until[name] = until + self.draw.randint(1, self.ends[name] - until)
-        self.leg.change(device, self.crew, Change(start=(name,)))
+        self.leg.change(device, self.assignment, Change(start=(name,)))
         self._board(device, {**self.trainers[device].members, name: until})
 
     def _board(self, device: str, members: dict[str, int]) -> None:
-        self.trainers[device].crew, self.trainers[device].members = self.leg.crews[device].number, members
+        self.trainers[device].assignment, self.trainers[device].members = self.leg.assignments[device].number, members
 
     def _allow(self, until: int) -> None:
         self.leg.until = until
         for name, orders in self.orders.items():
-            crews = {device: crew for device, crew in self.leg.numbers().items() if self.node[device] == name}
-            orders.append(Credit(leg=7, until=until, horizon=None, crews=crews))
+            assignments = {
+                device: assignment for device, assignment in self.leg.numbers().items() if self.node[device] == name
+            }
+            orders.append(Credit(leg=7, until=until, horizon=None, assignments=assignments))
 
     def hold(self) -> None:
         for name in self.leg.hold():
@@ -141,7 +143,7 @@ class World:
             left = self.ends[name] - section - 1
             assert left >= 0
             self.leg.free_until[name] = section + 1 + (self.draw.randint(1, left) if left else 0)
-        if device in self.leg.crews:
+        if device in self.leg.assignments:
             self.leg.reported(device, section)
 
     def hear_held(self, feeder: str) -> None:
@@ -171,8 +173,8 @@ class World:
         for name in [name for name in leg.members if self.ends[name] == leg.until]:
             (device,) = leg.devices_of(name)
             leg.remove(name)
-            self.crew += 1
-            leg.change(device, self.crew, Change())
+            self.assignment += 1
+            leg.change(device, self.assignment, Change())
             self._board(device, {n: s for n, s in self.trainers[device].members.items() if n != name})
         if self.draw.random() < 0.4:
             self._join(f"n{self.gates}", self.draw.choice(DEVICES))
@@ -192,15 +194,15 @@ class World:
         course = self.feeders[feeder]
         place = course.next()
         assert place is not None
-        for device, crew in course.crews.items():
-            self.trainers[device].blocks.append((place, crew))
+        for device, assignment in course.assignments.items():
+            self.trainers[device].blocks.append((place, assignment))
         course.announced(place, place.rows)
 
     def step(self, device: str) -> None:
         trainer = self.trainers[device]
-        place, crew = trainer.blocks.popleft()
-        assert crew <= trainer.crew, "a block came before its crew was there"
-        if crew < trainer.crew:
+        place, assignment = trainer.blocks.popleft()
+        assert assignment <= trainer.assignment, "a block came before its assignment was there"
+        if assignment < trainer.assignment:
             assert all(place.section < section for section in trainer.members.values()), "a block was missed"
             return
         # Where nobody was aboard for a while, a feeder may be behind: sections before its own a member passes by.
@@ -215,7 +217,7 @@ class World:
         happen: list[tuple[object, ...]] = [(self.obey, name) for name, orders in self.orders.items() if orders]
         happen += [(self.hear_held, name) for name, answers in self.answers.items() if answers]
         for name, course in self.feeders.items():
-            place = course.peek() if course.crews else None
+            place = course.peek() if course.assignments else None
             if place is not None and course.may_announce(place):
                 happen.append((self.announce, name))
         happen += [(self.step, device) for device, trainer in self.trainers.items() if trainer.blocks]

@@ -277,7 +277,7 @@ def test_where_memory_ends_programs_are_smaller_and_the_step_is_made_again(
 MOMENTS: dict[str, tuple[type, str, Callable[..., bool]]] = {
     "it has raised": (Fusion, "broke", lambda *given: True),
     "members are saved": (Fusion, "_regroup", lambda fusion, kin, units, parts: len(parts) == 2),
-    "halves are journaled": (Unit, "step", lambda unit, *given: len(unit.crew) == 6),
+    "halves are journaled": (Unit, "step", lambda unit, *given: len(unit.assignment) == 6),
 }
 """Of a program of twelve that has run out of memory: before which call, and with what, the run is killed."""
 

@@ -100,7 +100,7 @@ def test_a_pulse_shows_that_it_waits_and_is_not_busy() -> None:
 
 def test_devices_are_together_that_wait_for_the_same_others() -> None:
     leg = Sailing(number=0, feeders=(), until=0)
-    crews = {"a": ("x", "whole"), "b": ("x", "y"), "c": ("y",), "d": ("z", "other"), "e": ("z",), "f": ("alone",)}
-    for device, members in crews.items():
+    assignments = {"a": ("x", "whole"), "b": ("x", "y"), "c": ("y",), "d": ("z", "other"), "e": ("z",), "f": ("alone",)}
+    for device, members in assignments.items():
         leg.change(device, 1, Change(start=members))
     assert sorted(leg.together) == [("a", "b", "c"), ("d", "e")]

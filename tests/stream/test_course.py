@@ -54,9 +54,9 @@ def test_a_course_announces_what_it_may_and_prepares_no_further(seed: int) -> No
                 # A driver never takes back what it has given, but by a hold.
                 until = max(until, section + draw.randint(0, 5))
                 horizon = max(until, horizon or 0) + draw.randint(0, 2) if draw.random() < 0.8 else None
-                course.allow(Credit(leg=number, until=until, horizon=horizon, crews={"cpu:0": 1}))
-                course.allow(Credit(leg=number - 1, until=99, horizon=99, crews={}))
-                assert course.crews == {"cpu:0": 1}
+                course.allow(Credit(leg=number, until=until, horizon=horizon, assignments={"cpu:0": 1}))
+                course.allow(Credit(leg=number - 1, until=99, horizon=99, assignments={}))
+                assert course.assignments == {"cpu:0": 1}
             elif what < 0.15:
                 multiple = draw.choice([1, per_epoch])
                 held = course.hold(Hold(leg=number, multiple=multiple)).until

@@ -105,7 +105,7 @@ def test_a_feeder_forgets_its_courier_in_the_middle_of_what_it_says(tmp_path: Pa
     with feeders() as found:
         for number in range(8):
             endless = Leg(number=number, section=0, position=0)
-            credit = Credit(leg=number, until=10**6, horizon=None, crews={"trainer": 1})
+            credit = Credit(leg=number, until=10**6, horizon=None, assignments={"trainer": 1})
             for rank, (_, driver, _) in enumerate(found):
                 team = Team(
                     sharing="all-shared",

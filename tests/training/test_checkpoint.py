@@ -1,4 +1,4 @@
-"""Checkpoints of a crew are written together: all of them or none, each once, as plain data."""
+"""Checkpoints of an assignment are written together: all of them or none, each once, as plain data."""
 
 import copy
 import errno
@@ -30,7 +30,7 @@ def all_files(folder: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("count", [0, 1, 3, 40])
-def test_a_crew_is_saved_together(tmp_path: Path, count: int) -> None:
+def test_a_assignment_is_saved_together(tmp_path: Path, count: int) -> None:
     paths = [tmp_path / f"m{number}" / "e0001.pt" for number in range(count)]
     for path in paths:
         path.parent.mkdir()

@@ -53,7 +53,7 @@ def test_twos_are_tried_no_more_where_none_was_faster(
         for event in report.events:
             reasons |= dict(event.reasons) if isinstance(event, StepsAlone) else {}
     assert {name for name, reason in reasons.items() if reason == SPARED} == ({"a7", "b7"} if spared else set())
-    assert sorted(len(unit.crew) for unit in units) == ([1] * 6 if spared else [2] * 3)
+    assert sorted(len(unit.assignment) for unit in units) == ([1] * 6 if spared else [2] * 3)
 
 
 def test_a_block_without_samples_tells_nobody_whether_members_are_one_program(tmp_path: Path) -> None:

@@ -471,7 +471,7 @@ def test_what_a_recording_keeps_counts_for_its_step(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(Cpu, "memory_in_use", lambda _: 1000)
     monkeypatch.setattr(Cpu, "peak_memory", lambda _: 1100)
     (one,) = on("cpu:0", [SINGLES["sgd"]])
-    unit = Unit(program=Graphed.of(Solo(one)), crew=(SimpleNamespace(live=one),), turns=100)
+    unit = Unit(program=Graphed.of(Solo(one)), assignment=(SimpleNamespace(live=one),), turns=100)
     (arrays, _) = samples()
     orders = Orders(0, {"train": len(arrays[0])})
     one.begin_epoch(orders, 0)
@@ -498,8 +498,11 @@ def test_memory_of_others_captured_steps_is_no_room() -> None:
         foreign_memory=lambda: 20,
         hardware=lambda kind: [None, SimpleNamespace(memory_bytes=1000)],
     )
-    kin, crew = Kin(), [SimpleNamespace(live=SimpleNamespace(backend=late))]
-    units = [SimpleNamespace(kin=one, crew=crew, kept_bytes=kept) for one, kept in ((kin, 300), (Kin(), 50), (None, 0))]
+    kin, assignment = Kin(), [SimpleNamespace(live=SimpleNamespace(backend=late))]
+    units = [
+        SimpleNamespace(kin=one, assignment=assignment, kept_bytes=kept)
+        for one, kept in ((kin, 300), (Kin(), 50), (None, 0))
+    ]
     fusion = Fusion("late:1", units, lambda report: None, lambda names: [], Pulse.private(), allowed=True)
     assert fusion._room(kin) == 1000 - 100 - 20 - 50
 

@@ -94,29 +94,29 @@ def study() -> Study:
 
 @pytest.fixture
 def trainer(study: Study, tmp_path: Path, said: list[Any], driver: Listening) -> Trainer:
-    """One that has begun to measure for crew 1, of which no block has come."""
+    """One that has begun to measure for assignment 1, of which no block has come."""
     trainer = make(study, tmp_path, said, driver)
     trainer.obey(measure(1))
     return trainer
 
 
-def measure(crew: int | None) -> Measure:
-    return Measure(crew=crew, members=("even", "odd"), accumulate={"even": 1, "odd": 1})
+def measure(assignment: int | None) -> Measure:
+    return Measure(assignment=assignment, members=("even", "odd"), accumulate={"even": 1, "odd": 1})
 
 
-def board(crew: int, *names: str, leave: tuple[str, ...] = ()) -> Assign:
+def board(assignment: int, *names: str, leave: tuple[str, ...] = ()) -> Assign:
     starts = (
         StartMember(member=name, epoch=0, stream_epoch=0, checkpoint=None, accumulate=1, notes=()) for name in names
     )
-    return Assign(crew=crew, start=tuple(starts), leave=leave)
+    return Assign(assignment=assignment, start=tuple(starts), leave=leave)
 
 
-def samples_after(trainer: Trainer, blocks: Iterator[Block], crew: int) -> dict[str, int]:
+def samples_after(trainer: Trainer, blocks: Iterator[Block], assignment: int) -> dict[str, int]:
     """How many samples each member has trained on when the training blocks are through."""
     for block in blocks:
         if block.place.split == "train":
             assert trainer.ready
-            trainer.take(block, crew)
+            trainer.take(block, assignment)
     return {name: aboard.samples for name, aboard in trainer.aboard.items()}
 
 
@@ -135,7 +135,7 @@ def test_a_block_that_comes_before_the_word_to_measure_on_it_is_kept(
 ) -> None:
     blocks = stream(study)
     trainer.take(next(blocks), 2)
-    assert not said, "it was measured on, though crew 1 was to be measured on"
+    assert not said, "it was measured on, though assignment 1 was to be measured on"
     assert not trainer.ready
     trainer.obey(measure(2))
     assert [type(message) for message in said] == [Measured, Measured]
@@ -144,7 +144,7 @@ def test_a_block_that_comes_before_the_word_to_measure_on_it_is_kept(
     assert samples_after(trainer, blocks, 2) == {"even": LENGTH, "odd": LENGTH}
 
 
-def test_a_block_that_comes_before_its_crew_is_kept(trainer: Trainer, study: Study) -> None:
+def test_a_block_that_comes_before_its_assignment_is_kept(trainer: Trainer, study: Study) -> None:
     trainer.obey(board(1))
     assert trainer.ready
     blocks = stream(study)
@@ -153,7 +153,7 @@ def test_a_block_that_comes_before_its_crew_is_kept(trainer: Trainer, study: Stu
     assert samples_after(trainer, blocks, 2) == {"even": LENGTH, "odd": LENGTH}
 
 
-def test_blocks_of_an_earlier_crew_are_dropped(trainer: Trainer, study: Study, said: list[Any]) -> None:
+def test_blocks_of_an_earlier_assignment_are_dropped(trainer: Trainer, study: Study, said: list[Any]) -> None:
     trainer.obey(measure(2))
     trainer.take(next(stream(study)), 1)
     assert trainer.ready
@@ -164,16 +164,16 @@ def test_blocks_of_an_earlier_crew_are_dropped(trainer: Trainer, study: Study, s
 
 def test_members_are_measured_beside_those_that_train(trainer: Trainer, study: Study, said: list[Any]) -> None:
     trainer.obey(board(1, "even"))
-    trainer.obey(Measure(crew=None, members=("odd",), accumulate={"odd": 1}))
+    trainer.obey(Measure(assignment=None, members=("odd",), accumulate={"odd": 1}))
     assert samples_after(trainer, stream(study), 1) == {"even": LENGTH}
     assert [message.member for message in said if isinstance(message, Measured)] == ["odd"]
 
 
-def test_measuring_beside_a_crew_stops_between_two_steps_for_a_command_and_goes_on(
+def test_measuring_beside_a_assignment_stops_between_two_steps_for_a_command_and_goes_on(
     trainer: Trainer, study: Study, said: list[Any], driver: Listening
 ) -> None:
     trainer.obey(board(1, "even"))
-    trainer.obey(Measure(crew=None, members=("odd",), accumulate={"odd": 1}))
+    trainer.obey(Measure(assignment=None, members=("odd",), accumulate={"odd": 1}))
     blocks = stream(study)
     driver.after = 0  # there is a command after every step
     trainer.take(next(blocks), 1)
@@ -202,19 +202,19 @@ def test_measuring_before_a_leg_stops_for_a_command_and_goes_on_on_the_same_bloc
     assert samples_after(trainer, blocks, 1) == {"even": LENGTH, "odd": LENGTH}
 
 
-@pytest.mark.parametrize("crew", [None, 1])
+@pytest.mark.parametrize("assignment", [None, 1])
 def test_a_pause_does_not_wait_for_those_that_are_measured(
-    trainer: Trainer, study: Study, said: list[Any], driver: Listening, crew: int | None
+    trainer: Trainer, study: Study, said: list[Any], driver: Listening, assignment: int | None
 ) -> None:
-    if crew is None:
+    if assignment is None:
         trainer.obey(board(1, "even"))
-        trainer.obey(Measure(crew=None, members=("odd",), accumulate={"odd": 1}))
+        trainer.obey(Measure(assignment=None, members=("odd",), accumulate={"odd": 1}))
     driver.after = 0
     trainer.take(next(stream(study)), 1)
     trainer.obey(Pause())
     assert isinstance(said[-1], Paused)
     assert not any(isinstance(message, Measured) for message in said)
-    assert [event.member for event in events(said, Saved)] == (["even"] if crew is None else [])
+    assert [event.member for event in events(said, Saved)] == (["even"] if assignment is None else [])
     assert trainer.ready
     assert not trainer.go_on()
 
@@ -335,7 +335,7 @@ def test_a_checkpoint_that_cannot_be_read_for_now_is_no_members_failure(
     monkeypatch.setattr(torch, "load", refuse)
     start = StartMember(member="even", epoch=0, stream_epoch=0, checkpoint=saved.checkpoint, accumulate=1, notes=())
     with pytest.raises(WorkerError, match=r"cannot be read: .*ulimit -n"):
-        trainer.obey(Assign(crew=2, start=(start,)))
+        trainer.obey(Assign(assignment=2, start=(start,)))
     assert not events(said, MemberEnded)
 
 
@@ -386,7 +386,7 @@ def test_a_newcomer_is_saved_after_its_first_section_and_the_others_when_it_is_d
         trainer.take(block, 1)
     trainer.saving.seconds = 1e9
     late = StartMember(member="odd", epoch=0, stream_epoch=1, checkpoint=None, accumulate=1, notes=())
-    trainer.obey(Assign(crew=2, start=(late,)))
+    trainer.obey(Assign(assignment=2, start=(late,)))
     said.clear()
     for block in stream(study, 1):
         trainer.take(block, 2)
@@ -398,11 +398,11 @@ def test_the_file_of_a_clones_source_is_none_of_its_own(trainer: Trainer, said: 
     trainer.obey(board(1, "odd"))
     trainer.obey(Pause())
     (saved,) = events(said, Saved)
-    for crew, changes in ((2, None), (3, {"optimizer.lr": (0.05, 0.1)}), (4, {})):
+    for assignment, changes in ((2, None), (3, {"optimizer.lr": (0.05, 0.1)}), (4, {})):
         start = StartMember(
             member="odd", epoch=0, stream_epoch=0, checkpoint=saved.checkpoint, accumulate=1, notes=(), changes=changes
         )
-        trainer.obey(Assign(crew=crew, start=(start,), leave=("odd",)))
+        trainer.obey(Assign(assignment=assignment, start=(start,), leave=("odd",)))
         assert trainer.aboard["odd"].files.own == (changes is None)
 
 

@@ -25,7 +25,7 @@ from argosy.stream.schedule import section_start
 if TYPE_CHECKING:
     from argosy.running.control.voyage import Voyage
 
-__all__ = ["Departures", "crews_of"]
+__all__ = ["Departures", "assignments_of"]
 
 
 class Departures:
@@ -37,7 +37,7 @@ class Departures:
         self.sharing = SharingChoice(self.driver.settings)
         self.leg_count = 0
         self.measuring_leg: tuple[list[Feeder], Leg, int] | None = None
-        """The leg that members were measured on, its team and crew, while everybody is still there who feeds and reads
+        """The leg that members were measured on, its team and assignment, while everybody is still there who feeds and reads
         it."""
         self.newcomers: set[str] = set()
         """Members that are to be added and are not measured yet."""
@@ -87,20 +87,20 @@ class Departures:
         if team is None:
             return
         self.leg_count += 1
-        self.voyage.crew_count += 1
+        self.voyage.assignment_count += 1
         leg = self._with_training_samples(roster.leg_for(roster.waiting, self.driver.lengths, number=self.leg_count))
         force.feed(team, leg, self.sharing.pipeline)
         ends = [roster.last_section(name) for name in roster.waiting]
         # A clone may be at its end already.
         horizon = None if None in ends else max(leg.section + 1, *(end for end in ends if end is not None))
-        crews = dict.fromkeys(force.devices, self.voyage.crew_count)
+        assignments = dict.fromkeys(force.devices, self.voyage.assignment_count)
         names = [feeder.name for feeder in team]
         for device in force.devices:
             force.attach(names, device)
-        force.allow(names, Credit(leg=leg.number, until=leg.section + 1, horizon=horizon, crews=crews))
-        self.measuring_leg = (team, leg, self.voyage.crew_count)
+        force.allow(names, Credit(leg=leg.number, until=leg.section + 1, horizon=horizon, assignments=assignments))
+        self.measuring_leg = (team, leg, self.voyage.assignment_count)
         self.driver.measuring.again()
-        self._measure(force.devices, self.voyage.crew_count)
+        self._measure(force.devices, self.voyage.assignment_count)
 
     def _with_training_samples(self, leg: Leg) -> Leg:
         """The leg itself, or from a block before the end of its first section: members may want fewer samples of that, or none.
@@ -118,10 +118,10 @@ class Departures:
         if self.measuring_leg is not None and self.driver.measuring.representatives:
             self._measure(self.force.devices, self.measuring_leg[2])
 
-    def _measure(self, devices: Iterable[str], crew: int | None) -> None:
+    def _measure(self, devices: Iterable[str], assignment: int | None) -> None:
         measuring, study = self.driver.measuring, self.driver.study
         accumulate = {member.name: self.roster.accumulate(member.name) for member in study.members}
-        for device, command in measuring.commands(tuple(devices), crew, accumulate).items():
+        for device, command in measuring.commands(tuple(devices), assignment, accumulate).items():
             self.force.define(device, map(study.member, command.members))
             self.force.send(device, command)
 
@@ -185,7 +185,7 @@ class Departures:
         if devices:
             measuring.only_at(devices)
             if measuring.representatives_beside:
-                self._measure([min(devices, key=lambda device: len(self.voyage.crew_of(device)))], None)
+                self._measure([min(devices, key=lambda device: len(self.voyage.assignment_of(device)))], None)
         elif not self.voyage.legs and not self.sharing.waiting_for:
             self.roster.enter(self.newcomers)
             self.driver.measure()
@@ -304,13 +304,13 @@ class Departures:
             and measured[1] == stretch
             and not self.sharing.changed
         ):
-            team, _, crew = measured
+            team, _, assignment = measured
         else:
             if measured is not None:
                 self.force.rest(feeder.name for feeder in measured[0])
             self.leg_count += 1
-            self.voyage.crew_count += 1
-            crew = self.voyage.crew_count
+            self.voyage.assignment_count += 1
+            assignment = self.voyage.assignment_count
             self.force.feed(team, replace(stretch, number=self.leg_count), self.sharing.pipeline)
         names = tuple(feeder.name for feeder in team)
         leg = Sailing(number=self.leg_count, feeders=names, until=stretch.section, begins=stretch)
@@ -319,8 +319,8 @@ class Departures:
         self.before = {name: split for name, split in self.before.items() if name not in flotilla.members}
         self.voyage.expect(leg, flotilla.members)
         self.voyage.seat(leg, flotilla.members)
-        for device, members in crews_of(flotilla).items():
-            leg.change(device, crew, Change(start=tuple(members)))
+        for device, members in assignments_of(flotilla).items():
+            leg.change(device, assignment, Change(start=tuple(members)))
             self.voyage.board(leg, device, start=members)
         self.voyage.logbook.begin(leg)
         self.voyage.allow(leg, leg.reach(turns=self.voyage.turns(leg)))
@@ -331,8 +331,8 @@ class Departures:
         busy = set(self.voyage.devices)
         for device in self.force.devices:
             if device not in busy:
-                self.voyage.crew_count += 1
-                self.force.send(device, Assign(crew=self.voyage.crew_count))
+                self.voyage.assignment_count += 1
+                self.force.send(device, Assign(assignment=self.voyage.assignment_count))
 
     def _choose_sharing(self, flotilla: Flotilla) -> bool:
         """Settle how nodes share the stream; False while that is measured, after which the policy is asked again."""
@@ -362,6 +362,6 @@ def _same_nodes(one: Iterable[Feeder], other: Iterable[Feeder]) -> bool:
     return {feeder.node for feeder in one} == {feeder.node for feeder in other}
 
 
-def crews_of(flotilla: Flotilla) -> dict[str, list[str]]:
+def assignments_of(flotilla: Flotilla) -> dict[str, list[str]]:
     """The members of each device, in the order of their steps."""
     return {device: [placement.member for placement in flotilla.pack(device)] for device in flotilla.devices}

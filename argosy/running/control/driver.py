@@ -237,7 +237,7 @@ class Driver:
                 self.record(message)
 
     def _reported(self, worker: str, report: SectionReport) -> None:
-        """What a crew says together, in the order of its events."""
+        """What an assignment says together, in the order of its events."""
         self.faults.saved_at.setdefault(worker, time.monotonic())
         for event in report.events:
             if isinstance(event, SectionEnded):

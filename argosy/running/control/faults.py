@@ -66,7 +66,7 @@ class Faults:
         crowded = (
             measured is not None
             and measured.memory_bytes < device.memory_bytes
-            and len(self.driver.voyage.crew_of(worker)) > 1
+            and len(self.driver.voyage.assignment_of(worker)) > 1
         )
         if crowded:
             self.driver.measuring.crowded(member.name, device.memory_bytes)
@@ -153,7 +153,7 @@ class Faults:
     def _shares(self, trainer: str) -> bool:
         """Whether it carries a member together with others, which wait for it."""
         voyage = self.driver.voyage
-        return any(len(leg.devices_of(name)) > 1 for leg in voyage.legs for name in voyage.crew_of(trainer))
+        return any(len(leg.devices_of(name)) > 1 for leg in voyage.legs for name in voyage.assignment_of(trainer))
 
     def _fall_behind(self, trainer: str) -> None:
         """The members of a lost trainer wait for a place; the others of their leg go on, unless all going back is cheaper."""
@@ -178,14 +178,16 @@ class Faults:
         profiles = driver.measuring.profiles(lost, driver.study)
         plan = launching.launch(voyage.asking.situation(profiles, {}))
         beside = [voyage.flotillas[leg.number].keeping(leg.members) for leg in voyage.legs if leg.members]
-        crews = [driver.measuring.profiles(crew.members, driver.study) for crew in leg.crews.values()]
+        assignments = [
+            driver.measuring.profiles(assignment.members, driver.study) for assignment in leg.assignments.values()
+        ]
         sections = driver.study.validations_per_epoch
         ends = [driver.roster.last_section(name) for name in lost]
         last = max(section if section is not None else (leg.section // sections + 2) * sections for section in ends)
         now = time.monotonic()
         loss = Loss(
             repeated_seconds=now - self.saved_at.get(trainer, now),
-            restart_seconds=launching.restart_seconds([*crews, profiles]),
+            restart_seconds=launching.restart_seconds([*assignments, profiles]),
             to_meeting=driver.roster.samples_until(leg.section + 1, lost, driver.lengths),
             to_end=driver.roster.samples_until(last, lost, driver.lengths),
             sample_seconds=launching.sample_seconds(

@@ -92,9 +92,9 @@ class Launching:
             return max(sum(paces) / self.preparation_rate - 1.0, 0.0) / paces[-1]
         return self.preparation_seconds / sum(node.cores for node in self.cluster.nodes)
 
-    def restart_seconds(self, crews: Iterable[Iterable[Profile]]) -> float:
-        """To save these crews, each on its device, and to load them again."""
-        heaviest = max(sum(profile.state_bytes for profile in crew) for crew in crews)
+    def restart_seconds(self, assignments: Iterable[Iterable[Profile]]) -> float:
+        """To save these assignments, each on its device, and to load them again."""
+        heaviest = max(sum(profile.state_bytes for profile in assignment) for assignment in assignments)
         return FILES.rebalance_seconds + 2 * heaviest / FILES.bytes_per_second
 
     def launch(self, situation: Situation, splits: Sequence[Split] = ()) -> Plan:

@@ -1,7 +1,7 @@
 """Who is aboard where on each stream, and how far it may go: the driver's picture of its legs, without any doing.
 
-Contract (credit and gates). A leg's feeders announce sections up to its credit. When every crew has reported all of them, the
-leg stands at a *gate*: nobody steps, and crews may change. Credit reaches as far as nothing can change (`Sailing.free_until`), so
+Contract (credit and gates). A leg's feeders announce sections up to its credit. When every assignment has reported all of them, the
+leg stands at a *gate*: nobody steps, and assignments may change. Credit reaches as far as nothing can change (`Sailing.free_until`), so
 that nobody waits at the end of a section after which everybody goes on. Who wants a change sooner has the leg held: its feeders
 then say where they stopped, and the gate is behind the last section that one of them has begun.
 """
@@ -13,15 +13,15 @@ from argosy.plans import Flotilla
 from argosy.protocol.feeder import Leg
 from argosy.running.control.verdicts import Verdict
 
-__all__ = ["Boarding", "Change", "Crew", "Leaving", "Sailing", "difference", "reseated"]
+__all__ = ["Boarding", "Change", "Assignment", "Leaving", "Sailing", "difference", "reseated"]
 
 
 @dataclass(slots=True)
-class Crew:
+class Assignment:
     """The members that one trainer steps."""
 
     number: int
-    """Grows with every change of any crew: blocks carry it."""
+    """Grows with every change of any assignment: blocks carry it."""
     members: list[str]
     section: int
     """The first of the stream whose end it has not reported."""
@@ -29,7 +29,7 @@ class Crew:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Change:
-    """From one crew of a device to the next: everybody else stays where it is, untouched."""
+    """From one assignment of a device to the next: everybody else stays where it is, untouched."""
 
     leave: tuple[str, ...] = ()
     start: tuple[str, ...] = ()
@@ -37,7 +37,7 @@ class Change:
 
 @dataclass(slots=True)
 class Boarding:
-    """A crew that cannot start yet."""
+    """An assignment that cannot start yet."""
 
     start: tuple[str, ...]
     missing: set[str]
@@ -96,10 +96,10 @@ class Sailing:
     """The first section without credit."""
     begins: Leg = field(default_factory=Leg.empty)
     """Where its first section does."""
-    crews: dict[str, Crew] = field(default_factory=dict)
+    assignments: dict[str, Assignment] = field(default_factory=dict)
     """By device; one without members takes no part."""
     carriers: dict[str, set[str]] = field(default_factory=dict)
-    """By member aboard: the devices whose crews it is in."""
+    """By member aboard: the devices whose assignments it is in."""
     savers: dict[str, str] = field(default_factory=dict)
     """By member: the device that saves it and speaks for it; of several the first."""
     free_until: dict[str, int] = field(default_factory=dict)
@@ -120,29 +120,29 @@ class Sailing:
     @property
     def members(self) -> list[str]:
         """All that are aboard."""
-        return list(dict.fromkeys(name for crew in self.crews.values() for name in crew.members))
+        return list(dict.fromkeys(name for assignment in self.assignments.values() for name in assignment.members))
 
     @property
     def devices(self) -> list[str]:
         """Those with members."""
-        return [device for device, crew in self.crews.items() if crew.members]
+        return [device for device, assignment in self.assignments.items() if assignment.members]
 
     @property
     def section(self) -> int:
-        """The one that the foremost of its crews is in."""
-        return max((self.crews[device].section for device in self.devices), default=self.until)
+        """The one that the foremost of its assignments is in."""
+        return max((self.assignments[device].section for device in self.devices), default=self.until)
 
     def devices_of(self, member: str) -> list[str]:
         """Where a member is aboard: several devices may carry it together."""
         carriers = self.carriers.get(member, set())
-        return list(carriers) if len(carriers) < 2 else [device for device in self.crews if device in carriers]
+        return list(carriers) if len(carriers) < 2 else [device for device in self.assignments if device in carriers]
 
     @property
     def together(self) -> list[tuple[str, ...]]:
         """Devices that wait for one another: they carry members together, or with the same others."""
         carriers: dict[str, set[str]] = {}
-        for device, crew in self.crews.items():
-            for name in crew.members:
+        for device, assignment in self.assignments.items():
+            for name in assignment.members:
                 carriers.setdefault(name, set()).add(device)
         found: list[set[str]] = []
         for devices in carriers.values():
@@ -153,18 +153,18 @@ class Sailing:
 
     @property
     def at_gate(self) -> bool:
-        """Whether every crew has reported all that it has credit for, and nobody who must be asked is still to answer."""
-        return not self.asked and all(self.crews[device].section >= self.until for device in self.devices)
+        """Whether every assignment has reported all that it has credit for, and nobody who must be asked is still to answer."""
+        return not self.asked and all(self.assignments[device].section >= self.until for device in self.devices)
 
     def reported(self, device: str, section: int) -> None:
-        """A crew has ended a section."""
-        self.crews[device].section = max(self.crews[device].section, section + 1)
+        """An assignment has ended a section."""
+        self.assignments[device].section = max(self.assignments[device].section, section + 1)
 
     def remove(self, member: str) -> bool:
         """A member is aboard no longer; whether it was."""
         devices = self.devices_of(member)
         for device in devices:
-            self.crews[device].members.remove(member)
+            self.assignments[device].members.remove(member)
         self.carriers.pop(member, None)
         self.forget(member)
         return bool(devices)
@@ -176,16 +176,16 @@ class Sailing:
         self.last.pop(member, None)
 
     def change(self, device: str, number: int, change: Change) -> None:
-        """A device has another crew from this gate on."""
-        crew = self.crews.setdefault(device, Crew(number=number, members=[], section=self.until))
-        crew.number, crew.section = number, self.until
+        """A device has another assignment from this gate on."""
+        assignment = self.assignments.setdefault(device, Assignment(number=number, members=[], section=self.until))
+        assignment.number, assignment.section = number, self.until
         for name in change.leave:
-            if name in crew.members:
+            if name in assignment.members:
                 self._goes(device, name)
         for name in change.start:
             self.carriers.setdefault(name, set()).add(device)
         leave = set(change.leave)
-        crew.members = [*(name for name in crew.members if name not in leave), *change.start]
+        assignment.members = [*(name for name in assignment.members if name not in leave), *change.start]
 
     def _goes(self, device: str, member: str) -> None:
         """A member leaves one of its devices."""
@@ -229,5 +229,5 @@ class Sailing:
         return None if None in ends else max((end for end in ends if end is not None), default=self.until)
 
     def numbers(self) -> dict[str, int]:
-        """The readers of what is announced next, and the numbers of their crews."""
-        return {device: self.crews[device].number for device in self.devices}
+        """The readers of what is announced next, and the numbers of their assignments."""
+        return {device: self.assignments[device].number for device in self.devices}

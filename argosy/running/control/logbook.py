@@ -1,7 +1,7 @@
-"""How a run keeps to its plan: of each section of a leg, what was predicted and what came, journaled when all crews are through.
+"""How a run keeps to its plan: of each section of a leg, what was predicted and what came, journaled when all assignments are through.
 
 A prediction is made when the section begins, of the flotilla as it is then, at the rates that are known by then. What the policy
-took and what a change of crews took is told apart, as in FLEET's Table 4.
+took and what a change of assignments took is told apart, as in FLEET's Table 4.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ __all__ = ["Logbook"]
 
 @dataclass(slots=True)
 class _Page:
-    """A leg, from where all its crews are through a section."""
+    """A leg, from where all its assignments are through a section."""
 
     section: int
     """The one that is to come."""
@@ -84,7 +84,7 @@ class Logbook:
         self.change(leg, leg.members)
 
     def change(self, leg: Sailing, starting: Collection[str]) -> None:
-        """A leg has other crews from here on, and these come aboard."""
+        """A leg has other assignments from here on, and these come aboard."""
         page = self._pages[leg.number]
         page.priced = (-1, 0)
         self._predict(page, leg)
@@ -108,9 +108,9 @@ class Logbook:
         self._stepping[key] = self._stepping.get(key, 0.0) + ended.seconds
 
     def turn(self, leg: Sailing) -> None:
-        """A crew is through a section: journal what all of them are through."""
+        """An assignment is through a section: journal what all of them are through."""
         page, driver = self._pages[leg.number], self.voyage.driver
-        through = min((leg.crews[device].section for device in leg.devices), default=page.section)
+        through = min((leg.assignments[device].section for device in leg.devices), default=page.section)
         if through <= page.section:
             return
         now, per_epoch, length = time.monotonic(), driver.study.validations_per_epoch, driver.lengths["train"]
@@ -134,7 +134,7 @@ class Logbook:
 
     def _take_stepping(self, leg: Sailing, through: int) -> dict[str, float]:
         stepping = dict.fromkeys(leg.devices, 0.0)
-        for device, section in [key for key in self._stepping if key[0] in leg.crews and key[1] < through]:
+        for device, section in [key for key in self._stepping if key[0] in leg.assignments and key[1] < through]:
             stepping[device] = round(stepping.get(device, 0.0) + self._stepping.pop((device, section)), 4)
         return stepping
 

@@ -178,15 +178,19 @@ class Measuring:
         sound = [name for name in wanted if name not in self._suspects]
         return sound or ([] if asked else wanted[:1])
 
-    def commands(self, devices: Sequence[str], crew: int | None, accumulate: Mapping[str, int]) -> dict[str, Measure]:
-        """Who measures whom, each device its share; one without any still has to let go of the block of an earlier crew."""
-        wanted, shares = self.representatives_beside if crew is None else self.representatives, {}
+    def commands(
+        self, devices: Sequence[str], assignment: int | None, accumulate: Mapping[str, int]
+    ) -> dict[str, Measure]:
+        """Who measures whom, each device its share; one without any still has to let go of the block of an earlier assignment."""
+        wanted, shares = self.representatives_beside if assignment is None else self.representatives, {}
         for number, device in enumerate(devices):
             share = tuple(wanted[number :: len(devices)])
             self._asked |= dict.fromkeys(share, device)
             micro = {name: accumulate[name] for name in share}
             thorough = self.node_devices is not None
-            shares[device] = Measure(crew=crew, members=share, accumulate=micro, thorough=thorough, groups=self.groups)
+            shares[device] = Measure(
+                assignment=assignment, members=share, accumulate=micro, thorough=thorough, groups=self.groups
+            )
         return shares
 
     def needs_groups(self, names: Sequence[str]) -> bool:

@@ -32,7 +32,7 @@ class Stragglers:
         gone = self._unsaved(device)
         off = list(gone)
         for leg in self.voyage.legs:
-            here = list(leg.crews[device].members) if device in leg.crews else []
+            here = list(leg.assignments[device].members) if device in leg.assignments else []
             boarding = leg.boarding.pop(device, None)
             gone += [name for name in here if boarding is None or name not in boarding.start]
             off += here
@@ -40,7 +40,7 @@ class Stragglers:
         return gone
 
     def drop_unsaved(self, device: str) -> list[str]:
-        """A trainer is gone, and those that were leaving it, who are returned; what becomes of its crew is for others to say."""
+        """A trainer is gone, and those that were leaving it, who are returned; what becomes of its assignment is for others to say."""
         gone = self._unsaved(device)
         for leg in self.voyage.legs:
             leg.boarding.pop(device, None)

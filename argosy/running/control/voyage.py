@@ -1,7 +1,7 @@
 """The legs of a run: starts them, judges their members, and at their gates carries changes out.
 
-A gate is where a leg stands when all its crews have reported everything that it has credit for. There members whose fate it is
-leave, the policy is asked once, and crews change: who leaves is told to, who starts waits until its last file is journaled, and
+A gate is where a leg stands when all its assignments have reported everything that it has credit for. There members whose fate it is
+leave, the policy is asked once, and assignments change: who leaves is told to, who starts waits until its last file is journaled, and
 everybody else goes on at once with the next credit. Nobody who does not move is saved, stopped or started again.
 """
 
@@ -15,7 +15,7 @@ from argosy.protocol.events import MemberRested, Split
 from argosy.protocol.feeder import Credit, Held, Hold, Opened
 from argosy.protocol.trainer import Assign, Seat, Unassign
 from argosy.running.control.asking import Asking
-from argosy.running.control.departures import Departures, crews_of
+from argosy.running.control.departures import Departures, assignments_of
 from argosy.running.control.launching import Launching
 from argosy.running.control.legs import Boarding, Change, Leaving, Sailing, difference, reseated
 from argosy.running.control.logbook import Logbook
@@ -45,7 +45,7 @@ class Voyage:
         self.legs: list[Sailing] = []
         self.flotillas: dict[int, Flotilla] = {}
         """What was planned, by number of its leg."""
-        self.crew_count = 0
+        self.assignment_count = 0
         self.changed = False
         """Whether members wait or devices are free that the policy has not been asked about."""
         self.judged: set[str] = set()
@@ -71,9 +71,9 @@ class Voyage:
         """Members that train, or are about to."""
         return {name for leg in self.legs for name in leg.members} | set(self.leaving)
 
-    def crew_of(self, device: str) -> list[str]:
+    def assignment_of(self, device: str) -> list[str]:
         """The members aboard a device."""
-        return [name for leg in self.legs if device in leg.crews for name in leg.crews[device].members]
+        return [name for leg in self.legs if device in leg.assignments for name in leg.assignments[device].members]
 
     def leg_of(self, member: str) -> Sailing | None:
         """Where a member trains."""
@@ -153,7 +153,7 @@ class Voyage:
         for feeder in leg.hold():
             self.force.send(feeder, Hold(leg=leg.number, multiple=multiple))
 
-    # ---- what crews say
+    # ---- what assignments say
 
     def judge(self, member: str) -> None:
         """After a section of a member: how far it goes on for certain; where it does not, the leg comes to a gate."""
@@ -183,9 +183,9 @@ class Voyage:
         return last.stream_epoch * self.driver.study.validations_per_epoch + last.section + 1
 
     def section_ended(self, device: str, section: int) -> None:
-        """A crew is through a section."""
+        """An assignment is through a section."""
         for leg in self.legs:
-            if device in leg.crews:
+            if device in leg.assignments:
                 leg.reported(device, section)
                 self.logbook.turn(leg)
 
@@ -283,7 +283,7 @@ class Voyage:
         leg.until = until
         turns = (self._others_wait and leg.makes_room) or self.stragglers.goes_to(leg) is not None
         horizon = until if turns else leg.horizon
-        credit = Credit(leg=leg.number, until=until, horizon=_most(horizon, until), crews=leg.numbers())
+        credit = Credit(leg=leg.number, until=until, horizon=_most(horizon, until), assignments=leg.numbers())
         self.force.allow(leg.feeders, credit)
 
     def _gate(self, leg: Sailing) -> None:
@@ -292,7 +292,8 @@ class Voyage:
         fates = self._fates(leg)
         live = [name for name in leg.members if name not in fates]
         wanted: Mapping[str, Iterable[str]] = {
-            device: [name for name in crew.members if name not in fates] for device, crew in leg.crews.items()
+            device: [name for name in assignment.members if name not in fates]
+            for device, assignment in leg.assignments.items()
         }
         joins, meets, anew = leg.holding, self.stragglers.goes_to(leg), set[str]()
         leg.holding = False
@@ -300,11 +301,13 @@ class Voyage:
             wanted = {}
         elif fates or joins or self.stragglers.others(self.roster.waiting):
             flotilla = self.asking.ask(leg, live)
-            wanted = {} if flotilla is None else crews_of(flotilla)
+            wanted = {} if flotilla is None else assignments_of(flotilla)
             if flotilla is not None and leg.makes_room:
                 anew = reseated(self.flotillas[leg.number], flotilla)
                 self.flotillas[leg.number] = flotilla
-        changes = difference({device: crew.members for device, crew in leg.crews.items()}, wanted, anew)
+        changes = difference(
+            {device: assignment.members for device, assignment in leg.assignments.items()}, wanted, anew
+        )
         if changes:
             self._change(leg, changes, fates)
         if not leg.members:
@@ -324,7 +327,7 @@ class Voyage:
         self.changed |= joins and bool(self.roster.waiting)
 
     def _change(self, leg: Sailing, changes: Mapping[str, Change], fates: Mapping[str, Verdict]) -> None:
-        """Let crews change on these devices; whoever moves starts when the device that it leaves has saved it."""
+        """Let assignments change on these devices; whoever moves starts when the device that it leaves has saved it."""
         started = {name for change in changes.values() for name in change.start}
         for name in dict.fromkeys(name for change in changes.values() for name in change.leave):
             self.leaving[name] = Leaving(leg=leg.number, device=leg.savers[name], verdict=fates.get(name))
@@ -332,8 +335,8 @@ class Voyage:
                 leg.forget(name)
         self.seat(leg, started)
         for device, change in changes.items():
-            self.crew_count += 1
-            leg.change(device, self.crew_count, change)
+            self.assignment_count += 1
+            leg.change(device, self.assignment_count, change)
             missing = {name for name in change.start if name in self.leaving}
             self.expect(leg, [name for name in change.start if name not in missing])
             if missing:
@@ -368,9 +371,9 @@ class Voyage:
         return Seat(rank=rank, shares=split.shares, number=number, meeting=self.meetings[name])
 
     def board(self, leg: Sailing, device: str, *, leave: tuple[str, ...] = (), start: Iterable[str]) -> None:
-        """Send a crew what it has to know; which stream epochs its members train on is journaled before."""
+        """Send an assignment what it has to know; which stream epochs its members train on is journaled before."""
         roster, measured = self.roster, self.driver.measuring.measured
-        aboard = set(leg.crews[device].members)
+        aboard = set(leg.assignments[device].members)
         names = [name for name in start if name in aboard]
         assigned = roster.assign(names)
         if assigned is not None:
@@ -384,7 +387,7 @@ class Voyage:
             replace(roster.start_member(name, measured[name].notes), seat=self._seat_of(leg, name, device))
             for name in names
         )
-        self.force.send(device, Assign(crew=leg.crews[device].number, leave=leave, start=starts))
+        self.force.send(device, Assign(assignment=leg.assignments[device].number, leave=leave, start=starts))
         told = tuple(filter(self.driver.orders.was_told_to_stop, names))
         if told:
             # Before they were aboard: their trainer did not know them then.

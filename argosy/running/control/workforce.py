@@ -127,8 +127,12 @@ class Workforce:
     def allow(self, feeders: Iterable[str], credit: Credit) -> None:
         """Give these feeders credit; each has it for the readers of its node."""
         for feeder in [self.feeders[name] for name in feeders if name in self.feeders]:
-            crews = {device: crew for device, crew in credit.crews.items() if self.node_of.get(device) == feeder.node}
-            self.workers.send(feeder.name, replace(credit, crews=crews))
+            assignments = {
+                device: assignment
+                for device, assignment in credit.assignments.items()
+                if self.node_of.get(device) == feeder.node
+            }
+            self.workers.send(feeder.name, replace(credit, assignments=assignments))
 
     def probe(self, feeders: Sequence[Feeder]) -> None:
         """Let these feeders measure what sharing costs between them."""

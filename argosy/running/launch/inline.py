@@ -115,7 +115,7 @@ class InlineWorkers:
         for trainer in self.trainers.values():
             trainer.go_on()
         for name, feeder in self.feeders.items():
-            if not self.said and all(self.trainers[reader].ready for reader in feeder.course.crews):
+            if not self.said and all(self.trainers[reader].ready for reader in feeder.course.assignments):
                 self.said += [(name, message) for message in feeder.feed(self.trainers)]
         said, self.said = self.said, []
         return said
@@ -171,14 +171,14 @@ class _InlineFeeder:
     def feed(self, trainers: dict[str, Trainer]) -> Iterator[Any]:
         """Let the trainers take the next block, where there is credit for one; yields what there is to report."""
         place = self.course.peek()
-        if place is None or not self.course.crews or not self.course.may_announce(place):
+        if place is None or not self.course.assignments or not self.course.may_announce(place):
             return
         self.course.next()
         block, filled = self._prepare(place)
         for index, error in filled.holes:
             yield Skipped(split=place.split, epoch=place.epoch, index=index, error=error)
-        for reader, crew in self.course.crews.items():
-            trainers[reader].take(block, crew)
+        for reader, assignment in self.course.assignments.items():
+            trainers[reader].take(block, assignment)
         fed = self.course.announced(place, filled.prepared)
         if fed is not None:
             yield fed

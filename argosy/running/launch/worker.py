@@ -168,7 +168,7 @@ def _serve(driver: Peer, commands: "_Commands", blocks: "_Blocks", trainer: Trai
                 return
             # A feeder that is gone has its driver start all again.
             elif blocks.peers or not isinstance(command, Measure | Assign):
-                if isinstance(command, Measure) and command.crew is not None:
+                if isinstance(command, Measure) and command.assignment is not None:
                     trainer.backend.empty_cache()  # a leg begins: other members may need less
                 with pulse.busy(f"obeying {type(command).__name__}", opaque=True):
                     trainer.obey(command)

@@ -174,7 +174,7 @@ def plain(value: Any, where: str = "state", *, host: bool = False) -> Any:
 
     Tensors of the host keep their memory, but a view is cloned, because it would be saved with its whole storage. Those of
     other devices are copied to the host, as all are with `host`: a file that names a device opens only where there is one,
-    and views of a whole crew would be cloned where memory is scarce. What is one and the same stays so, and is saved once:
+    and views of a whole assignment would be cloned where memory is scarce. What is one and the same stays so, and is saved once:
     tied weights, and views of the same.
     """
     return _Walk(host).plain(value, (None, where))

@@ -133,7 +133,7 @@ class Files:
 
 
 class Saving:
-    """When the members of a crew are to be saved, and how they are together.
+    """When the members of an assignment are to be saved, and how they are together.
 
     So often that a crash repeats at most `checkpoint_seconds`; at the ends of sections more often, as long as files take
     little of the time.
@@ -159,7 +159,7 @@ class Saving:
 
     @contextlib.contextmanager
     def timed(self, *, everybody: bool) -> Iterator[None]:
-        """Inside, members are saved: the whole crew, or some of it."""
+        """Inside, members are saved: the whole assignment, or some of it."""
         started = time.monotonic()
         yield
         ended = time.monotonic()

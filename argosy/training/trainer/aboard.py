@@ -1,4 +1,4 @@
-"""A member of a crew: its files, and where in the stream it is."""
+"""A member of an assignment: its files, and where in the stream it is."""
 
 from dataclasses import dataclass, replace
 

@@ -83,7 +83,7 @@ class Fusion:
         there: dict[tuple[int, int], list[Unit]] = {}
         for unit in self._units:
             if unit.shard is None:
-                there.setdefault(unit.crew[0].stands, []).append(unit)
+                there.setdefault(unit.assignment[0].stands, []).append(unit)
         reasons: dict[str, str] = {}
         for units in there.values():
             names = ", ".join(repr(unit.names[0]) for unit in units)
@@ -97,7 +97,7 @@ class Fusion:
 
     def _admit(self, units: Sequence[Unit], block: Block) -> Mapping[str, str]:
         """Let members at one place of the stream be kin where they can; returns for the others why not."""
-        lives = [aboard.live for unit in units for aboard in unit.crew]
+        lives = [aboard.live for unit in units for aboard in unit.assignment]
         with warnings.catch_warnings():
             # Of a twin's schedule, which cannot know that the twin's optimizer steps before it.
             warnings.filterwarnings("ignore", "Seems like `optimizer.step")
@@ -107,7 +107,7 @@ class Fusion:
         for names in admission.packs:
             members = [unit for unit in units if unit.names[0] in names]
             known = next((unit.kin for unit in members if unit.kin is not None), None)
-            kin = known or Kin(weight_bytes=weight_bytes(members[0].crew[0].live))
+            kin = known or Kin(weight_bytes=weight_bytes(members[0].assignment[0].live))
             kin.kinds = self._kinds_of(members[0], alike=True)
             for unit in members:
                 unit.kin = kin
@@ -133,7 +133,7 @@ class Fusion:
         """Of programs that may step its members, which may be `alike` others: seen to get from common code what they get alone."""
         may_be: dict[Kind, bool] = {"plain": True, "compiled": alike}
         if "graphed" in self._kinds:
-            capturable = unit.crew[0].live.loss_scale is None  # whose steps look at what has overflowed
+            capturable = unit.assignment[0].live.loss_scale is None  # whose steps look at what has overflowed
             may_be["graphed"] = capturable and ("graphed" in unit.kin.kinds if unit.kin else not refusal(unit.program))
         return [kind for kind in self._kinds if may_be[kind]]
 
@@ -144,11 +144,11 @@ class Fusion:
 
     def _as_before(self, kin: Kin, units: Sequence[Unit]) -> None:
         """Let programs step these as the journal has it, where it has that of all of them together."""
-        crew = [aboard for unit in units for aboard in unit.crew]
-        told = crew[0].packed
-        if told is None or any(aboard.packed != told for aboard in crew):
+        assignment = [aboard for unit in units for aboard in unit.assignment]
+        told = assignment[0].packed
+        if told is None or any(aboard.packed != told for aboard in assignment):
             return
-        by_name = {aboard.name: aboard for aboard in crew}
+        by_name = {aboard.name: aboard for aboard in assignment}
         parts = [part for names in told.programs if (part := [by_name[name] for name in names if name in by_name])]
         kin.refused = {kind: told.refused[kind] for kind in kin.kinds if kind in told.refused}
         same = next((kind for kind in kin.kinds if kind == told.kind), None)
@@ -167,7 +167,7 @@ class Fusion:
             if compilation is not None and compilation.refused:
                 self._tell([name for unit in units for name in unit.names], "compiled", compilation.refused)
                 kin.refuse("compiled", compilation.refused)
-            count = sum(len(unit.crew) for unit in units)
+            count = sum(len(unit.assignment) for unit in units)
             under_way = [unit for unit in units if unit.turns is not None]
             if kin.asks(count) and not (under_way and all(unit.turns for unit in under_way)):
                 if under_way:
@@ -183,7 +183,7 @@ class Fusion:
         """A step of several members has raised, and is undone: `settle` finds others to step them."""
         assert unit.kin is not None
         unit.broke = True
-        self._refuse(unit.kin, len(unit.crew), error, memory=memory)
+        self._refuse(unit.kin, len(unit.assignment), error, memory=memory)
 
     def _refuse(self, kin: Kin, size: int, error: str, *, memory: bool) -> None:
         """No such programs of a kin: plain ones, then of fewer members, or none where it was not for want of memory."""
@@ -210,7 +210,7 @@ class Fusion:
         """With what is next, for a round or for good."""
         kin.foresee(count, self._room(kin))
         wanted, events = kin.next(count), list[Event]()
-        present = [(len(unit.crew), unit.kind) for unit in self._of(kin)]
+        present = [(len(unit.assignment), unit.kind) for unit in self._of(kin)]
         changes = present != [(len(part), wanted.kind) for part in divided(range(count), wanted.size)]
         if changes:
             events = self._change(kin, wanted)
@@ -231,7 +231,7 @@ class Fusion:
 
         What others' captured steps keep is theirs; what their own do is given back where they change programs.
         """
-        backend = self._of(kin)[0].crew[0].live.backend
+        backend = self._of(kin)[0].assignment[0].live.backend
         in_use = backend.memory_in_use()
         if in_use is None:
             return None
@@ -255,20 +255,20 @@ class Fusion:
 
     def _change(self, kin: Kin, wanted: ProgramCandidate) -> list[Event]:
         """Save the members, and let other programs step them."""
-        events = self._save([aboard.name for unit in self._of(kin) for aboard in unit.crew if aboard.samples])
+        events = self._save([aboard.name for unit in self._of(kin) for aboard in unit.assignment if aboard.samples])
         units = self._of(kin)  # without those that have failed at that
         # What rounding does depends on a member's row: not on who came aboard first.
-        crew = sorted((aboard for unit in units for aboard in unit.crew), key=lambda aboard: aboard.name)
+        assignment = sorted((aboard for unit in units for aboard in unit.assignment), key=lambda aboard: aboard.name)
         kin.go_on_with(wanted)
         kin.forget_rounds()
-        if crew:
-            self._regroup(kin, units, divided(crew, wanted.size))
+        if assignment:
+            self._regroup(kin, units, divided(assignment, wanted.size))
         return events
 
     def let_go(self, names: Collection[str]) -> None:
         """These members leave; those that are left of a program close up."""
         for unit in [unit for unit in self._units if not set(names).isdisjoint(unit.names)]:
-            left = [aboard for aboard in unit.crew if aboard.name not in names]
+            left = [aboard for aboard in unit.assignment if aboard.name not in names]
             self._regroup(unit.kin, [unit], [left] if left else [])
 
     def _regroup(self, kin: Kin | None, units: Sequence[Unit], parts: Sequence[Sequence[Aboard]]) -> None:

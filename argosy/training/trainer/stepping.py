@@ -99,7 +99,7 @@ class Stepping:
         if not unit.follow(block.place):
             return True
         trains = block.place.split == "train"
-        shown = unit.watch.shown(block, apart=unit.crew[0].live.backend.apart)
+        shown = unit.watch.shown(block, apart=unit.assignment[0].live.backend.apart)
         with self._pulse.busy(f"training {unit.words}", opaque=unit.compiles), unit.watch.steps():
             steps = partial(self._step, unit, shown, called) if trains else partial(unit.evaluate, shown, called)
             through = self._together(unit, steps) if unit.together else self._guard(unit.names[0], steps) is not False
@@ -138,7 +138,7 @@ class Stepping:
     def _stepped(self, unit: Unit, samples: int) -> None:
         """Count them, and end members whose loss is no number."""
         self._gauge.samples += samples
-        for aboard in unit.crew:
+        for aboard in unit.assignment:
             if aboard.live.diverged and aboard.leads:
                 reason = f"its training loss is not a number after {aboard.live.steps} steps"
                 self._guard.end(aboard.name, "diverged", reason)

@@ -1,9 +1,9 @@
-"""What one device does: takes blocks, steps the members of its crew, saves them, and reports each section in one message.
+"""What one device does: takes blocks, steps the members of its assignment, saves them, and reports each section in one message.
 
 Contract. A trainer knows no study, no sockets and no processes: members come in messages, launchers push blocks and commands
 in, `emit` carries answers out and `listen` says whether a command waits; it is asked between steps, so that no command waits
-for more than one. Members come and go with `Assign`: blocks carry the number of the crew that they are for, and the first block
-of a later crew is kept until the driver has said who that is. A member's epochs are those of the blocks that it is given: the
+for more than one. Members come and go with `Assign`: blocks carry the number of the assignment that they are for, and the first block
+of a later assignment is kept until the driver has said who that is. A member's epochs are those of the blocks that it is given: the
 driver alone counts them.
 """
 
@@ -92,10 +92,10 @@ class Trainer:
         self.orders: Orders | None = None
         self.alike = 0
         """Samples of validation, where they look like those of training; 0 where they do not, or there are none."""
-        self.crew = -1
-        """Number of the crew that the driver spoke of last."""
+        self.assignment = -1
+        """Number of the assignment that the driver spoke of last."""
         self.kept: list[tuple[Block, int]] = []
-        """Blocks of a later crew, until the driver says who that is, or that were measured on."""
+        """Blocks of a later assignment, until the driver says who that is, or that were measured on."""
         self.at_hand: Block | None = None
         """The block whose steps were left for a command."""
         self.guard = Guard(name, backend, directory / "members", emit, self._drop, self._save_best)
@@ -160,8 +160,8 @@ class Trainer:
             self.enlist(cloudpickle.loads(command.definitions))
         elif isinstance(command, Measure):
             self.trials.want(command)
-            if command.crew is not None:
-                self._follow(command.crew)
+            if command.assignment is not None:
+                self._follow(command.assignment)
         elif isinstance(command, TimeSums):
             on = sums_on(self.backend.device)
             short, long = time_sums(command.meeting, command.rank, command.size, on=on)
@@ -186,12 +186,12 @@ class Trainer:
 
     # ---- blocks
 
-    def take(self, block: Block, crew: int) -> None:
-        """Run all steps that a block completes, until a command waits; one of a later crew is kept, of an earlier dropped."""
+    def take(self, block: Block, assignment: int) -> None:
+        """Run all steps that a block completes, until a command waits; one of a later assignment is kept, of an earlier dropped."""
         self.blocks += 1
-        if crew > self.crew or self.kept:
-            self.kept.append((block, crew))
-        elif crew == self.crew:
+        if assignment > self.assignment or self.kept:
+            self.kept.append((block, assignment))
+        elif assignment == self.assignment:
             self._use(block)
 
     def go_on(self) -> bool:
@@ -199,7 +199,7 @@ class Trainer:
         block, self.at_hand = self.at_hand, None
         if block is None:
             if self.trials.left:
-                self._follow(self.crew)
+                self._follow(self.assignment)
                 return True
             return False
         if block.place.split == "train" and self.trials.beside and not self.trials.measure(block, validated=self.alike):
@@ -208,14 +208,14 @@ class Trainer:
             self._train_on(block)
         return True
 
-    def _follow(self, crew: int) -> None:
-        """From here on blocks of this crew are used; its first one may have come before."""
-        self.crew = crew
+    def _follow(self, assignment: int) -> None:
+        """From here on blocks of this assignment are used; its first one may have come before."""
+        self.assignment = assignment
         kept, self.kept = self.kept, []
         for block, number in kept:
-            if number > crew or self.kept:
+            if number > assignment or self.kept:
                 self.kept.append((block, number))
-            elif number == crew:
+            elif number == assignment:
                 self._use(block)
 
     def _use(self, block: Block) -> None:
@@ -230,7 +230,7 @@ class Trainer:
             self.go_on()
         else:
             self.trials.measure(on_device, validated=self.alike)
-            self.kept.append((block, self.crew))
+            self.kept.append((block, self.assignment))
 
     def _on_device(self, block: Block) -> Block:
         """Where it finds no room there, the largest members leave until it does."""
@@ -298,7 +298,7 @@ class Trainer:
         if due:
             self.saving.wanted = False
         if self.aboard or events:
-            # Nobody waits for an empty crew, and its late word could be taken for that of the next leg's.
+            # Nobody waits for an empty assignment, and its late word could be taken for that of the next leg's.
             self.emit(SectionReport(events=tuple(events), section=section))
 
     # ---- members
@@ -310,11 +310,11 @@ class Trainer:
             boarded = self.guard(start.member, partial(self._start, start), again=True)
             if boarded is not None and self.aboard[start.member].leads:
                 started.append(boarded)
-        self.trials.forget(crew_of_its_own=True)
+        self.trials.forget(assignment_of_its_own=True)
         self.copies.boarded()
         if started:
             self.emit(SectionReport(events=tuple(started)))
-        self._follow(command.crew)
+        self._follow(command.assignment)
 
     def _start(self, start: StartMember) -> MemberStarted:
         assert self.orders is not None

@@ -51,7 +51,7 @@ class Trials:
     def want(self, command: Measure) -> None:
         """Measure these as well as those that are still to be measured on the same block."""
         earlier = self.wanted
-        if earlier is not None and earlier.crew == command.crew:
+        if earlier is not None and earlier.assignment == command.assignment:
             accumulate = {**earlier.accumulate, **command.accumulate}
             command = replace(command, members=(*earlier.members, *command.members), accumulate=accumulate)
         else:
@@ -60,19 +60,19 @@ class Trials:
 
     @property
     def beside(self) -> bool:
-        """Whether some are wanted beside a crew, whose block it then is."""
-        return self.wanted is not None and self.wanted.crew is None
+        """Whether some are wanted beside an assignment, whose block it then is."""
+        return self.wanted is not None and self.wanted.assignment is None
 
     def replaced(self, name: str) -> None:
         """Who has this name is somebody else from here on."""
         self.built.pop(name, None)
         self._steps = None
 
-    def forget(self, *, crew_of_its_own: bool = False) -> None:
-        """Nobody boards who was built; with `crew_of_its_own`, who is to be measured beside a crew still is."""
+    def forget(self, *, assignment_of_its_own: bool = False) -> None:
+        """Nobody boards who was built; with `assignment_of_its_own`, who is to be measured beside an assignment still is."""
         self.built.clear()
         self.left, self._steps = False, None
-        if not crew_of_its_own or not self.beside:
+        if not assignment_of_its_own or not self.beside:
             self.wanted = None
 
     def take(self, name: str) -> LiveMember:

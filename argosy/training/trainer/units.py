@@ -32,7 +32,7 @@ class Unit:
     """One program of a trainer."""
 
     program: Program[Any]
-    crew: tuple[Aboard, ...]
+    assignment: tuple[Aboard, ...]
     """Its members, in the order in which they came aboard."""
     kin: Kin | None = None
     """What its members have in common with others of the trainer."""
@@ -58,9 +58,9 @@ class Unit:
         self.together = isinstance(self.program, Together)
 
     @classmethod
-    def of(cls, crew: Sequence[Aboard], kin: Kin | None = None, compilation: Compilation | None = None) -> "Unit":
+    def of(cls, assignment: Sequence[Aboard], kin: Kin | None = None, compilation: Compilation | None = None) -> "Unit":
         """Members that are stepped as one, or a single one by itself, by the kind of program that their kin has."""
-        lives, kind = [aboard.live for aboard in crew], ALONE.kind if kin is None else kin.now.kind
+        lives, kind = [aboard.live for aboard in assignment], ALONE.kind if kin is None else kin.now.kind
         program: Program[Any]
         if kind == "compiled":
             program = Fused.of(lives, compilation)
@@ -68,14 +68,14 @@ class Unit:
             program = Solo(lives[0]) if len(lives) == 1 else Fused.of(lives)
         if kind == "graphed":
             program = Graphed.of(program)
-        return cls(program=program, crew=tuple(crew), kin=kin, kind=kind)
+        return cls(program=program, assignment=tuple(assignment), kin=kin, kind=kind)
 
     @classmethod
     def seated(cls, aboard: Aboard, seat: Seat) -> "Unit":
         """A device's share of a member that several carry; their group begins to form."""
         on = sums_on(aboard.live.backend.device)
         group = Group.form(seat.meeting, seat.rank, len(seat.shares), on=on)
-        return cls(program=Shard(aboard.live, group, seat.shares, number=seat.number), crew=(aboard,))
+        return cls(program=Shard(aboard.live, group, seat.shares, number=seat.number), assignment=(aboard,))
 
     @property
     def shard(self) -> Shard | None:
@@ -95,16 +95,16 @@ class Unit:
     @property
     def names(self) -> tuple[str, ...]:
         """Of its members."""
-        return tuple(aboard.name for aboard in self.crew)
+        return tuple(aboard.name for aboard in self.assignment)
 
     @property
     def words(self) -> str:
         """Its members, for somebody who asks what is being done."""
-        return f"member{'s' * (len(self.crew) > 1)} {', '.join(map(repr, self.names))}"
+        return f"member{'s' * (len(self.assignment) > 1)} {', '.join(map(repr, self.names))}"
 
     def follow(self, place: Place) -> bool:
         """Go with the stream into another epoch; False for a block that its members have behind them."""
-        followed = [aboard.follow(place) for aboard in self.crew]
+        followed = [aboard.follow(place) for aboard in self.assignment]
         return all(followed)
 
     def step(self, block: Block, called: Callable[[], bool]) -> bool:
@@ -113,7 +113,7 @@ class Unit:
             return self._step(block, called)
         if self.turns == 0:
             return False
-        backend, before = self.crew[0].live.backend, self.samples
+        backend, before = self.assignment[0].live.backend, self.samples
         backend.synchronize()
         backend.reset_peak()
         held, started = backend.memory_in_use(), time.perf_counter()
@@ -150,7 +150,7 @@ class Unit:
     @property
     def need(self) -> int | None:
         """Bytes that a step took for each of its members, in the round."""
-        return None if self.step_bytes is None else -(-self.step_bytes // len(self.crew))
+        return None if self.step_bytes is None else -(-self.step_bytes // len(self.assignment))
 
     def evaluate(self, block: Block, called: Callable[[], bool]) -> bool:
         """Evaluate on the batches of a block of validation samples; False where it was `called` after one."""
