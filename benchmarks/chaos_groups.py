@@ -1,6 +1,6 @@
 """Seeded campaign of faults against members that span devices: every run must end with the weights of members alone.
 
-Five members on three CPU devices; at every gate each of them is seated anew, on one device or several, in shares drawn by the
+Five members on three CPU devices; at every barrier each of them is seated anew, on one device or several, in shares drawn by the
 seed, and up to three processes (trainers, feeders) are killed or stopped at random moments. Weights in float64 may differ from
 those of the member alone by rounding, 1e-9 relative; the audit must pass, and no run may take longer than two minutes.
 """

@@ -45,7 +45,7 @@ class Turns:
         return Verdict(Fate.REST, "others have their turn")
 
     def called(self, resting: Collection[str], state: RunState, study: Study) -> Sequence[str]:
-        """As many as leave at the coming gate, or are missing."""
+        """As many as leave at the coming barrier, or are missing."""
         asked = (len(resting), self._newest, len(self._through))
         if not resting or asked == self._asked:
             return ()

@@ -56,7 +56,7 @@ class Scripted:
         return (Flotilla(placements=tuple(placements)),) if placements else ()
 
     def keeps(self, situation: Situation, started: Flotilla, live: tuple[Profile, ...]) -> bool:
-        """Never: the script is asked at every gate."""
+        """Never: the script is asked at every barrier."""
         return False
 
 

@@ -124,13 +124,13 @@ def miniature(options: Any, folder: Path) -> tuple[dict[str, Any], list[Target]]
     del options
     figures: dict[str, Any] = {}
     targets = []
-    print(f"{'slots':>5} {'policy':9} {'run':>8} {'simulated':>9} {'legs':>5} {'simulated':>9}  gate, ms  leg, ms")
+    print(f"{'slots':>5} {'policy':9} {'run':>8} {'simulated':>9} {'legs':>5} {'simulated':>9}  barrier, ms  leg, ms")
     for slots in SLOTS:
         rows = {policy: sail(networks(), policy, slots, folder / f"{policy}-{slots}") for policy in POLICIES}
         for policy, row in rows.items():
             print(
                 f"{slots:5} {policy:9} {row['seconds']:7.1f}s {row['simulated_seconds']:8.1f}s {row['legs']:5} "
-                f"{row['simulated_legs']:9} {1e3 * row['gate_seconds']:9.1f} {1e3 * row['leg_seconds']:8.1f}",
+                f"{row['simulated_legs']:9} {1e3 * row['barrier_seconds']:9.1f} {1e3 * row['leg_seconds']:8.1f}",
                 flush=True,
             )
         figures[str(slots)] = rows

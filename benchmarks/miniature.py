@@ -120,7 +120,7 @@ class Asked:
 
 
 def sail(found: Sequence[Network], policy: str, devices: int, directory: Path) -> dict[str, Any]:
-    """A run and its simulation, which is fed with the run's own profiles, epochs, and costs of its gates and legs."""
+    """A run and its simulation, which is fed with the run's own profiles, epochs, and costs of its barriers and legs."""
     POLICIES[policy] = asked = Asked(WATCHED[policy])
     report = argosy.train(
         study(found),
@@ -134,25 +134,25 @@ def sail(found: Sequence[Network], policy: str, devices: int, directory: Path) -
     epochs = Counter(line["member"] for line in evidence.event_lines(directory, "SectionEnded"))
     assert epochs == {network.name: network.epochs for network in found}
     assert asked.first is not None
-    seconds, gate, leg = makespan(directory), gate_seconds(directory), leg_seconds(directory)
-    simulated = simulation(asked.first, WATCHED[policy], epochs, gate=gate, leg=leg)
+    seconds, barrier, leg = makespan(directory), barrier_seconds(directory), leg_seconds(directory)
+    simulated = simulation(asked.first, WATCHED[policy], epochs, barrier=barrier, leg=leg)
     return {
         "seconds": seconds,
         "simulated_seconds": simulated.makespan_seconds,
         "of_bound": simulated.makespan_seconds / simulated.bound_seconds,
         "legs": len(evidence.event_lines(directory, "PlanMade")),
         "simulated_legs": simulated.flotillas,
-        "gate_seconds": gate,
+        "barrier_seconds": barrier,
         "leg_seconds": leg,
     }
 
 
-def simulation(asked: Situation, policy: Policy, epochs: Counter[str], *, gate: float, leg: float) -> Simulation:
+def simulation(asked: Situation, policy: Policy, epochs: Counter[str], *, barrier: float, leg: float) -> Simulation:
     """Of the same policy, which knows as much of the epochs as it did."""
     workload = Workload(profiles=asked.waiting, epochs=epochs, samples_per_epoch=SAMPLES)
     # FLEET does not ask what a move costs; what its legs were measured to take has their moves in it.
     moving = Moving() if isinstance(policy, Fleet) else asked.moving
-    charges = Charges(moving=moving, flotilla_seconds=leg, checkpoint_seconds=gate)
+    charges = Charges(moving=moving, flotilla_seconds=leg, checkpoint_seconds=barrier)
     return simulate(policy, workload, asked.devices, charges=charges)
 
 
@@ -162,7 +162,7 @@ def makespan(directory: Path) -> float:
     return max(line["at"] for line in evidence.event_lines(directory, "MemberEnded")) - begins
 
 
-def gate_seconds(directory: Path) -> float:
+def barrier_seconds(directory: Path) -> float:
     """Of an epoch, outside of the steps of its busiest device and of changes of assignments."""
     passed = evidence.event_lines(directory, "Passed")
     return max(mean(line["seconds"] - max(line["stepping"].values()) - line["changing_seconds"] for line in passed), 0)

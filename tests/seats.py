@@ -41,7 +41,7 @@ def member(name: str, epochs: float = 3, **rest: Any) -> argosy.Member:
 
 
 def fleet() -> list[argosy.Member]:
-    """Five members whose ends bring gates: after half an epoch, two, and three."""
+    """Five members whose ends bring barriers: after half an epoch, two, and three."""
     return [
         member("wide", batch_size=63, optimizer=partial(AdamW, lr=0.01), clip_grad_norm=0.5),
         member("pair", batch_size=20, accumulate=3, augment=studies.dawdle),

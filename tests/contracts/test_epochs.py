@@ -109,7 +109,7 @@ def test_who_ends_in_the_middle_of_an_epoch_ends_it_though_another_has_made_room
     stops = {"long": epochs, "short": 1 / sections}
     members = [studies.member(name, stop=argosy.MaxEpochs(count)) for name, count in stops.items()]
     study = studies.study(90, fleet=members, validations_per_epoch=sections)
-    # `short` leaves a device to `long`, whose leg is held for it: its gate is at an epoch's end, its credit reaches further.
+    # `short` leaves a device to `long`, whose leg is held for it: its barrier is at an epoch's end, its credit reaches further.
     living.run(study, tmp_path, policy="fleet-local", devices="cpu:2", block_size=16)
     living.equal_alone(study, tmp_path)
     assert {row.status for row in argosy.load(tmp_path, study=study).rows} == {"done"}

@@ -28,13 +28,13 @@ class Stuck(Silent):
     """A view that comes back when it is let, as a terminal that somebody has stopped."""
 
     def __init__(self) -> None:
-        self.gate = threading.Event()
+        self.barrier = threading.Event()
         self.inside = threading.Event()
         self.heard: list[Any] = []
 
     def tick(self, phase: Phase) -> None:
         self.inside.set()
-        self.gate.wait()
+        self.barrier.wait()
 
     def hear(self, worker: str, message: Any) -> None:
         self.heard.append(message)
@@ -45,7 +45,7 @@ def stuck() -> Iterator[Stuck]:
     """One that is let go at the end."""
     view = Stuck()
     yield view
-    view.gate.set()
+    view.barrier.set()
 
 
 def train(directory: Path, view: Any) -> argosy.Report:
@@ -60,7 +60,7 @@ def test_a_view_that_never_comes_back_ends_no_run(
     monkeypatch.setattr(apart, "FAREWELL_SECONDS", 0.25)
     assert train(tmp_path / "stuck", stuck).status == "done"
     assert stuck.inside.is_set()
-    assert not stuck.gate.is_set(), "it hung to the end"
+    assert not stuck.barrier.is_set(), "it hung to the end"
     train(tmp_path / "alone", None)
     assert evidence.results(tmp_path / "stuck") == evidence.results(tmp_path / "alone")
 
@@ -76,7 +76,7 @@ def test_what_workers_say_again_and_again_a_slow_view_hears_once(tmp_path: Path,
         if number % 200 == 0:
             view.hear("", events[number // 200])
         view.tick(Phase.SAILING)
-    stuck.gate.set()
+    stuck.barrier.set()
     view.end()
     said = [message.blocks for message in stuck.heard if isinstance(message, Progress)]
     assert len(said) <= 2

@@ -105,7 +105,7 @@ class World:
         self.leg = Sailing(number=7, feeders=tuple(self.feeders), until=first)
         self.ends: dict[str, int] = {}
         """By member: the section before which it is to end, whatever happens."""
-        self.assignment, self.gates = 0, 0
+        self.assignment, self.barriers = 0, 0
         for course in self.feeders.values():
             course.begin(Leg(number=7, section=first, position=0))
         for number in range(draw.randint(1, 4)):
@@ -160,11 +160,11 @@ class World:
 
     def go_on(self) -> None:
         leg = self.leg
-        if not leg.at_gate:
+        if not leg.at_barrier:
             if not leg.holding and leg.reach(turns=None) > leg.until:
                 self._allow(leg.reach(turns=None))
             return
-        self.gates += 1
+        self.barriers += 1
         for device in leg.devices:
             trainer = self.trainers[device]
             assert all(place.section < leg.until for place, _ in trainer.blocks), "somebody has not seen all"
@@ -177,7 +177,7 @@ class World:
             leg.change(device, self.assignment, Change())
             self._board(device, {n: s for n, s in self.trainers[device].members.items() if n != name})
         if self.draw.random() < 0.4:
-            self._join(f"n{self.gates}", self.draw.choice(DEVICES))
+            self._join(f"n{self.barriers}", self.draw.choice(DEVICES))
         if leg.members:
             self._allow(leg.reach(turns=None))
 
@@ -242,4 +242,4 @@ def test_whatever_order_messages_come_in_nobody_goes_too_far_and_all_get_there(s
         act(*who)  # type: ignore[operator]
         if world.leg.members and draw.random() < 0.5:
             world.go_on()
-    assert world.gates > 0
+    assert world.barriers > 0

@@ -1,4 +1,4 @@
-"""What the policy is asked at a gate and when devices are free, with all that the run knows; the answers are `Launching`'s."""
+"""What the policy is asked at a barrier and when devices are free, with all that the run knows; the answers are `Launching`'s."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -22,7 +22,7 @@ class Asking:
         self.voyage = voyage
 
     def ask(self, leg: Sailing, live: list[str]) -> Flotilla | None:
-        """The flotilla that goes on with a leg at its gate, if any."""
+        """The flotilla that goes on with a leg at its barrier, if any."""
         voyage = self.voyage
         per_epoch, place = voyage.driver.study.validations_per_epoch, leg.until
         if place % per_epoch == 0 and voyage.driver.packs is None:
@@ -62,7 +62,7 @@ class Asking:
         return middle and self.voyage.launching.policy_name in SKIPPING
 
     def can_join(self, name: str, leg: Sailing) -> bool:
-        """Whether all that a waiting member wants of the stream is still to come at a gate."""
+        """Whether all that a waiting member wants of the stream is still to come at a barrier."""
         voyage = self.voyage
         if voyage.roster.place(name) != leg.until or name in voyage.leaving:
             return False

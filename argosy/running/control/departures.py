@@ -252,7 +252,7 @@ class Departures:
         if not self.voyage.legs and any(leaving.verdict is None for leaving in self.voyage.leaving.values()):
             return  # Nobody trains meanwhile, and the policy is to choose among all that are left.
         measuring = self.driver.measuring
-        # Whoever can join those that train is not sent off alone, before their next gate has shown whether it can.
+        # Whoever can join those that train is not sent off alone, before their next barrier has shown whether it can.
         later = self.roster.joining if any(leg.holding for leg in self.voyage.legs) else set()
         later = later | self.voyage.stragglers.not_yet() | self.seated
         names = [name for name in self.roster.waiting if name not in later]

@@ -1,9 +1,9 @@
 """Who is aboard where on each stream, and how far it may go: the driver's picture of its legs, without any doing.
 
-Contract (credit and gates). A leg's feeders announce sections up to its credit. When every assignment has reported all of them, the
-leg stands at a *gate*: nobody steps, and assignments may change. Credit reaches as far as nothing can change (`Sailing.free_until`), so
+Contract (credit and barriers). A leg's feeders announce sections up to its credit. When every assignment has reported all of them, the
+leg stands at a *barrier*: nobody steps, and assignments may change. Credit reaches as far as nothing can change (`Sailing.free_until`), so
 that nobody waits at the end of a section after which everybody goes on. Who wants a change sooner has the leg held: its feeders
-then say where they stopped, and the gate is behind the last section that one of them has begun.
+then say where they stopped, and the barrier is behind the last section that one of them has begun.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -109,7 +109,7 @@ class Sailing:
     asked: set[str] = field(default_factory=set)
     """Feeders that were told to hold and have not answered."""
     holding: bool = False
-    """Whether a change waits for the gate, so that there is no further credit."""
+    """Whether a change waits for the barrier, so that there is no further credit."""
     credit: int = 0
     """The first section without credit when feeders were told to hold: sooner ones may have been begun."""
     boarding: dict[str, Boarding] = field(default_factory=dict)
@@ -152,7 +152,7 @@ class Sailing:
         return [tuple(sorted(devices)) for devices in found]
 
     @property
-    def at_gate(self) -> bool:
+    def at_barrier(self) -> bool:
         """Whether every assignment has reported all that it has credit for, and nobody who must be asked is still to answer."""
         return not self.asked and all(self.assignments[device].section >= self.until for device in self.devices)
 
@@ -176,7 +176,7 @@ class Sailing:
         self.last.pop(member, None)
 
     def change(self, device: str, number: int, change: Change) -> None:
-        """A device has another assignment from this gate on."""
+        """A device has another assignment from this barrier on."""
         assignment = self.assignments.setdefault(device, Assignment(number=number, members=[], section=self.until))
         assignment.number, assignment.section = number, self.until
         for name in change.leave:
@@ -201,7 +201,7 @@ class Sailing:
         return list(self.feeders)
 
     def held(self, feeder: str, until: int) -> bool:
-        """A feeder has stopped before this section; whether it was the last to say so, and the gate is known."""
+        """A feeder has stopped before this section; whether it was the last to say so, and the barrier is known."""
         if feeder not in self.asked:
             return False
         # The first answer replaces the credit there was; those of other nodes may be further on.

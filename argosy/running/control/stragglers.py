@@ -1,6 +1,6 @@
 """Members that a lost trainer carried, and that are behind the others of their leg: who waits for them, and who does not.
 
-They go on as soon as a device is free, on a leg of their own. Nobody makes room for them meanwhile, so that no gate takes them
+They go on as soon as a device is free, on a leg of their own. Nobody makes room for them meanwhile, so that no barrier takes them
 for members without a place. Those that are to meet their leg again have it held: it stands at the end of the section at hand
 until they are there, saved and waiting, and are planned anew together with everybody aboard.
 """
@@ -78,7 +78,7 @@ class Stragglers:
             self.voyage.force.send(feeder, Hold(leg=leg.number, multiple=1))
 
     def forget(self, name: str) -> None:
-        """It wants nothing of anybody's gate, as everybody else, or nothing at all."""
+        """It wants nothing of anybody's barrier, as everybody else, or nothing at all."""
         self.meets.pop(name, None)
         self.apart.discard(name)
 
@@ -87,9 +87,9 @@ class Stragglers:
         self.apart -= set(names)
 
     def meet(self, leg: Sailing) -> None:
-        """A leg is at a gate that nobody is still on the way to: those that are there and can join it are like everybody else.
+        """A leg is at a barrier that nobody is still on the way to: those that are there and can join it are like everybody else.
 
-        All together, at the next gate if not here: one may want a batch that was begun before this one.
+        All together, at the next barrier if not here: one may want a batch that was begun before this one.
         """
         there = [name for name, number in self.meets.items() if number == leg.number]
         if all(self.voyage.asking.can_join(name, leg) for name in there):
@@ -107,22 +107,22 @@ class Stragglers:
         return [name for name in names if name not in placed]
 
     def goes_to(self, leg: Sailing) -> Sailing | None:
-        """The leg that members of this one are to meet at a gate."""
+        """The leg that members of this one are to meet at a barrier."""
         if not self.meets:
             return None
         numbers = {self.meets.get(name) for name in leg.members}
         return next((other for other in self.voyage.legs if other.number in numbers), None)
 
     def to_meet(self, leg: Sailing) -> bool:
-        """Whether somebody is to meet this leg, at this gate or the next."""
+        """Whether somebody is to meet this leg, at this barrier or the next."""
         return leg.number in self.meets.values()
 
     def awaited(self, leg: Sailing) -> bool:
-        """Whether somebody is still on the way to the gate of a leg."""
+        """Whether somebody is still on the way to the barrier of a leg."""
         return any(number == leg.number and not self._there(name, leg) for name, number in self.meets.items())
 
     def not_yet(self) -> set[str]:
-        """Waiting ones that go on from a gate that is to come, or behind it, or when it is known where that is."""
+        """Waiting ones that go on from a barrier that is to come, or behind it, or when it is known where that is."""
         legs = {leg.number: leg for leg in self.voyage.legs}
         return {
             name
@@ -131,6 +131,6 @@ class Stragglers:
         }
 
     def _there(self, name: str, leg: Sailing) -> bool:
-        """Whether it waits, and wants nothing of what is before the gate, but for a batch that was begun there."""
+        """Whether it waits, and wants nothing of what is before the barrier, but for a batch that was begun there."""
         roster = self.voyage.roster
         return name in roster.waiting and roster.place(name) >= leg.until

@@ -2,7 +2,7 @@
 
 A judge is one class with three answers, all functions of what is journaled: stopping rules, a budget, a search. The driver asks
 each of them after every section; who ends a member counts before who rests it, and that before who lets it go on. A verdict
-counts at the gate behind the section, where it is asked for again: what others have reached there is known by then.
+counts at the barrier behind the section, where it is asked for again: what others have reached there is known by then.
 
 Who brings members (`Bringer`) may judge them as well, and need not.
 """

@@ -1,6 +1,6 @@
-"""The legs of a run: starts them, judges their members, and at their gates carries changes out.
+"""The legs of a run: starts them, judges their members, and at their barriers carries changes out.
 
-A gate is where a leg stands when all its assignments have reported everything that it has credit for. There members whose fate it is
+A barrier is where a leg stands when all its assignments have reported everything that it has credit for. There members whose fate it is
 leave, the policy is asked once, and assignments change: who leaves is told to, who starts waits until its last file is journaled, and
 everybody else goes on at once with the next credit. Nobody who does not move is saved, stopped or started again.
 """
@@ -49,7 +49,7 @@ class Voyage:
         self.changed = False
         """Whether members wait or devices are free that the policy has not been asked about."""
         self.judged: set[str] = set()
-        """Members aboard that have ended a section since the last gate, where their verdicts count."""
+        """Members aboard that have ended a section since the last barrier, where their verdicts count."""
         self.leaving: dict[str, Leaving] = {}
         """Members that were told to leave, until they are saved."""
         self.meetings: dict[str, str] = {}
@@ -143,7 +143,7 @@ class Voyage:
         self.arrive(member)
 
     def make_room(self) -> None:
-        """Somebody waits: let every leg come to a gate at an epoch's end."""
+        """Somebody waits: let every leg come to a barrier at an epoch's end."""
         self.changed = True
         for leg in [leg for leg in self.legs if self.stragglers.goes_to(leg) is None]:
             self._hold(leg)
@@ -156,7 +156,7 @@ class Voyage:
     # ---- what assignments say
 
     def judge(self, member: str) -> None:
-        """After a section of a member: how far it goes on for certain; where it does not, the leg comes to a gate."""
+        """After a section of a member: how far it goes on for certain; where it does not, the leg comes to a barrier."""
         leg = self.leg_of(member)
         if leg is None:
             return
@@ -172,7 +172,7 @@ class Voyage:
         return verdict
 
     def _fates(self, leg: Sailing) -> dict[str, Verdict]:
-        """Who leaves a leg at its gate: with what others have reached there, who would have waited for it may go on."""
+        """Who leaves a leg at its barrier: with what others have reached there, who would have waited for it may go on."""
         judged = [name for name in leg.members if name in self.judged]
         self.judged -= set(judged)
         verdicts = {name: self._verdict(leg, name) for name in judged}
@@ -227,16 +227,16 @@ class Voyage:
                     del leg.boarding[device]
                     self.board(leg, device, start=boarding.start)
 
-    # ---- gates
+    # ---- barriers
 
     def go_on(self) -> None:
-        """Whatever can go on goes on: gates, credit, and new legs for members that wait."""
+        """Whatever can go on goes on: barriers, credit, and new legs for members that wait."""
         self.call()
         self.departures.bring()
         self.departures.admit_nodes()
         for leg in list(self.legs):
-            if leg.at_gate and not leg.boarding and not self.stragglers.awaited(leg):
-                self._gate(leg)
+            if leg.at_barrier and not leg.boarding and not self.stragglers.awaited(leg):
+                self._barrier(leg)
             elif not leg.holding and leg.members:
                 self._extend(leg)
         if self.changed:
@@ -258,13 +258,13 @@ class Voyage:
 
     def _extend(self, leg: Sailing) -> None:
         if self._others_wait and leg.until % self.driver.study.validations_per_epoch == 0:
-            return  # The gate that others wait for.
+            return  # The barrier that others wait for.
         until = leg.reach(turns=self.turns(leg))
         if until > leg.until:
             self.allow(leg, until)
 
     def turns(self, leg: Sailing) -> int | None:
-        """Where others wait for their turn, it may come at the next epoch's end; who is to meet others goes to their gate."""
+        """Where others wait for their turn, it may come at the next epoch's end; who is to meet others goes to their barrier."""
         meets = self.stragglers.goes_to(leg)
         if meets is not None:
             return meets.until
@@ -286,7 +286,7 @@ class Voyage:
         credit = Credit(leg=leg.number, until=until, horizon=_most(horizon, until), assignments=leg.numbers())
         self.force.allow(leg.feeders, credit)
 
-    def _gate(self, leg: Sailing) -> None:
+    def _barrier(self, leg: Sailing) -> None:
         """Nobody steps: let those leave whose fate it is, ask the policy if anything has changed, and go on."""
         self.stragglers.meet(leg)
         fates = self._fates(leg)
