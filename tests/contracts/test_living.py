@@ -90,9 +90,9 @@ def test_whatever_happens_members_equal_themselves_alone(
     (tmp_path / "newcomers.py").write_text(LATE.format(epochs=draw.randint(1, 3 * sections) / sections))
 
     def act(voyage: Voyage) -> None:
-        if voyage.driver.phase is Phase.SAILING and draw.random() < 0.1:
+        if voyage.driver.phase is Phase.TRAINING and draw.random() < 0.1:
             voyage.make_room()
-        if voyage.driver.phase is Phase.SAILING and draw.random() < faults:
+        if voyage.driver.phase is Phase.TRAINING and draw.random() < faults:
             voyage.driver.faults.regroup(draw.choice([None, voyage.legs[:1]]))
         if voyage.driver.phase is not Phase.OVER and draw.random() < losses:
             living.lose(voyage, f"cpu:{draw.randrange(3)}")
@@ -146,10 +146,10 @@ def test_a_fault_while_members_move_finds_each_of_them_once(tmp_path: Path, monk
     seen = []
 
     def act(voyage: Voyage) -> None:
-        if voyage.driver.phase is Phase.SAILING and any(leg.boarding for leg in voyage.legs):
+        if voyage.driver.phase is Phase.TRAINING and any(leg.boarding for leg in voyage.legs):
             seen.append(voyage.legs[0].until)
             voyage.driver.faults.regroup()
-        elif voyage.driver.phase is Phase.SAILING and len(seen) < 2:
+        elif voyage.driver.phase is Phase.TRAINING and len(seen) < 2:
             voyage.make_room()
 
     living.at_every_round(monkeypatch, act)
@@ -173,7 +173,7 @@ def test_who_shared_a_stream_with_a_lost_trainer_goes_on(
 
     def act(voyage: Voyage) -> None:
         done = voyage.state.member("plain").sections
-        if voyage.driver.phase is Phase.SAILING and len(done) > len(lost) and len(lost) < 2:
+        if voyage.driver.phase is Phase.TRAINING and len(done) > len(lost) and len(lost) < 2:
             lost.append(len(done))
             living.lose(voyage, "cpu:0")
 
@@ -326,7 +326,7 @@ def test_who_is_told_to_stop_stops_wherever_it_is(tmp_path: Path, monkeypatch: p
         odd = driver.state.member("odd")
         return {
             "measured": driver.phase is Phase.MEASURING,
-            "waits": "odd" in driver.roster.waiting and driver.phase is Phase.SAILING,
+            "waits": "odd" in driver.roster.waiting and driver.phase is Phase.TRAINING,
             "rests": "odd" in driver.roster.resting,
             "trains": odd.status == "training" and odd.epochs == 1,
         }[where]
@@ -417,7 +417,7 @@ def test_who_was_paused_just_before_the_end_of_an_epoch_is_measured_on_a_whole_b
     def days_pass(voyage: Voyage) -> None:
         """As soon as the first block of two is trained on."""
         feeders = voyage.force.workers.feeders.values()  # type: ignore[attr-defined]
-        if voyage.driver.phase is Phase.SAILING and any(feeder.gauge.prepared >= 168 for feeder in feeders):
+        if voyage.driver.phase is Phase.TRAINING and any(feeder.gauge.prepared >= 168 for feeder in feeders):
             voyage.driver.began -= 1e6
 
     study = studies.study(fleet=[studies.member("adam", batch_size=50, accumulate=3)], epochs=1)

@@ -56,7 +56,7 @@ def test_a_run_goes_on_from_any_section(tmp_path: Path, monkeypatch: pytest.Monk
 
     def cut_off(voyage: Voyage) -> None:
         sections = sum(len(member.sections) for member in voyage.state.members.values())
-        if voyage.driver.phase is Phase.SAILING and sections > seen[0]:
+        if voyage.driver.phase is Phase.TRAINING and sections > seen[0]:
             seen[0] = sections
             if killed:
                 raise Cut

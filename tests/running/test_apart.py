@@ -75,7 +75,7 @@ def test_what_workers_say_again_and_again_a_slow_view_hears_once(tmp_path: Path,
         view.hear("cpu:0", Progress(blocks=number, samples={}, losses={}, gauge={}))
         if number % 200 == 0:
             view.hear("", events[number // 200])
-        view.tick(Phase.SAILING)
+        view.tick(Phase.TRAINING)
     stuck.barrier.set()
     view.end()
     said = [message.blocks for message in stuck.heard if isinstance(message, Progress)]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from argosy.plans import Flotilla, Placement
 from argosy.protocol.feeder import Credit, Hold, Leg
-from argosy.running.control.legs import Change, Sailing, difference, reseated
+from argosy.running.control.legs import Change, LiveLeg, difference, reseated
 from argosy.stream.blocks import Place
 from argosy.stream.course import Course
 
@@ -30,7 +30,7 @@ def assignments(draw: st.DrawFn) -> dict[str, list[str]]:
 def test_a_difference_leads_to_what_is_wanted_and_names_nobody_else(
     now: dict[str, list[str]], wanted: dict[str, list[str]]
 ) -> None:
-    changes, leg = difference(now, wanted), Sailing(number=0, feeders=(), until=0)
+    changes, leg = difference(now, wanted), LiveLeg(number=0, feeders=(), until=0)
     for device, members in now.items():
         leg.change(device, 0, Change(start=tuple(members)))
     for device, change in changes.items():
@@ -102,7 +102,7 @@ class World:
         self.orders: dict[str, deque[Credit | Hold]] = {name: deque() for name in self.feeders}
         self.answers: dict[str, deque[int]] = {name: deque() for name in self.feeders}
         first = draw.randrange(3) * self.per_epoch
-        self.leg = Sailing(number=7, feeders=tuple(self.feeders), until=first)
+        self.leg = LiveLeg(number=7, feeders=tuple(self.feeders), until=first)
         self.ends: dict[str, int] = {}
         """By member: the section before which it is to end, whatever happens."""
         self.assignment, self.barriers = 0, 0

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from argosy.running.control.hangs import LOOKS
-from argosy.running.control.legs import Change, Sailing
+from argosy.running.control.legs import Change, LiveLeg
 from argosy.running.control.standstills import Standstills
 from argosy.stream.pulse import Pulse, Sign
 
@@ -99,7 +99,7 @@ def test_a_pulse_shows_that_it_waits_and_is_not_busy() -> None:
 
 
 def test_devices_are_together_that_wait_for_the_same_others() -> None:
-    leg = Sailing(number=0, feeders=(), until=0)
+    leg = LiveLeg(number=0, feeders=(), until=0)
     assignments = {"a": ("x", "whole"), "b": ("x", "y"), "c": ("y",), "d": ("z", "other"), "e": ("z",), "f": ("alone",)}
     for device, members in assignments.items():
         leg.change(device, 1, Change(start=members))

@@ -92,5 +92,5 @@ def test_progress_never_goes_back_when_epochs_without_a_file_are_trained_again(t
     before = watch.screen(Phase.OPENING).share
     for member in state.members.values():
         member.forget_from(2, 0)
-    assert watch.screen(Phase.SAILING).share == before > 0.4
+    assert watch.screen(Phase.TRAINING).share == before > 0.4
     assert sum(member.epochs for member in state.members.values()) < 0.4 * 40

@@ -80,7 +80,7 @@ def test_who_falls_behind_is_compared_as_ever_and_goes_on_with_the_same_epochs(
     lost: list[str] = []
 
     def act(voyage: Voyage) -> None:
-        if not lost and voyage.driver.phase is Phase.SAILING and len(voyage.devices) == 2 and voyage.state.fed:
+        if not lost and voyage.driver.phase is Phase.TRAINING and len(voyage.devices) == 2 and voyage.state.fed:
             lost.append(voyage.devices[0])
             living.lose(voyage, lost[0])
 

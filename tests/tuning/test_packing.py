@@ -195,7 +195,7 @@ def test_a_search_whose_trials_begin_anew_ends_like_any_other_after_a_kill(
     draw = random.Random(0)
 
     def act(voyage: Voyage) -> None:
-        if voyage.driver.phase is Phase.SAILING and draw.random() < 0.1:
+        if voyage.driver.phase is Phase.TRAINING and draw.random() < 0.1:
             voyage.driver.faults.regroup()
 
     living.at_every_round(monkeypatch, act)

@@ -65,7 +65,7 @@ def test_faults_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     whole, draw = tune(tmp_path / "whole", n_trials=9, numerics="exact"), random.Random(seed)
 
     def act(voyage: Voyage) -> None:
-        if voyage.driver.phase is Phase.SAILING and draw.random() < 0.1:
+        if voyage.driver.phase is Phase.TRAINING and draw.random() < 0.1:
             voyage.driver.faults.regroup()
 
     living.at_every_round(monkeypatch, act)

@@ -62,15 +62,15 @@ def test_the_screen_knows_who_was_added_and_the_last_known_losses(
         state.member(name).status = "done"
         for epoch in range(2):
             state.member(name).end_section(voyages.ended(name, "cpu:0", epoch, value=0.5))
-    view.tick(Phase.SAILING)
+    view.tick(Phase.TRAINING)
     view.study(studies.study(fleet=[*PAIR, studies.member("late")], epochs=2))
     state.member("late").status = "training"
-    view.tick(Phase.SAILING)
+    view.tick(Phase.TRAINING)
     state.member("two").sections.pop()
-    view.tick(Phase.SAILING)
+    view.tick(Phase.TRAINING)
     lines = console.file.getvalue().splitlines()
     assert [line.split()[0] for line in lines] == ["100%", "67%", "60%"], "of those that ended, what they took"
-    console.print(terminal.draw(view.watch.screen(Phase.SAILING), 120, 30))
+    console.print(terminal.draw(view.watch.screen(Phase.TRAINING), 120, 30))
     shown = console.file.getvalue()
     assert "late" in shown
     assert "1.2500" in shown
@@ -87,7 +87,7 @@ def test_without_a_terminal_ten_lines_are_followed_by_one_a_minute(
     console = Console(file=io.StringIO(), width=160)
     view, study = Terminal(console), voyages.asked(100, epochs=5)
     state = begun(view, study, tmp_path)
-    for phase in (Phase.OPENING, Phase.MEASURING, Phase.SAILING):
+    for phase in (Phase.OPENING, Phase.MEASURING, Phase.TRAINING):
         view.tick(phase)
     assert [line.split(",")[0] for line in console.file.getvalue().splitlines()] == [
         "Opening the data",
@@ -97,7 +97,7 @@ def test_without_a_terminal_ten_lines_are_followed_by_one_a_minute(
     tell(view, state, *(event for _, event in voyages.voyage(study, epochs=2, end=False)))
     for second in range(1, 600):
         now[0] = float(second)
-        view.tick(Phase.SAILING)
+        view.tick(Phase.TRAINING)
     lines = console.file.getvalue().splitlines()
     assert len(lines) == 10 + (600 - 70) // 61
     assert all(line.startswith("40% of all epochs (200 of 500)") for line in lines[3:])
@@ -118,7 +118,7 @@ def test_a_screen_is_drawn_only_where_it_can_be_drawn_anew(
     view, study = Terminal(console), voyages.asked(4, epochs=10)
     state = begun(view, study, tmp_path)
     tell(view, state, *(event for _, event in voyages.voyage(study, epochs=4, end=False)))
-    view.tick(Phase.SAILING)
+    view.tick(Phase.TRAINING)
     view.end()
     text = console.file.getvalue()
     assert ("\x1b[" in text) is drawn
@@ -144,11 +144,11 @@ def test_a_bar_is_one_line(tmp_path: Path) -> None:
     view, study = Terminal(console, draw_bar), voyages.asked(4, epochs=10)
     state = begun(view, study, tmp_path)
     tell(view, state, *(event for _, event in voyages.voyage(study, epochs=4, end=False)))
-    view.tick(Phase.SAILING)
+    view.tick(Phase.TRAINING)
     view.end()
     assert "40% of all epochs (16 of 40)" in console.file.getvalue()
     console = Console(file=io.StringIO(), width=100)
-    console.print(draw_bar(view.watch.screen(Phase.SAILING), 100, 24))
+    console.print(draw_bar(view.watch.screen(Phase.TRAINING), 100, 24))
     assert len(console.file.getvalue().splitlines()) == 1
 
 
@@ -163,7 +163,7 @@ def test_a_notebook_has_one_output_that_changes(tmp_path: Path) -> None:
     state = begun(view, study, tmp_path)
     tell(view, state, *(event for _, event in voyages.voyage(study, epochs=4, end=False)))
     tell(view, state, MemberEnded(member=next(iter(study.names)), status="failed", reason="ValueError: <b>"))
-    view.tick(Phase.SAILING)
+    view.tick(Phase.TRAINING)
     view.end()
     assert shown[0] == ""
     assert '<progress max="1" value="0.4' in shown[1]

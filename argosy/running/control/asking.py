@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from argosy.planning import SKIPPING, Situation
 from argosy.plans import Flotilla
 from argosy.profiles import Profile
-from argosy.running.control.legs import Sailing
+from argosy.running.control.legs import LiveLeg
 from argosy.stream.schedule import section_start
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ class Asking:
     def __init__(self, voyage: "Voyage") -> None:
         self.voyage = voyage
 
-    def ask(self, leg: Sailing, live: list[str]) -> Flotilla | None:
+    def ask(self, leg: LiveLeg, live: list[str]) -> Flotilla | None:
         """The flotilla that goes on with a leg at its barrier, if any."""
         voyage = self.voyage
         per_epoch, place = voyage.driver.study.validations_per_epoch, leg.until
@@ -53,7 +53,7 @@ class Asking:
         nodes = {voyage.force.feeders[name].node for name in leg.feeders if name in voyage.force.feeders}
         return goes_on if all(voyage.force.node_of[device] in nodes for device in goes_on.devices) else None
 
-    def too_soon(self, leg: Sailing) -> bool:
+    def too_soon(self, leg: LiveLeg) -> bool:
         """Whether a leg stands in the middle of an epoch under a policy that levels members at the ends of epochs.
 
         Whoever left it here would train the rest of its epoch while members of a new flotilla that are further waited.
@@ -61,7 +61,7 @@ class Asking:
         middle = leg.until % self.voyage.driver.study.validations_per_epoch > 0
         return middle and self.voyage.launching.policy_name in SKIPPING
 
-    def can_join(self, name: str, leg: Sailing) -> bool:
+    def can_join(self, name: str, leg: LiveLeg) -> bool:
         """Whether all that a waiting member wants of the stream is still to come at a barrier."""
         voyage = self.voyage
         if voyage.roster.place(name) != leg.until or name in voyage.leaving:
@@ -76,8 +76,8 @@ class Asking:
         waiting: list[Profile],
         places: Mapping[str, int],
         *,
-        asked: Sailing | None = None,
-        without: Sailing | None = None,
+        asked: LiveLeg | None = None,
+        without: LiveLeg | None = None,
     ) -> Situation:
         """What the policy may know, asked about one leg, or about what to do without it."""
         voyage = self.voyage

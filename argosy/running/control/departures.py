@@ -13,7 +13,7 @@ from argosy.protocol.events import NodeCame, PlanMade
 from argosy.protocol.feeder import Credit, Leg, Probed, UseLoaders
 from argosy.protocol.trainer import Assign, SumsTimed
 from argosy.running.control.clones import inherit
-from argosy.running.control.legs import Change, Sailing
+from argosy.running.control.legs import Change, LiveLeg
 from argosy.running.control.refusals import check_batch_norm, check_batches
 from argosy.running.control.sharing_choice import SharingChoice
 from argosy.running.control.splitting import Timing
@@ -168,7 +168,7 @@ class Departures:
     def expect(self, names: Iterable[str]) -> None:
         """Members are to be added: they are in the study, and nobody knows their costs."""
         self.newcomers |= set(names)
-        if self.driver.phase is Phase.SAILING:
+        if self.driver.phase is Phase.TRAINING:
             self.welcome()
 
     def welcome(self) -> None:
@@ -313,7 +313,7 @@ class Departures:
             assignment = self.voyage.assignment_count
             self.force.feed(team, replace(stretch, number=self.leg_count), self.sharing.pipeline)
         names = tuple(feeder.name for feeder in team)
-        leg = Sailing(number=self.leg_count, feeders=names, until=stretch.section, begins=stretch)
+        leg = LiveLeg(number=self.leg_count, feeders=names, until=stretch.section, begins=stretch)
         self.voyage.legs.append(leg)
         self.voyage.flotillas[leg.number] = flotilla
         self.before = {name: split for name, split in self.before.items() if name not in flotilla.members}

@@ -165,7 +165,7 @@ class Driver:
         self._written.clear()
         if self.phase is Phase.REGROUPING and self.faults.regrouping.over:
             self.faults.regrouped()
-        if self.phase is Phase.SAILING:
+        if self.phase is Phase.TRAINING:
             self.voyage.go_on()
         self.orders.look()
         if time.monotonic() - self._looked > LOOK_SECONDS:
@@ -321,7 +321,7 @@ class Driver:
 
     def _known(self) -> None:
         """Somebody's costs are known, or nobody wants them any more."""
-        if self.phase in (Phase.SAILING, Phase.MEASURING):
+        if self.phase in (Phase.TRAINING, Phase.MEASURING):
             self.voyage.departures.newcomers_known()
         if self.phase is not Phase.MEASURING:
             return
@@ -339,11 +339,11 @@ class Driver:
         if self.voyage.departures.time_sums():
             return
         self.write_study()
-        self.sail()
+        self.start_training()
 
-    def sail(self) -> None:
+    def start_training(self) -> None:
         """Everybody who waits is known: let the policy say who trains where."""
-        self.phase = Phase.SAILING
+        self.phase = Phase.TRAINING
         self.voyage.changed = True
         self.voyage.departures.welcome()
 

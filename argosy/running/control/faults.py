@@ -15,7 +15,7 @@ from argosy.protocol.events import Divided, MemberEnded, MemberRested, Recovered
 from argosy.protocol.feeder import Parted
 from argosy.protocol.trainer import Broke, Lost, OutOfMemory, Pause
 from argosy.running.control.hangs import Hangs
-from argosy.running.control.legs import Sailing
+from argosy.running.control.legs import LiveLeg
 from argosy.running.control.recovery import Loss, Regrouping, Way, next_division
 from argosy.running.control.standstills import Devices, Standstills
 from argosy.running.control.tolerance import Tolerance
@@ -41,7 +41,7 @@ class Faults:
     def __init__(self, driver: "Driver") -> None:
         self.driver = driver
         self.regrouping = Regrouping()
-        self.regrouped_legs: list[Sailing] = []
+        self.regrouped_legs: list[LiveLeg] = []
         """Those whose members are saved and let go."""
         self.afloat: set[str] = set()
         """Members that trained when a regrouping began, or were leaving a trainer that is gone."""
@@ -79,7 +79,7 @@ class Faults:
             return
         if self.driver.phase is Phase.MEASURING:
             self.driver.measure()
-        elif self.driver.phase is Phase.SAILING:
+        elif self.driver.phase is Phase.TRAINING:
             self.regroup()
 
     def _division(self, member: Member, now: int, message: OutOfMemory) -> int | None:
@@ -138,7 +138,7 @@ class Faults:
         return True
 
     def _go_on_without(self, worker: str, *, given_up: bool) -> None:
-        legs, sailing = self.driver.voyage.legs_of(worker), self.driver.phase is Phase.SAILING
+        legs, sailing = self.driver.voyage.legs_of(worker), self.driver.phase is Phase.TRAINING
         if sailing and not given_up and worker in self.driver.force.devices and not self._shares(worker):
             self._fall_behind(worker)
             return
@@ -148,7 +148,7 @@ class Faults:
         elif any(leg not in self.regrouped_legs for leg in legs):
             self.regroup(legs)
         elif sailing:
-            self.driver.sail()  # It fed nobody.
+            self.driver.start_training()  # It fed nobody.
 
     def _shares(self, trainer: str) -> bool:
         """Whether it carries a member together with others, which wait for it."""
@@ -170,9 +170,9 @@ class Faults:
             self.regroup(legs)
         else:
             stragglers.fall_behind(lost, leg if way is Way.MEET else None)
-            driver.sail()
+            driver.start_training()
 
-    def _way_on(self, trainer: str, lost: Sequence[str], leg: Sailing) -> Way:
+    def _way_on(self, trainer: str, lost: Sequence[str], leg: LiveLeg) -> Way:
         """By the planner's own figures; it is journaled."""
         driver, voyage, launching = self.driver, self.driver.voyage, self.driver.voyage.launching
         profiles = driver.measuring.profiles(lost, driver.study)
@@ -218,7 +218,7 @@ class Faults:
     def _look_at_groups(self) -> None:
         """Where nothing else was heard of a member whose group broke, its devices have lost each other."""
         for member, (when, worker, detail) in list(self._broken.items()):
-            waits = self.driver.phase is Phase.SAILING and self.driver.voyage.leg_of(member) is not None
+            waits = self.driver.phase is Phase.TRAINING and self.driver.voyage.leg_of(member) is not None
             if not waits or member in self.driver.voyage.leaving or self.driver.orders.was_told_to_stop(member):
                 del self._broken[member]
             elif time.monotonic() - when > BROKEN_SECONDS:
@@ -275,7 +275,7 @@ class Faults:
     def _patience(self) -> float:
         return HANGS_TO_LET_GO * self.driver.settings.hang_seconds
 
-    def regroup(self, legs: Iterable[Sailing] | None = None) -> None:
+    def regroup(self, legs: Iterable[LiveLeg] | None = None) -> None:
         """Let every trainer of these legs, or of all, save its members and let them go; `regrouped` goes on from there."""
         voyage = self.driver.voyage
         chosen = voyage.legs if legs is None else legs
@@ -311,7 +311,7 @@ class Faults:
         if driver.measuring.missing & set(driver.roster.waiting):
             driver.measure()
         else:
-            driver.sail()
+            driver.start_training()
 
     def _settle(self, name: str) -> None:
         """What becomes of a member that was saved, or lost, where a fault found it."""

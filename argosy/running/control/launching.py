@@ -14,7 +14,7 @@ from argosy.planning.outcomes import Charges
 from argosy.plans import Flotilla, Placement, Plan
 from argosy.profiles import Profile
 from argosy.protocol.events import Split
-from argosy.running.control.legs import Sailing
+from argosy.running.control.legs import LiveLeg
 
 __all__ = ["Launching", "as_before"]
 
@@ -36,13 +36,13 @@ class Launching:
     def situation(
         self,
         waiting: Sequence[Profile],
-        legs: Sequence[Sailing],
+        legs: Sequence[LiveLeg],
         *,
         epochs_done: Mapping[str, int],
         epochs_left: Mapping[str, int],
         epochs_certain: Mapping[str, int],
         running: Sequence[Flotilla] = (),
-        without: Sailing | None = None,
+        without: LiveLeg | None = None,
     ) -> Situation:
         """What the policy may know; the devices of the leg `without` count as free, its members have their homes there."""
         busy = {device for leg in legs if leg is not without for device in (*leg.devices, *leg.boarding)}
@@ -117,7 +117,7 @@ class Launching:
         plan.check(situation.waiting, situation.free)
         return plan
 
-    def goes_on(self, leg: Sailing, live: Sequence[Profile], peers: Sequence[str], anew: Situation) -> Flotilla | None:
+    def goes_on(self, leg: LiveLeg, live: Sequence[Profile], peers: Sequence[str], anew: Situation) -> Flotilla | None:
         """The flotilla that goes on with a leg whose members the policy does not keep as they are; None where they make room.
 
         `peers` are waiting members that could go on with it; in `anew` all of them wait.

@@ -1,7 +1,7 @@
 """Who is aboard where on each stream, and how far it may go: the driver's picture of its legs, without any doing.
 
 Contract (credit and barriers). A leg's feeders announce sections up to its credit. When every assignment has reported all of them, the
-leg stands at a *barrier*: nobody steps, and assignments may change. Credit reaches as far as nothing can change (`Sailing.free_until`), so
+leg stands at a *barrier*: nobody steps, and assignments may change. Credit reaches as far as nothing can change (`LiveLeg.free_until`), so
 that nobody waits at the end of a section after which everybody goes on. Who wants a change sooner has the leg held: its feeders
 then say where they stopped, and the barrier is behind the last section that one of them has begun.
 """
@@ -13,7 +13,7 @@ from argosy.plans import Flotilla
 from argosy.protocol.feeder import Leg
 from argosy.running.control.verdicts import Verdict
 
-__all__ = ["Boarding", "Change", "Assignment", "Leaving", "Sailing", "difference", "reseated"]
+__all__ = ["Starting", "Change", "Assignment", "Leaving", "LiveLeg", "difference", "reseated"]
 
 
 @dataclass(slots=True)
@@ -36,7 +36,7 @@ class Change:
 
 
 @dataclass(slots=True)
-class Boarding:
+class Starting:
     """An assignment that cannot start yet."""
 
     start: tuple[str, ...]
@@ -87,7 +87,7 @@ def difference(
 
 
 @dataclass(slots=True)
-class Sailing:
+class LiveLeg:
     """One leg."""
 
     number: int
@@ -112,7 +112,7 @@ class Sailing:
     """Whether a change waits for the barrier, so that there is no further credit."""
     credit: int = 0
     """The first section without credit when feeders were told to hold: sooner ones may have been begun."""
-    boarding: dict[str, Boarding] = field(default_factory=dict)
+    boarding: dict[str, Starting] = field(default_factory=dict)
     """By device."""
     makes_room: bool = True
     """Whether its members may have to make room for others where it stands next: then nothing is prepared beyond that."""

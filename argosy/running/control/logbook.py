@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from argosy.profiles import Profile
 from argosy.protocol.events import Passed, Profiled, SectionEnded
-from argosy.running.control.legs import Sailing
+from argosy.running.control.legs import LiveLeg
 from argosy.stream.schedule import section_start
 
 if TYPE_CHECKING:
@@ -76,14 +76,14 @@ class Logbook:
         yield
         self._planning_seconds += time.monotonic() - began
 
-    def begin(self, leg: Sailing) -> None:
+    def begin(self, leg: LiveLeg) -> None:
         """A leg begins, and all its members with it."""
         length, per_epoch = self.voyage.driver.lengths["train"], self.voyage.driver.study.validations_per_epoch
         position = leg.begins.section // per_epoch * length + leg.begins.position
         self._pages[leg.number] = _Page(section=leg.begins.section, position=position, began=time.monotonic())
         self.change(leg, leg.members)
 
-    def change(self, leg: Sailing, starting: Collection[str]) -> None:
+    def change(self, leg: LiveLeg, starting: Collection[str]) -> None:
         """A leg has other assignments from here on, and these come aboard."""
         page = self._pages[leg.number]
         page.priced = (-1, 0)
@@ -91,7 +91,7 @@ class Logbook:
         if starting:
             page.starting, page.changed = set(starting), time.monotonic()
 
-    def end(self, leg: Sailing) -> None:
+    def end(self, leg: LiveLeg) -> None:
         """A leg is over."""
         self._pages.pop(leg.number, None)
 
@@ -107,7 +107,7 @@ class Logbook:
         key = ended.device, ended.stream_epoch * self.voyage.driver.study.validations_per_epoch + ended.section
         self._stepping[key] = self._stepping.get(key, 0.0) + ended.seconds
 
-    def turn(self, leg: Sailing) -> None:
+    def turn(self, leg: LiveLeg) -> None:
         """An assignment is through a section: journal what all of them are through."""
         page, driver = self._pages[leg.number], self.voyage.driver
         through = min((leg.assignments[device].section for device in leg.devices), default=page.section)
@@ -132,19 +132,19 @@ class Logbook:
         page.section, page.position, page.began = through, position, now
         self._predict(page, leg)
 
-    def _take_stepping(self, leg: Sailing, through: int) -> dict[str, float]:
+    def _take_stepping(self, leg: LiveLeg, through: int) -> dict[str, float]:
         stepping = dict.fromkeys(leg.devices, 0.0)
         for device, section in [key for key in self._stepping if key[0] in leg.assignments and key[1] < through]:
             stepping[device] = round(stepping.get(device, 0.0) + self._stepping.pop((device, section)), 4)
         return stepping
 
-    def _predict(self, page: _Page, leg: Sailing) -> None:
+    def _predict(self, page: _Page, leg: LiveLeg) -> None:
         """Seconds per sample of the stream: of the flotilla's busiest device, at the rates that are known."""
         priced = self.voyage.driver.measuring.revision, len(leg.members)
         if page.priced != priced:
             page.priced, page.seconds_per_sample = priced, self._predicted(leg)
 
-    def _predicted(self, leg: Sailing) -> float:
+    def _predicted(self, leg: LiveLeg) -> float:
         if not leg.members:
             return 0.0
         profiles = self.voyage.driver.measuring.profiles(leg.members, self.voyage.driver.study)

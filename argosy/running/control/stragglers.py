@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING
 
 from argosy.protocol.feeder import Hold
-from argosy.running.control.legs import Sailing
+from argosy.running.control.legs import LiveLeg
 
 if TYPE_CHECKING:
     from argosy.running.control.voyage import Voyage
@@ -67,7 +67,7 @@ class Stragglers:
         for name in gone:
             voyage.arrive(name)
 
-    def fall_behind(self, names: Collection[str], leg: Sailing | None) -> None:
+    def fall_behind(self, names: Collection[str], leg: LiveLeg | None) -> None:
         """These wait for a device, and are to meet this leg again, if any, where it can be held."""
         if leg is None:
             self.apart |= set(names) - self.meets.keys()
@@ -86,7 +86,7 @@ class Stragglers:
         """These train again."""
         self.apart -= set(names)
 
-    def meet(self, leg: Sailing) -> None:
+    def meet(self, leg: LiveLeg) -> None:
         """A leg is at a barrier that nobody is still on the way to: those that are there and can join it are like everybody else.
 
         All together, at the next barrier if not here: one may want a batch that was begun before this one.
@@ -95,7 +95,7 @@ class Stragglers:
         if all(self.voyage.asking.can_join(name, leg) for name in there):
             self.over(leg)
 
-    def over(self, leg: Sailing) -> None:
+    def over(self, leg: LiveLeg) -> None:
         """Nobody is to meet this leg any more."""
         self.meets = {name: number for name, number in self.meets.items() if number != leg.number}
 
@@ -106,18 +106,18 @@ class Stragglers:
         placed = self.voyage.departures.seated | self.apart | self.meets.keys()
         return [name for name in names if name not in placed]
 
-    def goes_to(self, leg: Sailing) -> Sailing | None:
+    def goes_to(self, leg: LiveLeg) -> LiveLeg | None:
         """The leg that members of this one are to meet at a barrier."""
         if not self.meets:
             return None
         numbers = {self.meets.get(name) for name in leg.members}
         return next((other for other in self.voyage.legs if other.number in numbers), None)
 
-    def to_meet(self, leg: Sailing) -> bool:
+    def to_meet(self, leg: LiveLeg) -> bool:
         """Whether somebody is to meet this leg, at this barrier or the next."""
         return leg.number in self.meets.values()
 
-    def awaited(self, leg: Sailing) -> bool:
+    def awaited(self, leg: LiveLeg) -> bool:
         """Whether somebody is still on the way to the barrier of a leg."""
         return any(number == leg.number and not self._there(name, leg) for name, number in self.meets.items())
 
@@ -130,7 +130,7 @@ class Stragglers:
             if number in legs and (legs[number].asked or self._there(name, legs[number]))
         }
 
-    def _there(self, name: str, leg: Sailing) -> bool:
+    def _there(self, name: str, leg: LiveLeg) -> bool:
         """Whether it waits, and wants nothing of what is before the barrier, but for a batch that was begun there."""
         roster = self.voyage.roster
         return name in roster.waiting and roster.place(name) >= leg.until

@@ -17,7 +17,7 @@ from argosy.protocol.trainer import Assign, Seat, Unassign
 from argosy.running.control.asking import Asking
 from argosy.running.control.departures import Departures, assignments_of
 from argosy.running.control.launching import Launching
-from argosy.running.control.legs import Boarding, Change, Leaving, Sailing, difference, reseated
+from argosy.running.control.legs import Change, Leaving, LiveLeg, Starting, difference, reseated
 from argosy.running.control.logbook import Logbook
 from argosy.running.control.stragglers import Stragglers
 from argosy.running.control.verdicts import Fate, Verdict, judge
@@ -42,7 +42,7 @@ class Voyage:
         )
         self.departures, self.asking = Departures(self), Asking(self)
         self.stragglers, self.logbook = Stragglers(self), Logbook(self)
-        self.legs: list[Sailing] = []
+        self.legs: list[LiveLeg] = []
         self.flotillas: dict[int, Flotilla] = {}
         """What was planned, by number of its leg."""
         self.assignment_count = 0
@@ -75,7 +75,7 @@ class Voyage:
         """The members aboard a device."""
         return [name for leg in self.legs if device in leg.assignments for name in leg.assignments[device].members]
 
-    def leg_of(self, member: str) -> Sailing | None:
+    def leg_of(self, member: str) -> LiveLeg | None:
         """Where a member trains."""
         return next((leg for leg in self.legs if leg.devices_of(member)), None)
 
@@ -86,11 +86,11 @@ class Voyage:
         leg = self.leg_of(member)
         return 0 if leg is None else leg.number
 
-    def legs_of(self, worker: str) -> list[Sailing]:
+    def legs_of(self, worker: str) -> list[LiveLeg]:
         """Those that a worker feeds, or steps members of."""
         return [leg for leg in self.legs if worker in (*leg.feeders, *leg.devices, *leg.boarding)]
 
-    def leaving_of(self, legs: Iterable[Sailing] | None) -> dict[str, str]:
+    def leaving_of(self, legs: Iterable[LiveLeg] | None) -> dict[str, str]:
         """Members that leave these legs, or any, and the devices that save them."""
         numbers = None if legs is None else {leg.number for leg in legs}
         return {
@@ -104,7 +104,7 @@ class Voyage:
         self.launching.opening_seconds = opened.opening_seconds
         self.driver.measuring.samples_per_epoch = opened.lengths["train"]
 
-    def clear(self, legs: Sequence[Sailing], members: Collection[str]) -> None:
+    def clear(self, legs: Sequence[LiveLeg], members: Collection[str]) -> None:
         """Nobody carries these members any more, who were all that these legs had."""
         for leg in legs:
             self._end(leg)
@@ -114,7 +114,7 @@ class Voyage:
         self.departures.forget_measuring()
         self.driver.measuring.again()
 
-    def _end(self, leg: Sailing) -> None:
+    def _end(self, leg: LiveLeg) -> None:
         self.legs.remove(leg)
         self.force.rest(leg.feeders)
         self.stragglers.over(leg)
@@ -148,7 +148,7 @@ class Voyage:
         for leg in [leg for leg in self.legs if self.stragglers.goes_to(leg) is None]:
             self._hold(leg)
 
-    def _hold(self, leg: Sailing) -> None:
+    def _hold(self, leg: LiveLeg) -> None:
         multiple = self.driver.study.validations_per_epoch
         for feeder in leg.hold():
             self.force.send(feeder, Hold(leg=leg.number, multiple=multiple))
@@ -163,7 +163,7 @@ class Voyage:
         self.judged.add(member)
         self._verdict(leg, member)
 
-    def _verdict(self, leg: Sailing, member: str) -> Verdict:
+    def _verdict(self, leg: LiveLeg, member: str) -> Verdict:
         verdict = judge(self.driver.judges, member, self.state, self.driver.study)
         certain = verdict.certain if verdict.fate is Fate.GO_ON else 0
         leg.free_until[member] = self._next_section(member) + certain
@@ -171,7 +171,7 @@ class Voyage:
             leg.last[member] = self._next_section(member) + verdict.longest
         return verdict
 
-    def _fates(self, leg: Sailing) -> dict[str, Verdict]:
+    def _fates(self, leg: LiveLeg) -> dict[str, Verdict]:
         """Who leaves a leg at its barrier: with what others have reached there, who would have waited for it may go on."""
         judged = [name for name in leg.members if name in self.judged]
         self.judged -= set(judged)
@@ -256,14 +256,14 @@ class Voyage:
                 self.roster.call(name)
                 self.make_room()
 
-    def _extend(self, leg: Sailing) -> None:
+    def _extend(self, leg: LiveLeg) -> None:
         if self._others_wait and leg.until % self.driver.study.validations_per_epoch == 0:
             return  # The barrier that others wait for.
         until = leg.reach(turns=self.turns(leg))
         if until > leg.until:
             self.allow(leg, until)
 
-    def turns(self, leg: Sailing) -> int | None:
+    def turns(self, leg: LiveLeg) -> int | None:
         """Where others wait for their turn, it may come at the next epoch's end; who is to meet others goes to their barrier."""
         meets = self.stragglers.goes_to(leg)
         if meets is not None:
@@ -279,14 +279,14 @@ class Voyage:
         leaving = (name for name, leaving in self.leaving.items() if leaving.verdict is None)
         return bool(self.stragglers.others(self.roster.waiting)) or any(self.leg_of(name) is None for name in leaving)
 
-    def allow(self, leg: Sailing, until: int) -> None:
+    def allow(self, leg: LiveLeg, until: int) -> None:
         leg.until = until
         turns = (self._others_wait and leg.makes_room) or self.stragglers.goes_to(leg) is not None
         horizon = until if turns else leg.horizon
         credit = Credit(leg=leg.number, until=until, horizon=_most(horizon, until), assignments=leg.numbers())
         self.force.allow(leg.feeders, credit)
 
-    def _barrier(self, leg: Sailing) -> None:
+    def _barrier(self, leg: LiveLeg) -> None:
         """Nobody steps: let those leave whose fate it is, ask the policy if anything has changed, and go on."""
         self.stragglers.meet(leg)
         fates = self._fates(leg)
@@ -326,7 +326,7 @@ class Voyage:
         # Who found no place here may find one on devices that are free.
         self.changed |= joins and bool(self.roster.waiting)
 
-    def _change(self, leg: Sailing, changes: Mapping[str, Change], fates: Mapping[str, Verdict]) -> None:
+    def _change(self, leg: LiveLeg, changes: Mapping[str, Change], fates: Mapping[str, Verdict]) -> None:
         """Let assignments change on these devices; whoever moves starts when the device that it leaves has saved it."""
         started = {name for change in changes.values() for name in change.start}
         for name in dict.fromkeys(name for change in changes.values() for name in change.leave):
@@ -340,26 +340,26 @@ class Voyage:
             missing = {name for name in change.start if name in self.leaving}
             self.expect(leg, [name for name in change.start if name not in missing])
             if missing:
-                leg.boarding[device] = Boarding(start=change.start, missing=missing)
+                leg.boarding[device] = Starting(start=change.start, missing=missing)
                 self.roster.joining.difference_update(change.start)  # their next epoch is this leg's
                 self.force.send(device, Unassign(members=change.leave))
             else:
                 self.board(leg, device, leave=change.leave, start=change.start)
 
-    def expect(self, leg: Sailing, names: Iterable[str]) -> None:
+    def expect(self, leg: LiveLeg, names: Iterable[str]) -> None:
         """These are about to begin in a leg: how far they go for certain, and at most."""
         for name in names:
             verdict = judge(self.driver.judges, name, self.state, self.driver.study)
             leg.free_until[name] = self.roster.place(name) + verdict.certain
             leg.last[name] = self.roster.last_section(name)
 
-    def seat(self, leg: Sailing, names: Iterable[str]) -> None:
+    def seat(self, leg: LiveLeg, names: Iterable[str]) -> None:
         """These are about to begin: who saves each; those that several devices carry need a place to meet."""
         placements = [self.flotillas[leg.number].of(name) for name in names]
         leg.savers |= {placement.member: placement.devices[0] for placement in placements}
         self.meetings |= {split.member: self.force.workers.meeting() for split in placements if split.is_split}
 
-    def _seat_of(self, leg: Sailing, name: str, device: str) -> Seat | None:
+    def _seat_of(self, leg: LiveLeg, name: str, device: str) -> Seat | None:
         """The place of a device among those that carry a member; journaled before anybody steps."""
         placement, before = self.flotillas[leg.number].of(name), self.state.member(name).split
         split = Split(member=name, devices=placement.devices, shares=placement.all_shares)
@@ -370,7 +370,7 @@ class Voyage:
         rank, number = placement.devices.index(device), self.roster.number(name)
         return Seat(rank=rank, shares=split.shares, number=number, meeting=self.meetings[name])
 
-    def board(self, leg: Sailing, device: str, *, leave: tuple[str, ...] = (), start: Iterable[str]) -> None:
+    def board(self, leg: LiveLeg, device: str, *, leave: tuple[str, ...] = (), start: Iterable[str]) -> None:
         """Send an assignment what it has to know; which stream epochs its members train on is journaled before."""
         roster, measured = self.roster, self.driver.measuring.measured
         aboard = set(leg.assignments[device].members)

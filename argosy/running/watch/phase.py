@@ -10,6 +10,6 @@ class Phase(Enum):
 
     OPENING = "opening the data"
     MEASURING = "measuring members"
-    SAILING = "training"
+    TRAINING = "training"
     REGROUPING = "saving members after a loss, or to end"
     OVER = "ending"
