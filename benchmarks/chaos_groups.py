@@ -28,7 +28,7 @@ import pytest
 import torch
 from seats import all_alone, check, train
 
-from argosy.running.control.voyage import Voyage
+from argosy.running.control.scheduler import LegScheduler
 from argosy.running.directory.audit import audit
 from argosy.running.launch import processes
 
@@ -55,9 +55,9 @@ class Hurts:
         self.moment = time.monotonic() + dice.uniform(0.2, 1.5)
         self.happened: list[str] = []
 
-    def __call__(self, voyage: Voyage) -> None:
+    def __call__(self, scheduler: LegScheduler) -> None:
         """Between two rounds of the driver."""
-        workers = voyage.force.workers
+        workers = scheduler.force.workers
         assert isinstance(workers, processes.ProcessWorkers)
         victims = [worker for worker in workers.workers.values() if worker.pid]
         if not self.left or not victims or time.monotonic() < self.moment:

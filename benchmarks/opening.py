@@ -53,7 +53,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="argosy-opening-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         study = voyages.asked(MEMBERS, epochs=EPOCHS)
-        voyages.leave(folder / "run", study, voyages.voyage(study, epochs=EPOCHS, faults=FAULTS))
+        voyages.leave(folder / "run", study, voyages.scheduler(study, epochs=EPOCHS, faults=FAULTS))
         began = time.perf_counter()
         page = write_report(argosy.load(folder / "run"), timeline(folder / "run"))
         print(f"{page.stat().st_size / 1e6:.2f} MB, written in {time.perf_counter() - began:.2f} s")

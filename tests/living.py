@@ -22,8 +22,8 @@ from argosy.running.control import additions, ending
 from argosy.running.control.driver import drive
 from argosy.running.control.recovery import Loss, Way
 from argosy.running.control.rehearsal import Rehearsed
+from argosy.running.control.scheduler import LegScheduler
 from argosy.running.control.verdicts import GO_ON, Fate, Judge, Verdict
-from argosy.running.control.voyage import Voyage
 from argosy.running.directory import inbox
 from argosy.running.directory.audit import audit
 from argosy.running.directory.journal import Journal, Lock, read_journal
@@ -177,15 +177,15 @@ def keep_all_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ending, "settle_files", only_links)
 
 
-def at_every_round(monkeypatch: pytest.MonkeyPatch, act: Callable[[Voyage], None]) -> None:
+def at_every_round(monkeypatch: pytest.MonkeyPatch, act: Callable[[LegScheduler], None]) -> None:
     """Let something happen behind the driver's back, at the end of each round in which members train."""
-    before = Voyage.go_on
+    before = LegScheduler.go_on
 
-    def go_on(voyage: Voyage) -> None:
-        before(voyage)
-        act(voyage)
+    def go_on(scheduler: LegScheduler) -> None:
+        before(scheduler)
+        act(scheduler)
 
-    monkeypatch.setattr(Voyage, "go_on", go_on)
+    monkeypatch.setattr(LegScheduler, "go_on", go_on)
 
 
 class Dead:
@@ -203,9 +203,9 @@ class Dead:
         return Used(worker="dead", cpu_seconds=cpu_seconds, gauge={})
 
 
-def lose(voyage: Voyage, device: str) -> None:
+def lose(scheduler: LegScheduler, device: str) -> None:
     """The trainer of a run without processes is gone, with all that it was told and has not done."""
-    workers = voyage.force.workers
+    workers = scheduler.force.workers
     assert isinstance(workers, InlineWorkers)
     workers.trainers[device] = Dead()  # type: ignore[assignment]
     workers.said.append((device, Lost(detail="in a test")))

@@ -60,7 +60,7 @@ CIRCLE = {
             "additions",
             "asking",
             "clones",
-            "departures",
+            "leg_starts",
             "driver",
             "ending",
             "faults",
@@ -68,7 +68,7 @@ CIRCLE = {
             "orders",
             "roster",
             "stragglers",
-            "voyage",
+            "scheduler",
         ]
     )
 }

@@ -41,7 +41,7 @@ class Sentence:
 def made(tmp_path_factory: pytest.TempPathFactory) -> Report:
     """Of a run that never was."""
     folder, study = tmp_path_factory.mktemp("sentences") / "run", voyages.asked(5, epochs=2)
-    voyages.leave(folder, study, voyages.voyage(study, epochs=2))
+    voyages.leave(folder, study, voyages.scheduler(study, epochs=2))
     return argosy.load(folder)
 
 

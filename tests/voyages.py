@@ -30,7 +30,7 @@ from argosy.protocol.packs import Packed
 from argosy.running.directory.lines import to_line
 from argosy.running.directory.study_json import summarize, write_json
 
-__all__ = ["DEVICES", "FEEDER", "LENGTH", "TRAINER", "asked", "flotilla", "leave", "voyage"]
+__all__ = ["DEVICES", "FEEDER", "LENGTH", "TRAINER", "asked", "flotilla", "leave", "scheduler"]
 
 DEVICES = ("cpu:0", "cpu:1", "cpu:2", "cpu:3")
 LENGTH = 170
@@ -70,7 +70,7 @@ def flotilla(names: list[str]) -> Flotilla:
     )
 
 
-def voyage(study: argosy.Study, *, epochs: int, faults: int = 0, end: bool = True) -> Iterator[tuple[float, Event]]:
+def scheduler(study: argosy.Study, *, epochs: int, faults: int = 0, end: bool = True) -> Iterator[tuple[float, Event]]:
     """(seconds, event): an epoch takes 10 s; after each of the first so many epochs a trainer is lost, and its members move."""
     names = list(study.names)
     yield 0.0, RunStarted(host="here", pid=1, versions={}, settings={}, lengths={"train": LENGTH, "val": 41})

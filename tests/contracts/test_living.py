@@ -19,7 +19,7 @@ from argosy.results.fold import RunState
 from argosy.running.control import tolerance
 from argosy.running.control.driver import Driver
 from argosy.running.control.recovery import Way
-from argosy.running.control.voyage import Voyage
+from argosy.running.control.scheduler import LegScheduler
 from argosy.running.directory import inbox
 from argosy.running.launch import inline
 from argosy.running.launch.inline import Inline
@@ -89,13 +89,13 @@ def test_whatever_happens_members_equal_themselves_alone(
     run = tmp_path / "run"
     (tmp_path / "newcomers.py").write_text(LATE.format(epochs=draw.randint(1, 3 * sections) / sections))
 
-    def act(voyage: Voyage) -> None:
-        if voyage.driver.phase is Phase.TRAINING and draw.random() < 0.1:
-            voyage.make_room()
-        if voyage.driver.phase is Phase.TRAINING and draw.random() < faults:
-            voyage.driver.faults.regroup(draw.choice([None, voyage.legs[:1]]))
-        if voyage.driver.phase is not Phase.OVER and draw.random() < losses:
-            living.lose(voyage, f"cpu:{draw.randrange(3)}")
+    def act(scheduler: LegScheduler) -> None:
+        if scheduler.driver.phase is Phase.TRAINING and draw.random() < 0.1:
+            scheduler.make_room()
+        if scheduler.driver.phase is Phase.TRAINING and draw.random() < faults:
+            scheduler.driver.faults.regroup(draw.choice([None, scheduler.legs[:1]]))
+        if scheduler.driver.phase is not Phase.OVER and draw.random() < losses:
+            living.lose(scheduler, f"cpu:{draw.randrange(3)}")
         if orders and draw.random() < 0.05:
             command = orders.pop(draw.randrange(len(orders)))
             inbox.leave(run, {"command": command, "study": str(tmp_path / "newcomers.py"), "member": "odd"})
@@ -145,12 +145,12 @@ def test_a_fault_while_members_move_finds_each_of_them_once(tmp_path: Path, monk
     moving = living.policy(monkeypatch, living.Dealt(lambda member, asked: asked + (member == "odd")))
     seen = []
 
-    def act(voyage: Voyage) -> None:
-        if voyage.driver.phase is Phase.TRAINING and any(leg.boarding for leg in voyage.legs):
-            seen.append(voyage.legs[0].until)
-            voyage.driver.faults.regroup()
-        elif voyage.driver.phase is Phase.TRAINING and len(seen) < 2:
-            voyage.make_room()
+    def act(scheduler: LegScheduler) -> None:
+        if scheduler.driver.phase is Phase.TRAINING and any(leg.boarding for leg in scheduler.legs):
+            seen.append(scheduler.legs[0].until)
+            scheduler.driver.faults.regroup()
+        elif scheduler.driver.phase is Phase.TRAINING and len(seen) < 2:
+            scheduler.make_room()
 
     living.at_every_round(monkeypatch, act)
     study = studies.study(90, val=11, fleet=fleet(), epochs=4)
@@ -171,11 +171,11 @@ def test_who_shared_a_stream_with_a_lost_trainer_goes_on(
     living.way_on(monkeypatch, lambda: way)
     lost: list[int] = []
 
-    def act(voyage: Voyage) -> None:
-        done = voyage.state.member("plain").sections
-        if voyage.driver.phase is Phase.TRAINING and len(done) > len(lost) and len(lost) < 2:
+    def act(scheduler: LegScheduler) -> None:
+        done = scheduler.state.member("plain").sections
+        if scheduler.driver.phase is Phase.TRAINING and len(done) > len(lost) and len(lost) < 2:
             lost.append(len(done))
-            living.lose(voyage, "cpu:0")
+            living.lose(scheduler, "cpu:0")
 
     living.at_every_round(monkeypatch, act)
     study = studies.study(90, val=11, fleet=fleet(), epochs=4, validations_per_epoch=sections)
@@ -236,12 +236,12 @@ def test_a_member_that_is_added_joins_the_stream_and_nobody_notices(
 ) -> None:
     living.trusting(monkeypatch)
     (tmp_path / "newcomers.py").write_text(LATE.format(epochs=2))
-    run, left, killed = tmp_path / "run", list[Voyage](), list[str]()
+    run, left, killed = tmp_path / "run", list[LegScheduler](), list[str]()
 
-    def add(voyage: Voyage) -> None:
-        if not left and any(member.sections for member in voyage.state.members.values()):
+    def add(scheduler: LegScheduler) -> None:
+        if not left and any(member.sections for member in scheduler.state.members.values()):
             inbox.leave(run, {"command": "add", "study": str(tmp_path / "newcomers.py")})
-            left.append(voyage)
+            left.append(scheduler)
 
     class Killing(Silent):
         """Kills the trainer of the newcomer when it has come aboard, before anything is heard of a file of it."""
@@ -386,8 +386,8 @@ def test_who_is_told_to_stop_while_it_waits_to_board_stops(tmp_path: Path, monke
         monkeypatch, living.Dealt(lambda member, asked: member == "late" or (member == "odd" and asked > 1))
     )
 
-    def act(voyage: Voyage) -> None:
-        boarding = [name for leg in voyage.legs for waiting in leg.boarding.values() for name in waiting.start]
+    def act(scheduler: LegScheduler) -> None:
+        boarding = [name for leg in scheduler.legs for waiting in leg.boarding.values() for name in waiting.start]
         if not left:
             left.append(inbox.leave(run, {"command": "add", "study": str(tmp_path / "newcomers.py")}))
         elif "late" in boarding and len(left) == 1:
@@ -414,11 +414,11 @@ def test_members_are_the_same_under_every_policy_that_shows_them_the_same_epochs
 def test_who_was_paused_just_before_the_end_of_an_epoch_is_measured_on_a_whole_block(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def days_pass(voyage: Voyage) -> None:
+    def days_pass(scheduler: LegScheduler) -> None:
         """As soon as the first block of two is trained on."""
-        feeders = voyage.force.workers.feeders.values()  # type: ignore[attr-defined]
-        if voyage.driver.phase is Phase.TRAINING and any(feeder.gauge.prepared >= 168 for feeder in feeders):
-            voyage.driver.began -= 1e6
+        feeders = scheduler.force.workers.feeders.values()  # type: ignore[attr-defined]
+        if scheduler.driver.phase is Phase.TRAINING and any(feeder.gauge.prepared >= 168 for feeder in feeders):
+            scheduler.driver.began -= 1e6
 
     study = studies.study(fleet=[studies.member("adam", batch_size=50, accumulate=3)], epochs=1)
     with monkeypatch.context() as patched:

@@ -41,7 +41,7 @@ def asked(source: str = "mlp", name: str = "late", *, warm: bool = True, adding:
     driver = SimpleNamespace(study=study(members=[MLP]), state=RunState(), begun=True)
     driver.additions = SimpleNamespace(names=adding)
     driver.roster = SimpleNamespace(check_new=lambda name: None)
-    driver.voyage = SimpleNamespace(leg_of=lambda member: None)
+    driver.scheduler = SimpleNamespace(leg_of=lambda member: None)
     driver.orders = SimpleNamespace(answer=lambda *_: None)
     clones = Clones(driver)
     clones.ask("1-clone.json", {"member": source, "name": name, "set": {"optimizer.lr": 0.2}, "warm": warm})

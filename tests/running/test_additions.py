@@ -16,7 +16,7 @@ import argosy
 from argosy.errors import RunError
 from argosy.running.control import rehearsal
 from argosy.running.control.rehearsal import Rehearsal, Rehearsed
-from argosy.running.control.voyage import Voyage
+from argosy.running.control.scheduler import LegScheduler
 from argosy.running.directory import inbox
 from argosy.running.directory.audit import audit
 from argosy.running.directory.study_copy import StudyCopy
@@ -119,7 +119,7 @@ def test_what_cannot_join_is_refused_in_the_answer_and_what_can_is_read_from_its
     )
     left: list[Any] = []
 
-    def act(voyage: Voyage) -> None:
+    def act(scheduler: LegScheduler) -> None:
         if not left:
             for name, text in texts.items():
                 file = tmp_path / f"{name}.py"
@@ -129,7 +129,7 @@ def test_what_cannot_join_is_refused_in_the_answer_and_what_can_is_read_from_its
             (run / "commands" / "0-noise.json").write_text("{")
             (run / "commands" / "1-dance.json").write_text('{"command": "dance"}')
             (run / "commands" / "2-add.json").write_text('{"command": "add", "study": "/etc/passwd"}')
-        elif len(left) == len(texts) and "late" in voyage.driver.additions.names:
+        elif len(left) == len(texts) and "late" in scheduler.driver.additions.names:
             left.append(inbox.leave(run, {"command": "stop", "member": "late"}))
             clone = {"member": "late", "name": "later", "set": {"optimizer.lr": 0.1}, "warm": False}
             inbox.leave(run, {"command": "clone", **clone})

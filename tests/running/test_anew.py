@@ -259,7 +259,7 @@ def test_a_newcomer_cannot_have_the_name_of_a_member_that_is_left_out(
     )
     clone = {"command": "clone", "member": "one", "name": "two", "set": {"optimizer.lr": 0.3}, "warm": False}
 
-    def act(voyage: Any) -> None:
+    def act(scheduler: Any) -> None:
         if not left:
             for command in ({"command": "add", "study": str(tmp_path / "more.py")}, clone):
                 left.append(inbox.leave(run, command))

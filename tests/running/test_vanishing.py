@@ -8,7 +8,7 @@ import fakes
 import living
 import pytest
 
-from argosy.running.control.voyage import Voyage
+from argosy.running.control.scheduler import LegScheduler
 from argosy.running.directory import inbox
 from argosy.running.watch.phase import Phase
 
@@ -25,7 +25,9 @@ def test_while_newcomers_are_measured_as_nobody_else_trains(tmp_path: Path, monk
     study, phases = fakes.fleet(1, 2), list[Phase]()
     late = fakes.Brings(study.members[1:], after=A)
     asked = fakes.replace(study, members=study.members[:1])
-    living.at_every_round(monkeypatch, lambda voyage: phases.append(voyage.driver.phase) if voyage.leaving else None)
+    living.at_every_round(
+        monkeypatch, lambda scheduler: phases.append(scheduler.driver.phase) if scheduler.leaving else None
+    )
     workers, state = fakes.drive_fakes(asked, tmp_path, monkeypatch, {A: ["d1"]}, doomed=A, bringers=[late])
     assert (workers.vanished, phases[0]) == (["d1"], Phase.MEASURING)
     assert {name: (one.status, len(one.sections)) for name, one in state.members.items()} == {
@@ -36,9 +38,9 @@ def test_while_newcomers_are_measured_as_nobody_else_trains(tmp_path: Path, monk
 
 
 def test_while_another_leg_regroups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def act(voyage: Voyage) -> None:
-        if A in voyage.leaving and not voyage.driver.state.lost:
-            voyage.driver.faults.regroup(voyage.legs)
+    def act(scheduler: LegScheduler) -> None:
+        if A in scheduler.leaving and not scheduler.driver.state.lost:
+            scheduler.driver.faults.regroup(scheduler.legs)
 
     living.at_every_round(monkeypatch, act)
     study = fakes.fleet(1, 4)
@@ -61,8 +63,8 @@ def test_which_it_carried_together_with_others(tmp_path: Path, monkeypatch: pyte
     living.trusting(monkeypatch)
     left: list[str] = []
 
-    def act(voyage: Voyage) -> None:
-        if not left and voyage.legs:
+    def act(scheduler: LegScheduler) -> None:
+        if not left and scheduler.legs:
             words = {"member": C, "name": "m7", "set": {"optimizer.lr": 0.2}, "warm": True}
             left.append(inbox.leave(tmp_path, {"command": "clone", **words}))
 

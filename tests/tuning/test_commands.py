@@ -78,7 +78,7 @@ def test_what_is_best_is_the_same_from_the_directory_alone(tmp_path: Path) -> No
 @pytest.mark.tampers
 def test_a_run_is_no_search(tmp_path: Path, commands: Any) -> None:
     study = voyages.asked(2, epochs=2)
-    voyages.leave(tmp_path / "run", study, voyages.voyage(study, epochs=2))
+    voyages.leave(tmp_path / "run", study, voyages.scheduler(study, epochs=2))
     assert search_in(tmp_path / "run") is None
     assert "argosy tune" not in commands(status, tmp_path / "run")
     assert "trials" not in commands(status, tmp_path / "run", as_json=True)
@@ -86,7 +86,7 @@ def test_a_run_is_no_search(tmp_path: Path, commands: Any) -> None:
 
 def test_progress_never_goes_back_when_epochs_without_a_file_are_trained_again(tmp_path: Path) -> None:
     study = voyages.asked(4, epochs=10)
-    state = RunState.of(event for _, event in voyages.voyage(study, epochs=5, end=False))
+    state = RunState.of(event for _, event in voyages.scheduler(study, epochs=5, end=False))
     watch, job = Watch(), Job(study=study, settings=Settings(), directory=tmp_path, lock=0)
     watch.begin(job, state)
     before = watch.screen(Phase.OPENING).share

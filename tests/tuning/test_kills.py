@@ -11,7 +11,7 @@ from searches import outcome, tune
 
 import argosy
 from argosy.running.control.recovery import Way
-from argosy.running.control.voyage import Voyage
+from argosy.running.control.scheduler import LegScheduler
 from argosy.running.watch.phase import Phase
 
 SEARCH = """
@@ -79,10 +79,15 @@ def test_who_falls_behind_is_compared_as_ever_and_goes_on_with_the_same_epochs(
     whole = tune(tmp_path / "whole", **terms)
     lost: list[str] = []
 
-    def act(voyage: Voyage) -> None:
-        if not lost and voyage.driver.phase is Phase.TRAINING and len(voyage.devices) == 2 and voyage.state.fed:
-            lost.append(voyage.devices[0])
-            living.lose(voyage, lost[0])
+    def act(scheduler: LegScheduler) -> None:
+        if (
+            not lost
+            and scheduler.driver.phase is Phase.TRAINING
+            and len(scheduler.devices) == 2
+            and scheduler.state.fed
+        ):
+            lost.append(scheduler.devices[0])
+            living.lose(scheduler, lost[0])
 
     living.way_on(monkeypatch, lambda: Way.APART)
     living.at_every_round(monkeypatch, act)

@@ -21,7 +21,7 @@ from torch.optim import SGD
 
 import argosy
 from argosy.errors import RunError
-from argosy.running.control.voyage import Voyage
+from argosy.running.control.scheduler import LegScheduler
 from argosy.running.directory.audit import audit
 from argosy.running.search.populations import changes
 from argosy.tuning.pbt import Pbt
@@ -253,15 +253,15 @@ class Snapshots:
         self.folder = folder
         self._seen: Any = None
 
-    def act(self, voyage: Voyage) -> None:
+    def act(self, scheduler: LegScheduler) -> None:
         """At the end of a round."""
-        members = voyage.driver.state.members
+        members = scheduler.driver.state.members
         here = len(members), sum(member.status in ("resting", "done") for member in members.values())
-        if voyage.driver.begun and here != self._seen:
+        if scheduler.driver.begun and here != self._seen:
             # The storage's lock comes and goes on a thread of its own.
             there = self.folder / f"killed-{'-'.join(map(str, here))}"
             shutil.copytree(
-                voyage.driver.directory, there, symlinks=True, ignore=shutil.ignore_patterns("optuna.log.lock*")
+                scheduler.driver.directory, there, symlinks=True, ignore=shutil.ignore_patterns("optuna.log.lock*")
             )
         self._seen = here
 
@@ -272,9 +272,9 @@ def test_faults_change_nothing_and_more_epochs_are_more_generations(
     whole = search(tmp_path / "whole", validations_per_epoch=2, max_epochs=3, epochs_per_generation=1)
     draw = Random(1)
 
-    def act(voyage: Voyage) -> None:
+    def act(scheduler: LegScheduler) -> None:
         if draw.random() < 0.1:
-            voyage.driver.faults.regroup()
+            scheduler.driver.faults.regroup()
 
     with monkeypatch.context() as patch:
         living.at_every_round(patch, act)

@@ -21,7 +21,7 @@ from argosy.views.tables import report_table, search_table
 def report(tmp_path: Path) -> Report:
     """Of a run that never was, of which one member has failed."""
     study = voyages.asked(5, epochs=2)
-    voyages.leave(tmp_path / "run", study, voyages.voyage(study, epochs=2))
+    voyages.leave(tmp_path / "run", study, voyages.scheduler(study, epochs=2))
     return argosy.load(tmp_path / "run")
 
 
@@ -82,8 +82,8 @@ def test_names_and_messages_are_shown_as_they_are(report: Report, capsys: pytest
 @pytest.mark.tampers
 def test_of_drivers_that_were_killed_nobody_knows_how_long_they_worked(tmp_path: Path) -> None:
     study = voyages.asked(2, epochs=2)
-    killed = list(voyages.voyage(study, epochs=1, end=False))
-    later = [(5000.0 + seconds, event) for seconds, event in voyages.voyage(study, epochs=2)]
+    killed = list(voyages.scheduler(study, epochs=1, end=False))
+    later = [(5000.0 + seconds, event) for seconds, event in voyages.scheduler(study, epochs=2)]
     voyages.leave(tmp_path / "killed", study, iter(killed))
     voyages.leave(tmp_path / "later", study, iter([*killed, *later]))
     voyages.leave(tmp_path / "twice", study, iter([*killed, *killed, *later]))
@@ -96,8 +96,8 @@ def test_of_drivers_that_were_killed_nobody_knows_how_long_they_worked(tmp_path:
 @pytest.mark.tampers
 def test_workers_of_several_drivers_are_told_apart(tmp_path: Path) -> None:
     study = voyages.asked(2, epochs=2)
-    first = list(voyages.voyage(study, epochs=1))
-    later = [(5000.0 + seconds, event) for seconds, event in voyages.voyage(study, epochs=2)]
+    first = list(voyages.scheduler(study, epochs=1))
+    later = [(5000.0 + seconds, event) for seconds, event in voyages.scheduler(study, epochs=2)]
     voyages.leave(tmp_path / "run", study, iter([*first, *later]))
     report = argosy.load(tmp_path / "run")
     assert [leg.leg for leg in report.legs] == ["1.1", "2.1"]
@@ -133,8 +133,8 @@ def test_a_notebook_shows_the_table_without_what_all_have_in_common(report: Repo
 @pytest.mark.tampers
 def test_the_time_between_two_drivers_is_nobodys(tmp_path: Path) -> None:
     study = voyages.asked(2, epochs=2)
-    killed = list(voyages.voyage(study, epochs=1, end=False))
-    later = [(5000.0 + seconds, event) for seconds, event in voyages.voyage(study, epochs=2)]
+    killed = list(voyages.scheduler(study, epochs=1, end=False))
+    later = [(5000.0 + seconds, event) for seconds, event in voyages.scheduler(study, epochs=2)]
     voyages.leave(tmp_path / "run", study, iter([*killed, *later]))
     *_, (seconds, _) = timeline(tmp_path / "run")
     assert seconds == pytest.approx(killed[-1][0] + 22.0)

@@ -37,13 +37,13 @@ def figures(text: str) -> dict[str, Any]:
 def written(folder: Path, *, members: int = 100, epochs: int = 12, faults: int = 5) -> Path:
     """The page of a run that never was."""
     study = voyages.asked(members, epochs=epochs)
-    voyages.leave(folder / "run", study, voyages.voyage(study, epochs=epochs, faults=faults))
+    voyages.leave(folder / "run", study, voyages.scheduler(study, epochs=epochs, faults=faults))
     return write_report(argosy.load(folder / "run"), timeline(folder / "run"))
 
 
 def test_a_chronicle_has_who_was_where_when() -> None:
     study = voyages.asked(8, epochs=3)
-    found = Chronicle.of(voyages.voyage(study, epochs=3, faults=1))
+    found = Chronicle.of(voyages.scheduler(study, epochs=3, faults=1))
     first = next(iter(study.names))
     spans = [span for span in found.spans if span.member == first]
     assert [(span.device, span.begin_seconds, span.end_seconds, span.came_from) for span in spans] == [
@@ -60,8 +60,8 @@ def test_a_chronicle_has_who_was_where_when() -> None:
 
 def test_after_a_driver_that_was_killed_nobody_is_aboard_twice() -> None:
     study = voyages.asked(4, epochs=2)
-    killed = list(voyages.voyage(study, epochs=1, end=False))
-    later = [(20.0 + seconds, event) for seconds, event in voyages.voyage(study, epochs=2)]
+    killed = list(voyages.scheduler(study, epochs=1, end=False))
+    later = [(20.0 + seconds, event) for seconds, event in voyages.scheduler(study, epochs=2)]
     found = Chronicle.of([*killed, *later])
     assert len(found.spans) == 8
     assert sorted({(span.begin_seconds, span.end_seconds) for span in found.spans}) == [(0.2, 9.5), (20.2, 41.0)]
@@ -100,7 +100,7 @@ def test_a_page_of_one_leg_does_not_teach_the_word(tmp_path: Path) -> None:
 def test_means_over_repetitions_are_on_the_page(tmp_path: Path) -> None:
     fleet = [*argosy.replicate(studies.member("good"), seeds=3), *argosy.replicate(studies.member("slow"), seeds=2)]
     study = studies.study(voyages.LENGTH, fleet=fleet)
-    voyages.leave(tmp_path / "run", study, voyages.voyage(study, epochs=2))
+    voyages.leave(tmp_path / "run", study, voyages.scheduler(study, epochs=2))
     report = argosy.load(tmp_path / "run")
     text = write_report(report, timeline(tmp_path / "run")).read_text()
     best, other = report.repetitions.configurations
@@ -117,7 +117,7 @@ def test_means_over_repetitions_are_on_the_page(tmp_path: Path) -> None:
 @pytest.mark.tampers
 def test_a_page_tells_how_long_drivers_worked_that_were_killed(tmp_path: Path) -> None:
     study = voyages.asked(2, epochs=30)
-    killed = list(voyages.voyage(study, epochs=28, end=False))
+    killed = list(voyages.scheduler(study, epochs=28, end=False))
     voyages.leave(tmp_path / "run", study, iter(killed))
     text = write_report(argosy.load(tmp_path / "run"), timeline(tmp_path / "run")).read_text()
     assert "interrupted after 4 min 40 s: 2 members" in text
@@ -158,7 +158,7 @@ def test_curves_have_dots_where_these_can_be_told_apart_or_are_all(
 @pytest.mark.tampers
 def test_a_run_that_has_only_begun_has_a_page(tmp_path: Path) -> None:
     study = voyages.asked(3, epochs=1)
-    events = list(voyages.voyage(study, epochs=0, end=False))[:1]
+    events = list(voyages.scheduler(study, epochs=0, end=False))[:1]
     voyages.leave(tmp_path / "run", study, iter(events))
     text = write_report(argosy.load(tmp_path / "run"), timeline(tmp_path / "run"), live=True).read_text()
     assert 'script.src = "report.live.js?"' in text
@@ -234,7 +234,7 @@ def test_a_live_page_shows_what_is_new_and_keeps_what_a_person_has_chosen(
 ) -> None:
     monkeypatch.setattr(page_of, "LIVE_SECONDS", 0.05)
     run, study = tmp_path / "run", voyages.asked(30, epochs=20)
-    events = list(voyages.voyage(study, epochs=20))
+    events = list(voyages.scheduler(study, epochs=20))
     early = [event for event in events if event[0] <= 40.0]
     voyages.leave(run, study, iter(early))
     path = write_report(argosy.load(run), timeline(run), live=True)

@@ -75,7 +75,7 @@ def hundred(*, faults: int = 5) -> Screen:
         Progress(blocks=1, samples=dict.fromkeys(names, 100), losses=losses, gauge=gauge),
         Flowing(gauge={**voyages.FEEDER, "to_train": {"mean": 0.94}}),
     ]
-    return seen(study, [*voyages.voyage(study, epochs=5, faults=faults, end=False), *failed], more=heard)
+    return seen(study, [*voyages.scheduler(study, epochs=5, faults=faults, end=False), *failed], more=heard)
 
 
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (200, 50)])
@@ -114,7 +114,7 @@ def test_at_80_columns_members_that_only_their_names_tell_apart_have_labels_of_t
     study = studies.study(voyages.LENGTH, fleet=[studies.member(name) for name in names], epochs=1000)
     samples = dict.fromkeys(names, 123 * voyages.LENGTH + 100)
     progress = Progress(blocks=1, samples=samples, losses=dict.fromkeys(names, 123.4567), gauge={})
-    lines = drawn(seen(study, voyages.voyage(study, epochs=123, end=False), more=[progress]), 80, 40)
+    lines = drawn(seen(study, voyages.scheduler(study, epochs=123, end=False), more=[progress]), 80, 40)
     rows = [line.partition(" 123.6/1000 ")[0].strip() for line in lines if " 123.6/1000 " in line]
     assert len({*rows}) == len(rows) == 16
     assert not any(row.endswith("…") or "~" in row for row in rows)
@@ -131,7 +131,7 @@ def test_what_needs_a_look_comes_first() -> None:
 
 def test_the_time_left_is_the_plans_corrected_by_what_was_seen() -> None:
     study = voyages.asked(8, epochs=10)
-    screen = seen(study, voyages.voyage(study, epochs=4, end=False), now=41.0)
+    screen = seen(study, voyages.scheduler(study, epochs=4, end=False), now=41.0)
     # Two members a device at 1e-4 s a sample: an epoch of 170 samples is to take 0.034 s; it took 10 s where 8 were predicted.
     assert screen.seconds_left == pytest.approx(6 * 0.034 * 10 / 8)
     assert (screen.epochs, screen.to_come, screen.share) == (32, 48, pytest.approx(0.4))
@@ -140,7 +140,7 @@ def test_the_time_left_is_the_plans_corrected_by_what_was_seen() -> None:
 def test_without_a_plan_the_time_left_is_that_of_the_epochs_so_far() -> None:
     study = voyages.asked(8, epochs=10)
     timeline = [
-        (at, event) for at, event in voyages.voyage(study, epochs=4, end=False) if not isinstance(event, PlanMade)
+        (at, event) for at, event in voyages.scheduler(study, epochs=4, end=False) if not isinstance(event, PlanMade)
     ]
     assert seen(study, timeline, now=40.0).seconds_left == pytest.approx(60.0)
     assert seen(study, timeline, now=40.0, expected=lambda: 8.0).seconds_left == pytest.approx(10.0)
@@ -150,7 +150,7 @@ def test_an_epoch_that_goes_on_counts_in_part() -> None:
     study = studies.study(voyages.LENGTH, fleet=[studies.member("one")], epochs=2)
     gauge = {"waiting_seconds": 0.0, "busy_seconds": 1.0}
     progress = Progress(blocks=1, samples={"one": 85}, losses={"one": 1.5}, gauge=gauge)
-    screen = seen(study, voyages.voyage(study, epochs=0, end=False), more=[progress], now=1.0)
+    screen = seen(study, voyages.scheduler(study, epochs=0, end=False), more=[progress], now=1.0)
     assert (screen.epochs, screen.to_come) == (0.5, 1.5)
     assert screen.rows[0].epochs == 0.5
 
@@ -162,7 +162,7 @@ def test_what_a_section_has_counts_once_however_late_workers_say_how_far_they_ar
         Progress(blocks=blocks, samples={"one": samples}, losses={}, gauge=gauge)
         for blocks, samples in enumerate((voyages.LENGTH - 17, voyages.LENGTH, voyages.LENGTH + 17))
     ]
-    found = [seen(study, voyages.voyage(study, epochs=1, end=False), more=[one], now=1.0).epochs for one in said]
+    found = [seen(study, voyages.scheduler(study, epochs=1, end=False), more=[one], now=1.0).epochs for one in said]
     assert found == pytest.approx([1.0, 1.0, 1.1])
 
 
@@ -175,14 +175,14 @@ def test_before_the_first_member_the_phase_is_said() -> None:
 
 def test_a_line_says_how_far_how_long_and_who_is_best() -> None:
     study = voyages.asked(8, epochs=10)
-    line = in_a_line(seen(study, voyages.voyage(study, epochs=4, end=False), now=41.0))
+    line = in_a_line(seen(study, voyages.scheduler(study, epochs=4, end=False), now=41.0))
     assert line.startswith("40% of all epochs (32 of 80), under 1 s left; 8 members: 8 training; best val_loss 0.09091")
 
 
 def test_a_line_names_the_best_configuration_where_members_repeat_networks() -> None:
     fleet = [*argosy.replicate(studies.member("good"), seeds=3), studies.member("once")]
     study = studies.study(voyages.LENGTH, fleet=fleet, epochs=4)
-    state = RunState.of(event for _, event in voyages.voyage(study, epochs=2, end=False))
+    state = RunState.of(event for _, event in voyages.scheduler(study, epochs=2, end=False))
     values = [member.best.metrics["val_loss"] for member in state.members.values() if member.best is not None]
     state.members["once"].status = "failed"
     screen = screen_of(asking(study), state, News(), phase="training", now=1.0)
@@ -195,7 +195,7 @@ def test_a_line_names_the_best_configuration_where_members_repeat_networks() -> 
 
 def test_many_devices_have_one_line() -> None:
     study = voyages.asked(4, epochs=1)
-    state = RunState.of(event for _, event in voyages.voyage(study, epochs=0, end=False))
+    state = RunState.of(event for _, event in voyages.scheduler(study, epochs=0, end=False))
     for number, member in enumerate(state.members.values()):
         member.device = f"cuda:{number + 2}"
     news = News()

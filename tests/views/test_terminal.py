@@ -94,7 +94,7 @@ def test_without_a_terminal_ten_lines_are_followed_by_one_a_minute(
         "Measuring members",
         "Training",
     ]
-    tell(view, state, *(event for _, event in voyages.voyage(study, epochs=2, end=False)))
+    tell(view, state, *(event for _, event in voyages.scheduler(study, epochs=2, end=False)))
     for second in range(1, 600):
         now[0] = float(second)
         view.tick(Phase.TRAINING)
@@ -117,7 +117,7 @@ def test_a_screen_is_drawn_only_where_it_can_be_drawn_anew(
     console = Console(file=file(), width=100, _environ=environment)
     view, study = Terminal(console), voyages.asked(4, epochs=10)
     state = begun(view, study, tmp_path)
-    tell(view, state, *(event for _, event in voyages.voyage(study, epochs=4, end=False)))
+    tell(view, state, *(event for _, event in voyages.scheduler(study, epochs=4, end=False)))
     view.tick(Phase.TRAINING)
     view.end()
     text = console.file.getvalue()
@@ -143,7 +143,7 @@ def test_a_bar_is_one_line(tmp_path: Path) -> None:
     console = Console(file=Tty(), width=100, force_terminal=True, color_system=None)
     view, study = Terminal(console, draw_bar), voyages.asked(4, epochs=10)
     state = begun(view, study, tmp_path)
-    tell(view, state, *(event for _, event in voyages.voyage(study, epochs=4, end=False)))
+    tell(view, state, *(event for _, event in voyages.scheduler(study, epochs=4, end=False)))
     view.tick(Phase.TRAINING)
     view.end()
     assert "40% of all epochs (16 of 40)" in console.file.getvalue()
@@ -161,7 +161,7 @@ def test_a_notebook_has_one_output_that_changes(tmp_path: Path) -> None:
 
     view, study = Notebook(display), voyages.asked(4, epochs=10)
     state = begun(view, study, tmp_path)
-    tell(view, state, *(event for _, event in voyages.voyage(study, epochs=4, end=False)))
+    tell(view, state, *(event for _, event in voyages.scheduler(study, epochs=4, end=False)))
     tell(view, state, MemberEnded(member=next(iter(study.names)), status="failed", reason="ValueError: <b>"))
     view.tick(Phase.TRAINING)
     view.end()

@@ -104,7 +104,7 @@ class Additions:
         driver.roster.extend(members)
         self._commands[file], self._measured[file] = command, names
         driver.view.study(driver.study)
-        driver.voyage.departures.expect(names)
+        driver.scheduler.leg_starts.expect(names)
 
     def _check_twins(self, members: Sequence[Member]) -> None:
         for member in members:
@@ -121,7 +121,7 @@ class Additions:
             if not all(name in driver.measuring.measured for name in names):
                 continue
             try:
-                driver.voyage.departures.check_fit(names)
+                driver.scheduler.leg_starts.check_fit(names)
             except PlanError as error:
                 self._dismiss(file, str(error))
             else:
@@ -145,7 +145,7 @@ class Additions:
 
     def _dismiss(self, file: str, why: str) -> None:
         driver, names = self.driver, self._measured.pop(file)
-        driver.voyage.departures.newcomers -= set(names)
+        driver.scheduler.leg_starts.newcomers -= set(names)
         driver.roster.dismiss(names)
         driver.measuring.dismiss(names)
         driver.force.dismiss(names)

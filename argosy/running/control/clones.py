@@ -164,7 +164,7 @@ class Clones:
 
     def _device(self, member: str) -> str | None:
         """That saves a member which trains."""
-        leg = self.driver.voyage.leg_of(member)
+        leg = self.driver.scheduler.leg_of(member)
         return None if leg is None else leg.savers[member]
 
     def _newest(self, clone: Clone) -> Checkpoint | None:

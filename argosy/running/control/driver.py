@@ -3,7 +3,7 @@
 It starts workers, has members measured, has the policy plan, and answers what workers say. It never waits for one of them:
 what it says is kept until the next round, and the journal is flushed before anything leaves (`Driver.run`). What it decides is
 elsewhere, one question a file: who is aboard where (`legs`), what to ask the policy (`launching`), what becomes of a member
-(`verdicts`), what must be measured (`measuring`), how faults end (`recovery`). `voyage` carries changes out.
+(`verdicts`), what must be measured (`measuring`), how faults end (`recovery`). `scheduler` carries changes out.
 """
 
 import time
@@ -47,9 +47,9 @@ from argosy.running.control.measuring import Measuring
 from argosy.running.control.orders import Requests
 from argosy.running.control.refusals import check_batch_norm, check_batches
 from argosy.running.control.roster import FINAL, Roster
+from argosy.running.control.scheduler import LegScheduler
 from argosy.running.control.splitting import measuring_of_run
 from argosy.running.control.verdicts import Bringer, Judge, Rules
-from argosy.running.control.voyage import Voyage
 from argosy.running.control.workforce import Feeder, Workforce
 from argosy.running.directory.anew import keep_aside
 from argosy.running.directory.identity import Identity
@@ -110,7 +110,7 @@ class Driver:
         else:
             self.measuring = measuring_of_run(job.settings, cluster, side_by_side=workers.side_by_side)
         self.only_measure = only_measure
-        self.voyage = Voyage(self)
+        self.scheduler = LegScheduler(self)
         self.orders = Requests(self)
         self.additions = Additions(self)
         self.faults = Faults(self)
@@ -139,7 +139,7 @@ class Driver:
         self.view.study(self.study)
         # Before anything is said of what is there: it may be another study's.
         self.identity.check(self.study)
-        self.voyage.call()
+        self.scheduler.call()
         if not self.roster.waiting:
             self.faults.settle_earlier()
             self.identity.leave_out(self.study)
@@ -157,7 +157,7 @@ class Driver:
         """Hear what was said, decide, journal; what is said in answer leaves at the beginning of the next round."""
         for worker, message in self.force.workers.receive(TICK_SECONDS):
             if isinstance(message, Came):
-                self.voyage.departures.nodes.append(message.node)
+                self.scheduler.leg_starts.nodes.append(message.node)
             elif self.force.knows(worker):
                 self._hear(worker, message)
         for worker, files in self._written.items():
@@ -166,7 +166,7 @@ class Driver:
         if self.phase is Phase.REGROUPING and self.faults.regrouping.over:
             self.faults.regrouped()
         if self.phase is Phase.TRAINING:
-            self.voyage.go_on()
+            self.scheduler.go_on()
         self.orders.look()
         if time.monotonic() - self._looked > LOOK_SECONDS:
             self._looked = time.monotonic()
@@ -179,7 +179,7 @@ class Driver:
     def _goes_on(self) -> bool:
         if self.phase is Phase.OVER:
             return False
-        if self.phase is Phase.REGROUPING or self.roster.waiting or self.voyage.under_way or self.additions.pending:
+        if self.phase is Phase.REGROUPING or self.roster.waiting or self.scheduler.under_way or self.additions.pending:
             return True
         return self.orders.pausing is None and self._more_to_come
 
@@ -214,18 +214,18 @@ class Driver:
                 self.measuring.hear(message)
                 self._known()
             case Held():
-                self.voyage.held(worker, message)
+                self.scheduler.held(worker, message)
             case Paused():
                 self.faults.regrouping.let_go(worker)
             case SumsTimed():
-                self.voyage.departures.sums_timed(worker, message)
+                self.scheduler.leg_starts.sums_timed(worker, message)
                 self._known()
             case Broke():
                 self.faults.broke(worker, message)
             case OutOfMemory() if message.member in self.study.names:
                 self.faults.out_of_memory(worker, message)
             case Probed():
-                self.voyage.departures.probed(worker, message)
+                self.scheduler.leg_starts.probed(worker, message)
             case Parted():
                 self.faults.parted(worker, message)
             case Lost():
@@ -245,14 +245,14 @@ class Driver:
                 self.faults.tolerance.section_ended()
                 self.metrics.note(self.state.member(event.member))
                 self.measuring.saw(event, self.state.member(event.member))
-                self.voyage.logbook.stepped(event)
-                self.voyage.judge(event.member)
+                self.scheduler.logbook.stepped(event)
+                self.scheduler.judge(event.member)
             elif isinstance(event, Saved):
-                self.record(replace(event, leg=self.voyage.number_of_leg(event.member)))
+                self.record(replace(event, leg=self.scheduler.number_of_leg(event.member)))
                 self.faults.saved_at[worker] = time.monotonic()
                 self._written.setdefault(worker, {})[event.member] = event.checkpoint.file
             elif isinstance(event, MemberRested):
-                self.voyage.left(event.member)
+                self.scheduler.left(event.member)
             elif isinstance(event, MemberEnded):
                 self.end(event.member, event.status, event.reason)
             else:
@@ -260,9 +260,9 @@ class Driver:
                     self.measuring.stepped(event)
                 self.record(event)
                 if isinstance(event, MemberStarted):
-                    self.voyage.logbook.started(event.member)
+                    self.scheduler.logbook.started(event.member)
         if report.section is not None:
-            self.voyage.section_ended(worker, report.section)
+            self.scheduler.section_ended(worker, report.section)
 
     def _opened(self, worker: str, opened: Opened) -> None:
         feeder = self.force.feeders.get(worker)
@@ -278,9 +278,9 @@ class Driver:
         if not self.begun:
             self.lengths = opened.lengths
             check_batches(map(self.study.member, self.roster.waiting), self.lengths)
-            self.voyage.know(opened)
+            self.scheduler.know(opened)
             self.identity.check(self.study, **self._known_of_study())
-            launching, per_epoch = self.voyage.launching, self.study.validations_per_epoch
+            launching, per_epoch = self.scheduler.launching, self.study.validations_per_epoch
             costs = launching.preparation_rate, launching.opening_seconds
             self.record(run_started(self.settings, self.lengths, per_epoch, self.cluster.devices, *costs))
             if self.roster.retried:
@@ -297,7 +297,7 @@ class Driver:
                 self.phase = Phase.MEASURING
         if self.phase is Phase.MEASURING:
             self.measure()
-        self.voyage.departures.opened(feeder.node)
+        self.scheduler.leg_starts.opened(feeder.node)
 
     def _check_same_data(self, feeder: Feeder, opened: Opened) -> None:
         known = self.data = self.data or opened
@@ -315,20 +315,20 @@ class Driver:
         """Let every trainer measure its share of the members that nobody knows, on the first block of a leg of their own."""
         self.phase = Phase.MEASURING
         if self.measuring.missing & set(self.roster.waiting):
-            self.voyage.departures.measure_at_rest()
+            self.scheduler.leg_starts.measure_at_rest()
         else:
             self._known()
 
     def _known(self) -> None:
         """Somebody's costs are known, or nobody wants them any more."""
         if self.phase in (Phase.TRAINING, Phase.MEASURING):
-            self.voyage.departures.newcomers_known()
+            self.scheduler.leg_starts.newcomers_known()
         if self.phase is not Phase.MEASURING:
             return
         if self.measuring.missing & set(self.roster.waiting):
-            self.voyage.departures.measure_rest()
+            self.scheduler.leg_starts.measure_rest()
             return
-        self.voyage.departures.fail_unfit(self.roster.waiting)
+        self.scheduler.leg_starts.fail_unfit(self.roster.waiting)
         check_batch_norm(map(self.study.member, self.roster.waiting), self.lengths, self.measuring.measured)
         if self.only_measure:
             if self.measuring.needs_groups(self.roster.waiting):
@@ -336,7 +336,7 @@ class Driver:
             else:
                 self.phase = Phase.OVER
             return
-        if self.voyage.departures.time_sums():
+        if self.scheduler.leg_starts.time_sums():
             return
         self.write_study()
         self.start_training()
@@ -344,8 +344,8 @@ class Driver:
     def start_training(self) -> None:
         """Everybody who waits is known: let the policy say who trains where."""
         self.phase = Phase.TRAINING
-        self.voyage.changed = True
-        self.voyage.departures.welcome()
+        self.scheduler.changed = True
+        self.scheduler.leg_starts.welcome()
 
     # ---- members
 
@@ -361,7 +361,7 @@ class Driver:
         self.record(MemberEnded(member=member, status=status, reason=reason))
         self.faults.afloat.discard(member)
         self.measuring.forget(member)
-        self.voyage.ended(member)
+        self.scheduler.ended(member)
         if status == "failed":
             any_section = any(state.sections for state in self.state.members.values())
             self.faults.tolerance.member_failed(member, reason, any_section=any_section)

@@ -57,7 +57,7 @@ class Faults:
 
     def out_of_memory(self, worker: str, message: OutOfMemory) -> None:
         """Next time the member gets a device for itself; where it had one, smaller micro-batches."""
-        if self.driver.voyage.departures.measures_beside(message.member):
+        if self.driver.scheduler.leg_starts.measures_beside(message.member):
             self.driver.measuring.too_large_beside(message.member)
             return
         member, measured = self.driver.study.member(message.member), self.driver.measuring.measured.get(message.member)
@@ -66,7 +66,7 @@ class Faults:
         crowded = (
             measured is not None
             and measured.memory_bytes < device.memory_bytes
-            and len(self.driver.voyage.assignment_of(worker)) > 1
+            and len(self.driver.scheduler.assignment_of(worker)) > 1
         )
         if crowded:
             self.driver.measuring.crowded(member.name, device.memory_bytes)
@@ -98,14 +98,14 @@ class Faults:
         self._note_loss(worker, detail)
         given_up = self._gives_up_node_of(worker, lost)
         self.driver.force.lost(worker)
-        self.driver.voyage.forget_measurements()
+        self.driver.scheduler.forget_measurements()
         if not lost.node_gone:
             self._suspect_newcomers(worker, detail)
         if self.driver.phase is Phase.OPENING:
             # Nobody else would start a feeder again that has not opened the data.
             self.driver.force.free_team(self.driver.force.devices, ())
         elif self.driver.phase is Phase.MEASURING:
-            for name in self.driver.voyage.stragglers.drop_unsaved(worker):
+            for name in self.driver.scheduler.stragglers.drop_unsaved(worker):
                 self._settle(name)
             self.driver.measure()
         elif self.driver.phase is not Phase.OVER:
@@ -118,31 +118,31 @@ class Faults:
         given_up = lost.node_gone or (feeder is not None and self.tolerance.gives_up(node))
         if not given_up or len(self.driver.cluster.nodes) == 1:
             return False
-        unused = node in self.driver.voyage.departures.unopened
+        unused = node in self.driver.scheduler.leg_starts.unopened
         self._give_up(node, lost.detail if lost.node_gone else "its feeders do not live")
         return not unused
 
     def _suspect_newcomers(self, trainer: str, detail: str) -> None:
         """A trainer may be lost for a newcomer that it was to measure; one that this happens to twice has failed."""
         driver = self.driver
-        why = driver.measuring.lost(trainer, driver.voyage.departures.newcomers)
+        why = driver.measuring.lost(trainer, driver.scheduler.leg_starts.newcomers)
         if why is not None:
             driver.end(why, "failed", f"its trainer was lost for the second time ({detail})")
 
     def does_without(self, worker: str, error: Exception) -> bool:
         """Whether this is of a node that came while the run went on and cannot be used, which is given up for that."""
-        node, unopened = self.driver.force.node(worker), self.driver.voyage.departures.unopened
+        node, unopened = self.driver.force.node(worker), self.driver.scheduler.leg_starts.unopened
         if node not in unopened or len(self.driver.cluster.nodes) == 1:
             return False
         self._give_up(node, f"it cannot be used: {error}", answers=True)
         return True
 
     def _go_on_without(self, worker: str, *, given_up: bool) -> None:
-        legs, sailing = self.driver.voyage.legs_of(worker), self.driver.phase is Phase.TRAINING
+        legs, sailing = self.driver.scheduler.legs_of(worker), self.driver.phase is Phase.TRAINING
         if sailing and not given_up and worker in self.driver.force.devices and not self._shares(worker):
             self._fall_behind(worker)
             return
-        self.afloat.update(self.driver.voyage.stragglers.drop_unsaved(worker))
+        self.afloat.update(self.driver.scheduler.stragglers.drop_unsaved(worker))
         if given_up:
             self.regroup()
         elif any(leg not in self.regrouped_legs for leg in legs):
@@ -152,13 +152,13 @@ class Faults:
 
     def _shares(self, trainer: str) -> bool:
         """Whether it carries a member together with others, which wait for it."""
-        voyage = self.driver.voyage
-        return any(len(leg.devices_of(name)) > 1 for leg in voyage.legs for name in voyage.assignment_of(trainer))
+        scheduler = self.driver.scheduler
+        return any(len(leg.devices_of(name)) > 1 for leg in scheduler.legs for name in scheduler.assignment_of(trainer))
 
     def _fall_behind(self, trainer: str) -> None:
         """The members of a lost trainer wait for a place; the others of their leg go on, unless all going back is cheaper."""
         driver = self.driver
-        stragglers, legs = driver.voyage.stragglers, driver.voyage.legs_of(trainer)
+        stragglers, legs = driver.scheduler.stragglers, driver.scheduler.legs_of(trainer)
         lost = stragglers.take_off(trainer)
         for name in lost:
             self._settle(name)
@@ -174,10 +174,10 @@ class Faults:
 
     def _way_on(self, trainer: str, lost: Sequence[str], leg: LiveLeg) -> Way:
         """By the planner's own figures; it is journaled."""
-        driver, voyage, launching = self.driver, self.driver.voyage, self.driver.voyage.launching
+        driver, scheduler, launching = self.driver, self.driver.scheduler, self.driver.scheduler.launching
         profiles = driver.measuring.profiles(lost, driver.study)
-        plan = launching.launch(voyage.asking.situation(profiles, {}))
-        beside = [voyage.flotillas[leg.number].keeping(leg.members) for leg in voyage.legs if leg.members]
+        plan = launching.launch(scheduler.asking.situation(profiles, {}))
+        beside = [scheduler.flotillas[leg.number].keeping(leg.members) for leg in scheduler.legs if leg.members]
         assignments = [
             driver.measuring.profiles(assignment.members, driver.study) for assignment in leg.assignments.values()
         ]
@@ -205,7 +205,7 @@ class Faults:
         if not self.driver.force.disband(worker, parted.team):
             return
         self._note_loss(f"{worker}/courier", f"its exchange with the other nodes broke: {parted.detail}")
-        self.driver.voyage.forget_measurements()
+        self.driver.scheduler.forget_measurements()
         if self.driver.phase is Phase.MEASURING:
             self.driver.measure()
         elif self.driver.phase is not Phase.OVER:
@@ -218,29 +218,29 @@ class Faults:
     def _look_at_groups(self) -> None:
         """Where nothing else was heard of a member whose group broke, its devices have lost each other."""
         for member, (when, worker, detail) in list(self._broken.items()):
-            waits = self.driver.phase is Phase.TRAINING and self.driver.voyage.leg_of(member) is not None
-            if not waits or member in self.driver.voyage.leaving or self.driver.orders.was_told_to_stop(member):
+            waits = self.driver.phase is Phase.TRAINING and self.driver.scheduler.leg_of(member) is not None
+            if not waits or member in self.driver.scheduler.leaving or self.driver.orders.was_told_to_stop(member):
                 del self._broken[member]
             elif time.monotonic() - when > BROKEN_SECONDS:
                 del self._broken[member]
                 self._note_loss(f"{worker}/group", f"the group of {member!r} broke: {detail}")
-                self.regroup(self.driver.voyage.legs_of(worker))
+                self.regroup(self.driver.scheduler.legs_of(worker))
 
     def _look_at_sums(self, shown: Mapping[str, Sequence[Sign]]) -> None:
         """Devices that wait for one another in vain have lost each other, though all of them live."""
         together: dict[Devices, list[str]] = {}
-        for leg in self.driver.voyage.legs:
+        for leg in self.driver.scheduler.legs:
             workers = [*leg.feeders, *leg.devices]
             # Who cannot board yet waits for somebody else.
             if leg not in self.regrouped_legs and not leg.boarding and all(worker in shown for worker in workers):
                 together |= dict.fromkeys(leg.together, workers)
         for devices, detail in self.standstills.look(time.monotonic(), together, shown):
             self._note_loss(f"{devices[0]}/group", detail)
-            self.regroup(self.driver.voyage.legs_of(devices[0]))
+            self.regroup(self.driver.scheduler.legs_of(devices[0]))
 
     def _give_up(self, node: str, why: str, *, answers: bool = False) -> None:
         """Go on without a node."""
-        self.driver.voyage.departures.unopened.discard(node)
+        self.driver.scheduler.leg_starts.unopened.discard(node)
         self.driver.cluster = self.driver.cluster.without(node)
         left = ", ".join(other.name for other in self.driver.cluster.nodes)
         detail = f"given up, {why}; the run goes on with {left}"
@@ -277,12 +277,12 @@ class Faults:
 
     def regroup(self, legs: Iterable[LiveLeg] | None = None) -> None:
         """Let every trainer of these legs, or of all, save its members and let them go; `regrouped` goes on from there."""
-        voyage = self.driver.voyage
-        chosen = voyage.legs if legs is None else legs
+        scheduler = self.driver.scheduler
+        chosen = scheduler.legs if legs is None else legs
         new = [leg for leg in chosen if leg not in self.regrouped_legs]
         self.driver.phase = Phase.REGROUPING
         self.regrouped_legs += new
-        leaving = voyage.leaving_of(None if legs is None else new)
+        leaving = scheduler.leaving_of(None if legs is None else new)
         self.afloat.update(leaving, (name for leg in new for name in leg.members))
         devices = [*leaving.values(), *(device for leg in new for device in (*leg.devices, *leg.boarding))]
         busy = dict.fromkeys(device for device in devices if self.driver.force.knows(device))
@@ -298,7 +298,7 @@ class Faults:
         self.regrouping.end()
         afloat, self.afloat = self.afloat, set()
         legs, self.regrouped_legs = self.regrouped_legs, []
-        driver.voyage.clear(legs, afloat)
+        driver.scheduler.clear(legs, afloat)
         for name in sorted(afloat):
             self._settle(name)
         if driver.orders.pausing is not None:
@@ -307,7 +307,7 @@ class Faults:
                     driver.record(MemberEnded(member=name, status="paused", reason=driver.orders.pausing))
             driver.phase = Phase.OVER
             return
-        driver.voyage.stragglers.fall_behind(afloat.intersection(driver.roster.waiting), None)
+        driver.scheduler.stragglers.fall_behind(afloat.intersection(driver.roster.waiting), None)
         if driver.measuring.missing & set(driver.roster.waiting):
             driver.measure()
         else:

@@ -16,7 +16,7 @@ from argosy.running.control.legs import LiveLeg
 from argosy.stream.schedule import section_start
 
 if TYPE_CHECKING:
-    from argosy.running.control.voyage import Voyage
+    from argosy.running.control.scheduler import LegScheduler
 
 __all__ = ["Logbook"]
 
@@ -44,8 +44,8 @@ class _Page:
 class Logbook:
     """Of one run."""
 
-    def __init__(self, voyage: "Voyage") -> None:
-        self.voyage = voyage
+    def __init__(self, scheduler: "LegScheduler") -> None:
+        self.scheduler = scheduler
         self._pages: dict[int, _Page] = {}
         """By number of the leg."""
         self._stepping: dict[tuple[str, int], float] = {}
@@ -59,9 +59,9 @@ class Logbook:
         new = [profile for profile in profiles if profile.member not in self._profiled]
         if not new:
             return
-        roster, names = self.voyage.roster, [profile.member for profile in new]
+        roster, names = self.scheduler.roster, [profile.member for profile in new]
         self._profiled.update(names)
-        self.voyage.driver.record(
+        self.scheduler.driver.record(
             Profiled(
                 profiles=tuple(profile.to_json() for profile in new),
                 epochs={name: left for name in names if (left := roster.epochs_left(name)) is not None},
@@ -78,7 +78,7 @@ class Logbook:
 
     def begin(self, leg: LiveLeg) -> None:
         """A leg begins, and all its members with it."""
-        length, per_epoch = self.voyage.driver.lengths["train"], self.voyage.driver.study.validations_per_epoch
+        length, per_epoch = self.scheduler.driver.lengths["train"], self.scheduler.driver.study.validations_per_epoch
         position = leg.begins.section // per_epoch * length + leg.begins.position
         self._pages[leg.number] = _Page(section=leg.begins.section, position=position, began=time.monotonic())
         self.change(leg, leg.members)
@@ -104,12 +104,12 @@ class Logbook:
 
     def stepped(self, ended: SectionEnded) -> None:
         """A member is through a section of its own."""
-        key = ended.device, ended.stream_epoch * self.voyage.driver.study.validations_per_epoch + ended.section
+        key = ended.device, ended.stream_epoch * self.scheduler.driver.study.validations_per_epoch + ended.section
         self._stepping[key] = self._stepping.get(key, 0.0) + ended.seconds
 
     def turn(self, leg: LiveLeg) -> None:
         """An assignment is through a section: journal what all of them are through."""
-        page, driver = self._pages[leg.number], self.voyage.driver
+        page, driver = self._pages[leg.number], self.scheduler.driver
         through = min((leg.assignments[device].section for device in leg.devices), default=page.section)
         if through <= page.section:
             return
@@ -140,13 +140,13 @@ class Logbook:
 
     def _predict(self, page: _Page, leg: LiveLeg) -> None:
         """Seconds per sample of the stream: of the flotilla's busiest device, at the rates that are known."""
-        priced = self.voyage.driver.measuring.revision, len(leg.members)
+        priced = self.scheduler.driver.measuring.revision, len(leg.members)
         if page.priced != priced:
             page.priced, page.seconds_per_sample = priced, self._predicted(leg)
 
     def _predicted(self, leg: LiveLeg) -> float:
         if not leg.members:
             return 0.0
-        profiles = self.voyage.driver.measuring.profiles(leg.members, self.voyage.driver.study)
-        flotilla = self.voyage.flotillas[leg.number].keeping(leg.members)
+        profiles = self.scheduler.driver.measuring.profiles(leg.members, self.scheduler.driver.study)
+        flotilla = self.scheduler.flotillas[leg.number].keeping(leg.members)
         return 1.0 / flotilla.priced({profile.member: profile for profile in profiles}).samples_per_second

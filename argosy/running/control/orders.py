@@ -89,14 +89,14 @@ class Requests:
         driver = self.driver
         if name in driver.additions.names:
             return f"{REFUSED}{name} is being added; stop it when that is answered."
-        aboard = driver.voyage.afloat() | driver.faults.afloat
-        newcomers = driver.voyage.departures.newcomers - driver.additions.names
+        aboard = driver.scheduler.afloat() | driver.faults.afloat
+        newcomers = driver.scheduler.leg_starts.newcomers - driver.additions.names
         idle = {*driver.roster.waiting, *driver.roster.resting, *newcomers}
         if name not in aboard | idle:
             there = ", ".join(sorted(aboard | idle)) or "none"
             return f"{REFUSED}no member {name!r}{meant(name, aboard | idle)} is training; those are {there}."
         self._stopping.setdefault(name, []).append((file, command))
-        leg = driver.voyage.leg_of(name)
+        leg = driver.scheduler.leg_of(name)
         if name in idle and name not in aboard:
             driver.end(name, "stopped", "by command")
         elif leg is not None and leg not in driver.faults.regrouped_legs:

@@ -12,7 +12,7 @@ from argosy.protocol.feeder import Hold
 from argosy.running.control.legs import LiveLeg
 
 if TYPE_CHECKING:
-    from argosy.running.control.voyage import Voyage
+    from argosy.running.control.scheduler import LegScheduler
 
 __all__ = ["Stragglers"]
 
@@ -20,8 +20,8 @@ __all__ = ["Stragglers"]
 class Stragglers:
     """Of one run."""
 
-    def __init__(self, voyage: "Voyage") -> None:
-        self.voyage = voyage
+    def __init__(self, scheduler: "LegScheduler") -> None:
+        self.scheduler = scheduler
         self.meets: dict[str, int] = {}
         """By member: number of the leg that it is to meet."""
         self.apart: set[str] = set()
@@ -31,7 +31,7 @@ class Stragglers:
         """A trainer is gone, and whom it carried, who are returned; whoever was to board there waits, or will when saved."""
         gone = self._unsaved(device)
         off = list(gone)
-        for leg in self.voyage.legs:
+        for leg in self.scheduler.legs:
             here = list(leg.assignments[device].members) if device in leg.assignments else []
             boarding = leg.boarding.pop(device, None)
             gone += [name for name in here if boarding is None or name not in boarding.start]
@@ -42,30 +42,30 @@ class Stragglers:
     def drop_unsaved(self, device: str) -> list[str]:
         """A trainer is gone, and those that were leaving it, who are returned; what becomes of its assignment is for others to say."""
         gone = self._unsaved(device)
-        for leg in self.voyage.legs:
+        for leg in self.scheduler.legs:
             leg.boarding.pop(device, None)
         self._remove(gone, gone)
         return gone
 
     def _unsaved(self, device: str) -> list[str]:
         """Members that a trainer which is gone was to save, or one of a node that was given up."""
-        force, leaving = self.voyage.force, self.voyage.leaving
+        force, leaving = self.scheduler.force, self.scheduler.leaving
         return [name for name, its in leaving.items() if its.device == device or not force.knows(its.device)]
 
     def _remove(self, gone: Collection[str], off: Collection[str]) -> None:
         """Those that are `gone` leave nobody any more, and those that are `off` are aboard nowhere."""
-        voyage = self.voyage
+        scheduler = self.scheduler
         for name in gone:
-            voyage.judged.discard(name)
-            voyage.leaving.pop(name, None)
-        for leg in voyage.legs:
+            scheduler.judged.discard(name)
+            scheduler.leaving.pop(name, None)
+        for leg in scheduler.legs:
             removed = [name for name in off if leg.remove(name)]
             if removed and leg.devices and not leg.asked:
                 # Its feeders wait for a reader that is no more; those that are asked get their credit when they have answered.
-                voyage.allow(leg, leg.until)
-                voyage.logbook.change(leg, ())
+                scheduler.allow(leg, leg.until)
+                scheduler.logbook.change(leg, ())
         for name in gone:
-            voyage.arrive(name)
+            scheduler.arrive(name)
 
     def fall_behind(self, names: Collection[str], leg: LiveLeg | None) -> None:
         """These wait for a device, and are to meet this leg again, if any, where it can be held."""
@@ -75,7 +75,7 @@ class Stragglers:
         self.apart -= set(names)
         self.meets |= dict.fromkeys(names, leg.number)
         for feeder in leg.hold():
-            self.voyage.force.send(feeder, Hold(leg=leg.number, multiple=1))
+            self.scheduler.force.send(feeder, Hold(leg=leg.number, multiple=1))
 
     def forget(self, name: str) -> None:
         """It wants nothing of anybody's barrier, as everybody else, or nothing at all."""
@@ -92,7 +92,7 @@ class Stragglers:
         All together, at the next barrier if not here: one may want a batch that was begun before this one.
         """
         there = [name for name, number in self.meets.items() if number == leg.number]
-        if all(self.voyage.asking.can_join(name, leg) for name in there):
+        if all(self.scheduler.asking.can_join(name, leg) for name in there):
             self.over(leg)
 
     def over(self, leg: LiveLeg) -> None:
@@ -103,7 +103,7 @@ class Stragglers:
 
     def others(self, names: Iterable[str]) -> list[str]:
         """Those that are none, and have no place yet."""
-        placed = self.voyage.departures.seated | self.apart | self.meets.keys()
+        placed = self.scheduler.leg_starts.seated | self.apart | self.meets.keys()
         return [name for name in names if name not in placed]
 
     def goes_to(self, leg: LiveLeg) -> LiveLeg | None:
@@ -111,7 +111,7 @@ class Stragglers:
         if not self.meets:
             return None
         numbers = {self.meets.get(name) for name in leg.members}
-        return next((other for other in self.voyage.legs if other.number in numbers), None)
+        return next((other for other in self.scheduler.legs if other.number in numbers), None)
 
     def to_meet(self, leg: LiveLeg) -> bool:
         """Whether somebody is to meet this leg, at this barrier or the next."""
@@ -123,7 +123,7 @@ class Stragglers:
 
     def not_yet(self) -> set[str]:
         """Waiting ones that go on from a barrier that is to come, or behind it, or when it is known where that is."""
-        legs = {leg.number: leg for leg in self.voyage.legs}
+        legs = {leg.number: leg for leg in self.scheduler.legs}
         return {
             name
             for name, number in self.meets.items()
@@ -132,5 +132,5 @@ class Stragglers:
 
     def _there(self, name: str, leg: LiveLeg) -> bool:
         """Whether it waits, and wants nothing of what is before the barrier, but for a batch that was begun there."""
-        roster = self.voyage.roster
+        roster = self.scheduler.roster
         return name in roster.waiting and roster.place(name) >= leg.until

@@ -15,8 +15,8 @@ from argosy.protocol.events import MemberRested, Split
 from argosy.protocol.feeder import Credit, Held, Hold, Opened
 from argosy.protocol.trainer import Assign, Seat, Unassign
 from argosy.running.control.asking import Asking
-from argosy.running.control.departures import Departures, assignments_of
 from argosy.running.control.launching import Launching
+from argosy.running.control.leg_starts import LegStarts, assignments_of
 from argosy.running.control.legs import Change, Leaving, LiveLeg, Starting, difference, reseated
 from argosy.running.control.logbook import Logbook
 from argosy.running.control.stragglers import Stragglers
@@ -25,10 +25,10 @@ from argosy.running.control.verdicts import Fate, Verdict, judge
 if TYPE_CHECKING:
     from argosy.running.control.driver import Driver
 
-__all__ = ["Voyage"]
+__all__ = ["LegScheduler"]
 
 
-class Voyage:
+class LegScheduler:
     """All legs of one run."""
 
     def __init__(self, driver: "Driver") -> None:
@@ -40,7 +40,7 @@ class Voyage:
             policy_name=packs.name if packs else name,
             policy=packs or POLICIES[name],
         )
-        self.departures, self.asking = Departures(self), Asking(self)
+        self.leg_starts, self.asking = LegStarts(self), Asking(self)
         self.stragglers, self.logbook = Stragglers(self), Logbook(self)
         self.legs: list[LiveLeg] = []
         self.flotillas: dict[int, Flotilla] = {}
@@ -65,7 +65,7 @@ class Voyage:
     @property
     def under_way(self) -> bool:
         """Whether somebody trains, is being saved, or is to join."""
-        return bool(self.legs or self.leaving or self.departures.newcomers)
+        return bool(self.legs or self.leaving or self.leg_starts.newcomers)
 
     def afloat(self) -> set[str]:
         """Members that train, or are about to."""
@@ -111,7 +111,7 @@ class Voyage:
         self.judged.difference_update(members)
         for name in members:
             self.leaving.pop(name, None)
-        self.departures.forget_measuring()
+        self.leg_starts.forget_measuring()
         self.driver.measuring.again()
 
     def _end(self, leg: LiveLeg) -> None:
@@ -123,15 +123,15 @@ class Voyage:
 
     def forget_measurements(self) -> None:
         """A worker is gone, or its exchange with others broke: what was being found out together comes to nothing."""
-        self.departures.know_cluster()
-        self.departures.forget_measuring()
-        self.departures.sharing.ask(())
+        self.leg_starts.know_cluster()
+        self.leg_starts.forget_measuring()
+        self.leg_starts.sharing.ask(())
 
     def ended(self, member: str) -> None:
         """A member has left the run, wherever it was."""
         self.judged.discard(member)
         self.changed |= self.leaving.pop(member, None) is not None
-        self.departures.ended(member)
+        self.leg_starts.ended(member)
         self.stragglers.forget(member)
         for leg in self.legs:
             devices = leg.devices_of(member)
@@ -232,8 +232,8 @@ class Voyage:
     def go_on(self) -> None:
         """Whatever can go on goes on: barriers, credit, and new legs for members that wait."""
         self.call()
-        self.departures.bring()
-        self.departures.admit_nodes()
+        self.leg_starts.bring()
+        self.leg_starts.admit_nodes()
         for leg in list(self.legs):
             if leg.at_barrier and not leg.boarding and not self.stragglers.awaited(leg):
                 self._barrier(leg)
@@ -241,8 +241,8 @@ class Voyage:
                 self._extend(leg)
         if self.changed:
             self.changed = False
-            self.departures.launch()
-        self.departures.measure_newcomers()
+            self.leg_starts.launch()
+        self.leg_starts.measure_newcomers()
 
     def call(self) -> None:
         """Let those resting members wait for a place whom a judge calls, or end."""

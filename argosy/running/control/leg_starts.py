@@ -23,17 +23,17 @@ from argosy.running.watch.phase import Phase
 from argosy.stream.schedule import section_start
 
 if TYPE_CHECKING:
-    from argosy.running.control.voyage import Voyage
+    from argosy.running.control.scheduler import LegScheduler
 
-__all__ = ["Departures", "assignments_of"]
+__all__ = ["LegStarts", "assignments_of"]
 
 
-class Departures:
+class LegStarts:
     """Of one run."""
 
-    def __init__(self, voyage: "Voyage") -> None:
-        self.voyage, self.driver = voyage, voyage.driver
-        self.roster, self.force, self.launching = voyage.roster, voyage.force, voyage.launching
+    def __init__(self, scheduler: "LegScheduler") -> None:
+        self.scheduler, self.driver = scheduler, scheduler.driver
+        self.roster, self.force, self.launching = scheduler.roster, scheduler.force, scheduler.launching
         self.sharing = SharingChoice(self.driver.settings)
         self.leg_count = 0
         self.measuring_leg: tuple[list[Feeder], Leg, int] | None = None
@@ -65,11 +65,11 @@ class Departures:
 
     def opened(self, node: str) -> None:
         """A feeder of a node has opened its data: where that came later, everybody is to have room there."""
-        self.voyage.changed = True
+        self.scheduler.changed = True
         if node in self.unopened:
             self.unopened.discard(node)
             self.know_cluster()
-            self.voyage.make_room()
+            self.scheduler.make_room()
 
     def know_cluster(self) -> None:
         """Let the policy know which nodes can be used."""
@@ -87,20 +87,20 @@ class Departures:
         if team is None:
             return
         self.leg_count += 1
-        self.voyage.assignment_count += 1
+        self.scheduler.assignment_count += 1
         leg = self._with_training_samples(roster.leg_for(roster.waiting, self.driver.lengths, number=self.leg_count))
         force.feed(team, leg, self.sharing.pipeline)
         ends = [roster.last_section(name) for name in roster.waiting]
         # A clone may be at its end already.
         horizon = None if None in ends else max(leg.section + 1, *(end for end in ends if end is not None))
-        assignments = dict.fromkeys(force.devices, self.voyage.assignment_count)
+        assignments = dict.fromkeys(force.devices, self.scheduler.assignment_count)
         names = [feeder.name for feeder in team]
         for device in force.devices:
             force.attach(names, device)
         force.allow(names, Credit(leg=leg.number, until=leg.section + 1, horizon=horizon, assignments=assignments))
-        self.measuring_leg = (team, leg, self.voyage.assignment_count)
+        self.measuring_leg = (team, leg, self.scheduler.assignment_count)
         self.driver.measuring.again()
-        self._measure(force.devices, self.voyage.assignment_count)
+        self._measure(force.devices, self.scheduler.assignment_count)
 
     def _with_training_samples(self, leg: Leg) -> Leg:
         """The leg itself, or from a block before the end of its first section: members may want fewer samples of that, or none.
@@ -163,7 +163,7 @@ class Departures:
         driver.view.study(driver.study)
         self.expect(member.name for member in members)
         # Others may have waited for these.
-        self.voyage.call()
+        self.scheduler.call()
 
     def expect(self, names: Iterable[str]) -> None:
         """Members are to be added: they are in the study, and nobody knows their costs."""
@@ -179,14 +179,14 @@ class Departures:
 
     def measure_newcomers(self) -> None:
         """Let those be measured whom nobody measures: beside members that train, or where nobody does by themselves."""
-        measuring, devices = self.driver.measuring, self.voyage.devices
+        measuring, devices = self.driver.measuring, self.scheduler.devices
         if not measuring.missing & self.newcomers:
             return
         if devices:
             measuring.only_at(devices)
             if measuring.representatives_beside:
-                self._measure([min(devices, key=lambda device: len(self.voyage.assignment_of(device)))], None)
-        elif not self.voyage.legs and not self.sharing.waiting_for:
+                self._measure([min(devices, key=lambda device: len(self.scheduler.assignment_of(device)))], None)
+        elif not self.scheduler.legs and not self.sharing.waiting_for:
             self.roster.enter(self.newcomers)
             self.driver.measure()
 
@@ -210,7 +210,7 @@ class Departures:
             # A clone may have come before others that it is to begin with.
             if name in self.roster.waiting:
                 driver.faults.decided(name)
-        self.voyage.make_room()
+        self.scheduler.make_room()
 
     def ended(self, member: str) -> None:
         """A member has ended: one whose costs nobody knows yet was here all the same."""
@@ -243,35 +243,37 @@ class Departures:
     @property
     def seated(self) -> set[str]:
         """Members that have a place, and board when it has been left: who of them waits, waits for no other."""
-        return {name for leg in self.voyage.legs for boarding in leg.boarding.values() for name in boarding.start}
+        return {name for leg in self.scheduler.legs for boarding in leg.boarding.values() for name in boarding.start}
 
     def launch(self) -> None:
         """Ask the policy what to start on the devices that are free."""
         if self.driver.orders.pausing is not None or not self.roster.waiting:
             return
-        if not self.voyage.legs and any(leaving.verdict is None for leaving in self.voyage.leaving.values()):
+        if not self.scheduler.legs and any(leaving.verdict is None for leaving in self.scheduler.leaving.values()):
             return  # Nobody trains meanwhile, and the policy is to choose among all that are left.
         measuring = self.driver.measuring
         # Whoever can join those that train is not sent off alone, before their next barrier has shown whether it can.
-        later = self.roster.joining if any(leg.holding for leg in self.voyage.legs) else set()
-        later = later | self.voyage.stragglers.not_yet() | self.seated
+        later = self.roster.joining if any(leg.holding for leg in self.scheduler.legs) else set()
+        later = later | self.scheduler.stragglers.not_yet() | self.seated
         names = [name for name in self.roster.waiting if name not in later]
         profiles = measuring.profiles(names, self.driver.study)
-        self.voyage.logbook.profiled(profiles)
-        situation = self.voyage.asking.situation(profiles, {})
-        with self.voyage.logbook.planning():
+        self.scheduler.logbook.profiled(profiles)
+        situation = self.scheduler.asking.situation(profiles, {})
+        with self.scheduler.logbook.planning():
             self._foresee(situation)
             found = self.launching.launch(situation, tuple(self.before.values()))
         plan = replace(found, notes=measuring.notes)
         for name in plan.waiting:
-            self.voyage.stragglers.forget(name)
+            self.scheduler.stragglers.forget(name)
         if plan.flotillas and not self.sharing.told and not self._choose_sharing(plan.flotillas[0]):
             return
         started = [flotilla for flotilla in plan.flotillas if self._start_leg(flotilla)]
         self._release_idle()
         if started:
             # Some policies answer with one flotilla at a time: devices may be left for another one.
-            self.voyage.changed = bool(self.roster.waiting) and len(set(self.voyage.devices)) < len(self.force.devices)
+            self.scheduler.changed = bool(self.roster.waiting) and len(set(self.scheduler.devices)) < len(
+                self.force.devices
+            )
             self.driver.record(PlanMade(plan=plan.to_json()))
             write_json(self.driver.directory / "plan.json", plan.to_json())
             self.driver.view.plan(plan)
@@ -286,7 +288,7 @@ class Departures:
             self.launching.foresee(situation)
 
     def _free_team(self, devices: Iterable[str]) -> list[Feeder] | None:
-        return self.force.free_team(devices, (feeder for leg in self.voyage.legs for feeder in leg.feeders))
+        return self.force.free_team(devices, (feeder for leg in self.scheduler.legs for feeder in leg.feeders))
 
     def _start_leg(self, flotilla: Flotilla) -> bool:
         """Whether it is under way; where a node has no feeder for it yet, the policy is asked again when there is one."""
@@ -309,30 +311,30 @@ class Departures:
             if measured is not None:
                 self.force.rest(feeder.name for feeder in measured[0])
             self.leg_count += 1
-            self.voyage.assignment_count += 1
-            assignment = self.voyage.assignment_count
+            self.scheduler.assignment_count += 1
+            assignment = self.scheduler.assignment_count
             self.force.feed(team, replace(stretch, number=self.leg_count), self.sharing.pipeline)
         names = tuple(feeder.name for feeder in team)
         leg = LiveLeg(number=self.leg_count, feeders=names, until=stretch.section, begins=stretch)
-        self.voyage.legs.append(leg)
-        self.voyage.flotillas[leg.number] = flotilla
+        self.scheduler.legs.append(leg)
+        self.scheduler.flotillas[leg.number] = flotilla
         self.before = {name: split for name, split in self.before.items() if name not in flotilla.members}
-        self.voyage.expect(leg, flotilla.members)
-        self.voyage.seat(leg, flotilla.members)
+        self.scheduler.expect(leg, flotilla.members)
+        self.scheduler.seat(leg, flotilla.members)
         for device, members in assignments_of(flotilla).items():
             leg.change(device, assignment, Change(start=tuple(members)))
-            self.voyage.board(leg, device, start=members)
-        self.voyage.logbook.begin(leg)
-        self.voyage.allow(leg, leg.reach(turns=self.voyage.turns(leg)))
+            self.scheduler.board(leg, device, start=members)
+        self.scheduler.logbook.begin(leg)
+        self.scheduler.allow(leg, leg.reach(turns=self.scheduler.turns(leg)))
         return True
 
     def _release_idle(self) -> None:
         """Let trainers that carry nobody let go of the block that they measured on."""
-        busy = set(self.voyage.devices)
+        busy = set(self.scheduler.devices)
         for device in self.force.devices:
             if device not in busy:
-                self.voyage.assignment_count += 1
-                self.force.send(device, Assign(assignment=self.voyage.assignment_count))
+                self.scheduler.assignment_count += 1
+                self.force.send(device, Assign(assignment=self.scheduler.assignment_count))
 
     def _choose_sharing(self, flotilla: Flotilla) -> bool:
         """Settle how nodes share the stream; False while that is measured, after which the policy is asked again."""
@@ -355,7 +357,7 @@ class Departures:
         """A feeder has measured what sharing costs."""
         self.sharing.hear(worker, probed)
         if self.sharing.measured:
-            self.voyage.changed = True
+            self.scheduler.changed = True
 
 
 def _same_nodes(one: Iterable[Feeder], other: Iterable[Feeder]) -> bool:
