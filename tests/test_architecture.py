@@ -67,7 +67,7 @@ CIRCLE = {
             "logbook",
             "orders",
             "roster",
-            "stragglers",
+            "recovering",
             "scheduler",
         ]
     )

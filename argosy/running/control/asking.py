@@ -27,7 +27,7 @@ class Asking:
         per_epoch, place = scheduler.driver.study.validations_per_epoch, leg.until
         if place % per_epoch == 0 and scheduler.driver.packs is None:
             scheduler.roster.join(scheduler.roster.waiting, place // per_epoch)
-        waiting_here = scheduler.stragglers.others(scheduler.roster.waiting)
+        waiting_here = scheduler.recovering.others(scheduler.roster.waiting)
         peers = [name for name in waiting_here if self.can_join(name, leg)]
         profiles = scheduler.driver.measuring.profiles([*live, *waiting_here], scheduler.driver.study)
         here = set(live)

@@ -105,7 +105,7 @@ class Faults:
             # Nobody else would start a feeder again that has not opened the data.
             self.driver.force.free_team(self.driver.force.devices, ())
         elif self.driver.phase is Phase.MEASURING:
-            for name in self.driver.scheduler.stragglers.drop_unsaved(worker):
+            for name in self.driver.scheduler.recovering.drop_unsaved(worker):
                 self._settle(name)
             self.driver.measure()
         elif self.driver.phase is not Phase.OVER:
@@ -142,7 +142,7 @@ class Faults:
         if sailing and not given_up and worker in self.driver.force.devices and not self._shares(worker):
             self._fall_behind(worker)
             return
-        self.afloat.update(self.driver.scheduler.stragglers.drop_unsaved(worker))
+        self.afloat.update(self.driver.scheduler.recovering.drop_unsaved(worker))
         if given_up:
             self.regroup()
         elif any(leg not in self.regrouped_legs for leg in legs):
@@ -158,8 +158,8 @@ class Faults:
     def _fall_behind(self, trainer: str) -> None:
         """The members of a lost trainer wait for a place; the others of their leg go on, unless all going back is cheaper."""
         driver = self.driver
-        stragglers, legs = driver.scheduler.stragglers, driver.scheduler.legs_of(trainer)
-        lost = stragglers.take_off(trainer)
+        recovering, legs = driver.scheduler.recovering, driver.scheduler.legs_of(trainer)
+        lost = recovering.take_off(trainer)
         for name in lost:
             self._settle(name)
         lost = [name for name in lost if name in driver.roster.waiting]
@@ -169,7 +169,7 @@ class Faults:
         if way is Way.BACK:
             self.regroup(legs)
         else:
-            stragglers.fall_behind(lost, leg if way is Way.MEET else None)
+            recovering.fall_behind(lost, leg if way is Way.MEET else None)
             driver.start_training()
 
     def _way_on(self, trainer: str, lost: Sequence[str], leg: LiveLeg) -> Way:
@@ -307,7 +307,7 @@ class Faults:
                     driver.record(MemberEnded(member=name, status="paused", reason=driver.orders.pausing))
             driver.phase = Phase.OVER
             return
-        driver.scheduler.stragglers.fall_behind(afloat.intersection(driver.roster.waiting), None)
+        driver.scheduler.recovering.fall_behind(afloat.intersection(driver.roster.waiting), None)
         if driver.measuring.missing & set(driver.roster.waiting):
             driver.measure()
         else:

@@ -254,7 +254,7 @@ class LegStarts:
         measuring = self.driver.measuring
         # Whoever can join those that train is not sent off alone, before their next barrier has shown whether it can.
         later = self.roster.joining if any(leg.holding for leg in self.scheduler.legs) else set()
-        later = later | self.scheduler.stragglers.not_yet() | self.seated
+        later = later | self.scheduler.recovering.not_yet() | self.seated
         names = [name for name in self.roster.waiting if name not in later]
         profiles = measuring.profiles(names, self.driver.study)
         self.scheduler.logbook.profiled(profiles)
@@ -264,7 +264,7 @@ class LegStarts:
             found = self.launching.launch(situation, tuple(self.before.values()))
         plan = replace(found, notes=measuring.notes)
         for name in plan.waiting:
-            self.scheduler.stragglers.forget(name)
+            self.scheduler.recovering.forget(name)
         if plan.flotillas and not self.sharing.told and not self._choose_sharing(plan.flotillas[0]):
             return
         started = [flotilla for flotilla in plan.flotillas if self._start_leg(flotilla)]

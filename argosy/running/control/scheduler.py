@@ -19,7 +19,7 @@ from argosy.running.control.launching import Launching
 from argosy.running.control.leg_starts import LegStarts, assignments_of
 from argosy.running.control.legs import Change, Leaving, LiveLeg, Starting, difference, reseated
 from argosy.running.control.logbook import Logbook
-from argosy.running.control.stragglers import Stragglers
+from argosy.running.control.recovering import Recovering
 from argosy.running.control.verdicts import Fate, Verdict, judge
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class LegScheduler:
             policy=packs or POLICIES[name],
         )
         self.leg_starts, self.asking = LegStarts(self), Asking(self)
-        self.stragglers, self.logbook = Stragglers(self), Logbook(self)
+        self.recovering, self.logbook = Recovering(self), Logbook(self)
         self.legs: list[LiveLeg] = []
         self.flotillas: dict[int, Flotilla] = {}
         """What was planned, by number of its leg."""
@@ -117,7 +117,7 @@ class LegScheduler:
     def _end(self, leg: LiveLeg) -> None:
         self.legs.remove(leg)
         self.force.rest(leg.feeders)
-        self.stragglers.over(leg)
+        self.recovering.over(leg)
         self.logbook.end(leg)
         self.changed = True
 
@@ -132,7 +132,7 @@ class LegScheduler:
         self.judged.discard(member)
         self.changed |= self.leaving.pop(member, None) is not None
         self.leg_starts.ended(member)
-        self.stragglers.forget(member)
+        self.recovering.forget(member)
         for leg in self.legs:
             devices = leg.devices_of(member)
             for device in devices if len(devices) > 1 else ():
@@ -145,7 +145,7 @@ class LegScheduler:
     def make_room(self) -> None:
         """Somebody waits: let every leg come to a barrier at an epoch's end."""
         self.changed = True
-        for leg in [leg for leg in self.legs if self.stragglers.goes_to(leg) is None]:
+        for leg in [leg for leg in self.legs if self.recovering.goes_to(leg) is None]:
             self._hold(leg)
 
     def _hold(self, leg: LiveLeg) -> None:
@@ -213,7 +213,7 @@ class LegScheduler:
         elif verdict.fate is Fate.REST:
             self.driver.record(MemberRested(member=member, reason=verdict.reason))
             self.roster.rest(member)
-            self.stragglers.forget(member)
+            self.recovering.forget(member)
             self.changed = True
         else:
             self.driver.end(member, "done", verdict.reason)
@@ -235,7 +235,7 @@ class LegScheduler:
         self.leg_starts.bring()
         self.leg_starts.admit_nodes()
         for leg in list(self.legs):
-            if leg.at_barrier and not leg.boarding and not self.stragglers.awaited(leg):
+            if leg.at_barrier and not leg.boarding and not self.recovering.awaited(leg):
                 self._barrier(leg)
             elif not leg.holding and leg.members:
                 self._extend(leg)
@@ -265,10 +265,10 @@ class LegScheduler:
 
     def turns(self, leg: LiveLeg) -> int | None:
         """Where others wait for their turn, it may come at the next epoch's end; who is to meet others goes to their barrier."""
-        meets = self.stragglers.goes_to(leg)
+        meets = self.recovering.goes_to(leg)
         if meets is not None:
             return meets.until
-        if self.stragglers.to_meet(leg):
+        if self.recovering.to_meet(leg):
             return leg.until + 1
         per_epoch = self.driver.study.validations_per_epoch
         return (leg.until // per_epoch + 1) * per_epoch if self._others_wait else None
@@ -277,29 +277,29 @@ class LegScheduler:
     def _others_wait(self) -> bool:
         """Whether somebody has no place, or is leaving one for no other."""
         leaving = (name for name, leaving in self.leaving.items() if leaving.verdict is None)
-        return bool(self.stragglers.others(self.roster.waiting)) or any(self.leg_of(name) is None for name in leaving)
+        return bool(self.recovering.others(self.roster.waiting)) or any(self.leg_of(name) is None for name in leaving)
 
     def allow(self, leg: LiveLeg, until: int) -> None:
         leg.until = until
-        turns = (self._others_wait and leg.makes_room) or self.stragglers.goes_to(leg) is not None
+        turns = (self._others_wait and leg.makes_room) or self.recovering.goes_to(leg) is not None
         horizon = until if turns else leg.horizon
         credit = Credit(leg=leg.number, until=until, horizon=_most(horizon, until), assignments=leg.numbers())
         self.force.allow(leg.feeders, credit)
 
     def _barrier(self, leg: LiveLeg) -> None:
         """Nobody steps: let those leave whose fate it is, ask the policy if anything has changed, and go on."""
-        self.stragglers.meet(leg)
+        self.recovering.meet(leg)
         fates = self._fates(leg)
         live = [name for name in leg.members if name not in fates]
         wanted: Mapping[str, Iterable[str]] = {
             device: [name for name in assignment.members if name not in fates]
             for device, assignment in leg.assignments.items()
         }
-        joins, meets, anew = leg.holding, self.stragglers.goes_to(leg), set[str]()
+        joins, meets, anew = leg.holding, self.recovering.goes_to(leg), set[str]()
         leg.holding = False
         if meets is not None and meets.until == leg.until:
             wanted = {}
-        elif fates or joins or self.stragglers.others(self.roster.waiting):
+        elif fates or joins or self.recovering.others(self.roster.waiting):
             flotilla = self.asking.ask(leg, live)
             wanted = {} if flotilla is None else assignments_of(flotilla)
             if flotilla is not None and leg.makes_room:
@@ -320,7 +320,7 @@ class LegScheduler:
             self.logbook.change(leg, [name for change in changes.values() for name in change.start])
         too_soon = (fates or joins) and self.asking.too_soon(leg)
         self.allow(leg, leg.reach(turns=self.turns(leg)))
-        leg.holding = self.stragglers.to_meet(leg)
+        leg.holding = self.recovering.to_meet(leg)
         if too_soon:
             self._hold(leg)
         # Who found no place here may find one on devices that are free.
@@ -379,7 +379,7 @@ class LegScheduler:
         if assigned is not None:
             self.driver.record(assigned)
         roster.leave(names)
-        self.stragglers.boarded(names)
+        self.recovering.boarded(names)
         # A trainer that reads from nobody would take this for what was said before its feeder was lost.
         self.force.attach(leg.feeders, device)
         self.force.define(device, map(self.driver.study.member, names))

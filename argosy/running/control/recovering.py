@@ -14,10 +14,10 @@ from argosy.running.control.legs import LiveLeg
 if TYPE_CHECKING:
     from argosy.running.control.scheduler import LegScheduler
 
-__all__ = ["Stragglers"]
+__all__ = ["Recovering"]
 
 
-class Stragglers:
+class Recovering:
     """Of one run."""
 
     def __init__(self, scheduler: "LegScheduler") -> None:
