@@ -66,7 +66,7 @@ CIRCLE = {
             "faults",
             "logbook",
             "orders",
-            "roster",
+            "member_table",
             "recovering",
             "scheduler",
         ]

@@ -326,8 +326,8 @@ def test_who_is_told_to_stop_stops_wherever_it_is(tmp_path: Path, monkeypatch: p
         odd = driver.state.member("odd")
         return {
             "measured": driver.phase is Phase.MEASURING,
-            "waits": "odd" in driver.roster.waiting and driver.phase is Phase.TRAINING,
-            "rests": "odd" in driver.roster.resting,
+            "waits": "odd" in driver.member_table.waiting and driver.phase is Phase.TRAINING,
+            "rests": "odd" in driver.member_table.resting,
             "trains": odd.status == "training" and odd.epochs == 1,
         }[where]
 

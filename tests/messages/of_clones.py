@@ -15,7 +15,7 @@ from argosy.protocol.events import Answered
 from argosy.results.fold import RunState
 from argosy.running.control.additions import Additions
 from argosy.running.control.clones import Clone, Clones
-from argosy.running.control.roster import Roster
+from argosy.running.control.member_table import MemberTable
 from argosy.running.directory.identity import Identity
 from argosy.running.launch.launcher import Job
 from argosy.settings import Settings
@@ -40,7 +40,7 @@ def asked(source: str = "mlp", name: str = "late", *, warm: bool = True, adding:
     """The same of a run that has one member, which has not ended an epoch, as the driver takes it up."""
     driver = SimpleNamespace(study=study(members=[MLP]), state=RunState(), begun=True)
     driver.additions = SimpleNamespace(names=adding)
-    driver.roster = SimpleNamespace(check_new=lambda name: None)
+    driver.member_table = SimpleNamespace(check_new=lambda name: None)
     driver.scheduler = SimpleNamespace(leg_of=lambda member: None)
     driver.orders = SimpleNamespace(answer=lambda *_: None)
     clones = Clones(driver)
@@ -53,7 +53,7 @@ def of_somebody_gone() -> None:
     command = {"command": "clone", "member": "mlp", "name": "late", "set": {"optimizer.lr": 0.2}, "warm": False}
     state = RunState.of([Answered(file="1-clone.json", command=command, answer="added late")])
     other = study(members=[studies.member("other")])
-    Roster(Job(study=other, settings=Settings(), directory=Path(), lock=-1), state).begin()
+    MemberTable(Job(study=other, settings=Settings(), directory=Path(), lock=-1), state).begin()
 
 
 def once_more() -> None:

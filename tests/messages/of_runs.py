@@ -21,8 +21,8 @@ from argosy.protocol.feeder import Opened
 from argosy.results.fold import RunState
 from argosy.running.control.additions import Additions
 from argosy.running.control.driver import Driver
+from argosy.running.control.member_table import MemberTable
 from argosy.running.control.rehearsal import Rehearsed
-from argosy.running.control.roster import Roster
 from argosy.running.control.tolerance import LOSSES, Tolerance
 from argosy.running.directory.anew import begin_anew
 from argosy.running.directory.audit import audit
@@ -95,8 +95,8 @@ def copied(text: str = "study = 3\n") -> StudyCopy:
 
 def added(rehearsed: Rehearsed) -> None:
     """An added file whose members are here already, as the driver takes it up."""
-    orders, roster = SimpleNamespace(answer=lambda *_: None), SimpleNamespace(newcomers=lambda _: ())
-    additions = Additions(SimpleNamespace(orders=orders, roster=roster))
+    orders, member_table = SimpleNamespace(answer=lambda *_: None), SimpleNamespace(newcomers=lambda _: ())
+    additions = Additions(SimpleNamespace(orders=orders, member_table=member_table))
     text = "import argosy, studies\nstudy = studies.study(fleet=[studies.member('mlp')])\n"
     additions._copies["1-add.json"], additions._commands["1-add.json"] = copied(text), {}
     additions._take_up("1-add.json", rehearsed)
@@ -245,7 +245,7 @@ def left_out() -> None:
     """A member that has trained before."""
     state = RunState()
     state.member("vit").assign(0, 0)
-    Roster(Job(study=study(), settings=Settings(), directory=RUN, lock=-1), state).check_new("vit")
+    MemberTable(Job(study=study(), settings=Settings(), directory=RUN, lock=-1), state).check_new("vit")
 
 
 def equal_failures() -> None:

@@ -14,7 +14,7 @@ import argosy
 from argosy.errors import RunError
 from argosy.protocol.events import Answered, Checkpoint, MemberStarted, Saved, SectionEnded
 from argosy.results.fold import RunState
-from argosy.running.control.roster import Roster
+from argosy.running.control.member_table import MemberTable
 from argosy.running.launch.launcher import Job
 from argosy.settings import Settings
 
@@ -29,25 +29,27 @@ class World:
         self.draw, self.directory = draw, directory
         study = studies.study(90, val=9, fleet=[studies.member(name) for name in NAMES], epochs=99)
         self.state = RunState()
-        self.roster = Roster(Job(study=study, settings=Settings(), directory=directory, lock=-1), self.state)
-        self.roster.begin()
+        self.member_table = MemberTable(Job(study=study, settings=Settings(), directory=directory, lock=-1), self.state)
+        self.member_table.begin()
         self.aboard: dict[str, int] = {}
         """By member: its stream epoch."""
         self.epoch = 0
 
     def board(self) -> None:
         """Some of those that wait go on, or begin, with the stream where it is."""
-        roster = self.roster
-        roster.join(roster.waiting, self.epoch)
-        names = [name for name in roster.waiting if roster.place(name) == self.epoch and self.draw.random() < 0.7]
-        assigned = roster.assign(names)
+        member_table = self.member_table
+        member_table.join(member_table.waiting, self.epoch)
+        names = [
+            name for name in member_table.waiting if member_table.place(name) == self.epoch and self.draw.random() < 0.7
+        ]
+        assigned = member_table.assign(names)
         if assigned is not None:
             assert set(assigned.members) <= set(names)
             self.state.apply(assigned)
-        assert roster.assign(names) is None, "it is journaled"
-        roster.leave(names)
+        assert member_table.assign(names) is None, "it is journaled"
+        member_table.leave(names)
         for name in names:
-            start = roster.start_member(name, ())
+            start = member_table.start_member(name, ())
             assert start.stream_epoch == self.epoch == self.state.member(name).stream_epoch(start.epoch)
             place = {"epoch": start.epoch, "section": 0, "stream_epoch": self.epoch, "position": 0}
             self.state.apply(MemberStarted(member=name, device="cpu:0", threads=1, mkldnn=True, **place))
@@ -96,19 +98,19 @@ class World:
         if what != "lost":
             self.save(name)
         if what == "rest":
-            self.roster.rest(name)
+            self.member_table.rest(name)
         else:
-            self.roster.take_back([name])
+            self.member_table.take_back([name])
             # A stream that is behind has to come again for those that were lost.
-            self.epoch = min([self.epoch, *map(self.roster.place, self.roster.waiting)])
+            self.epoch = min([self.epoch, *map(self.member_table.place, self.member_table.waiting)])
             for other in list(self.aboard):
                 self.save(other)
-                self.roster.take_back([other])
+                self.member_table.take_back([other])
                 del self.aboard[other]
 
     def call(self) -> None:
         """Somebody who rests wants to go on."""
-        self.roster.call(self.draw.choice(sorted(self.roster.resting)))
+        self.member_table.call(self.draw.choice(sorted(self.member_table.resting)))
 
 
 @given(st.integers(0, 2**32))
@@ -118,12 +120,12 @@ def test_nobody_sees_a_stream_epoch_twice_and_everybody_is_somewhere(seed: int) 
         world = World(draw, Path(folder))
         for _ in range(draw.randint(5, 60)):
             acts = [world.board]
-            acts += [world.go_on, world.leave] * bool(world.aboard) + [world.call] * bool(world.roster.resting)
+            acts += [world.go_on, world.leave] * bool(world.aboard) + [world.call] * bool(world.member_table.resting)
             draw.choice(acts)()
-            roster = world.roster
-            assert sorted([*roster.waiting, *roster.resting, *world.aboard]) == NAMES
-            assert roster.waiting == sorted(roster.waiting)
-            assert roster.joining <= set(roster.waiting)
+            member_table = world.member_table
+            assert sorted([*member_table.waiting, *member_table.resting, *world.aboard]) == NAMES
+            assert member_table.waiting == sorted(member_table.waiting)
+            assert member_table.joining <= set(member_table.waiting)
             for name in NAMES:
                 seen = [row.stream_epoch for row in world.state.member(name).sections]
                 assert seen == sorted(set(seen))
@@ -133,16 +135,16 @@ def test_nobody_sees_a_stream_epoch_twice_and_everybody_is_somewhere(seed: int) 
 def test_epochs_left_and_the_last_section_follow_the_rule(tmp_path: Path) -> None:
     member = studies.member("a", stop=argosy.MaxEpochs(1.5))
     study = replace(studies.study(90, val=9, fleet=[member]), validations_per_epoch=4)
-    roster = Roster(Job(study=study, settings=Settings(), directory=tmp_path, lock=-1), RunState())
-    roster.begin()
-    assert (roster.waiting, roster.place("a")) == (["a"], 0)
-    assert (roster.epochs_left("a"), roster.last_section("a")) == (2, 6)
-    assert roster.leg_for(["a"], LENGTHS, number=3).section == 0
-    roster.enter(["a"])
-    roster.join(["a"], 7)
-    assert (roster.place("a"), roster.last_section("a")) == (28, 34)
-    roster.join(["a"], 5)
-    assert roster.place("a") == 28, "no stream epoch that is behind it"
+    member_table = MemberTable(Job(study=study, settings=Settings(), directory=tmp_path, lock=-1), RunState())
+    member_table.begin()
+    assert (member_table.waiting, member_table.place("a")) == (["a"], 0)
+    assert (member_table.epochs_left("a"), member_table.last_section("a")) == (2, 6)
+    assert member_table.leg_for(["a"], LENGTHS, number=3).section == 0
+    member_table.enter(["a"])
+    member_table.join(["a"], 7)
+    assert (member_table.place("a"), member_table.last_section("a")) == (28, 34)
+    member_table.join(["a"], 5)
+    assert member_table.place("a") == 28, "no stream epoch that is behind it"
 
 
 def test_a_clone_that_was_made_of_somebody_who_is_gone_is_named(tmp_path: Path) -> None:
@@ -150,4 +152,4 @@ def test_a_clone_that_was_made_of_somebody_who_is_gone_is_named(tmp_path: Path) 
     state = RunState.of([Answered(file="1-clone.json", command=command, answer="added late")])
     job = Job(study=studies.study(fleet=[studies.member("a")]), settings=Settings(), directory=tmp_path, lock=-1)
     with pytest.raises(RunError, match=r"^clone 'late' was made of 'gone', which is not in the study: put it back\.$"):
-        Roster(job, state).begin()
+        MemberTable(job, state).begin()

@@ -84,7 +84,7 @@ class Additions:
             if rehearsed.problem:
                 raise StudyError(rehearsed.problem)
             _check_modules(copy.folder, rehearsed.modules)
-            members = driver.roster.newcomers(load_copy(copy))
+            members = driver.member_table.newcomers(load_copy(copy))
             if not members:
                 raise StudyError(
                     "all members of the study are here already, or being added; give `study` members of other names."
@@ -100,8 +100,8 @@ class Additions:
         study's terms."""
         driver, names = self.driver, tuple(member.name for member in members)
         for name in names:
-            driver.roster.check_new(name)
-        driver.roster.extend(members)
+            driver.member_table.check_new(name)
+        driver.member_table.extend(members)
         self._commands[file], self._measured[file] = command, names
         driver.view.study(driver.study)
         driver.scheduler.leg_starts.expect(names)
@@ -146,7 +146,7 @@ class Additions:
     def _dismiss(self, file: str, why: str) -> None:
         driver, names = self.driver, self._measured.pop(file)
         driver.scheduler.leg_starts.newcomers -= set(names)
-        driver.roster.dismiss(names)
+        driver.member_table.dismiss(names)
         driver.measuring.dismiss(names)
         driver.force.dismiss(names)
         driver.view.study(driver.study)

@@ -26,8 +26,8 @@ class Asking:
         scheduler = self.scheduler
         per_epoch, place = scheduler.driver.study.validations_per_epoch, leg.until
         if place % per_epoch == 0 and scheduler.driver.packs is None:
-            scheduler.roster.join(scheduler.roster.waiting, place // per_epoch)
-        waiting_here = scheduler.recovering.others(scheduler.roster.waiting)
+            scheduler.member_table.join(scheduler.member_table.waiting, place // per_epoch)
+        waiting_here = scheduler.recovering.others(scheduler.member_table.waiting)
         peers = [name for name in waiting_here if self.can_join(name, leg)]
         profiles = scheduler.driver.measuring.profiles([*live, *waiting_here], scheduler.driver.study)
         here = set(live)
@@ -64,12 +64,12 @@ class Asking:
     def can_join(self, name: str, leg: LiveLeg) -> bool:
         """Whether all that a waiting member wants of the stream is still to come at a barrier."""
         scheduler = self.scheduler
-        if scheduler.roster.place(name) != leg.until or name in scheduler.leaving:
+        if scheduler.member_table.place(name) != leg.until or name in scheduler.leaving:
             return False
         length, per_epoch = scheduler.driver.lengths["train"], scheduler.driver.study.validations_per_epoch
         begun = leg.until > leg.begins.section
         position = section_start(leg.until, length, per_epoch) if begun else leg.begins.position
-        return scheduler.roster.leg_for([name], scheduler.driver.lengths, number=0).position >= position
+        return scheduler.member_table.leg_for([name], scheduler.driver.lengths, number=0).position >= position
 
     def situation(
         self,
@@ -83,9 +83,11 @@ class Asking:
         scheduler = self.scheduler
         per_epoch = scheduler.driver.study.validations_per_epoch
         names = [profile.member for profile in waiting]
-        done = {name: places.get(name, scheduler.roster.place(name) // per_epoch) for name in names}
+        done = {name: places.get(name, scheduler.member_table.place(name) // per_epoch) for name in names}
         aboard = [name for leg in scheduler.legs for name in leg.members]
-        left = {name: left for name in (*names, *aboard) if (left := scheduler.roster.epochs_left(name)) is not None}
+        left = {
+            name: left for name in (*names, *aboard) if (left := scheduler.member_table.epochs_left(name)) is not None
+        }
         # Who is sure to go on is known already of those that are aboard, and only they are weighed by it.
         free = {} if asked is None else {name: until - asked.until for name, until in asked.free_until.items()}
         certain = {name: sections // per_epoch for name, sections in free.items()}

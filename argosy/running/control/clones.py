@@ -160,7 +160,7 @@ class Clones:
     def _check_name(self, name: str) -> None:
         if name in (*self.driver.study.names, *(waiting.clone.name for waiting in self._waiting.values())):
             raise StudyError(f"a member {name!r} is here already, or asked for; give the clone another name.")
-        self.driver.roster.check_new(name)
+        self.driver.member_table.check_new(name)
 
     def _device(self, member: str) -> str | None:
         """That saves a member which trains."""

@@ -44,9 +44,9 @@ from argosy.running.control.costs import ASSUMED_LINK
 from argosy.running.control.ending import end_run
 from argosy.running.control.faults import Faults
 from argosy.running.control.measuring import Measuring
+from argosy.running.control.member_table import FINAL, MemberTable
 from argosy.running.control.orders import Requests
 from argosy.running.control.refusals import check_batch_norm, check_batches
-from argosy.running.control.roster import FINAL, Roster
 from argosy.running.control.scheduler import LegScheduler
 from argosy.running.control.splitting import measuring_of_run
 from argosy.running.control.verdicts import Bringer, Judge, Rules
@@ -102,7 +102,7 @@ class Driver:
         """What `state` knows already, and the journal does not."""
         self.packs = packs
         """A policy in the place of that of the settings."""
-        self.roster = Roster(job, state, self.judges)
+        self.member_table = MemberTable(job, state, self.judges)
         self.force = Workforce(workers, cluster)
         if only_measure:
             kind, exact = cluster.devices[0].kind, job.settings.numerics == "exact"
@@ -129,29 +129,29 @@ class Driver:
     @property
     def study(self) -> Study:
         """With the members that were added."""
-        return self.roster.study
+        return self.member_table.study
 
     # ---- life
 
     def run(self) -> str:
         """Train to the end; returns the run's status."""
-        self.roster.begin()
+        self.member_table.begin()
         self.view.study(self.study)
         # Before anything is said of what is there: it may be another study's.
         self.identity.check(self.study)
         self.scheduler.call()
-        if not self.roster.waiting:
+        if not self.member_table.waiting:
             self.faults.settle_earlier()
             self.identity.leave_out(self.study)
             if not self._more_to_come:
-                return "paused" if self.roster.resting else "done"
+                return "paused" if self.member_table.resting else "done"
         self.force.start()
         # Members that rest are to be known as well: whoever calls them does so in the middle of the stream.
-        self.measuring.want(map(self.study.member, self.roster.unfinished()))
+        self.measuring.want(map(self.study.member, self.member_table.unfinished()))
         while self._goes_on():
             self._round()
         # The last member may have ended just before a pause.
-        return "paused" if self.roster.unfinished() or self._more_to_come else "done"
+        return "paused" if self.member_table.unfinished() or self._more_to_come else "done"
 
     def _round(self) -> None:
         """Hear what was said, decide, journal; what is said in answer leaves at the beginning of the next round."""
@@ -179,7 +179,12 @@ class Driver:
     def _goes_on(self) -> bool:
         if self.phase is Phase.OVER:
             return False
-        if self.phase is Phase.REGROUPING or self.roster.waiting or self.scheduler.under_way or self.additions.pending:
+        if (
+            self.phase is Phase.REGROUPING
+            or self.member_table.waiting
+            or self.scheduler.under_way
+            or self.additions.pending
+        ):
             return True
         return self.orders.pausing is None and self._more_to_come
 
@@ -277,14 +282,14 @@ class Driver:
         feeder.opened = opened
         if not self.begun:
             self.lengths = opened.lengths
-            check_batches(map(self.study.member, self.roster.waiting), self.lengths)
+            check_batches(map(self.study.member, self.member_table.waiting), self.lengths)
             self.scheduler.know(opened)
             self.identity.check(self.study, **self._known_of_study())
             launching, per_epoch = self.scheduler.launching, self.study.validations_per_epoch
             costs = launching.preparation_rate, launching.opening_seconds
             self.record(run_started(self.settings, self.lengths, per_epoch, self.cluster.devices, *costs))
-            if self.roster.retried:
-                self.record(Retried(members=self.roster.retried))
+            if self.member_table.retried:
+                self.record(Retried(members=self.member_table.retried))
             if self.anew is not None:
                 self.record(self.anew)
             # Before the study is there that they are members of now: those of before are none of it.
@@ -314,7 +319,7 @@ class Driver:
     def measure(self) -> None:
         """Let every trainer measure its share of the members that nobody knows, on the first block of a leg of their own."""
         self.phase = Phase.MEASURING
-        if self.measuring.missing & set(self.roster.waiting):
+        if self.measuring.missing & set(self.member_table.waiting):
             self.scheduler.leg_starts.measure_at_rest()
         else:
             self._known()
@@ -325,13 +330,13 @@ class Driver:
             self.scheduler.leg_starts.newcomers_known()
         if self.phase is not Phase.MEASURING:
             return
-        if self.measuring.missing & set(self.roster.waiting):
+        if self.measuring.missing & set(self.member_table.waiting):
             self.scheduler.leg_starts.measure_rest()
             return
-        self.scheduler.leg_starts.fail_unfit(self.roster.waiting)
-        check_batch_norm(map(self.study.member, self.roster.waiting), self.lengths, self.measuring.measured)
+        self.scheduler.leg_starts.fail_unfit(self.member_table.waiting)
+        check_batch_norm(map(self.study.member, self.member_table.waiting), self.lengths, self.measuring.measured)
         if self.only_measure:
-            if self.measuring.needs_groups(self.roster.waiting):
+            if self.measuring.needs_groups(self.member_table.waiting):
                 self.measure()
             else:
                 self.phase = Phase.OVER
@@ -365,11 +370,11 @@ class Driver:
         if status == "failed":
             any_section = any(state.sections for state in self.state.members.values())
             self.faults.tolerance.member_failed(member, reason, any_section=any_section)
-        if member in self.roster.waiting:
+        if member in self.member_table.waiting:
             # It failed while it was measured, or was told to stop while it waited.
-            self.roster.leave([member])
+            self.member_table.leave([member])
             self._known()
-        self.roster.leave([member])
+        self.member_table.leave([member])
 
     def pause(self) -> None:
         """Save every member where it is, and end."""

@@ -62,7 +62,7 @@ class Faults:
             return
         member, measured = self.driver.study.member(message.member), self.driver.measuring.measured.get(message.member)
         device = self.driver.cluster.device(worker)
-        now = self.driver.roster.accumulate(member.name)
+        now = self.driver.member_table.accumulate(member.name)
         crowded = (
             measured is not None
             and measured.memory_bytes < device.memory_bytes
@@ -162,7 +162,7 @@ class Faults:
         lost = recovering.take_off(trainer)
         for name in lost:
             self._settle(name)
-        lost = [name for name in lost if name in driver.roster.waiting]
+        lost = [name for name in lost if name in driver.member_table.waiting]
         leg = next((leg for leg in legs if leg.devices), None)
         way = Way.APART if leg is None or not lost else self._way_on(trainer, lost, leg)
         self.saved_at.pop(trainer, None)
@@ -182,14 +182,14 @@ class Faults:
             driver.measuring.profiles(assignment.members, driver.study) for assignment in leg.assignments.values()
         ]
         sections = driver.study.validations_per_epoch
-        ends = [driver.roster.last_section(name) for name in lost]
+        ends = [driver.member_table.last_section(name) for name in lost]
         last = max(section if section is not None else (leg.section // sections + 2) * sections for section in ends)
         now = time.monotonic()
         loss = Loss(
             repeated_seconds=now - self.saved_at.get(trainer, now),
             restart_seconds=launching.restart_seconds([*assignments, profiles]),
-            to_meeting=driver.roster.samples_until(leg.section + 1, lost, driver.lengths),
-            to_end=driver.roster.samples_until(last, lost, driver.lengths),
+            to_meeting=driver.member_table.samples_until(leg.section + 1, lost, driver.lengths),
+            to_end=driver.member_table.samples_until(last, lost, driver.lengths),
             sample_seconds=launching.sample_seconds(
                 [flotilla.samples_per_second for flotilla in (*beside, *plan.flotillas)]
             ),
@@ -302,13 +302,13 @@ class Faults:
         for name in sorted(afloat):
             self._settle(name)
         if driver.orders.pausing is not None:
-            for name in sorted(driver.roster.waiting):
+            for name in sorted(driver.member_table.waiting):
                 if name in afloat or driver.state.member(name).status == "training":
                     driver.record(MemberEnded(member=name, status="paused", reason=driver.orders.pausing))
             driver.phase = Phase.OVER
             return
-        driver.scheduler.recovering.fall_behind(afloat.intersection(driver.roster.waiting), None)
-        if driver.measuring.missing & set(driver.roster.waiting):
+        driver.scheduler.recovering.fall_behind(afloat.intersection(driver.member_table.waiting), None)
+        if driver.measuring.missing & set(driver.member_table.waiting):
             driver.measure()
         else:
             driver.start_training()
@@ -317,17 +317,17 @@ class Faults:
         """What becomes of a member that was saved, or lost, where a fault found it."""
         if self.driver.orders.was_told_to_stop(name):
             self.driver.end(name, "stopped", "by command")
-        elif name not in self.driver.roster.waiting and not self.decided(name):
+        elif name not in self.driver.member_table.waiting and not self.decided(name):
             # One that waits had not boarded yet, and goes on where it was to.
-            self.driver.roster.take_back([name])
+            self.driver.member_table.take_back([name])
 
     def settle_earlier(self) -> None:
         """An earlier driver may have gone between a member's last file and its word on that member."""
         for name in self.driver.study.names:
             status = self.driver.state.member(name).status
             # One that was done, and waits, may do so because a search is to compare more than it was.
-            revived = status == "done" and name in self.driver.roster.waiting
-            if (status in ("training", "paused") and name not in self.driver.roster.resting) or revived:
+            revived = status == "done" and name in self.driver.member_table.waiting
+            if (status in ("training", "paused") and name not in self.driver.member_table.resting) or revived:
                 self.decided(name)
 
     def decided(self, name: str) -> bool:
@@ -340,6 +340,6 @@ class Faults:
             driver.end(name, "done", verdict.reason)
         else:
             driver.record(MemberRested(member=name, reason=verdict.reason))
-            driver.roster.leave([name])
-            driver.roster.rest(name)
+            driver.member_table.leave([name])
+            driver.member_table.rest(name)
         return True

@@ -33,7 +33,7 @@ class LegStarts:
 
     def __init__(self, scheduler: "LegScheduler") -> None:
         self.scheduler, self.driver = scheduler, scheduler.driver
-        self.roster, self.force, self.launching = scheduler.roster, scheduler.force, scheduler.launching
+        self.member_table, self.force, self.launching = scheduler.member_table, scheduler.force, scheduler.launching
         self.sharing = SharingChoice(self.driver.settings)
         self.leg_count = 0
         self.measuring_leg: tuple[list[Feeder], Leg, int] | None = None
@@ -82,15 +82,17 @@ class LegStarts:
 
     def measure_at_rest(self) -> None:
         """Feed a leg to all trainers, on whose first block they measure."""
-        roster, force = self.roster, self.force
+        member_table, force = self.member_table, self.force
         team = force.free_team(force.devices, ())
         if team is None:
             return
         self.leg_count += 1
         self.scheduler.assignment_count += 1
-        leg = self._with_training_samples(roster.leg_for(roster.waiting, self.driver.lengths, number=self.leg_count))
+        leg = self._with_training_samples(
+            member_table.leg_for(member_table.waiting, self.driver.lengths, number=self.leg_count)
+        )
         force.feed(team, leg, self.sharing.pipeline)
-        ends = [roster.last_section(name) for name in roster.waiting]
+        ends = [member_table.last_section(name) for name in member_table.waiting]
         # A clone may be at its end already.
         horizon = None if None in ends else max(leg.section + 1, *(end for end in ends if end is not None))
         assignments = dict.fromkeys(force.devices, self.scheduler.assignment_count)
@@ -120,7 +122,7 @@ class LegStarts:
 
     def _measure(self, devices: Iterable[str], assignment: int | None) -> None:
         measuring, study = self.driver.measuring, self.driver.study
-        accumulate = {member.name: self.roster.accumulate(member.name) for member in study.members}
+        accumulate = {member.name: self.member_table.accumulate(member.name) for member in study.members}
         for device, command in measuring.commands(tuple(devices), assignment, accumulate).items():
             self.force.define(device, map(study.member, command.members))
             self.force.send(device, command)
@@ -159,7 +161,7 @@ class LegStarts:
                 driver.record(event)
         # Before study.json names them, which the next driver compares with what it finds here.
         driver.journal.commit()
-        self.roster.extend(members)
+        self.member_table.extend(members)
         driver.view.study(driver.study)
         self.expect(member.name for member in members)
         # Others may have waited for these.
@@ -187,7 +189,7 @@ class LegStarts:
             if measuring.representatives_beside:
                 self._measure([min(devices, key=lambda device: len(self.scheduler.assignment_of(device)))], None)
         elif not self.scheduler.legs and not self.sharing.waiting_for:
-            self.roster.enter(self.newcomers)
+            self.member_table.enter(self.newcomers)
             self.driver.measure()
 
     def measures_beside(self, member: str) -> bool:
@@ -199,16 +201,16 @@ class LegStarts:
         driver, measured = self.driver, self.driver.measuring.measured
         driver.additions.settle()
         ready = (name for name in self.newcomers - driver.additions.names if name in measured)
-        entering = sorted(ready, key=self.roster.number)
+        entering = sorted(ready, key=self.member_table.number)
         if not entering:
             return
         self.newcomers -= set(entering)
-        self.roster.enter(entering)
+        self.member_table.enter(entering)
         driver.identity.add(driver.study, entering, measured=measured)
         self.fail_unfit(entering)
         for name in entering:
             # A clone may have come before others that it is to begin with.
-            if name in self.roster.waiting:
+            if name in self.member_table.waiting:
                 driver.faults.decided(name)
         self.scheduler.make_room()
 
@@ -224,7 +226,7 @@ class LegStarts:
             try:
                 self.check_fit([name])
             except PlanError as error:
-                self.roster.leave([name])
+                self.member_table.leave([name])
                 self.driver.end(name, "failed", str(error))
 
     def check_fit(self, names: Iterable[str]) -> None:
@@ -247,15 +249,15 @@ class LegStarts:
 
     def launch(self) -> None:
         """Ask the policy what to start on the devices that are free."""
-        if self.driver.orders.pausing is not None or not self.roster.waiting:
+        if self.driver.orders.pausing is not None or not self.member_table.waiting:
             return
         if not self.scheduler.legs and any(leaving.verdict is None for leaving in self.scheduler.leaving.values()):
             return  # Nobody trains meanwhile, and the policy is to choose among all that are left.
         measuring = self.driver.measuring
         # Whoever can join those that train is not sent off alone, before their next barrier has shown whether it can.
-        later = self.roster.joining if any(leg.holding for leg in self.scheduler.legs) else set()
+        later = self.member_table.joining if any(leg.holding for leg in self.scheduler.legs) else set()
         later = later | self.scheduler.recovering.not_yet() | self.seated
-        names = [name for name in self.roster.waiting if name not in later]
+        names = [name for name in self.member_table.waiting if name not in later]
         profiles = measuring.profiles(names, self.driver.study)
         self.scheduler.logbook.profiled(profiles)
         situation = self.scheduler.asking.situation(profiles, {})
@@ -271,7 +273,7 @@ class LegStarts:
         self._release_idle()
         if started:
             # Some policies answer with one flotilla at a time: devices may be left for another one.
-            self.scheduler.changed = bool(self.roster.waiting) and len(set(self.scheduler.devices)) < len(
+            self.scheduler.changed = bool(self.member_table.waiting) and len(set(self.scheduler.devices)) < len(
                 self.force.devices
             )
             self.driver.record(PlanMade(plan=plan.to_json()))
@@ -284,7 +286,7 @@ class LegStarts:
         driver, waiting = self.driver, [profile.member for profile in situation.waiting]
         has_the_choice = driver.settings.policy == "balanced" and not driver.packs and not driver.bringers
         side_by_side = len(situation.devices) > 1 and self.force.workers.side_by_side
-        if first and has_the_choice and side_by_side and all(map(self.roster.surely_reaches_its_limit, waiting)):
+        if first and has_the_choice and side_by_side and all(map(self.member_table.surely_reaches_its_limit, waiting)):
             self.launching.foresee(situation)
 
     def _free_team(self, devices: Iterable[str]) -> list[Feeder] | None:
@@ -296,8 +298,8 @@ class LegStarts:
         if team is None:
             return False
         if self.launching.policy_name in SKIPPING:
-            self.roster.level(flotilla.members)
-        stretch = self.roster.leg_for(flotilla.members, self.driver.lengths, number=self.leg_count)
+            self.member_table.level(flotilla.members)
+        stretch = self.member_table.leg_for(flotilla.members, self.driver.lengths, number=self.leg_count)
         # The stream that members were measured on goes on as the first leg that begins there.
         measured, self.measuring_leg = self.measuring_leg, None
         if (

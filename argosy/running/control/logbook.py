@@ -59,13 +59,13 @@ class Logbook:
         new = [profile for profile in profiles if profile.member not in self._profiled]
         if not new:
             return
-        roster, names = self.scheduler.roster, [profile.member for profile in new]
+        member_table, names = self.scheduler.member_table, [profile.member for profile in new]
         self._profiled.update(names)
         self.scheduler.driver.record(
             Profiled(
                 profiles=tuple(profile.to_json() for profile in new),
-                epochs={name: left for name in names if (left := roster.epochs_left(name)) is not None},
-                sure=tuple(filter(roster.surely_reaches_its_limit, names)),
+                epochs={name: left for name in names if (left := member_table.epochs_left(name)) is not None},
+                sure=tuple(filter(member_table.surely_reaches_its_limit, names)),
             )
         )
 

@@ -91,7 +91,7 @@ class Requests:
             return f"{REFUSED}{name} is being added; stop it when that is answered."
         aboard = driver.scheduler.afloat() | driver.faults.afloat
         newcomers = driver.scheduler.leg_starts.newcomers - driver.additions.names
-        idle = {*driver.roster.waiting, *driver.roster.resting, *newcomers}
+        idle = {*driver.member_table.waiting, *driver.member_table.resting, *newcomers}
         if name not in aboard | idle:
             there = ", ".join(sorted(aboard | idle)) or "none"
             return f"{REFUSED}no member {name!r}{meant(name, aboard | idle)} is training; those are {there}."

@@ -26,16 +26,18 @@ def measure(
             driver.run()
         finally:
             driver.stop_workers()
-    roster, measuring = driver.roster, driver.measuring
-    ended = [driver.state.member(one.name) for one in roster.study.members if one.name not in roster.waiting]
+    member_table, measuring = driver.member_table, driver.measuring
+    ended = [
+        driver.state.member(one.name) for one in member_table.study.members if one.name not in member_table.waiting
+    ]
     if ended:
         reasons = ", ".join(f"{member.name!r} ({last_line(member.reason)})" for member in ended)
         raise PlanError(
-            f"{len(ended)} of {len(roster.study.members)} members could not be measured: {reasons}. Mend what they raised, or leave "
+            f"{len(ended)} of {len(member_table.study.members)} members could not be measured: {reasons}. Mend what they raised, or leave "
             "them out of the study."
         )
     return Costs(
-        profiles=tuple(measuring.profiles(roster.waiting, roster.study)),
+        profiles=tuple(measuring.profiles(member_table.waiting, member_table.study)),
         notes=measuring.notes,
         lengths=dict(driver.lengths),
         preparation_seconds_per_sample=driver.data.seconds_per_sample if driver.data else 0.0,

@@ -132,5 +132,5 @@ class Recovering:
 
     def _there(self, name: str, leg: LiveLeg) -> bool:
         """Whether it waits, and wants nothing of what is before the barrier, but for a batch that was begun there."""
-        roster = self.scheduler.roster
-        return name in roster.waiting and roster.place(name) >= leg.until
+        member_table = self.scheduler.member_table
+        return name in member_table.waiting and member_table.place(name) >= leg.until

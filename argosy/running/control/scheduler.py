@@ -33,7 +33,7 @@ class LegScheduler:
 
     def __init__(self, driver: "Driver") -> None:
         self.driver = driver
-        self.roster, self.force, self.state = driver.roster, driver.force, driver.state
+        self.member_table, self.force, self.state = driver.member_table, driver.force, driver.state
         packs, name = driver.packs, driver.settings.policy
         self.launching = Launching(
             cluster=driver.cluster,
@@ -207,12 +207,12 @@ class LegScheduler:
         verdict = self.leaving.pop(member).verdict
         if verdict is None:
             self.driver.record(MemberRested(member=member, reason=""))
-            self.roster.take_back([member])
+            self.member_table.take_back([member])
             self.changed = True
             self.arrive(member)
         elif verdict.fate is Fate.REST:
             self.driver.record(MemberRested(member=member, reason=verdict.reason))
-            self.roster.rest(member)
+            self.member_table.rest(member)
             self.recovering.forget(member)
             self.changed = True
         else:
@@ -247,13 +247,13 @@ class LegScheduler:
     def call(self) -> None:
         """Let those resting members wait for a place whom a judge calls, or end."""
         driver = self.driver
-        called = {n for j in driver.judges for n in j.called(self.roster.resting, self.state, driver.study)}
-        for name in called & self.roster.resting:
+        called = {n for j in driver.judges for n in j.called(self.member_table.resting, self.state, driver.study)}
+        for name in called & self.member_table.resting:
             verdict = judge(driver.judges, name, self.state, driver.study)
             if verdict.fate is Fate.END:
                 driver.end(name, "done", verdict.reason)
             else:
-                self.roster.call(name)
+                self.member_table.call(name)
                 self.make_room()
 
     def _extend(self, leg: LiveLeg) -> None:
@@ -277,7 +277,9 @@ class LegScheduler:
     def _others_wait(self) -> bool:
         """Whether somebody has no place, or is leaving one for no other."""
         leaving = (name for name, leaving in self.leaving.items() if leaving.verdict is None)
-        return bool(self.recovering.others(self.roster.waiting)) or any(self.leg_of(name) is None for name in leaving)
+        return bool(self.recovering.others(self.member_table.waiting)) or any(
+            self.leg_of(name) is None for name in leaving
+        )
 
     def allow(self, leg: LiveLeg, until: int) -> None:
         leg.until = until
@@ -299,7 +301,7 @@ class LegScheduler:
         leg.holding = False
         if meets is not None and meets.until == leg.until:
             wanted = {}
-        elif fates or joins or self.recovering.others(self.roster.waiting):
+        elif fates or joins or self.recovering.others(self.member_table.waiting):
             flotilla = self.asking.ask(leg, live)
             wanted = {} if flotilla is None else assignments_of(flotilla)
             if flotilla is not None and leg.makes_room:
@@ -312,7 +314,7 @@ class LegScheduler:
             self._change(leg, changes, fates)
         if not leg.members:
             self._end(leg)
-            if not self.roster.waiting:
+            if not self.member_table.waiting:
                 # Others may spread over its devices.
                 self.make_room()
             return
@@ -324,7 +326,7 @@ class LegScheduler:
         if too_soon:
             self._hold(leg)
         # Who found no place here may find one on devices that are free.
-        self.changed |= joins and bool(self.roster.waiting)
+        self.changed |= joins and bool(self.member_table.waiting)
 
     def _change(self, leg: LiveLeg, changes: Mapping[str, Change], fates: Mapping[str, Verdict]) -> None:
         """Let assignments change on these devices; whoever moves starts when the device that it leaves has saved it."""
@@ -341,7 +343,7 @@ class LegScheduler:
             self.expect(leg, [name for name in change.start if name not in missing])
             if missing:
                 leg.boarding[device] = Starting(start=change.start, missing=missing)
-                self.roster.joining.difference_update(change.start)  # their next epoch is this leg's
+                self.member_table.joining.difference_update(change.start)  # their next epoch is this leg's
                 self.force.send(device, Unassign(members=change.leave))
             else:
                 self.board(leg, device, leave=change.leave, start=change.start)
@@ -350,8 +352,8 @@ class LegScheduler:
         """These are about to begin in a leg: how far they go for certain, and at most."""
         for name in names:
             verdict = judge(self.driver.judges, name, self.state, self.driver.study)
-            leg.free_until[name] = self.roster.place(name) + verdict.certain
-            leg.last[name] = self.roster.last_section(name)
+            leg.free_until[name] = self.member_table.place(name) + verdict.certain
+            leg.last[name] = self.member_table.last_section(name)
 
     def seat(self, leg: LiveLeg, names: Iterable[str]) -> None:
         """These are about to begin: who saves each; those that several devices carry need a place to meet."""
@@ -367,24 +369,24 @@ class LegScheduler:
             self.driver.record(split)
         if not placement.is_split:
             return None
-        rank, number = placement.devices.index(device), self.roster.number(name)
+        rank, number = placement.devices.index(device), self.member_table.number(name)
         return Seat(rank=rank, shares=split.shares, number=number, meeting=self.meetings[name])
 
     def board(self, leg: LiveLeg, device: str, *, leave: tuple[str, ...] = (), start: Iterable[str]) -> None:
         """Send an assignment what it has to know; which stream epochs its members train on is journaled before."""
-        roster, measured = self.roster, self.driver.measuring.measured
+        member_table, measured = self.member_table, self.driver.measuring.measured
         aboard = set(leg.assignments[device].members)
         names = [name for name in start if name in aboard]
-        assigned = roster.assign(names)
+        assigned = member_table.assign(names)
         if assigned is not None:
             self.driver.record(assigned)
-        roster.leave(names)
+        member_table.leave(names)
         self.recovering.boarded(names)
         # A trainer that reads from nobody would take this for what was said before its feeder was lost.
         self.force.attach(leg.feeders, device)
         self.force.define(device, map(self.driver.study.member, names))
         starts = tuple(
-            replace(roster.start_member(name, measured[name].notes), seat=self._seat_of(leg, name, device))
+            replace(member_table.start_member(name, measured[name].notes), seat=self._seat_of(leg, name, device))
             for name in names
         )
         self.force.send(device, Assign(assignment=leg.assignments[device].number, leave=leave, start=starts))

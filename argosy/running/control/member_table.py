@@ -20,13 +20,13 @@ from argosy.stopping import sections_in
 from argosy.stream.schedule import section_start
 from argosy.study import Member, Study
 
-__all__ = ["FINAL", "Roster"]
+__all__ = ["FINAL", "MemberTable"]
 
 FINAL = ("stopped", *WRONG)
 """Statuses of members that no further epochs bring back."""
 
 
-class Roster:
+class MemberTable:
     """Members by name; what has become of them is in the run's state."""
 
     def __init__(self, job: Job, state: RunState, judges: Sequence[Judge] = (Rules(),)) -> None:
