@@ -57,7 +57,7 @@ class Hurts:
 
     def __call__(self, scheduler: LegScheduler) -> None:
         """Between two rounds of the driver."""
-        workers = scheduler.force.workers
+        workers = scheduler.pool.workers
         assert isinstance(workers, processes.ProcessWorkers)
         victims = [worker for worker in workers.workers.values() if worker.pid]
         if not self.left or not victims or time.monotonic() < self.moment:

@@ -205,7 +205,7 @@ class Dead:
 
 def lose(scheduler: LegScheduler, device: str) -> None:
     """The trainer of a run without processes is gone, with all that it was told and has not done."""
-    workers = scheduler.force.workers
+    workers = scheduler.pool.workers
     assert isinstance(workers, InlineWorkers)
     workers.trainers[device] = Dead()  # type: ignore[assignment]
     workers.said.append((device, Lost(detail="in a test")))

@@ -249,7 +249,7 @@ def test_a_member_that_is_added_joins_the_stream_and_nobody_notices(
         def hear(self, worker: str, message: Any) -> None:
             if isinstance(message, MemberStarted) and message.member == "late" and not killed:
                 killed.append(message.device)
-                left[0].force.workers.kill(message.device)
+                left[0].pool.workers.kill(message.device)
 
     living.at_every_round(monkeypatch, add)
     members = [replace(m, augment=studies.dawdle) for m in fleet()]
@@ -416,7 +416,7 @@ def test_who_was_paused_just_before_the_end_of_an_epoch_is_measured_on_a_whole_b
 ) -> None:
     def days_pass(scheduler: LegScheduler) -> None:
         """As soon as the first block of two is trained on."""
-        feeders = scheduler.force.workers.feeders.values()  # type: ignore[attr-defined]
+        feeders = scheduler.pool.workers.feeders.values()  # type: ignore[attr-defined]
         if scheduler.driver.phase is Phase.TRAINING and any(feeder.gauge.prepared >= 168 for feeder in feeders):
             scheduler.driver.began -= 1e6
 

@@ -125,7 +125,7 @@ def test_a_lost_rank_is_replaced(
     hurt: list[int] = []
 
     def hurts(scheduler: LegScheduler) -> None:
-        workers: Any = scheduler.force.workers
+        workers: Any = scheduler.pool.workers
         if not hurt and len(scheduler.state.member("wide").sections) >= 2:
             hurt.append(workers.workers[device].pid)
             os.kill(hurt[0], number)
@@ -249,7 +249,7 @@ def test_members_on_devices_of_two_nodes_become_what_they_are_alone_though_a_ran
     hurt: list[int] = []
 
     def hurts(scheduler: LegScheduler) -> None:
-        workers: Any = scheduler.force.workers
+        workers: Any = scheduler.pool.workers
         if not hurt and len(scheduler.state.member("wide").sections) >= 2:
             hurt.append(workers.workers["node1/cpu:0"].pid)
             os.kill(hurt[0], signal.SIGKILL)

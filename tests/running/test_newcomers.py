@@ -106,7 +106,7 @@ def test_where_those_leave_beside_whom_it_was_to_be_measured_it_is_measured_besi
     asked: list[str] = []
 
     def act(scheduler: LegScheduler) -> None:
-        feeder = next(iter(scheduler.force.workers.feeders.values()))  # type: ignore[attr-defined]
+        feeder = next(iter(scheduler.pool.workers.feeders.values()))  # type: ignore[attr-defined]
         place = feeder.course.peek()
         if place is not None and place.split == "train" and place.last:
             add(late="studies.member('late', hidden=9)")

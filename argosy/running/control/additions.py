@@ -148,7 +148,7 @@ class Additions:
         driver.scheduler.leg_starts.newcomers -= set(names)
         driver.member_table.dismiss(names)
         driver.measuring.dismiss(names)
-        driver.force.dismiss(names)
+        driver.pool.dismiss(names)
         driver.view.study(driver.study)
         driver.write_study()
         self._answer(file, f"{REFUSED}{why}")

@@ -50,8 +50,8 @@ class Asking:
             goes_on = scheduler.launching.goes_on(leg, aboard, peers, anew)
         if goes_on is None:
             return None
-        nodes = {scheduler.force.feeders[name].node for name in leg.feeders if name in scheduler.force.feeders}
-        return goes_on if all(scheduler.force.node_of[device] in nodes for device in goes_on.devices) else None
+        nodes = {scheduler.pool.feeders[name].node for name in leg.feeders if name in scheduler.pool.feeders}
+        return goes_on if all(scheduler.pool.node_of[device] in nodes for device in goes_on.devices) else None
 
     def too_soon(self, leg: LiveLeg) -> bool:
         """Whether a leg stands in the middle of an epoch under a policy that levels members at the ends of epochs.

@@ -130,7 +130,7 @@ class Clones:
                 files = len(self.driver.state.member(clone.source).sections)
                 if waiting.asked != files:
                     waiting.asked = files
-                    self.driver.force.send(device, Save())
+                    self.driver.pool.send(device, Save())
                 continue
             del self._waiting[file]
             try:

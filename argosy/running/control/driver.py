@@ -50,7 +50,7 @@ from argosy.running.control.refusals import check_batch_norm, check_batches
 from argosy.running.control.scheduler import LegScheduler
 from argosy.running.control.splitting import measuring_of_run
 from argosy.running.control.verdicts import Bringer, Judge, Rules
-from argosy.running.control.workforce import Feeder, Workforce
+from argosy.running.control.worker_pool import Feeder, WorkerPool
 from argosy.running.directory.anew import keep_aside
 from argosy.running.directory.identity import Identity
 from argosy.running.directory.journal import Journal
@@ -103,7 +103,7 @@ class Driver:
         self.packs = packs
         """A policy in the place of that of the settings."""
         self.member_table = MemberTable(job, state, self.judges)
-        self.force = Workforce(workers, cluster)
+        self.pool = WorkerPool(workers, cluster)
         if only_measure:
             kind, exact = cluster.devices[0].kind, job.settings.numerics == "exact"
             self.measuring = Measuring(device_kind=kind, node_devices=node_devices, link=ASSUMED_LINK, exact=exact)
@@ -145,7 +145,7 @@ class Driver:
             self.identity.leave_out(self.study)
             if not self._more_to_come:
                 return "paused" if self.member_table.resting else "done"
-        self.force.start()
+        self.pool.start()
         # Members that rest are to be known as well: whoever calls them does so in the middle of the stream.
         self.measuring.want(map(self.study.member, self.member_table.unfinished()))
         while self._goes_on():
@@ -155,13 +155,13 @@ class Driver:
 
     def _round(self) -> None:
         """Hear what was said, decide, journal; what is said in answer leaves at the beginning of the next round."""
-        for worker, message in self.force.workers.receive(TICK_SECONDS):
+        for worker, message in self.pool.workers.receive(TICK_SECONDS):
             if isinstance(message, Came):
                 self.scheduler.leg_starts.nodes.append(message.node)
-            elif self.force.knows(worker):
+            elif self.pool.knows(worker):
                 self._hear(worker, message)
         for worker, files in self._written.items():
-            self.force.send(worker, Journaled(files=files))
+            self.pool.send(worker, Journaled(files=files))
         self._written.clear()
         if self.phase is Phase.REGROUPING and self.faults.regrouping.over:
             self.faults.regrouped()
@@ -195,7 +195,7 @@ class Driver:
 
     def stop_workers(self) -> None:
         """Ask every worker for its last word and wait a little for it."""
-        for _, message in self.force.farewell(FAREWELL_SECONDS):
+        for _, message in self.pool.farewell(FAREWELL_SECONDS):
             if self.begun and isinstance(message, Event) and not isinstance(message, MemberEnded):
                 self.record(message)
 
@@ -270,7 +270,7 @@ class Driver:
             self.scheduler.section_ended(worker, report.section)
 
     def _opened(self, worker: str, opened: Opened) -> None:
-        feeder = self.force.feeders.get(worker)
+        feeder = self.pool.feeders.get(worker)
         if feeder is None:
             return
         try:

@@ -97,13 +97,13 @@ class Faults:
         detail = self._hung.pop(worker, lost.detail)
         self._note_loss(worker, detail)
         given_up = self._gives_up_node_of(worker, lost)
-        self.driver.force.lost(worker)
+        self.driver.pool.lost(worker)
         self.driver.scheduler.forget_measurements()
         if not lost.node_gone:
             self._suspect_newcomers(worker, detail)
         if self.driver.phase is Phase.OPENING:
             # Nobody else would start a feeder again that has not opened the data.
-            self.driver.force.free_team(self.driver.force.devices, ())
+            self.driver.pool.free_team(self.driver.pool.devices, ())
         elif self.driver.phase is Phase.MEASURING:
             for name in self.driver.scheduler.recovering.drop_unsaved(worker):
                 self._settle(name)
@@ -114,7 +114,7 @@ class Faults:
 
     def _gives_up_node_of(self, worker: str, lost: Lost) -> bool:
         """Whether the run goes on without the node of a lost worker, and members may have trained there."""
-        feeder, node = self.driver.force.feeders.get(worker), self.driver.force.node(worker)
+        feeder, node = self.driver.pool.feeders.get(worker), self.driver.pool.node(worker)
         given_up = lost.node_gone or (feeder is not None and self.tolerance.gives_up(node))
         if not given_up or len(self.driver.cluster.nodes) == 1:
             return False
@@ -131,7 +131,7 @@ class Faults:
 
     def does_without(self, worker: str, error: Exception) -> bool:
         """Whether this is of a node that came while the run went on and cannot be used, which is given up for that."""
-        node, unopened = self.driver.force.node(worker), self.driver.scheduler.leg_starts.unopened
+        node, unopened = self.driver.pool.node(worker), self.driver.scheduler.leg_starts.unopened
         if node not in unopened or len(self.driver.cluster.nodes) == 1:
             return False
         self._give_up(node, f"it cannot be used: {error}", answers=True)
@@ -139,7 +139,7 @@ class Faults:
 
     def _go_on_without(self, worker: str, *, given_up: bool) -> None:
         legs, sailing = self.driver.scheduler.legs_of(worker), self.driver.phase is Phase.TRAINING
-        if sailing and not given_up and worker in self.driver.force.devices and not self._shares(worker):
+        if sailing and not given_up and worker in self.driver.pool.devices and not self._shares(worker):
             self._fall_behind(worker)
             return
         self.afloat.update(self.driver.scheduler.recovering.drop_unsaved(worker))
@@ -202,7 +202,7 @@ class Faults:
 
     def parted(self, worker: str, parted: Parted) -> None:
         """Where a feeder is gone, the couriers of all the others break: only the first word counts."""
-        if not self.driver.force.disband(worker, parted.team):
+        if not self.driver.pool.disband(worker, parted.team):
             return
         self._note_loss(f"{worker}/courier", f"its exchange with the other nodes broke: {parted.detail}")
         self.driver.scheduler.forget_measurements()
@@ -245,7 +245,7 @@ class Faults:
         left = ", ".join(other.name for other in self.driver.cluster.nodes)
         detail = f"given up, {why}; the run goes on with {left}"
         self.driver.record(WorkerLost(worker=node, detail=detail))
-        for device in self.driver.force.abandon(node, answers=answers):
+        for device in self.driver.pool.abandon(node, answers=answers):
             self.regrouping.let_go(device)
 
     def _note_loss(self, worker: str, detail: str) -> None:
@@ -254,20 +254,20 @@ class Faults:
 
     def look(self) -> None:
         shown: dict[str, tuple[Sign, ...]] = {}
-        for worker in self.driver.force.everybody:
-            pulse = self.driver.force.workers.pulse(worker)
+        for worker in self.driver.pool.everybody:
+            pulse = self.driver.pool.workers.pulse(worker)
             if pulse is not None:
                 shown[worker] = pulse.look()
-                seconds = partial(self.driver.force.workers.cpu_seconds, worker)
+                seconds = partial(self.driver.pool.workers.cpu_seconds, worker)
                 self.hangs.look(time.monotonic(), worker, shown[worker], seconds)
         for worker, doing, still in self.hangs.hanging():
             self._hung[worker] = f"no progress for {still:.0f} s while {doing}"
-            self.driver.force.workers.kill(worker)
+            self.driver.pool.workers.kill(worker)
         self._look_at_groups()
         self._look_at_sums(shown)
         for trainer in self.regrouping.late(time.monotonic()):
             self._hung[trainer] = f"its members were not saved and let go within {self._patience:g} s"
-            self.driver.force.workers.kill(trainer)
+            self.driver.pool.workers.kill(trainer)
 
     # ---- regrouping
 
@@ -285,12 +285,12 @@ class Faults:
         leaving = scheduler.leaving_of(None if legs is None else new)
         self.afloat.update(leaving, (name for leg in new for name in leg.members))
         devices = [*leaving.values(), *(device for leg in new for device in (*leg.devices, *leg.boarding))]
-        busy = dict.fromkeys(device for device in devices if self.driver.force.knows(device))
+        busy = dict.fromkeys(device for device in devices if self.driver.pool.knows(device))
         for leg in new:
             leg.boarding.clear()  # Whoever waits to board has no part in it.
         self.regrouping.begin(busy, until=time.monotonic() + self._patience)
         for device in busy:
-            self.driver.force.send(device, Pause())
+            self.driver.pool.send(device, Pause())
 
     def regrouped(self) -> None:
         """Nobody carries a member of these legs: end the run, or start again with what is there."""

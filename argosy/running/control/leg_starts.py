@@ -17,7 +17,7 @@ from argosy.running.control.legs import Change, LiveLeg
 from argosy.running.control.refusals import check_batch_norm, check_batches
 from argosy.running.control.sharing_choice import SharingChoice
 from argosy.running.control.splitting import Timing
-from argosy.running.control.workforce import Feeder
+from argosy.running.control.worker_pool import Feeder
 from argosy.running.directory.study_json import write_json
 from argosy.running.watch.phase import Phase
 from argosy.stream.schedule import section_start
@@ -33,7 +33,7 @@ class LegStarts:
 
     def __init__(self, scheduler: "LegScheduler") -> None:
         self.scheduler, self.driver = scheduler, scheduler.driver
-        self.member_table, self.force, self.launching = scheduler.member_table, scheduler.force, scheduler.launching
+        self.member_table, self.pool, self.launching = scheduler.member_table, scheduler.pool, scheduler.launching
         self.sharing = SharingChoice(self.driver.settings)
         self.leg_count = 0
         self.measuring_leg: tuple[list[Feeder], Leg, int] | None = None
@@ -45,7 +45,7 @@ class LegStarts:
         """Those that came, whose workers are to be started when nobody is being measured."""
         self.unopened: set[str] = set()
         """Those that came and whose data is not open yet."""
-        self.timing = Timing(self.force)
+        self.timing = Timing(self.pool)
         self.before = {name: m.split for name, m in self.driver.state.members.items() if m.split is not None}
         """How an earlier driver had members split that this one has not started yet: what that rounds goes on as it was."""
         self._asked = False
@@ -61,7 +61,7 @@ class LegStarts:
             driver.record(NodeCame(node=node.name, devices=tuple(map(asdict, node.devices))))
             driver.cluster = driver.cluster.beside(node)
             self.unopened.add(node.name)
-            self.force.admit(node)
+            self.pool.admit(node)
 
     def opened(self, node: str) -> None:
         """A feeder of a node has opened its data: where that came later, everybody is to have room there."""
@@ -82,8 +82,8 @@ class LegStarts:
 
     def measure_at_rest(self) -> None:
         """Feed a leg to all trainers, on whose first block they measure."""
-        member_table, force = self.member_table, self.force
-        team = force.free_team(force.devices, ())
+        member_table, pool = self.member_table, self.pool
+        team = pool.free_team(pool.devices, ())
         if team is None:
             return
         self.leg_count += 1
@@ -91,18 +91,18 @@ class LegStarts:
         leg = self._with_training_samples(
             member_table.leg_for(member_table.waiting, self.driver.lengths, number=self.leg_count)
         )
-        force.feed(team, leg, self.sharing.pipeline)
+        pool.feed(team, leg, self.sharing.pipeline)
         ends = [member_table.last_section(name) for name in member_table.waiting]
         # A clone may be at its end already.
         horizon = None if None in ends else max(leg.section + 1, *(end for end in ends if end is not None))
-        assignments = dict.fromkeys(force.devices, self.scheduler.assignment_count)
+        assignments = dict.fromkeys(pool.devices, self.scheduler.assignment_count)
         names = [feeder.name for feeder in team]
-        for device in force.devices:
-            force.attach(names, device)
-        force.allow(names, Credit(leg=leg.number, until=leg.section + 1, horizon=horizon, assignments=assignments))
+        for device in pool.devices:
+            pool.attach(names, device)
+        pool.allow(names, Credit(leg=leg.number, until=leg.section + 1, horizon=horizon, assignments=assignments))
         self.measuring_leg = (team, leg, self.scheduler.assignment_count)
         self.driver.measuring.again()
-        self._measure(force.devices, self.scheduler.assignment_count)
+        self._measure(pool.devices, self.scheduler.assignment_count)
 
     def _with_training_samples(self, leg: Leg) -> Leg:
         """The leg itself, or from a block before the end of its first section: members may want fewer samples of that, or none.
@@ -118,21 +118,21 @@ class LegStarts:
     def measure_rest(self) -> None:
         """Hand out the members that are still unknown; where one failed, another one like it takes its place."""
         if self.measuring_leg is not None and self.driver.measuring.representatives:
-            self._measure(self.force.devices, self.measuring_leg[2])
+            self._measure(self.pool.devices, self.measuring_leg[2])
 
     def _measure(self, devices: Iterable[str], assignment: int | None) -> None:
         measuring, study = self.driver.measuring, self.driver.study
         accumulate = {member.name: self.member_table.accumulate(member.name) for member in study.members}
         for device, command in measuring.commands(tuple(devices), assignment, accumulate).items():
-            self.force.define(device, map(study.member, command.members))
-            self.force.send(device, command)
+            self.pool.define(device, map(study.member, command.members))
+            self.pool.send(device, command)
 
     def time_sums(self) -> bool:
         """Find out what sums over devices take, where a member may be split; whether that is still to be waited for."""
         measuring = self.driver.measuring
         if self.timing.over or measuring.link is not None or not measuring.may_split:
             return False
-        self.timing.ask(self.force.devices)
+        self.timing.ask(self.pool.devices)
         return True
 
     def sums_timed(self, device: str, timed: SumsTimed) -> None:
@@ -274,7 +274,7 @@ class LegStarts:
         if started:
             # Some policies answer with one flotilla at a time: devices may be left for another one.
             self.scheduler.changed = bool(self.member_table.waiting) and len(set(self.scheduler.devices)) < len(
-                self.force.devices
+                self.pool.devices
             )
             self.driver.record(PlanMade(plan=plan.to_json()))
             write_json(self.driver.directory / "plan.json", plan.to_json())
@@ -285,12 +285,12 @@ class LegStarts:
         first, self._asked = not self._asked, True
         driver, waiting = self.driver, [profile.member for profile in situation.waiting]
         has_the_choice = driver.settings.policy == "balanced" and not driver.packs and not driver.bringers
-        side_by_side = len(situation.devices) > 1 and self.force.workers.side_by_side
+        side_by_side = len(situation.devices) > 1 and self.pool.workers.side_by_side
         if first and has_the_choice and side_by_side and all(map(self.member_table.surely_reaches_its_limit, waiting)):
             self.launching.foresee(situation)
 
     def _free_team(self, devices: Iterable[str]) -> list[Feeder] | None:
-        return self.force.free_team(devices, (feeder for leg in self.scheduler.legs for feeder in leg.feeders))
+        return self.pool.free_team(devices, (feeder for leg in self.scheduler.legs for feeder in leg.feeders))
 
     def _start_leg(self, flotilla: Flotilla) -> bool:
         """Whether it is under way; where a node has no feeder for it yet, the policy is asked again when there is one."""
@@ -311,11 +311,11 @@ class LegStarts:
             team, _, assignment = measured
         else:
             if measured is not None:
-                self.force.rest(feeder.name for feeder in measured[0])
+                self.pool.rest(feeder.name for feeder in measured[0])
             self.leg_count += 1
             self.scheduler.assignment_count += 1
             assignment = self.scheduler.assignment_count
-            self.force.feed(team, replace(stretch, number=self.leg_count), self.sharing.pipeline)
+            self.pool.feed(team, replace(stretch, number=self.leg_count), self.sharing.pipeline)
         names = tuple(feeder.name for feeder in team)
         leg = LiveLeg(number=self.leg_count, feeders=names, until=stretch.section, begins=stretch)
         self.scheduler.legs.append(leg)
@@ -333,26 +333,26 @@ class LegStarts:
     def _release_idle(self) -> None:
         """Let trainers that carry nobody let go of the block that they measured on."""
         busy = set(self.scheduler.devices)
-        for device in self.force.devices:
+        for device in self.pool.devices:
             if device not in busy:
                 self.scheduler.assignment_count += 1
-                self.force.send(device, Assign(assignment=self.scheduler.assignment_count))
+                self.pool.send(device, Assign(assignment=self.scheduler.assignment_count))
 
     def _choose_sharing(self, flotilla: Flotilla) -> bool:
         """Settle how nodes share the stream; False while that is measured, after which the policy is asked again."""
         sharing, cluster = self.sharing, self.driver.cluster
         if sharing.chosen is None and len(cluster.nodes) > 1 and not sharing.measured:
-            team = self._free_team(self.force.devices)
+            team = self._free_team(self.pool.devices)
             if team is not None and not sharing.waiting_for:
                 sharing.ask([feeder.name for feeder in team])
-                self.force.probe(team)
+                self.pool.probe(team)
             return False
         self.driver.record(
             chosen := sharing.choose(cluster, flotilla, preparation_seconds=self.launching.preparation_seconds)
         )
         if self.driver.settings.loader_workers is None:
-            for feeder in self.force.feeders:
-                self.force.send(feeder, UseLoaders(count=chosen.loader_workers))
+            for feeder in self.pool.feeders:
+                self.pool.send(feeder, UseLoaders(count=chosen.loader_workers))
         return True
 
     def probed(self, worker: str, probed: Probed) -> None:

@@ -101,5 +101,5 @@ class Requests:
             driver.end(name, "stopped", "by command")
         elif leg is not None and leg not in driver.faults.regrouped_legs:
             for device in leg.devices_of(name):
-                driver.force.send(device, Unassign(members=(name,)))
+                driver.pool.send(device, Unassign(members=(name,)))
         return None

@@ -49,8 +49,8 @@ class Recovering:
 
     def _unsaved(self, device: str) -> list[str]:
         """Members that a trainer which is gone was to save, or one of a node that was given up."""
-        force, leaving = self.scheduler.force, self.scheduler.leaving
-        return [name for name, its in leaving.items() if its.device == device or not force.knows(its.device)]
+        pool, leaving = self.scheduler.pool, self.scheduler.leaving
+        return [name for name, its in leaving.items() if its.device == device or not pool.knows(its.device)]
 
     def _remove(self, gone: Collection[str], off: Collection[str]) -> None:
         """Those that are `gone` leave nobody any more, and those that are `off` are aboard nowhere."""
@@ -75,7 +75,7 @@ class Recovering:
         self.apart -= set(names)
         self.meets |= dict.fromkeys(names, leg.number)
         for feeder in leg.hold():
-            self.scheduler.force.send(feeder, Hold(leg=leg.number, multiple=1))
+            self.scheduler.pool.send(feeder, Hold(leg=leg.number, multiple=1))
 
     def forget(self, name: str) -> None:
         """It wants nothing of anybody's barrier, as everybody else, or nothing at all."""

@@ -33,7 +33,7 @@ class LegScheduler:
 
     def __init__(self, driver: "Driver") -> None:
         self.driver = driver
-        self.member_table, self.force, self.state = driver.member_table, driver.force, driver.state
+        self.member_table, self.pool, self.state = driver.member_table, driver.pool, driver.state
         packs, name = driver.packs, driver.settings.policy
         self.launching = Launching(
             cluster=driver.cluster,
@@ -116,7 +116,7 @@ class LegScheduler:
 
     def _end(self, leg: LiveLeg) -> None:
         self.legs.remove(leg)
-        self.force.rest(leg.feeders)
+        self.pool.rest(leg.feeders)
         self.recovering.over(leg)
         self.logbook.end(leg)
         self.changed = True
@@ -137,7 +137,7 @@ class LegScheduler:
             devices = leg.devices_of(member)
             for device in devices if len(devices) > 1 else ():
                 # One of its ranks has said so.
-                self.force.send(device, Unassign(members=(member,)))
+                self.pool.send(device, Unassign(members=(member,)))
             if leg.remove(member):
                 self.changed = True
         self.arrive(member)
@@ -151,7 +151,7 @@ class LegScheduler:
     def _hold(self, leg: LiveLeg) -> None:
         multiple = self.driver.study.validations_per_epoch
         for feeder in leg.hold():
-            self.force.send(feeder, Hold(leg=leg.number, multiple=multiple))
+            self.pool.send(feeder, Hold(leg=leg.number, multiple=multiple))
 
     # ---- what assignments say
 
@@ -286,7 +286,7 @@ class LegScheduler:
         turns = (self._others_wait and leg.makes_room) or self.recovering.goes_to(leg) is not None
         horizon = until if turns else leg.horizon
         credit = Credit(leg=leg.number, until=until, horizon=_most(horizon, until), assignments=leg.numbers())
-        self.force.allow(leg.feeders, credit)
+        self.pool.allow(leg.feeders, credit)
 
     def _barrier(self, leg: LiveLeg) -> None:
         """Nobody steps: let those leave whose fate it is, ask the policy if anything has changed, and go on."""
@@ -344,7 +344,7 @@ class LegScheduler:
             if missing:
                 leg.boarding[device] = Starting(start=change.start, missing=missing)
                 self.member_table.joining.difference_update(change.start)  # their next epoch is this leg's
-                self.force.send(device, Unassign(members=change.leave))
+                self.pool.send(device, Unassign(members=change.leave))
             else:
                 self.board(leg, device, leave=change.leave, start=change.start)
 
@@ -359,7 +359,7 @@ class LegScheduler:
         """These are about to begin: who saves each; those that several devices carry need a place to meet."""
         placements = [self.flotillas[leg.number].of(name) for name in names]
         leg.savers |= {placement.member: placement.devices[0] for placement in placements}
-        self.meetings |= {split.member: self.force.workers.meeting() for split in placements if split.is_split}
+        self.meetings |= {split.member: self.pool.workers.meeting() for split in placements if split.is_split}
 
     def _seat_of(self, leg: LiveLeg, name: str, device: str) -> Seat | None:
         """The place of a device among those that carry a member; journaled before anybody steps."""
@@ -383,17 +383,17 @@ class LegScheduler:
         member_table.leave(names)
         self.recovering.boarded(names)
         # A trainer that reads from nobody would take this for what was said before its feeder was lost.
-        self.force.attach(leg.feeders, device)
-        self.force.define(device, map(self.driver.study.member, names))
+        self.pool.attach(leg.feeders, device)
+        self.pool.define(device, map(self.driver.study.member, names))
         starts = tuple(
             replace(member_table.start_member(name, measured[name].notes), seat=self._seat_of(leg, name, device))
             for name in names
         )
-        self.force.send(device, Assign(assignment=leg.assignments[device].number, leave=leave, start=starts))
+        self.pool.send(device, Assign(assignment=leg.assignments[device].number, leave=leave, start=starts))
         told = tuple(filter(self.driver.orders.was_told_to_stop, names))
         if told:
             # Before they were aboard: their trainer did not know them then.
-            self.force.send(device, Unassign(members=told))
+            self.pool.send(device, Unassign(members=told))
 
 
 def _most(horizon: int | None, until: int) -> int | None:

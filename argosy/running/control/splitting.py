@@ -7,7 +7,7 @@ from argosy.cluster import Cluster
 from argosy.protocol.trainer import SumsTimed, TimeSums
 from argosy.running.control.costs import Link
 from argosy.running.control.measuring import Measuring
-from argosy.running.control.workforce import Workforce
+from argosy.running.control.worker_pool import WorkerPool
 from argosy.settings import Settings
 
 __all__ = ["Timing", "measuring_of_run"]
@@ -37,8 +37,8 @@ def _why_nobody(settings: Settings, *, side_by_side: bool) -> str:
 class Timing:
     """Lets some trainers time sums over their group."""
 
-    def __init__(self, force: Workforce) -> None:
-        self.force = force
+    def __init__(self, force: WorkerPool) -> None:
+        self.pool = force
         self._asked: tuple[str, ...] = ()
         self._found: dict[str, SumsTimed] = {}
         self.over = False
@@ -49,9 +49,9 @@ class Timing:
         if self._asked:
             return
         self._asked, self._found = tuple(devices)[:MOST_RANKS], {}
-        meeting = self.force.workers.meeting()
+        meeting = self.pool.workers.meeting()
         for rank, device in enumerate(self._asked):
-            self.force.send(device, TimeSums(meeting=meeting, rank=rank, size=len(self._asked)))
+            self.pool.send(device, TimeSums(meeting=meeting, rank=rank, size=len(self._asked)))
 
     def forget(self) -> None:
         """Somebody is gone who was asked."""

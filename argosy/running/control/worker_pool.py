@@ -13,7 +13,7 @@ from argosy.running.launch.launcher import Workers
 from argosy.stream.sharing import PIPELINES
 from argosy.study import Member
 
-__all__ = ["Feeder", "Workforce"]
+__all__ = ["Feeder", "WorkerPool"]
 
 
 @dataclass(slots=True)
@@ -30,7 +30,7 @@ class Feeder:
     """Key of the team that it exchanges blocks with."""
 
 
-class Workforce:
+class WorkerPool:
     """One trainer per device, all the time, and on each node as many feeders as it has legs at once.
 
     The feeders that feed a leg together, one on each node that it needs, are its team.
