@@ -65,7 +65,7 @@ CIRCLE = {
             "ending",
             "faults",
             "logbook",
-            "orders",
+            "requests",
             "member_table",
             "recovering",
             "scheduler",

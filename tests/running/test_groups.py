@@ -143,7 +143,7 @@ def test_a_run_that_was_paused_goes_on_in_the_same_shares(
 
         def pauses(scheduler: LegScheduler) -> None:
             if scheduler.state.member("wide").sections:
-                scheduler.driver.orders.want_pause("a test")
+                scheduler.driver.requests.want_pause("a test")
 
         living.at_every_round(patched, pauses)
         report = train(tmp_path, patched, first)

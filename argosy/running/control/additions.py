@@ -51,7 +51,7 @@ class Additions:
 
     def ask(self, file: str, command: Mapping[str, Any]) -> None:
         """Take up a command; raises RunError for one that names no copy."""
-        self._copies[file] = StudyCopy.of(command, self.driver.orders.inbox.folder)
+        self._copies[file] = StudyCopy.of(command, self.driver.requests.inbox.folder)
         self._commands[file] = command
 
     def look(self) -> None:
@@ -154,7 +154,7 @@ class Additions:
         self._answer(file, f"{REFUSED}{why}")
 
     def _answer(self, file: str, answer: str) -> None:
-        self.driver.orders.answer(file, self._commands.pop(file), answer)
+        self.driver.requests.answer(file, self._commands.pop(file), answer)
 
 
 def _check_modules(folder: Path, modules: Mapping[str, str]) -> None:

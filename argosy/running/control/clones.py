@@ -136,7 +136,7 @@ class Clones:
             try:
                 self._take_up(file, waiting.command, clone, newest)
             except ArgosyError as error:
-                self.driver.orders.answer(file, waiting.command, f"{REFUSED}{error}")
+                self.driver.requests.answer(file, waiting.command, f"{REFUSED}{error}")
 
     def _take_up(self, file: str, command: Mapping[str, Any], clone: Clone, newest: Checkpoint | None) -> None:
         driver, checkpoint = self.driver, newest if clone.warm else None

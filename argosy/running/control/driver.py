@@ -45,8 +45,8 @@ from argosy.running.control.ending import end_run
 from argosy.running.control.faults import Faults
 from argosy.running.control.measuring import Measuring
 from argosy.running.control.member_table import FINAL, MemberTable
-from argosy.running.control.orders import Requests
 from argosy.running.control.refusals import check_batch_norm, check_batches
+from argosy.running.control.requests import Requests
 from argosy.running.control.scheduler import LegScheduler
 from argosy.running.control.splitting import measuring_of_run
 from argosy.running.control.verdicts import Bringer, Judge, Rules
@@ -111,7 +111,7 @@ class Driver:
             self.measuring = measuring_of_run(job.settings, cluster, side_by_side=workers.side_by_side)
         self.only_measure = only_measure
         self.scheduler = LegScheduler(self)
-        self.orders = Requests(self)
+        self.requests = Requests(self)
         self.additions = Additions(self)
         self.faults = Faults(self)
         self.metrics = Metrics(job.directory)
@@ -167,7 +167,7 @@ class Driver:
             self.faults.regrouped()
         if self.phase is Phase.TRAINING:
             self.scheduler.go_on()
-        self.orders.look()
+        self.requests.look()
         if time.monotonic() - self._looked > LOOK_SECONDS:
             self._looked = time.monotonic()
             self.faults.look()
@@ -186,7 +186,7 @@ class Driver:
             or self.additions.pending
         ):
             return True
-        return self.orders.pausing is None and self._more_to_come
+        return self.requests.pausing is None and self._more_to_come
 
     @property
     def _more_to_come(self) -> bool:
@@ -410,7 +410,7 @@ def drive(
     driver = Driver(
         job, cluster, workers, journal, state, view, judges=judges, bringers=bringers, packs=packs, anew=anew
     )
-    with interrupts(driver.orders.want_pause):
+    with interrupts(driver.requests.want_pause):
         status, reason = "failed", ""
         try:
             with workers:
@@ -419,7 +419,7 @@ def drive(
                     status = driver.run()
                 finally:
                     driver.stop_workers()
-            reason = driver.orders.pausing if status == "paused" and driver.orders.pausing else ""
+            reason = driver.requests.pausing if status == "paused" and driver.requests.pausing else ""
         except BaseException as error:
             status, reason = "failed", str(error)
             raise

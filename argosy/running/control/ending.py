@@ -22,7 +22,7 @@ def end_run(driver: "Driver", *, status: str, reason: str) -> None:
     with contextlib.ExitStack() as last_first:
         last_first.callback(driver.view.end)
         last_first.callback(driver.journal.commit)
-        if driver.begun or driver.orders.pausing or untold:
+        if driver.begun or driver.requests.pausing or untold:
             last_first.callback(driver.record, ended)
         last_first.callback(driver.additions.close)
         last_first.callback(driver.metrics.write)

@@ -219,7 +219,7 @@ class Faults:
         """Where nothing else was heard of a member whose group broke, its devices have lost each other."""
         for member, (when, worker, detail) in list(self._broken.items()):
             waits = self.driver.phase is Phase.TRAINING and self.driver.scheduler.leg_of(member) is not None
-            if not waits or member in self.driver.scheduler.leaving or self.driver.orders.was_told_to_stop(member):
+            if not waits or member in self.driver.scheduler.leaving or self.driver.requests.was_told_to_stop(member):
                 del self._broken[member]
             elif time.monotonic() - when > BROKEN_SECONDS:
                 del self._broken[member]
@@ -301,10 +301,10 @@ class Faults:
         driver.scheduler.clear(legs, afloat)
         for name in sorted(afloat):
             self._settle(name)
-        if driver.orders.pausing is not None:
+        if driver.requests.pausing is not None:
             for name in sorted(driver.member_table.waiting):
                 if name in afloat or driver.state.member(name).status == "training":
-                    driver.record(MemberEnded(member=name, status="paused", reason=driver.orders.pausing))
+                    driver.record(MemberEnded(member=name, status="paused", reason=driver.requests.pausing))
             driver.phase = Phase.OVER
             return
         driver.scheduler.recovering.fall_behind(afloat.intersection(driver.member_table.waiting), None)
@@ -315,7 +315,7 @@ class Faults:
 
     def _settle(self, name: str) -> None:
         """What becomes of a member that was saved, or lost, where a fault found it."""
-        if self.driver.orders.was_told_to_stop(name):
+        if self.driver.requests.was_told_to_stop(name):
             self.driver.end(name, "stopped", "by command")
         elif name not in self.driver.member_table.waiting and not self.decided(name):
             # One that waits had not boarded yet, and goes on where it was to.

@@ -146,7 +146,7 @@ class LegStarts:
     def bring(self) -> None:
         """Let those join whom somebody brings."""
         driver = self.driver
-        if driver.orders.pausing is not None:
+        if driver.requests.pausing is not None:
             return
         brought = [new for bringer in driver.bringers for new in bringer.bring(driver.state)]
         if not brought:
@@ -249,7 +249,7 @@ class LegStarts:
 
     def launch(self) -> None:
         """Ask the policy what to start on the devices that are free."""
-        if self.driver.orders.pausing is not None or not self.member_table.waiting:
+        if self.driver.requests.pausing is not None or not self.member_table.waiting:
             return
         if not self.scheduler.legs and any(leaving.verdict is None for leaving in self.scheduler.leaving.values()):
             return  # Nobody trains meanwhile, and the policy is to choose among all that are left.

@@ -198,7 +198,7 @@ class LegScheduler:
 
     def left(self, member: str) -> None:
         """A member was saved and let go."""
-        told = self.driver.orders.was_told_to_stop(member)
+        told = self.driver.requests.was_told_to_stop(member)
         if member not in self.leaving or told:
             # A person said so, or all leave and `Driver` knows why.
             if told:
@@ -390,7 +390,7 @@ class LegScheduler:
             for name in names
         )
         self.pool.send(device, Assign(assignment=leg.assignments[device].number, leave=leave, start=starts))
-        told = tuple(filter(self.driver.orders.was_told_to_stop, names))
+        told = tuple(filter(self.driver.requests.was_told_to_stop, names))
         if told:
             # Before they were aboard: their trainer did not know them then.
             self.pool.send(device, Unassign(members=told))
