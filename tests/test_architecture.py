@@ -64,7 +64,7 @@ CIRCLE = {
             "driver",
             "ending",
             "faults",
-            "logbook",
+            "predictions",
             "requests",
             "member_table",
             "recovering",

@@ -35,9 +35,9 @@ class Asking:
         waiting = [profile for profile in profiles if profile.member not in here]
         places = dict.fromkeys(live, place // per_epoch)
         started = scheduler.flotillas[leg.number].priced({profile.member: profile for profile in profiles})
-        scheduler.logbook.profiled(profiles)
+        scheduler.predictions.profiled(profiles)
         situation = self.situation(waiting, places, asked=leg)
-        with scheduler.logbook.planning():
+        with scheduler.predictions.planning():
             waits = not peers and self.too_soon(leg)
             keeps = bool(live) and (waits or scheduler.launching.policy.keeps(situation, started, tuple(aboard)))
         leg.makes_room = not keeps
@@ -46,7 +46,7 @@ class Asking:
             scheduler.flotillas[leg.number] = started
             return started.keeping(live)
         anew = self.situation(profiles, places, without=leg)
-        with scheduler.logbook.planning():
+        with scheduler.predictions.planning():
             goes_on = scheduler.launching.goes_on(leg, aboard, peers, anew)
         if goes_on is None:
             return None

@@ -250,7 +250,7 @@ class Driver:
                 self.faults.tolerance.section_ended()
                 self.metrics.note(self.state.member(event.member))
                 self.measuring.saw(event, self.state.member(event.member))
-                self.scheduler.logbook.stepped(event)
+                self.scheduler.predictions.stepped(event)
                 self.scheduler.judge(event.member)
             elif isinstance(event, Saved):
                 self.record(replace(event, leg=self.scheduler.number_of_leg(event.member)))
@@ -265,7 +265,7 @@ class Driver:
                     self.measuring.stepped(event)
                 self.record(event)
                 if isinstance(event, MemberStarted):
-                    self.scheduler.logbook.started(event.member)
+                    self.scheduler.predictions.started(event.member)
         if report.section is not None:
             self.scheduler.section_ended(worker, report.section)
 

@@ -259,9 +259,9 @@ class LegStarts:
         later = later | self.scheduler.recovering.not_yet() | self.seated
         names = [name for name in self.member_table.waiting if name not in later]
         profiles = measuring.profiles(names, self.driver.study)
-        self.scheduler.logbook.profiled(profiles)
+        self.scheduler.predictions.profiled(profiles)
         situation = self.scheduler.asking.situation(profiles, {})
-        with self.scheduler.logbook.planning():
+        with self.scheduler.predictions.planning():
             self._foresee(situation)
             found = self.launching.launch(situation, tuple(self.before.values()))
         plan = replace(found, notes=measuring.notes)
@@ -326,7 +326,7 @@ class LegStarts:
         for device, members in assignments_of(flotilla).items():
             leg.change(device, assignment, Change(start=tuple(members)))
             self.scheduler.board(leg, device, start=members)
-        self.scheduler.logbook.begin(leg)
+        self.scheduler.predictions.begin(leg)
         self.scheduler.allow(leg, leg.reach(turns=self.scheduler.turns(leg)))
         return True
 

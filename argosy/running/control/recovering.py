@@ -63,7 +63,7 @@ class Recovering:
             if removed and leg.devices and not leg.asked:
                 # Its feeders wait for a reader that is no more; those that are asked get their credit when they have answered.
                 scheduler.allow(leg, leg.until)
-                scheduler.logbook.change(leg, ())
+                scheduler.predictions.change(leg, ())
         for name in gone:
             scheduler.arrive(name)
 

@@ -18,7 +18,7 @@ from argosy.running.control.asking import Asking
 from argosy.running.control.launching import Launching
 from argosy.running.control.leg_starts import LegStarts, assignments_of
 from argosy.running.control.legs import Change, Leaving, LiveLeg, Starting, difference, reseated
-from argosy.running.control.logbook import Logbook
+from argosy.running.control.predictions import Predictions
 from argosy.running.control.recovering import Recovering
 from argosy.running.control.verdicts import Fate, Verdict, judge
 
@@ -41,7 +41,7 @@ class LegScheduler:
             policy=packs or POLICIES[name],
         )
         self.leg_starts, self.asking = LegStarts(self), Asking(self)
-        self.recovering, self.logbook = Recovering(self), Logbook(self)
+        self.recovering, self.predictions = Recovering(self), Predictions(self)
         self.legs: list[LiveLeg] = []
         self.flotillas: dict[int, Flotilla] = {}
         """What was planned, by number of its leg."""
@@ -118,7 +118,7 @@ class LegScheduler:
         self.legs.remove(leg)
         self.pool.rest(leg.feeders)
         self.recovering.over(leg)
-        self.logbook.end(leg)
+        self.predictions.end(leg)
         self.changed = True
 
     def forget_measurements(self) -> None:
@@ -187,7 +187,7 @@ class LegScheduler:
         for leg in self.legs:
             if device in leg.assignments:
                 leg.reported(device, section)
-                self.logbook.turn(leg)
+                self.predictions.turn(leg)
 
     def held(self, feeder: str, held: Held) -> None:
         """A feeder has said where it stops; when all have, those that are behind may come as far as the others."""
@@ -319,7 +319,7 @@ class LegScheduler:
                 self.make_room()
             return
         if changes:
-            self.logbook.change(leg, [name for change in changes.values() for name in change.start])
+            self.predictions.change(leg, [name for change in changes.values() for name in change.start])
         too_soon = (fates or joins) and self.asking.too_soon(leg)
         self.allow(leg, leg.reach(turns=self.turns(leg)))
         leg.holding = self.recovering.to_meet(leg)

@@ -18,7 +18,7 @@ from argosy.stream.schedule import section_start
 if TYPE_CHECKING:
     from argosy.running.control.scheduler import LegScheduler
 
-__all__ = ["Logbook"]
+__all__ = ["Predictions"]
 
 
 @dataclass(slots=True)
@@ -41,7 +41,7 @@ class _Page:
     changing_seconds: float = 0.0
 
 
-class Logbook:
+class Predictions:
     """Of one run."""
 
     def __init__(self, scheduler: "LegScheduler") -> None:
