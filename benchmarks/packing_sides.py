@@ -20,7 +20,7 @@ from argosy.protocol.trainer import SectionReport
 from argosy.stream.blocks import Block, Layout, Place
 from argosy.stream.pulse import Pulse
 from argosy.stream.schedule import Orders
-from argosy.training.choice.kin import Kin, Kind
+from argosy.training.choice.fusion_group import FusionGroup, Kind
 from argosy.training.device.devices import backend_of
 from argosy.training.member.files import Files
 from argosy.training.member.live import LiveMember, build
@@ -204,7 +204,10 @@ class Chosen:
     @property
     def settled(self) -> bool:
         """Whether it is through with trying."""
-        return all(unit.kin is None or not unit.kin.asks(self._count(unit.kin)) for unit in self._units)
+        return all(
+            unit.fusion_group is None or not unit.fusion_group.asks(self._count(unit.fusion_group))
+            for unit in self._units
+        )
 
     def prepare(self, epoch: int) -> None:
         """See `Side.prepare`."""
@@ -235,8 +238,8 @@ class Chosen:
         files = Files(Path(tempfile.gettempdir()), None)  # nothing is saved
         return Aboard(live, files, self._task.orders, 1, stream_epoch=0, next_section=0, earlier=0, leads=True)
 
-    def _count(self, kin: Kin) -> int:
-        return sum(len(unit.assignment) for unit in self._units if unit.kin is kin)
+    def _count(self, fusion_group: FusionGroup) -> int:
+        return sum(len(unit.assignment) for unit in self._units if unit.fusion_group is fusion_group)
 
     def _note(self, report: SectionReport) -> None:
         self.packed += [event for event in report.events if isinstance(event, Packed)]

@@ -15,7 +15,7 @@ import argosy
 from argosy.errors import WorkerError
 from argosy.errors.traces import reason_of
 from argosy.training.choice import fused_admission, split_admission
-from argosy.training.choice.kin import Kin
+from argosy.training.choice.fusion_group import FusionGroup
 from argosy.training.choice.split_admission import why_whole
 from argosy.training.programs.fused.compiled import Compilation, Pass
 from argosy.training.programs.fused.fused import Fused
@@ -40,9 +40,9 @@ def train(directory: Path, asked: argosy.Study, **settings: Any) -> argosy.Repor
     return argosy.train(asked, directory=directory, **given)
 
 
-def as_one(kin: Kin, seconds: float, samples: int, need: int | None = None) -> None:
+def as_one(fusion_group: FusionGroup, seconds: float, samples: int, need: int | None = None) -> None:
     """Programs of several, and compiled ones, are faster."""
-    kin.costs[kin.now] = (0.1 if kin.now.kind == "compiled" else 1.0) / kin.now.size
+    fusion_group.costs[fusion_group.now] = (0.1 if fusion_group.now.kind == "compiled" else 1.0) / fusion_group.now.size
 
 
 @pytest.mark.parametrize("error", ["AssertionError('a bug')", "KeyError('a bug')", "TypeError('a bug')"])
@@ -61,7 +61,7 @@ def as_one(kin: Kin, seconds: float, samples: int, need: int | None = None) -> N
 def test_an_error_of_argosys_own_ends_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, error: str
 ) -> None:
-    monkeypatch.setattr(Kin, "note", as_one)
+    monkeypatch.setattr(FusionGroup, "note", as_one)
     monkeypatch.setattr(owner, name, ours(f"raise {error}"))
     with pytest.raises(Exception, match="a bug") as raised:
         train(tmp_path, study(), compile=owner in (Pass, Compilation))

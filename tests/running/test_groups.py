@@ -22,7 +22,7 @@ import argosy
 from argosy.running.control import faults
 from argosy.running.control.scheduler import LegScheduler
 from argosy.running.launch import processes
-from argosy.training.choice.kin import Kin
+from argosy.training.choice.fusion_group import FusionGroup
 from argosy.training.programs.shard.parallel import Group, Sum
 
 devices = late.devices
@@ -77,16 +77,16 @@ def test_devices_that_are_no_cpus_add_up_in_memory_of_the_host(
 
 
 def test_a_program_of_several_members_goes_on_beside_shares(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def note(kin: Kin, seconds: float, samples: int, need: int | None = None) -> None:
+    def note(fusion_group: FusionGroup, seconds: float, samples: int, need: int | None = None) -> None:
         """The more members in a program, the better."""
         if samples:
-            kin.costs[kin.now] = 1.0 / kin.now.size
+            fusion_group.costs[fusion_group.now] = 1.0 / fusion_group.now.size
 
     def seats(name: str, asked: int) -> Mapping[int, float]:
         del asked
         return {0: 0.6, 1: 0.4} if name == "wide" else {0: 1.0}
 
-    monkeypatch.setattr(Kin, "note", note)
+    monkeypatch.setattr(FusionGroup, "note", note)
     alike = [member(f"m{n}", batch_size=10, optimizer=partial(SGD, lr=0.02 * (n + 1))) for n in range(3)]
     fleet = [member("wide", batch_size=20), *alike, member("early", 1, batch_size=10)]
     wanted = study(members=fleet)

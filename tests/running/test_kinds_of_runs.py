@@ -15,7 +15,7 @@ from torch import nn
 from torch.optim import SGD
 
 import argosy
-from argosy.training.choice.kin import Kin
+from argosy.training.choice.fusion_group import FusionGroup
 
 replayable = replays.replayable
 pytestmark = pytest.mark.usefixtures("replayable", "captured")
@@ -25,10 +25,12 @@ pytestmark = pytest.mark.usefixtures("replayable", "captured")
 def captured(monkeypatch: pytest.MonkeyPatch) -> None:
     """The more members in a program the better, and captured ones are the best."""
 
-    def note(kin: Kin, seconds: float, samples: int, need: int | None = None) -> None:
-        kin.costs[kin.now] = {"plain": 1.0, "graphed": 0.1}[kin.now.kind] / kin.now.size
+    def note(fusion_group: FusionGroup, seconds: float, samples: int, need: int | None = None) -> None:
+        fusion_group.costs[fusion_group.now] = {"plain": 1.0, "graphed": 0.1}[
+            fusion_group.now.kind
+        ] / fusion_group.now.size
 
-    monkeypatch.setattr(Kin, "note", note)
+    monkeypatch.setattr(FusionGroup, "note", note)
 
 
 def study(model: Callable[[], nn.Module], epochs: int) -> argosy.Study:

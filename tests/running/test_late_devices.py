@@ -18,7 +18,7 @@ from argosy import api
 from argosy.errors import MemberFailed
 from argosy.settings import Settings
 from argosy.stream.order import permutation
-from argosy.training.choice.kin import Kin
+from argosy.training.choice.fusion_group import FusionGroup
 
 pytestmark = pytest.mark.usefixtures("devices")
 devices = late.devices
@@ -165,10 +165,10 @@ def test_a_label_that_comes_late_ends_its_member_and_not_the_device(tmp_path: Pa
 def test_a_label_that_comes_late_to_one_program_ends_those_whom_it_reaches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def note(kin: Kin, seconds: float, samples: int, need: int | None = None) -> None:
-        kin.costs[kin.now] = 1.0 / kin.now.size
+    def note(fusion_group: FusionGroup, seconds: float, samples: int, need: int | None = None) -> None:
+        fusion_group.costs[fusion_group.now] = 1.0 / fusion_group.now.size
 
-    monkeypatch.setattr(Kin, "note", note)
+    monkeypatch.setattr(FusionGroup, "note", note)
     inputs, last = torch.randn(320, 12, generator=torch.Generator().manual_seed(0)), int(permutation(0, 0, 320)[-1])
     labels = (torch.arange(320) % 10).index_fill(0, torch.tensor(last), 10)
     one = partial(studies.member, loss=Asserting(), metrics={}, batch_size=8)

@@ -21,7 +21,7 @@ from torch.optim.lr_scheduler import LambdaLR, StepLR
 
 import argosy
 from argosy.errors import MemberFailed
-from argosy.training.choice.kin import Kin
+from argosy.training.choice.fusion_group import FusionGroup
 from argosy.training.trainer.fusion import Fusion
 from argosy.training.trainer.units import Unit
 
@@ -32,13 +32,13 @@ devices = late.devices
 def costs(monkeypatch: pytest.MonkeyPatch, of: Callable[[int], float]) -> None:
     """Let a round say what a size of programs costs, in this process and in those that are forked from it."""
 
-    def note(kin: Kin, seconds: float, samples: int, need: int | None = None) -> None:
+    def note(fusion_group: FusionGroup, seconds: float, samples: int, need: int | None = None) -> None:
         assert seconds > 0
         if samples:
-            kin.costs[kin.now] = of(kin.now.size)
-            kin.needs |= {} if need is None else {kin.now: need}
+            fusion_group.costs[fusion_group.now] = of(fusion_group.now.size)
+            fusion_group.needs |= {} if need is None else {fusion_group.now: need}
 
-    monkeypatch.setattr(Kin, "note", note)
+    monkeypatch.setattr(FusionGroup, "note", note)
 
 
 @pytest.fixture
@@ -251,7 +251,7 @@ LITTLE = str(5_750_000)
 @pytest.fixture
 def unforeseen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody asks beforehand what a program would take."""
-    monkeypatch.setattr(Kin, "foresee", lambda kin, count, room: None)
+    monkeypatch.setattr(FusionGroup, "foresee", lambda fusion_group, count, room: None)
 
 
 def equal(tmp_path: Path, one: str, other: str, names: Collection[str]) -> None:
@@ -276,7 +276,7 @@ def test_where_memory_ends_programs_are_smaller_and_the_step_is_made_again(
 
 MOMENTS: dict[str, tuple[type, str, Callable[..., bool]]] = {
     "it has raised": (Fusion, "broke", lambda *given: True),
-    "members are saved": (Fusion, "_regroup", lambda fusion, kin, units, parts: len(parts) == 2),
+    "members are saved": (Fusion, "_regroup", lambda fusion, fusion_group, units, parts: len(parts) == 2),
     "halves are journaled": (Unit, "step", lambda unit, *given: len(unit.assignment) == 6),
 }
 """Of a program of twelve that has run out of memory: before which call, and with what, the run is killed."""

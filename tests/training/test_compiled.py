@@ -16,7 +16,7 @@ from torch.optim import SGD, Adam
 
 import argosy
 from argosy.study import Member
-from argosy.training.choice.kin import Kin
+from argosy.training.choice.fusion_group import FusionGroup
 from argosy.training.programs.fused.compiled import Compilation, Pass
 from argosy.training.programs.fused.fused import Fused
 
@@ -125,10 +125,12 @@ def test_code_that_gives_something_else_is_not_used(monkeypatch: pytest.MonkeyPa
 def test_a_run_compiles_where_it_is_asked_to_and_goes_on_with_that(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def note(kin: Kin, seconds: float, samples: int, need: int | None = None) -> None:
-        kin.costs[kin.now] = {"plain": 1.0, "graphed": 1.0, "compiled": 0.1}[kin.now.kind] / kin.now.size
+    def note(fusion_group: FusionGroup, seconds: float, samples: int, need: int | None = None) -> None:
+        fusion_group.costs[fusion_group.now] = {"plain": 1.0, "graphed": 1.0, "compiled": 0.1}[
+            fusion_group.now.kind
+        ] / fusion_group.now.size
 
-    monkeypatch.setattr(Kin, "note", note)
+    monkeypatch.setattr(FusionGroup, "note", note)
     train, val = packs.samples(train=320)
     odd = member("odd", model=partial(packs.mlp, 0.2))
 

@@ -12,7 +12,7 @@ from argosy.protocol.trainer import SectionReport
 from argosy.stream.blocks import Block
 from argosy.stream.pulse import Pulse
 from argosy.stream.schedule import Orders
-from argosy.training.choice.kin import Kin
+from argosy.training.choice.fusion_group import FusionGroup
 from argosy.training.member.files import Files
 from argosy.training.trainer.aboard import Aboard
 from argosy.training.trainer.fusion import PAIRS, Fusion
@@ -32,11 +32,11 @@ def aboard(folder: Path, name: str, hidden: int) -> Aboard:
 def test_twos_are_tried_no_more_where_none_was_faster(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cost: float, spared: bool
 ) -> None:
-    def note(kin: Kin, seconds: float, samples: int, need: int | None = None) -> None:
+    def note(fusion_group: FusionGroup, seconds: float, samples: int, need: int | None = None) -> None:
         if samples:
-            kin.costs[kin.now] = cost if kin.now.size == 2 else 1.0
+            fusion_group.costs[fusion_group.now] = cost if fusion_group.now.size == 2 else 1.0
 
-    monkeypatch.setattr(Kin, "note", note)
+    monkeypatch.setattr(FusionGroup, "note", note)
     (block,) = packs.blocks(ORDERS.epoch("train", 0), packs.TRAIN, arrays=packs.samples()[0])
     units, said = list[Unit](), list[SectionReport]()
     fusion = Fusion("cpu:0", units, said.append, lambda names: [], Pulse.private(), allowed=True)
@@ -65,7 +65,7 @@ def test_a_block_without_samples_tells_nobody_whether_members_are_one_program(tm
     fusion = Fusion("cpu:0", units, said.append, lambda names: [], Pulse.private(), allowed=True)
     fusion.boarded()
     fusion.look(empty)
-    assert not said and not any(unit.kin for unit in units)
+    assert not said and not any(unit.fusion_group for unit in units)
     fusion.look(block)
     assert not any(isinstance(event, StepsAlone) for report in said for event in report.events)
-    assert all(unit.kin is units[0].kin is not None for unit in units)
+    assert all(unit.fusion_group is units[0].fusion_group is not None for unit in units)

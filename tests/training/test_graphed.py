@@ -22,7 +22,7 @@ from argosy.errors import StudyError
 from argosy.stream.pulse import Pulse
 from argosy.stream.schedule import Orders
 from argosy.study import Member
-from argosy.training.choice.kin import ALONE, MIB, Kin
+from argosy.training.choice.fusion_group import ALONE, MIB, FusionGroup
 from argosy.training.device.devices import Cpu, PassedEvent
 from argosy.training.device.recorders import recorder_of
 from argosy.training.member.live import LiveMember
@@ -485,9 +485,9 @@ def test_what_a_recording_keeps_counts_for_its_step(monkeypatch: pytest.MonkeyPa
 def test_captured_steps_are_refused_where_memory_would_not_hold_them_all_at_once() -> None:
     found = []
     for room in (1100, 1200):
-        kin = Kin(kinds=("plain", "graphed"), needs={ALONE: 250 * MIB})
-        kin.foresee(4, room * MIB)
-        found.append(kin.refused)
+        fusion_group = FusionGroup(kinds=("plain", "graphed"), needs={ALONE: 250 * MIB})
+        fusion_group.foresee(4, room * MIB)
+        found.append(fusion_group.refused)
     assert found == [{"graphed": "captured, steps of 4 would keep 1,000.0 MiB, of 1,100.0 that are left"}, {}]
 
 
@@ -498,13 +498,13 @@ def test_memory_of_others_captured_steps_is_no_room() -> None:
         foreign_memory=lambda: 20,
         hardware=lambda kind: [None, SimpleNamespace(memory_bytes=1000)],
     )
-    kin, assignment = Kin(), [SimpleNamespace(live=SimpleNamespace(backend=late))]
+    fusion_group, assignment = FusionGroup(), [SimpleNamespace(live=SimpleNamespace(backend=late))]
     units = [
-        SimpleNamespace(kin=one, assignment=assignment, kept_bytes=kept)
-        for one, kept in ((kin, 300), (Kin(), 50), (None, 0))
+        SimpleNamespace(fusion_group=one, assignment=assignment, kept_bytes=kept)
+        for one, kept in ((fusion_group, 300), (FusionGroup(), 50), (None, 0))
     ]
     fusion = Fusion("late:1", units, lambda report: None, lambda names: [], Pulse.private(), allowed=True)
-    assert fusion._room(kin) == 1000 - 100 - 20 - 50
+    assert fusion._room(fusion_group) == 1000 - 100 - 20 - 50
 
 
 @pytest.mark.gpu

@@ -42,7 +42,7 @@ from argosy.stream.gauges import TrainerGauge
 from argosy.stream.pulse import Pulse
 from argosy.stream.schedule import Orders
 from argosy.study import Member, Terms
-from argosy.training.choice.kin import Kind
+from argosy.training.choice.fusion_group import Kind
 from argosy.training.device.copies import Copies
 from argosy.training.device.devices import Backend, out_of_memory
 from argosy.training.device.heap import large_outside

@@ -12,7 +12,7 @@ from typing import Any
 
 from argosy.protocol.trainer import Seat
 from argosy.stream.blocks import Block, Place
-from argosy.training.choice.kin import ALONE, TURNS, Kin, Kind
+from argosy.training.choice.fusion_group import ALONE, TURNS, FusionGroup, Kind
 from argosy.training.programs.fused.compiled import Compilation
 from argosy.training.programs.fused.fused import Fused
 from argosy.training.programs.graphed.graphed import Graphed
@@ -34,14 +34,14 @@ class Unit:
     program: Program[Any]
     assignment: tuple[Aboard, ...]
     """Its members, in the order in which they came aboard."""
-    kin: Kin | None = None
+    fusion_group: FusionGroup | None = None
     """What its members have in common with others of the trainer."""
     kind: Kind = "plain"
     """Of its program."""
     samples: int = 0
     """Stepped on since it is there, summed over its members."""
     turns: int | None = None
-    """That it may make before the others of its kin have made as many, in a round that is timed; None without limit."""
+    """That it may make before the others of its fusion_group have made as many, in a round that is timed; None without limit."""
     seconds: float = 0.0
     """Of its turns in the round, ..."""
     in_round: int = 0
@@ -58,9 +58,17 @@ class Unit:
         self.together = isinstance(self.program, Together)
 
     @classmethod
-    def of(cls, assignment: Sequence[Aboard], kin: Kin | None = None, compilation: Compilation | None = None) -> "Unit":
-        """Members that are stepped as one, or a single one by itself, by the kind of program that their kin has."""
-        lives, kind = [aboard.live for aboard in assignment], ALONE.kind if kin is None else kin.now.kind
+    def of(
+        cls,
+        assignment: Sequence[Aboard],
+        fusion_group: FusionGroup | None = None,
+        compilation: Compilation | None = None,
+    ) -> "Unit":
+        """Members that are stepped as one, or a single one by itself, by the kind of program that their fusion_group has."""
+        lives, kind = (
+            [aboard.live for aboard in assignment],
+            ALONE.kind if fusion_group is None else fusion_group.now.kind,
+        )
         program: Program[Any]
         if kind == "compiled":
             program = Fused.of(lives, compilation)
@@ -68,7 +76,7 @@ class Unit:
             program = Solo(lives[0]) if len(lives) == 1 else Fused.of(lives)
         if kind == "graphed":
             program = Graphed.of(program)
-        return cls(program=program, assignment=tuple(assignment), kin=kin, kind=kind)
+        return cls(program=program, assignment=tuple(assignment), fusion_group=fusion_group, kind=kind)
 
     @classmethod
     def seated(cls, aboard: Aboard, seat: Seat) -> "Unit":

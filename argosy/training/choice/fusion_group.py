@@ -1,4 +1,4 @@
-"""Kin: members of one device that may be one program, how many of them a program steps, and of which kind it is. Pure.
+"""FusionGroup: members of one device that may be one program, how many of them a program steps, and of which kind it is. Pure.
 
 Whatever steps them, they train the same, so every candidate is tried on steps that count: some rounds of a few turns each, of
 which the median is its cost. What is not known is measured, one after another first; then what is cheapest stays. Those that are
@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeVar
 
-__all__ = ["ALONE", "TURNS", "ProgramCandidate", "Kin", "Kind", "divided"]
+__all__ = ["ALONE", "TURNS", "ProgramCandidate", "FusionGroup", "Kind", "divided"]
 
 GAIN = 0.03
 """Part of the cost that a candidate must spare against simpler ones: it is never to be slower than one member after another."""
@@ -55,7 +55,7 @@ ALONE = ProgramCandidate(1)
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
-class Kin:
+class FusionGroup:
     """What is known of members that were admitted together."""
 
     now: ProgramCandidate = ALONE
