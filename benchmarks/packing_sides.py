@@ -30,7 +30,7 @@ from argosy.training.programs.graphed import graphed
 from argosy.training.programs.program import Program
 from argosy.training.programs.solo import Solo
 from argosy.training.trainer.aboard import Aboard
-from argosy.training.trainer.fusion import Fusion
+from argosy.training.trainer.program_choice import ProgramChoice
 from argosy.training.trainer.units import Unit
 
 __all__ = [
@@ -192,7 +192,9 @@ class Chosen:
         """What was chosen."""
         pulse = Pulse.private()
         kinds: tuple[Kind, ...] = ("plain", "graphed")
-        self._fusion = Fusion("cpu:0", self._units, self._note, lambda names: [], pulse, allowed=True, kinds=kinds)
+        self._fusion = ProgramChoice(
+            "cpu:0", self._units, self._note, lambda names: [], pulse, allowed=True, kinds=kinds
+        )
         self._fusion.boarded()
 
     @property

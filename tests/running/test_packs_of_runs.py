@@ -22,7 +22,7 @@ from torch.optim.lr_scheduler import LambdaLR, StepLR
 import argosy
 from argosy.errors import MemberFailed
 from argosy.training.choice.fusion_group import FusionGroup
-from argosy.training.trainer.fusion import Fusion
+from argosy.training.trainer.program_choice import ProgramChoice
 from argosy.training.trainer.units import Unit
 
 LENGTH = 320
@@ -275,8 +275,8 @@ def test_where_memory_ends_programs_are_smaller_and_the_step_is_made_again(
 
 
 MOMENTS: dict[str, tuple[type, str, Callable[..., bool]]] = {
-    "it has raised": (Fusion, "broke", lambda *given: True),
-    "members are saved": (Fusion, "_regroup", lambda fusion, fusion_group, units, parts: len(parts) == 2),
+    "it has raised": (ProgramChoice, "broke", lambda *given: True),
+    "members are saved": (ProgramChoice, "_regroup", lambda fusion, fusion_group, units, parts: len(parts) == 2),
     "halves are journaled": (Unit, "step", lambda unit, *given: len(unit.assignment) == 6),
 }
 """Of a program of twelve that has run out of memory: before which call, and with what, the run is killed."""

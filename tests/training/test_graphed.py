@@ -29,7 +29,7 @@ from argosy.training.member.live import LiveMember
 from argosy.training.programs.fused.fused import Fused
 from argosy.training.programs.graphed.graphed import Graphed, refusal, together
 from argosy.training.programs.solo import Solo
-from argosy.training.trainer.fusion import Fusion
+from argosy.training.trainer.program_choice import ProgramChoice
 from argosy.training.trainer.units import Unit
 
 replayable = replays.replayable
@@ -503,7 +503,7 @@ def test_memory_of_others_captured_steps_is_no_room() -> None:
         SimpleNamespace(fusion_group=one, assignment=assignment, kept_bytes=kept)
         for one, kept in ((fusion_group, 300), (FusionGroup(), 50), (None, 0))
     ]
-    fusion = Fusion("late:1", units, lambda report: None, lambda names: [], Pulse.private(), allowed=True)
+    fusion = ProgramChoice("late:1", units, lambda report: None, lambda names: [], Pulse.private(), allowed=True)
     assert fusion._room(fusion_group) == 1000 - 100 - 20 - 50
 
 

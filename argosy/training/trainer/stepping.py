@@ -1,7 +1,7 @@
 """The steps of all units aboard a trainer on one block: unit by unit, and beside split members in the merged order.
 
 A pass gives every unit its turn. What it leaves of a block, for a command or because a unit has no turns left in a round that is
-timed, the next pass takes up, after units have changed programs (`Fusion.settle`).
+timed, the next pass takes up, after units have changed programs (`ProgramChoice.settle`).
 """
 
 from collections.abc import Callable, Mapping
@@ -17,8 +17,8 @@ from argosy.training.device.devices import out_of_memory
 from argosy.training.programs.graphed.graphed import together
 from argosy.training.programs.program import OwnFaults
 from argosy.training.trainer.aboard import Aboard
-from argosy.training.trainer.fusion import Fusion
 from argosy.training.trainer.guard import Guard
+from argosy.training.trainer.program_choice import ProgramChoice
 from argosy.training.trainer.ranks import Ranks
 from argosy.training.trainer.units import Unit
 
@@ -32,7 +32,7 @@ class Stepping:
         self,
         units: list[Unit],
         aboard: Mapping[str, Aboard],
-        fusion: Fusion,
+        fusion: ProgramChoice,
         guard: Guard,
         pulse: Pulse,
         gauge: TrainerGauge,
@@ -43,7 +43,7 @@ class Stepping:
     ) -> None:
         self._units = units
         self._aboard = aboard
-        self._fusion = fusion
+        self._program_choice = fusion
         self._guard = guard
         self._pulse = pulse
         self._gauge = gauge
@@ -58,7 +58,7 @@ class Stepping:
         """Give every unit its turn; False where something of the block was left."""
         trains = block.place.split == "train"
         if trains:
-            self._fusion.look(block)
+            self._program_choice.look(block)
         if trains and any(unit.shard for unit in self._units):
             return self._merged(block)
         through = True
@@ -68,7 +68,7 @@ class Stepping:
                     through = False
                     if self._wanted():
                         return False
-        self._fusion.settle()
+        self._program_choice.settle()
         return through
 
     def waited(self) -> float:
@@ -82,7 +82,7 @@ class Stepping:
         self._left = False
         if not self._ranks.through(self._units, self._aboard, block):
             return False
-        self._fusion.settle()
+        self._program_choice.settle()
         return not self._left
 
     def _beside(self, unit: Unit, block: Block) -> bool:
@@ -125,7 +125,7 @@ class Stepping:
             self._guard(name, partial(_raise, fault))
         if error is not None:
             unit.undo()
-            self._fusion.broke(unit, error, memory=memory)
+            self._program_choice.broke(unit, error, memory=memory)
         return False
 
     def _step(self, unit: Unit, block: Block, called: Callable[[], bool]) -> bool:

@@ -52,8 +52,8 @@ from argosy.training.member.outlook import TrainingOutlook, foreseen
 from argosy.training.programs.shard.ends import sums_on
 from argosy.training.programs.shard.parallel import time_sums
 from argosy.training.trainer.aboard import Aboard
-from argosy.training.trainer.fusion import Fusion, weight_bytes
 from argosy.training.trainer.guard import Guard
+from argosy.training.trainer.program_choice import ProgramChoice, weight_bytes
 from argosy.training.trainer.stepping import Stepping
 from argosy.training.trainer.trials import Trials
 from argosy.training.trainer.units import Unit
@@ -111,9 +111,11 @@ class Trainer:
         self.exact = settings.numerics == "exact"
         allowed = settings.packing == "auto" and not self.exact
         kinds: tuple[Kind, ...] = ("plain", "graphed", "compiled") if settings.compile else ("plain", "graphed")
-        self.fusion = Fusion(name, self.units, emit, self._save, self.pulse, allowed=allowed, kinds=kinds)
+        self.program_choice = ProgramChoice(
+            name, self.units, emit, self._save, self.pulse, allowed=allowed, kinds=kinds
+        )
         self.stepping = Stepping(
-            *(self.units, self.aboard, self.fusion, self.guard, self.pulse, self.gauge, emit),
+            *(self.units, self.aboard, self.program_choice, self.guard, self.pulse, self.gauge, emit),
             wanted=self._wanted,
             drop=self._drop,
         )
@@ -327,7 +329,7 @@ class Trainer:
         self.aboard[start.member] = aboard
         if start.seat is None:
             self.units.append(Unit.of([aboard]))
-            self.fusion.boarded()
+            self.program_choice.boarded()
         else:
             self.units.append(Unit.seated(aboard, start.seat))
         return aboard.started(start, self.name)
@@ -343,12 +345,12 @@ class Trainer:
 
     def _drop(self, name: str, *, failed: bool = False) -> LiveMember | None:
         if failed:
-            self.fusion.failed(name)
+            self.program_choice.failed(name)
         self._let_go([name])
         return self.trials.built.pop(name, None)
 
     def _let_go(self, names: Iterable[str]) -> None:
-        self.fusion.let_go([name for name in names if self.aboard.pop(name, None) is not None])
+        self.program_choice.let_go([name for name in names if self.aboard.pop(name, None) is not None])
 
     # ---- files
 

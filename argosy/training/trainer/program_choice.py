@@ -25,14 +25,14 @@ from argosy.training.programs.graphed.graphed import refusal
 from argosy.training.trainer.aboard import Aboard
 from argosy.training.trainer.units import Unit
 
-__all__ = ["Fusion", "weight_bytes"]
+__all__ = ["ProgramChoice", "weight_bytes"]
 
 PAIRS = 2
 """That are tried at least: if none of them was faster as one program, those to come are not tried. In a short trial that is dear."""
 TWO = ProgramCandidate(2)
 
 
-class Fusion:
+class ProgramChoice:
     """Of one trainer, whose units these are."""
 
     def __init__(
