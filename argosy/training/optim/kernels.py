@@ -1,4 +1,4 @@
-"""Steps of torch's SGD, Adam and AdamW for many members at once, on the rows of an arena.
+"""Steps of torch's SGD, Adam and AdamW for many members at once, on the rows of an parameter_buffer.
 
 Hyper-parameters are read from the members' own optimizers at every step, so torch's schedules work as ever. The state is
 theirs as well: `optimizer.state` holds views of the matrices here, of the form that torch gives them, so that any step may
@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim import optimizer as torch_optimizer
 
-from argosy.training.optim.arena import Arena, Piece
+from argosy.training.optim.parameter_buffer import ParameterBuffer, Piece
 
 __all__ = ["Kernel", "Numbers", "is_unusual", "kind_of", "sent"]
 
@@ -91,7 +91,7 @@ def sent(numbers: Sequence[float] | Numbers, like: Tensor) -> Tensor:
 
 
 class Kernel:
-    """Steps the members in some rows of an arena whose optimizers are of one kind."""
+    """Steps the members in some rows of an parameter_buffer whose optimizers are of one kind."""
 
     def __init__(self, optimizers: Sequence[Optimizer], rows: slice, tiles: Sequence[Tile]) -> None:
         self._optimizers = optimizers
@@ -102,21 +102,21 @@ class Kernel:
         self._stepped = False
 
     @classmethod
-    def of(cls, optimizers: Sequence[Optimizer], arena: Arena, first: int) -> "Kernel | None":
+    def of(cls, optimizers: Sequence[Optimizer], parameter_buffer: ParameterBuffer, first: int) -> "Kernel | None":
         """The kernel of these optimizers, of the rows from `first`; their state lies in its matrices from here on.
 
         None where they make their steps themselves: also where a member's weights have not made equally many steps.
         """
         rows = slice(first, first + len(optimizers))
-        usual = arena.weights.dtype in (torch.float32, torch.float64) and kind_of(optimizers[0]) is not None
+        usual = parameter_buffer.weights.dtype in (torch.float32, torch.float64) and kind_of(optimizers[0]) is not None
         if not usual or any(_steps_differ(optimizer) for optimizer in optimizers):
             return None
         tiles = []
-        for number, pieces in enumerate(arena.groups):
+        for number, pieces in enumerate(parameter_buffer.groups):
             if pieces:
                 groups = [optimizer.param_groups[number] for optimizer in optimizers]
                 columns = slice(pieces[0].start, pieces[-1].stop)
-                weights = arena.weights[rows, columns]
+                weights = parameter_buffer.weights[rows, columns]
                 state = _state(optimizers, groups, pieces, weights)
                 tiles.append(
                     Tile(

@@ -24,13 +24,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from argosy.errors.traces import reason_of
 from argosy.stream.trees import flatten
 from argosy.training.member.agreement import agree, largest
-from argosy.training.optim.arena import Arena
+from argosy.training.optim.parameter_buffer import ParameterBuffer
 from argosy.training.programs.fused.forward import Forward, PackInputs, Rows
 
 __all__ = ["Compilation", "Derived", "Pass"]
 
 Derived = tuple[Tensor, Sequence[Tensor | None]]
-"""Losses ``[rows, …]``, and the gradients of the arena's pieces ``[rows, *shape]``; None for those without a part in the losses."""
+"""Losses ``[rows, …]``, and the gradients of the parameter_buffer's pieces ``[rows, *shape]``; None for those without a part in the losses."""
 DOUBLE, SINGLE, HALF = 1e-9, 1e-3, 1e-2
 """Allowed differences from the plain way, as a share of the largest number beside it: of float64, of float32, which a GPU may compute
 with TF32's ten bits, and where some of it is computed in 16 bits."""
@@ -42,7 +42,7 @@ class Pass:
     """What a forward and backward pass is made of."""
 
     forward: Forward
-    arena: Arena
+    parameter_buffer: ParameterBuffer
     rows: Rows
     """The members at hand."""
     data: PackInputs
@@ -51,9 +51,9 @@ class Pass:
 
     def inputs(self, places: int) -> list[Tensor]:
         """All tensors of the pass, with so many places; those that are free are filled with the first member's."""
-        arena, count = self.arena, len(self.rows)
-        weights, leaves = [arena.weights, *arena.fixed.values()], [*flatten(self.data.tree)[0]]
-        stacked = [*weights, *arena.buffers.values()]
+        parameter_buffer, count = self.parameter_buffer, len(self.rows)
+        weights, leaves = [parameter_buffer.weights, *parameter_buffer.fixed.values()], [*flatten(self.data.tree)[0]]
+        stacked = [*weights, *parameter_buffer.buffers.values()]
         if list(self.rows) != list(range(places)):
             index = torch.tensor([*self.rows, *[self.rows[0]] * (places - count)], device=self.factors.device)
             stacked = [tensor[index] for tensor in stacked]
@@ -65,7 +65,11 @@ class Pass:
 
     def of_one(self, *given: Tensor) -> tuple[Tensor, ...]:
         """From one member's tensors: its gradients ``[columns]``, its losses, and its buffers afterwards."""
-        fixed, buffers, pieces = [*self.arena.fixed], [*self.arena.buffers], self.arena.pieces
+        fixed, buffers, pieces = (
+            [*self.parameter_buffer.fixed],
+            [*self.parameter_buffer.buffers],
+            self.parameter_buffer.pieces,
+        )
         row, rest = given[0], given[1:]
         held = dict(zip(fixed, rest, strict=False))
         before = dict(zip(buffers, rest[len(fixed) :], strict=False))
@@ -136,15 +140,15 @@ class Compilation:
         if made.form != form:
             return self._plain(plainly)
         gradients, losses, *buffers = (tensor[:count] for tensor in made.run(*inputs))
-        for name, after in zip(of.arena.buffers, buffers, strict=True):
-            _put(of.arena.buffers[name], of.rows, after)
-        return losses, [piece.over(gradients) for piece in of.arena.pieces]
+        for name, after in zip(of.parameter_buffer.buffers, buffers, strict=True):
+            _put(of.parameter_buffer.buffers[name], of.rows, after)
+        return losses, [piece.over(gradients) for piece in of.parameter_buffer.pieces]
 
     def _proved(self, of: Pass, inputs: Sequence[Tensor], form: Any, plainly: Callable[[], Derived]) -> Derived:
         """What comes of the pass plainly; the code stays where it gives the same."""
         inputs = [tensor.clone() for tensor in inputs]  # buffers are about to move
         losses, gradients = self._plain(plainly)
-        idle = [piece.name for piece, found in zip(of.arena.pieces, gradients, strict=True) if found is None]
+        idle = [piece.name for piece, found in zip(of.parameter_buffer.pieces, gradients, strict=True) if found is None]
         if idle:
             self.refused = f"the weight {idle[0]!r} has no part in its loss, which compiled code does not tell"
             return losses, gradients
@@ -174,9 +178,9 @@ def _difference(of: Pass, found: Sequence[Tensor], losses: Tensor, gradients: Se
     columns, mine, *after = found
     size = max(map(largest, gradients))
     pairs, narrow = [("its losses are", mine, losses, 0.0)], HALF if of.forward.narrow else SINGLE
-    for piece, gradient in zip(of.arena.pieces, gradients, strict=True):
+    for piece, gradient in zip(of.parameter_buffer.pieces, gradients, strict=True):
         pairs.append((f"the gradient of {piece.name!r} is", piece.over(columns), gradient, size))
-    for (name, buffer), moved in zip(of.arena.buffers.items(), after, strict=True):
+    for (name, buffer), moved in zip(of.parameter_buffer.buffers.items(), after, strict=True):
         pairs.append((f"the buffer {name!r} is", moved, buffer[list(of.rows)], 0.0))
     for what, one, other, scale in pairs:
         tolerance = DOUBLE if other.dtype == torch.float64 else narrow

@@ -9,7 +9,7 @@ from torch.autograd.graph import _engine_run_backward
 
 from argosy.training.member.live import LiveMember
 from argosy.training.member.precision import LossScales, widened
-from argosy.training.optim.arena import Arena
+from argosy.training.optim.parameter_buffer import ParameterBuffer
 from argosy.training.programs.fused.compiled import Compilation, Derived, Pass
 from argosy.training.programs.fused.forward import Forward, PackInputs, Rows
 
@@ -23,13 +23,13 @@ class Derivation:
         self,
         lives: Sequence[LiveMember],
         forward: Forward,
-        arena: Arena,
+        parameter_buffer: ParameterBuffer,
         scales: LossScales | None,
         compilation: Compilation | None,
     ) -> None:
         self._lives = lives
         self._forward = forward
-        self._arena = arena
+        self._parameter_buffer = parameter_buffer
         self._scales = scales
         self._compilation = compilation
         self._shares: dict[tuple[torch.Size, torch.dtype, float], Tensor] = {}
@@ -51,10 +51,17 @@ class Derivation:
         plainly = partial(self._by_autograd, rows, share, losses, leaves)
         if self._compilation is None or plain:
             return plainly()
-        factors = torch.full((len(rows),), share, dtype=self._arena.weights.dtype, device=self._arena.weights.device)
+        factors = torch.full(
+            (len(rows),),
+            share,
+            dtype=self._parameter_buffer.weights.dtype,
+            device=self._parameter_buffer.weights.device,
+        )
         if self._scales is not None:
             factors = self._scales.times(factors, rows)
-        made_of = Pass(forward=self._forward, arena=self._arena, rows=rows, data=part, factors=factors)
+        made_of = Pass(
+            forward=self._forward, parameter_buffer=self._parameter_buffer, rows=rows, data=part, factors=factors
+        )
         member = self._lives[0].member
         usual = part.samples == -(-member.batch_size // member.accumulate)
         return self._compilation.derive(made_of, plainly, whole=usual and len(rows) == len(self._lives))

@@ -25,7 +25,7 @@ from argosy.training.programs.solo import cross_entropy, pair_of
 __all__ = ["PackInputs", "Forward", "Rows"]
 
 Rows = Sequence[int]
-"""Numbers of members in the arena."""
+"""Numbers of members in the parameter_buffer."""
 Slots = list[tuple[dict[str, Any], str]]
 """Where a tensor is held, in modules' own tables; more than one for what is tied."""
 

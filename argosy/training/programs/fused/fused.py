@@ -1,7 +1,7 @@
 """The program of several members of one architecture: one vectorised forward pass, one backward pass, one optimizer step.
 
 Only the forward pass is vectorised over the members (`torch.vmap`); autograd is the ordinary one, outside of that. The
-members' losses are added up, never averaged: so the gradient of each is its own. Weights lie in an `Arena`; optimizers step
+members' losses are added up, never averaged: so the gradient of each is its own. Weights lie in an `ParameterBuffer`; optimizers step
 in `kernels`, and where there is none for one, it steps as it is on its member's views, along gradients that are views too.
 
 A turn is what the members step on at once. Those that have no batch in it, or one of another length, are stepped apart:
@@ -28,8 +28,8 @@ from argosy.training.member.live import LiveMember
 from argosy.training.member.precision import LossScales
 from argosy.training.member.randomness import Mark, Randomness
 from argosy.training.member.tally import totals_of
-from argosy.training.optim.arena import Arena
 from argosy.training.optim.kernels import Kernel, kind_of
+from argosy.training.optim.parameter_buffer import ParameterBuffer
 from argosy.training.programs.fused.compiled import Compilation
 from argosy.training.programs.fused.derivation import Derivation
 from argosy.training.programs.fused.forward import Forward, PackInputs, Rows
@@ -50,18 +50,18 @@ class Fused:
         self,
         lives: Sequence[LiveMember],
         forward: Forward,
-        arena: Arena,
+        parameter_buffer: ParameterBuffer,
         kernels: Sequence[Kernel],
         compilation: Compilation | None,
     ) -> None:
         self._lives = tuple(lives)
         self._forward = forward
-        self._arena = arena
+        self._parameter_buffer = parameter_buffer
         self._device = lives[0].backend.device
         self._scales = LossScales.of([live.loss_scale for live in lives], self._device)
         self._compilation = compilation
-        self._derivation = Derivation(lives, forward, arena, self._scales, compilation)
-        self._steps = FusedSteps(lives, arena, kernels, self._scales)
+        self._derivation = Derivation(lives, forward, parameter_buffer, self._scales, compilation)
+        self._steps = FusedSteps(lives, parameter_buffer, kernels, self._scales)
         self._augment = any(live.member.augment for live in lives)
         self._states: Sequence[Randomness] = [live.randomness for live in lives]
         """That the members draw from."""
@@ -89,12 +89,14 @@ class Fused:
         ordered = [live for alike in kinds.values() for live in alike]
         models = [live.model for live in ordered]
         forward = Forward.of(models, ordered[0].member, ordered[0].backend.device)
-        arena = Arena.of(models, [live.optimizer for live in ordered])
+        parameter_buffer = ParameterBuffer.of(models, [live.optimizer for live in ordered])
         kernels, first = [], 0
         for alike in kinds.values():
-            kernels.append(Kernel.of([live.optimizer for live in alike], arena, first))
+            kernels.append(Kernel.of([live.optimizer for live in alike], parameter_buffer, first))
             first += len(alike)
-        return cls(ordered, forward, arena, [kernel for kernel in kernels if kernel is not None], compilation)
+        return cls(
+            ordered, forward, parameter_buffer, [kernel for kernel in kernels if kernel is not None], compilation
+        )
 
     @property
     def members(self) -> tuple[LiveMember, ...]:
@@ -102,9 +104,9 @@ class Fused:
         return self._lives
 
     @property
-    def arena(self) -> Arena:
+    def parameter_buffer(self) -> ParameterBuffer:
         """Their weights and buffers."""
-        return self._arena
+        return self._parameter_buffer
 
     @property
     def kernels(self) -> Sequence[Kernel]:
@@ -140,7 +142,7 @@ class Fused:
     def begin(self, batch: Turn) -> None:
         """See `Program.begin`."""
         self._turn = batch
-        buffers = {name: buffer.clone() for name, buffer in self._arena.buffers.items()}
+        buffers = {name: buffer.clone() for name, buffer in self._parameter_buffer.buffers.items()}
         self._before = [live.randomness.mark() for live in self._lives], buffers
         with large_outside() if self._begins else contextlib.nullcontext():
             self._parts = [self._differentiated(rows, self.inputs(rows, batch)) for rows in equally_long(batch)]
@@ -152,14 +154,16 @@ class Fused:
             for live, mark in zip(self._lives, marks, strict=True):
                 live.randomness.go_back(mark)
             for name, buffer in buffers.items():
-                self._arena.buffers[name].copy_(buffer)
+                self._parameter_buffer.buffers[name].copy_(buffer)
         self._turn, self._parts, self._before = (), [], None
 
     def gradients(self, row: int) -> dict[str, Tensor]:
         """Of a member with a batch in the turn begun, by the names of its weights; those that are idle have none."""
         part = next(part for part in self._parts if row in part.rows)
         gradients = part.gradients[part.rows.index(row)]
-        return {piece.name: piece.of(gradients) for piece in self._arena.pieces if piece.name not in part.idle}
+        return {
+            piece.name: piece.of(gradients) for piece in self._parameter_buffer.pieces if piece.name not in part.idle
+        }
 
     def finish(self) -> int:
         """See `Program.finish`."""
@@ -248,7 +252,7 @@ class Fused:
         self._foreseen.clear()
         self._derivation.release()
         self._steps.release()
-        self._arena.dissolve()
+        self._parameter_buffer.dissolve()
 
     # ---- a turn
 
@@ -261,9 +265,9 @@ class Fused:
     def _differentiated(self, rows: Rows, data: PackInputs) -> Part:
         """Losses and gradients of members with equally long batches; a batch is one whatever its micro-batches."""
         weights, buffers = self._tensors(rows)
-        leaves = [weights[piece.name] for piece in self._arena.pieces]
+        leaves = [weights[piece.name] for piece in self._parameter_buffer.pieces]
         gradients: Tensor | None = None
-        idle = {piece.name for piece in self._arena.pieces}
+        idle = {piece.name for piece in self._parameter_buffer.pieces}
         totals = []
         for part in data.pieces(self._lives[0].member.accumulate):
             values = partial(self._losses, rows, part, weights, buffers)
@@ -274,18 +278,20 @@ class Fused:
                 idle.clear()
             else:
                 if gradients is None:
-                    gradients = self._arena.weights.new_empty(len(rows), self._arena.weights.shape[1])
+                    gradients = self._parameter_buffer.weights.new_empty(
+                        len(rows), self._parameter_buffer.weights.shape[1]
+                    )
                 self._gather(found, gradients, idle)
             totals.append(totals_of(losses.detach(), part.samples))
         assert gradients is not None
-        for piece in self._arena.pieces if idle else ():
+        for piece in self._parameter_buffer.pieces if idle else ():
             if piece.name in idle:
                 piece.over(gradients).zero_()
         return Part(rows, sum(totals[1:], totals[0]), gradients, frozenset(idle))
 
     def _gather(self, found: Sequence[Tensor | None], gradients: Tensor, idle: set[str]) -> None:
         """Add gradients of the weights to those of earlier micro-batches; idle are those that had none yet."""
-        for piece, gradient in zip(self._arena.pieces, found, strict=True):
+        for piece, gradient in zip(self._parameter_buffer.pieces, found, strict=True):
             if gradient is None:
                 continue
             if piece.name in idle:
@@ -295,13 +301,16 @@ class Fused:
                 piece.over(gradients).add_(gradient)
 
     def _tensors(self, rows: Rows) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """The members' weights and buffers: the arena's own where they are all of it."""
-        arena = self._arena
+        """The members' weights and buffers: the parameter_buffer's own where they are all of it."""
+        parameter_buffer = self._parameter_buffer
         if len(rows) == len(self._lives):
-            return arena.named, arena.buffers
+            return parameter_buffer.named, parameter_buffer.buffers
         index = self._index(rows)
-        weights = {name: leaf.detach()[index].requires_grad_(leaf.requires_grad) for name, leaf in arena.named.items()}
-        return weights, {name: buffer[index] for name, buffer in arena.buffers.items()}
+        weights = {
+            name: leaf.detach()[index].requires_grad_(leaf.requires_grad)
+            for name, leaf in parameter_buffer.named.items()
+        }
+        return weights, {name: buffer[index] for name, buffer in parameter_buffer.buffers.items()}
 
     def _index(self, rows: Rows) -> Tensor:
         return torch.tensor(rows, device=self._device)
@@ -329,10 +338,10 @@ class Fused:
     ) -> tuple[Tensor, Any]:
         states = [self._states[row] for row in rows]
         values = self._forward.values(weights, buffers, data, rows, states, self._foreseen.look)
-        if buffers is not self._arena.buffers:
+        if buffers is not self._parameter_buffer.buffers:
             index = self._index(rows)
             for name, buffer in buffers.items():
-                self._arena.buffers[name][index] = buffer
+                self._parameter_buffer.buffers[name][index] = buffer
         return values
 
     def _losses(self, rows: Rows, data: PackInputs, weights: dict[str, Tensor], buffers: dict[str, Tensor]) -> Tensor:

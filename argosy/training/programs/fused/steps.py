@@ -13,8 +13,8 @@ from torch.optim import Optimizer
 
 from argosy.training.member.live import LiveMember
 from argosy.training.member.precision import LossScales
-from argosy.training.optim.arena import Arena
 from argosy.training.optim.kernels import Kernel
+from argosy.training.optim.parameter_buffer import ParameterBuffer
 from argosy.training.programs.fused.forward import Rows
 
 __all__ = ["FusedSteps", "Part"]
@@ -39,13 +39,17 @@ class FusedSteps:
     """Clips and steps the members of one program."""
 
     def __init__(
-        self, lives: Sequence[LiveMember], arena: Arena, kernels: Sequence[Kernel], scales: LossScales | None
+        self,
+        lives: Sequence[LiveMember],
+        parameter_buffer: ParameterBuffer,
+        kernels: Sequence[Kernel],
+        scales: LossScales | None,
     ) -> None:
         self._lives = lives
-        self._arena = arena
+        self._parameter_buffer = parameter_buffer
         self._kernels = kernels
         self._scales = scales
-        self._limits = _clip_limits(lives, arena)
+        self._limits = _clip_limits(lives, parameter_buffer)
         self._even = True
         """Whether all weights of a member have made equally many steps, which is what kernels are for."""
         self._watched = {
@@ -113,8 +117,8 @@ class FusedSteps:
 
     def _step_itself(self, row: int, gradients: Tensor, idle: frozenset[str]) -> None:
         """A step of the member's own optimizer, on its views."""
-        live, parameters = self._lives[row], self._arena.parameters[row]
-        for piece, parameter in zip(self._arena.pieces, parameters, strict=True):
+        live, parameters = self._lives[row], self._parameter_buffer.parameters[row]
+        for piece, parameter in zip(self._parameter_buffer.pieces, parameters, strict=True):
             parameter.grad = None if piece.name in idle else piece.of(gradients)
         with live.randomness.active(), torch.enable_grad():
             live.optimizer.step()
@@ -124,9 +128,9 @@ class FusedSteps:
             parameter.grad = None
 
 
-def _clip_limits(lives: Sequence[LiveMember], arena: Arena) -> Tensor | None:
+def _clip_limits(lives: Sequence[LiveMember], parameter_buffer: ParameterBuffer) -> Tensor | None:
     """The norm to which each member's gradient is clipped ``[members]``, infinity where it is not; None where nobody's is."""
     limits = [live.member.clip_grad_norm for live in lives]
     if all(limit is None for limit in limits):
         return None
-    return arena.weights.new_tensor([math.inf if limit is None else limit for limit in limits])
+    return parameter_buffer.weights.new_tensor([math.inf if limit is None else limit for limit in limits])

@@ -54,7 +54,7 @@ class Graphed:
         self._scheduled = [
             live for live in self._lives if live.schedule is not None and live.member.schedule_per == "step"
         ]
-        self._dials = Dials(whole.kernels, whole.arena.weights)
+        self._dials = Dials(whole.kernels, whole.parameter_buffer.weights)
         self._warm = 0
         self._replayed: Replayed | None = None
         self._turn: Turn | None = None
@@ -180,7 +180,7 @@ class Graphed:
 
     def _plainly(self, data: PackInputs, *, watched: bool = False) -> Tensor:
         """Operator by operator. Buffers move before all that may raise is through."""
-        buffers = list(self._whole.arena.buffers.values())
+        buffers = list(self._whole.parameter_buffer.buffers.values())
         before = [buffer.clone() for buffer in buffers]
         try:
             return self._operators(data, watched=watched)
@@ -238,7 +238,7 @@ class Graphed:
         replayed.recording.close()
 
     def _record(self, data: PackInputs) -> "Replayed":
-        (leaves, structure), device = flatten(data.tree), self._whole.arena.weights.device
+        (leaves, structure), device = flatten(data.tree), self._whole.parameter_buffer.weights.device
         if not all(isinstance(leaf, Tensor) and leaf.device == device for leaf in leaves):
             raise Uncaptured("its batches hold more than tensors of the device")
         lying = [torch.zeros_like(leaf) for leaf in leaves]
@@ -251,9 +251,9 @@ class Graphed:
 
     def _moving(self) -> Sequence[Tensor]:
         """All that a step moves on the device, each ``[members of a kernel, …]``."""
-        arena = self._whole.arena
+        parameter_buffer = self._whole.parameter_buffer
         states = [matrix for kernel in self._whole.kernels for matrix in kernel.moved]
-        return [arena.weights, *arena.buffers.values(), *states]
+        return [parameter_buffer.weights, *parameter_buffer.buffers.values(), *states]
 
     # ---- the host's part
 

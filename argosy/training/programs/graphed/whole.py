@@ -1,7 +1,7 @@
 """Programs whose steps can be made as a whole: what all members do at once, on samples that lie ready, without the host.
 
 A whole step is made in parts. `inputs` and what a member's own code does there, `Kernel.note_step` and the numbers of kernels are
-the host's; `gradients` and `Kernel.move` are the device's, and can be recorded. Weights of a single member lie in an arena
+the host's; `gradients` and `Kernel.move` are the device's, and can be recorded. Weights of a single member lie in an parameter_buffer
 too, so that one kernel steps all of them: torch's own optimizers would read on the host at which step they are.
 """
 
@@ -16,8 +16,8 @@ from argosy.training.device.recorders import Uncaptured
 from argosy.training.member.live import LiveMember
 from argosy.training.member.randomness import Mark
 from argosy.training.member.tally import total_of
-from argosy.training.optim.arena import Arena
 from argosy.training.optim.kernels import Kernel, kind_of
+from argosy.training.optim.parameter_buffer import ParameterBuffer
 from argosy.training.programs.fused.fingerprint import attributes, obstacle
 from argosy.training.programs.fused.forward import PackInputs
 from argosy.training.programs.fused.fused import Fused
@@ -36,7 +36,7 @@ class Whole(Protocol):
     """The members of a program."""
 
     @property
-    def arena(self) -> Arena:
+    def parameter_buffer(self) -> ParameterBuffer:
         """Their weights and buffers."""
 
     @property
@@ -113,9 +113,9 @@ class Several:
         self._before: Sequence[Mark] = ()
 
     @property
-    def arena(self) -> Arena:
-        """See `Whole.arena`."""
-        return self._fused.arena
+    def parameter_buffer(self) -> ParameterBuffer:
+        """See `Whole.parameter_buffer`."""
+        return self._fused.parameter_buffer
 
     @property
     def kernels(self) -> Sequence[Kernel]:
@@ -178,9 +178,9 @@ class Several:
 class Single:
     """See `Whole`: one by itself."""
 
-    def __init__(self, solo: Solo, arena: Arena, kernel: Kernel) -> None:
+    def __init__(self, solo: Solo, parameter_buffer: ParameterBuffer, kernel: Kernel) -> None:
         self._solo = solo
-        self._arena = arena
+        self._parameter_buffer = parameter_buffer
         self._kernel = kernel
         self.made = Made([solo.live])
         """See `Whole.made`."""
@@ -191,23 +191,23 @@ class Single:
     def of(cls, solo: Solo) -> "Single":
         """Take up a member; raises Uncaptured where some of its weights have made fewer steps than others."""
         live = solo.live
-        arena = Arena.of([live.model], [live.optimizer])
-        kernel = Kernel.of([live.optimizer], arena, 0)
+        parameter_buffer = ParameterBuffer.of([live.model], [live.optimizer])
+        kernel = Kernel.of([live.optimizer], parameter_buffer, 0)
         if kernel is None:
-            arena.dissolve()
+            parameter_buffer.dissolve()
             raise Uncaptured(
                 "some of its weights have made fewer steps than others, or are of a type that no kernel steps"
             )
-        return cls(solo, arena, kernel)
+        return cls(solo, parameter_buffer, kernel)
 
     @property
     def _live(self) -> LiveMember:
         return self._solo.live
 
     @property
-    def arena(self) -> Arena:
-        """See `Whole.arena`."""
-        return self._arena
+    def parameter_buffer(self) -> ParameterBuffer:
+        """See `Whole.parameter_buffer`."""
+        return self._parameter_buffer
 
     @property
     def kernels(self) -> Sequence[Kernel]:
@@ -244,15 +244,17 @@ class Single:
 
     def gradients(self, data: PackInputs) -> tuple[Tensor, Tensor]:
         """See `Whole.gradients`."""
-        live, parameters = self._live, self._arena.parameters[0]
+        live, parameters = self._live, self._parameter_buffer.parameters[0]
         self._solo.drop_gradients()
         losses = self._solo.differentiated(data.tree, data.samples, of=data.samples)
         found = [parameter.grad for parameter in parameters]
-        _all_have_gradients([p.name for p, own in zip(self._arena.pieces, found, strict=True) if own is None])
+        _all_have_gradients(
+            [p.name for p, own in zip(self._parameter_buffer.pieces, found, strict=True) if own is None]
+        )
         if live.member.clip_grad_norm is not None:
             nn.utils.clip_grad_norm_(live.model.parameters(), live.member.clip_grad_norm)
-        gradients = torch.empty_like(self._arena.weights)
-        places = [piece.of(gradients[0]) for piece in self._arena.pieces]
+        gradients = torch.empty_like(self._parameter_buffer.weights)
+        places = [piece.of(gradients[0]) for piece in self._parameter_buffer.pieces]
         torch._foreach_copy_(places, [own for own in found if own is not None])
         self._solo.drop_gradients()
         return total_of(losses, data.samples).unsqueeze(0), gradients
@@ -278,7 +280,7 @@ class Single:
         """See `Whole.release`."""
         self._solo.release()
         self._kernel.dissolve()
-        self._arena.dissolve()
+        self._parameter_buffer.dissolve()
 
 
 def _all_have_gradients(idle: Collection[str]) -> None:

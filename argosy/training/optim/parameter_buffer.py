@@ -1,6 +1,6 @@
 """The weights of members that run as one program, side by side: one matrix with a row for each member.
 
-Contract. While they are in an arena, the members' own modules hold views of its rows: what is written here is seen there and
+Contract. While they are in an parameter_buffer, the members' own modules hold views of its rows: what is written here is seen there and
 the other way round, so a member's `state_dict`, optimizer, schedule and checkpoint stay what they are. `dissolve` gives each
 tensor its own memory again. The modules' tensors stay the same objects all the time.
 """
@@ -11,12 +11,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Arena", "Piece"]
+__all__ = ["ParameterBuffer", "Piece"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Piece:
-    """One trained weight's columns in an arena."""
+    """One trained weight's columns in an parameter_buffer."""
 
     name: str
     shape: torch.Size
@@ -32,7 +32,7 @@ class Piece:
         return rows[:, self.start : self.stop].view(len(rows), *self.shape)
 
 
-class Arena:
+class ParameterBuffer:
     """The tensors of some equal networks."""
 
     def __init__(
@@ -63,7 +63,7 @@ class Arena:
         """All of the members' own that are views of this."""
 
     @classmethod
-    def of(cls, models: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer]) -> "Arena":
+    def of(cls, models: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer]) -> "ParameterBuffer":
         """Take up networks that have one fingerprint."""
         named = [dict(model.named_parameters()) for model in models]
         names = {id(parameter): name for name, parameter in named[0].items() if parameter.requires_grad}
