@@ -2,7 +2,7 @@
 that the agents of the other nodes start.
 
 Contract. Rank 0 of the job drives, and is a node like the others. The first rank of every other node is its agent
-(`argosy.running.hosts.agent`), which dials the driver and proves the run's key before either reads a word of the other. Whoever
+(`argosy.running.hosts.agent`), which static_inputs the driver and proves the run's key before either reads a word of the other. Whoever
 calls without the key is hung up on, which ``workers/door.log`` tells. No node comes later; one that is gone is given up.
 """
 

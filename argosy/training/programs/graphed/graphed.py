@@ -3,7 +3,7 @@
 Contract. A step that is recorded has been made some times before in the same way, and recording makes none; all of them are
 steps of training. The first replay is made twice, the second time plainly from where the first began, and what differs is never
 replayed again. What a step takes of the host lies in memory that stays: samples are copied there, numbers of
-optimizers by `Dials`, random numbers are torch's concern, which lets a recording draw from where the default generator
+optimizers by `StaticInputs`, random numbers are torch's concern, which lets a recording draw from where the default generator
 stands. Where batches are shorter, or not all members have one, steps are made plainly.
 
 What raises here has moved no weights: with `undo` the step was never begun, and another program makes it.
@@ -23,7 +23,7 @@ from argosy.training.member.live import LiveMember
 from argosy.training.member.randomness import Mark
 from argosy.training.programs.fused.forward import PackInputs
 from argosy.training.programs.fused.turns import Turn
-from argosy.training.programs.graphed.dials import Dials
+from argosy.training.programs.graphed.static_inputs import StaticInputs
 from argosy.training.programs.graphed.whole import Whole, obstacle_to, whole_of
 from argosy.training.programs.program import OwnFaults, Program
 
@@ -54,7 +54,7 @@ class Graphed:
         self._scheduled = [
             live for live in self._lives if live.schedule is not None and live.member.schedule_per == "step"
         ]
-        self._dials = Dials(whole.kernels, whole.parameter_buffer.weights)
+        self._static_inputs = StaticInputs(whole.kernels, whole.parameter_buffer.weights)
         self._warm = 0
         self._replayed: Replayed | None = None
         self._turn: Turn | None = None
@@ -115,7 +115,7 @@ class Graphed:
             self._program.begin(batch)
             return
         data = self._whole.inputs(turn)
-        self._dials.turn()
+        self._static_inputs.turn()
         self._totals = self._step(data)
         self._turn = turn
 
@@ -192,7 +192,7 @@ class Graphed:
         with self._watched() if watched else contextlib.nullcontext():
             totals, gradients = self._whole.gradients(data)
         with torch.no_grad():
-            for kernel, numbers in zip(self._whole.kernels, self._dials.of_kernels, strict=True):
+            for kernel, numbers in zip(self._whole.kernels, self._static_inputs.of_kernels, strict=True):
                 kernel.move(gradients[kernel.rows], numbers)
         return totals
 
@@ -244,9 +244,9 @@ class Graphed:
         lying = [torch.zeros_like(leaf) for leaf in leaves]
         at_rest = PackInputs(unflatten(lying, structure), data.samples, data.apart)
         # Recorded with nothing in its place: what a step takes from elsewhere shows where it is replayed with something.
-        self._dials.forget()
+        self._static_inputs.forget()
         recording, totals = self._recorder.record(lambda: self._operators(at_rest))
-        self._dials.turn()
+        self._static_inputs.turn()
         return Replayed(recording, lying, at_rest, totals)
 
     def _moving(self) -> Sequence[Tensor]:

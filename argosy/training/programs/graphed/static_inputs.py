@@ -8,10 +8,10 @@ from torch import Tensor
 from argosy.training.device.recorders import Uncaptured
 from argosy.training.optim.kernels import Kernel, Numbers, sent
 
-__all__ = ["Dials"]
+__all__ = ["StaticInputs"]
 
 
-class Dials:
+class StaticInputs:
     """Of some kernels whose weights are alike; they stand at nothing at first."""
 
     def __init__(self, kernels: Sequence[Kernel], like: Tensor) -> None:
