@@ -29,7 +29,7 @@ from argosy.training.programs.fused.fused import Fused
 from argosy.training.programs.graphed import graphed
 from argosy.training.programs.program import Program
 from argosy.training.programs.solo import Solo
-from argosy.training.trainer.aboard import Aboard
+from argosy.training.trainer.assigned import AssignedMember
 from argosy.training.trainer.program_choice import ProgramChoice
 from argosy.training.trainer.units import Unit
 
@@ -236,9 +236,9 @@ class Chosen:
             self._fusion.broke(unit, str(error), memory=False)
             return False
 
-    def _aboard(self, live: LiveMember) -> Aboard:
+    def _aboard(self, live: LiveMember) -> AssignedMember:
         files = Files(Path(tempfile.gettempdir()), None)  # nothing is saved
-        return Aboard(live, files, self._task.orders, 1, stream_epoch=0, next_section=0, earlier=0, leads=True)
+        return AssignedMember(live, files, self._task.orders, 1, stream_epoch=0, next_section=0, earlier=0, leads=True)
 
     def _count(self, fusion_group: FusionGroup) -> int:
         return sum(len(unit.assignment) for unit in self._units if unit.fusion_group is fusion_group)

@@ -14,7 +14,7 @@ from torch.optim import SGD
 from argosy.stream.blocks import Block
 from argosy.stream.schedule import Orders
 from argosy.study import Member, accuracy
-from argosy.training.choice.fused_admission import Admission, admit
+from argosy.training.choice.fused_check import Admission, admit
 from argosy.training.device.copies import Copies
 from argosy.training.device.devices import backend_of
 from argosy.training.member.live import LiveMember, build

@@ -14,9 +14,9 @@ from torch import nn
 import argosy
 from argosy.errors import WorkerError
 from argosy.errors.traces import reason_of
-from argosy.training.choice import fused_admission, split_admission
+from argosy.training.choice import fused_check, split_check
 from argosy.training.choice.fusion_group import FusionGroup
-from argosy.training.choice.split_admission import why_whole
+from argosy.training.choice.split_check import why_whole
 from argosy.training.programs.fused.compiled import Compilation, Pass
 from argosy.training.programs.fused.fused import Fused
 
@@ -49,9 +49,9 @@ def as_one(fusion_group: FusionGroup, seconds: float, samples: int, need: int | 
 @pytest.mark.parametrize(
     ("owner", "name"),
     [
-        (fused_admission, "obstacle"),
-        (fused_admission, "_alone"),
-        (fused_admission, "_together"),
+        (fused_check, "obstacle"),
+        (fused_check, "_alone"),
+        (fused_check, "_together"),
         (Fused, "begin"),
         (Fused, "of"),
         (Pass, "compiled"),
@@ -71,13 +71,13 @@ def test_an_error_of_argosys_own_ends_the_run(
 def test_an_error_of_argosys_own_ends_the_run_from_another_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fused_admission, "_together", ours())
+    monkeypatch.setattr(fused_check, "_together", ours())
     with pytest.raises(WorkerError, match=r"(?s)cannot go on.*AssertionError: a bug"):
         train(tmp_path, study(), launcher="processes")
 
 
 def test_an_error_of_argosys_own_is_no_reason_against_a_split(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(split_admission, "_tried", ours())
+    monkeypatch.setattr(split_check, "_tried", ours())
     inputs, labels = samples()[0]
     with pytest.raises(AssertionError, match="a bug"):
         why_whole(live(member("m0")), (inputs[:16], labels[:16]), 16)

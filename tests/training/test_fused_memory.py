@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim import SGD, Adam, AdamW
 
 from argosy.study import Member
-from argosy.training.choice import fused_admission
+from argosy.training.choice import fused_check
 from argosy.training.device.devices import backend_of
 from argosy.training.member.live import build
 from argosy.training.programs.fused.fused import Fused
@@ -66,13 +66,13 @@ def test_a_turn_that_runs_out_of_memory_where_weights_move_is_made_again(monkeyp
 def test_where_memory_ends_fewer_are_tried(
     room: int, tried: list[tuple[int, bool]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found, twins = [], fused_admission._twins
+    found, twins = [], fused_check._twins
 
     def few(lives: Any, block: Any, *, double: bool) -> Any:
         found.append((len(lives), double))
         return twins(lives, block, double=double) if len(lives) * (1 + double) <= room else no_memory()
 
-    monkeypatch.setattr(fused_admission, "_twins", few)
+    monkeypatch.setattr(fused_check, "_twins", few)
     names = tuple(f"m{n}" for n in range(5))
     admission = packs.admission([member(name, dtype=torch.float32, batch_size=8) for name in names])
     assert found == tried

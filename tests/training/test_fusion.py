@@ -14,7 +14,7 @@ from argosy.stream.pulse import Pulse
 from argosy.stream.schedule import Orders
 from argosy.training.choice.fusion_group import FusionGroup
 from argosy.training.member.files import Files
-from argosy.training.trainer.aboard import Aboard
+from argosy.training.trainer.assigned import AssignedMember
 from argosy.training.trainer.program_choice import PAIRS, ProgramChoice
 from argosy.training.trainer.units import Unit
 
@@ -22,10 +22,10 @@ ORDERS = Orders(0, {"train": packs.TRAIN})
 SPARED = "others in twos were no faster as one program on this device"
 
 
-def aboard(folder: Path, name: str, hidden: int) -> Aboard:
+def assigned(folder: Path, name: str, hidden: int) -> AssignedMember:
     live = packs.live(packs.member(name, model=partial(packs.mlp, hidden=hidden), batch_size=2), exact=False)
     live.begin_epoch(ORDERS, 0)
-    return Aboard(live, Files(folder, None), ORDERS, 1, stream_epoch=0, next_section=0, earlier=0, leads=True)
+    return AssignedMember(live, Files(folder, None), ORDERS, 1, stream_epoch=0, next_section=0, earlier=0, leads=True)
 
 
 @pytest.mark.parametrize(("cost", "spared"), [(3.0, True), (0.5, False)], ids=["slower", "faster"])
@@ -41,7 +41,7 @@ def test_twos_are_tried_no_more_where_none_was_faster(
     units, said = list[Unit](), list[SectionReport]()
     fusion = ProgramChoice("cpu:0", units, said.append, lambda names: [], Pulse.private(), allowed=True)
     for hidden in range(5, 5 + PAIRS + 1):
-        units.extend(Unit.of([aboard(tmp_path, f"{name}{hidden}", hidden)]) for name in "ab")
+        units.extend(Unit.of([assigned(tmp_path, f"{name}{hidden}", hidden)]) for name in "ab")
         fusion.boarded()
         fusion.look(block)
         for _ in range(4):
@@ -61,7 +61,7 @@ def test_a_block_without_samples_tells_nobody_whether_members_are_one_program(tm
     (block,) = packs.blocks(ORDERS.epoch("train", 0), packs.TRAIN, arrays=packs.samples()[0])
     leaves = tuple(leaf[:0] for leaf in block.leaves)
     empty = Block(replace(block.place, rows=0), block.tree, leaves, block.indices[:0], block.sound[:0])
-    units, said = [Unit.of([aboard(tmp_path, name, 5)]) for name in "abc"], list[SectionReport]()
+    units, said = [Unit.of([assigned(tmp_path, name, 5)]) for name in "abc"], list[SectionReport]()
     fusion = ProgramChoice("cpu:0", units, said.append, lambda names: [], Pulse.private(), allowed=True)
     fusion.boarded()
     fusion.look(empty)

@@ -118,7 +118,7 @@ def test_a_step_that_moves_the_weights_trains_as_a_plain_loop_beside_others_and_
 
 
 def test_members_that_move_their_weights_are_no_program_with_others(tmp_path: Path) -> None:
-    from argosy.training.choice.split_admission import why_whole
+    from argosy.training.choice.split_check import why_whole
     from argosy.training.programs.fused.fingerprint import obstacle
 
     live = alive(gan())

@@ -13,7 +13,7 @@ from torch.nn import functional
 from torch.optim import AdamW
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from argosy.training.choice.split_admission import why_whole
+from argosy.training.choice.split_check import why_whole
 
 
 def reason(model: Any = packs.mlp, *, dtype: torch.dtype = torch.float32, **rest: Any) -> str:

@@ -117,7 +117,7 @@ def samples_after(trainer: Trainer, blocks: Iterator[Block], assignment: int) ->
         if block.place.split == "train":
             assert trainer.ready
             trainer.take(block, assignment)
-    return {name: aboard.samples for name, aboard in trainer.aboard.items()}
+    return {name: assigned.samples for name, assigned in trainer.assigned.items()}
 
 
 def events(said: list[Any], kind: type) -> list[Any]:
@@ -403,7 +403,7 @@ def test_the_file_of_a_clones_source_is_none_of_its_own(trainer: Trainer, said: 
             member="odd", epoch=0, stream_epoch=0, checkpoint=saved.checkpoint, accumulate=1, notes=(), changes=changes
         )
         trainer.obey(Assign(assignment=assignment, start=(start,), leave=("odd",)))
-        assert trainer.aboard["odd"].files.own == (changes is None)
+        assert trainer.assigned["odd"].files.own == (changes is None)
 
 
 def test_files_of_some_do_not_put_off_those_of_all(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,12 +18,12 @@ from argosy.protocol.trainer import Measured
 from argosy.stream.blocks import Block
 from argosy.stream.order import Selection
 from argosy.stream.trees import flatten, unflatten
-from argosy.training.choice.split_admission import NO_SHARE, why_whole
+from argosy.training.choice.split_check import NO_SHARE, why_whole
 from argosy.training.device.copies import same_bits
 from argosy.training.device.devices import Backend, out_of_memory
 from argosy.training.device.heap import large_outside
-from argosy.training.member.admission import check_state
 from argosy.training.member.averaging import refusing_broadcasts
+from argosy.training.member.checks import check_state
 from argosy.training.member.live import LiveMember
 from argosy.training.programs.fused.fingerprint import token
 from argosy.training.programs.solo import Solo

@@ -13,7 +13,7 @@ from torch import Tensor
 from argosy.errors import StudyError
 from argosy.stream.batches import Cutter
 from argosy.stream.blocks import Block
-from argosy.training.member.admission import check_labels, wants_classes
+from argosy.training.member.checks import check_labels, wants_classes
 from argosy.training.member.live import LiveMember
 
 __all__ = ["Foreseen"]

@@ -21,8 +21,8 @@ from argosy.stream.schedule import Orders
 from argosy.study import Member
 from argosy.training.device.devices import Backend, DeviceEvent
 from argosy.training.device.process_state import kept_by
-from argosy.training.member.admission import check_network, check_optimizer, check_own, check_schedule, registering
 from argosy.training.member.checkpoint import plain
+from argosy.training.member.checks import check_network, check_optimizer, check_own, check_schedule, registering
 from argosy.training.member.own import own_optimizers, restore
 from argosy.training.member.precision import LossScale, scale_of
 from argosy.training.member.randomness import Randomness

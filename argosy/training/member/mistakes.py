@@ -11,7 +11,7 @@ from torch.nn.modules.conv import _ConvNd
 from argosy.errors import StudyError
 from argosy.stream.trees import flatten
 from argosy.study import Member
-from argosy.training.member.admission import wants_classes
+from argosy.training.member.checks import wants_classes
 
 __all__ = ["explain_forward", "explain_loss", "same_shape", "shown"]
 

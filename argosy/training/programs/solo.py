@@ -17,8 +17,8 @@ from argosy.stream.order import Digest
 from argosy.stream.trees import map_leaves
 from argosy.study import Member
 from argosy.training.device.heap import large_outside
-from argosy.training.member.admission import check_gradients, check_labels, wants_classes
 from argosy.training.member.averaging import check_loss, check_sizes
+from argosy.training.member.checks import check_gradients, check_labels, wants_classes
 from argosy.training.member.foreseen import Foreseen
 from argosy.training.member.live import LiveMember
 from argosy.training.member.mistakes import explain_forward, explain_loss

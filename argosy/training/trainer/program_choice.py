@@ -15,14 +15,14 @@ from argosy.protocol.packs import FellBack, Packed, StepsAlone
 from argosy.protocol.trainer import SectionReport
 from argosy.stream.blocks import Block
 from argosy.stream.pulse import Pulse
-from argosy.training.choice.fused_admission import admit
+from argosy.training.choice.fused_check import admit
 from argosy.training.choice.fusion_group import ALONE, FusionGroup, Kind, ProgramCandidate, divided
 from argosy.training.device.devices import out_of_memory
 from argosy.training.member.live import LiveMember
 from argosy.training.programs.fused.compiled import Compilation
 from argosy.training.programs.fused.fingerprint import Fingerprint
 from argosy.training.programs.graphed.graphed import refusal
-from argosy.training.trainer.aboard import Aboard
+from argosy.training.trainer.assigned import AssignedMember
 from argosy.training.trainer.units import Unit
 
 __all__ = ["ProgramChoice", "weight_bytes"]
@@ -97,7 +97,7 @@ class ProgramChoice:
 
     def _admit(self, units: Sequence[Unit], block: Block) -> Mapping[str, str]:
         """Let members at one place of the stream be fusion_group where they can; returns for the others why not."""
-        lives = [aboard.live for unit in units for aboard in unit.assignment]
+        lives = [assigned.live for unit in units for assigned in unit.assignment]
         with warnings.catch_warnings():
             # Of a twin's schedule, which cannot know that the twin's optimizer steps before it.
             warnings.filterwarnings("ignore", "Seems like `optimizer.step")
@@ -146,11 +146,11 @@ class ProgramChoice:
 
     def _as_before(self, fusion_group: FusionGroup, units: Sequence[Unit]) -> None:
         """Let programs step these as the journal has it, where it has that of all of them together."""
-        assignment = [aboard for unit in units for aboard in unit.assignment]
+        assignment = [assigned for unit in units for assigned in unit.assignment]
         told = assignment[0].packed
-        if told is None or any(aboard.packed != told for aboard in assignment):
+        if told is None or any(assigned.packed != told for assigned in assignment):
             return
-        by_name = {aboard.name: aboard for aboard in assignment}
+        by_name = {assigned.name: assigned for assigned in assignment}
         parts = [part for names in told.programs if (part := [by_name[name] for name in names if name in by_name])]
         fusion_group.refused = {kind: told.refused[kind] for kind in fusion_group.kinds if kind in told.refused}
         same = next((kind for kind in fusion_group.kinds if kind == told.kind), None)
@@ -262,11 +262,13 @@ class ProgramChoice:
     def _change(self, fusion_group: FusionGroup, wanted: ProgramCandidate) -> list[Event]:
         """Save the members, and let other programs step them."""
         events = self._save(
-            [aboard.name for unit in self._of(fusion_group) for aboard in unit.assignment if aboard.samples]
+            [assigned.name for unit in self._of(fusion_group) for assigned in unit.assignment if assigned.samples]
         )
         units = self._of(fusion_group)  # without those that have failed at that
         # What rounding does depends on a member's row: not on who came aboard first.
-        assignment = sorted((aboard for unit in units for aboard in unit.assignment), key=lambda aboard: aboard.name)
+        assignment = sorted(
+            (assigned for unit in units for assigned in unit.assignment), key=lambda assigned: assigned.name
+        )
         fusion_group.go_on_with(wanted)
         fusion_group.forget_rounds()
         if assignment:
@@ -276,11 +278,11 @@ class ProgramChoice:
     def let_go(self, names: Collection[str]) -> None:
         """These members leave; those that are left of a program close up."""
         for unit in [unit for unit in self._units if not set(names).isdisjoint(unit.names)]:
-            left = [aboard for aboard in unit.assignment if aboard.name not in names]
+            left = [assigned for assigned in unit.assignment if assigned.name not in names]
             self._regroup(unit.fusion_group, [unit], [left] if left else [])
 
     def _regroup(
-        self, fusion_group: FusionGroup | None, units: Sequence[Unit], parts: Sequence[Sequence[Aboard]]
+        self, fusion_group: FusionGroup | None, units: Sequence[Unit], parts: Sequence[Sequence[AssignedMember]]
     ) -> None:
         """Put units of these parts in the place of others; of one member each where that cannot be."""
         at = self._units.index(units[0])
@@ -298,7 +300,7 @@ class ProgramChoice:
                 unit.program.release()
             self._refuse(fusion_group, max(map(len, parts)), error, memory=memory)
             fusion_group.go_on_with(ALONE)
-            made = [Unit.of([aboard], fusion_group) for part in parts for aboard in part]
+            made = [Unit.of([assigned], fusion_group) for part in parts for assigned in part]
         self._units[at:at] = made
 
 

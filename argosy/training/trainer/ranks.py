@@ -50,7 +50,7 @@ class Ranks:
         self._told: set[str] = set()
         """Meetings of the groups that were said to be broken."""
 
-    def through(self, units: Sequence[Unit], aboard: Container[str], block: Block) -> bool:
+    def through(self, units: Sequence[Unit], assigned: Container[str], block: Block) -> bool:
         """Run the steps that a training block completes; False where it was called away, and is to come back for the rest.
 
         Members that end meanwhile are no more `aboard`.
@@ -68,7 +68,7 @@ class Ranks:
                     whole.popleft()
             else:
                 self._half(split[name], shards[name], cuts[name], move)
-                if name not in aboard:
+                if name not in assigned:
                     del shards[name]
             if self._called():
                 return False

@@ -16,7 +16,7 @@ from argosy.stream.pulse import Pulse
 from argosy.training.device.devices import out_of_memory
 from argosy.training.programs.graphed.graphed import together
 from argosy.training.programs.program import OwnFaults
-from argosy.training.trainer.aboard import Aboard
+from argosy.training.trainer.assigned import AssignedMember
 from argosy.training.trainer.guard import Guard
 from argosy.training.trainer.program_choice import ProgramChoice
 from argosy.training.trainer.ranks import Ranks
@@ -31,7 +31,7 @@ class Stepping:
     def __init__(
         self,
         units: list[Unit],
-        aboard: Mapping[str, Aboard],
+        assigned: Mapping[str, AssignedMember],
         fusion: ProgramChoice,
         guard: Guard,
         pulse: Pulse,
@@ -42,7 +42,7 @@ class Stepping:
         drop: Callable[[str], object],
     ) -> None:
         self._units = units
-        self._aboard = aboard
+        self._assigned = assigned
         self._program_choice = fusion
         self._guard = guard
         self._pulse = pulse
@@ -80,7 +80,7 @@ class Stepping:
 
     def _merged(self, block: Block) -> bool:
         self._left = False
-        if not self._ranks.through(self._units, self._aboard, block):
+        if not self._ranks.through(self._units, self._assigned, block):
             return False
         self._program_choice.settle()
         return not self._left
@@ -104,7 +104,7 @@ class Stepping:
             steps = partial(self._step, unit, shown, called) if trains else partial(unit.evaluate, shown, called)
             through = self._together(unit, steps) if unit.together else self._guard(unit.names[0], steps) is not False
         if unit.watch.wrote(shown, block):
-            for name in [name for name in unit.names if name in self._aboard]:
+            for name in [name for name in unit.names if name in self._assigned]:
                 self._guard(name, partial(_refuse_writer, name, unit.watch.shared_from))
             return True
         return through
@@ -138,12 +138,12 @@ class Stepping:
     def _stepped(self, unit: Unit, samples: int) -> None:
         """Count them, and end members whose loss is no number."""
         self._gauge.samples += samples
-        for aboard in unit.assignment:
-            if aboard.live.diverged and aboard.leads:
-                reason = f"its training loss is not a number after {aboard.live.steps} steps"
-                self._guard.end(aboard.name, "diverged", reason)
-            elif aboard.live.diverged:
-                self._drop(aboard.name)  # on its first device it ends
+        for assigned in unit.assignment:
+            if assigned.live.diverged and assigned.leads:
+                reason = f"its training loss is not a number after {assigned.live.steps} steps"
+                self._guard.end(assigned.name, "diverged", reason)
+            elif assigned.live.diverged:
+                self._drop(assigned.name)  # on its first device it ends
 
     def _called(self) -> bool:
         """After a step: whether something is to be done before the next."""

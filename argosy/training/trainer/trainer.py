@@ -51,7 +51,7 @@ from argosy.training.member.live import LiveMember, build
 from argosy.training.member.outlook import TrainingOutlook, foreseen
 from argosy.training.programs.shard.ends import sums_on
 from argosy.training.programs.shard.parallel import time_sums
-from argosy.training.trainer.aboard import Aboard
+from argosy.training.trainer.assigned import AssignedMember
 from argosy.training.trainer.guard import Guard
 from argosy.training.trainer.program_choice import ProgramChoice, weight_bytes
 from argosy.training.trainer.stepping import Stepping
@@ -100,7 +100,7 @@ class Trainer:
         """The block whose steps were left for a command."""
         self.guard = Guard(name, backend, directory / "members", emit, self._drop, self._save_best)
         self.trials = Trials(self._build, self.guard, emit, listen, backend, self.pulse)
-        self.aboard: dict[str, Aboard] = {}
+        self.assigned: dict[str, AssignedMember] = {}
         self.units: list[Unit] = []
         """In the order of their steps; each member aboard is in one of them."""
         self.gauge = TrainerGauge()
@@ -115,7 +115,7 @@ class Trainer:
             name, self.units, emit, self._save, self.pulse, allowed=allowed, kinds=kinds
         )
         self.stepping = Stepping(
-            *(self.units, self.aboard, self.program_choice, self.guard, self.pulse, self.gauge, emit),
+            *(self.units, self.assigned, self.program_choice, self.guard, self.pulse, self.gauge, emit),
             wanted=self._wanted,
             drop=self._drop,
         )
@@ -169,15 +169,15 @@ class Trainer:
             short, long = time_sums(command.meeting, command.rank, command.size, on=on)
             self.emit(SumsTimed(short_seconds=short, long_seconds=long))
         elif isinstance(command, Unassign):
-            self._leave([name for name in command.members if name in self.aboard])
+            self._leave([name for name in command.members if name in self.assigned])
         elif isinstance(command, Save):
             self.saving.wanted = True
         elif isinstance(command, Journaled):
             for name, file in command.files.items():
-                if name in self.aboard:
-                    self.aboard[name].files.kept.journaled(file)
+                if name in self.assigned:
+                    self.assigned[name].files.kept.journaled(file)
         elif isinstance(command, Pause):
-            self._leave(list(self.aboard))
+            self._leave(list(self.assigned))
             self.kept, self.at_hand = [], None
             self.trials.forget()
             self.emit(Paused())
@@ -243,17 +243,17 @@ class Trainer:
             try:
                 return self.copies.start(block)
             except Exception as error:  # also what the study's own work on the block has to say of memory
-                if not out_of_memory(error) or (emptied and not self.aboard):
+                if not out_of_memory(error) or (emptied and not self.assigned):
                     raise
                 detail = str(error)
             # Outside of the handler, whose traceback holds what was copied.
             if emptied:
-                self.guard.crowded_out(max(self.aboard, key=self._weight_bytes), detail)
+                self.guard.crowded_out(max(self.assigned, key=self._weight_bytes), detail)
             self.backend.empty_cache()
             emptied = True
 
     def _weight_bytes(self, name: str) -> int:
-        return weight_bytes(self.aboard[name].live)
+        return weight_bytes(self.assigned[name].live)
 
     def _train_on(self, block: Block) -> None:
         started, place = time.perf_counter(), block.place
@@ -275,7 +275,7 @@ class Trainer:
         if not left and place.last and place.split == self.last_split:
             self._end_section(block)
         elif self._must_save():
-            self.emit(SectionReport(events=tuple(self._save(list(self.aboard)))))
+            self.emit(SectionReport(events=tuple(self._save(list(self.assigned)))))
         self._tell()
 
     def _wanted(self) -> bool:
@@ -287,30 +287,32 @@ class Trainer:
     def _end_section(self, block: Block) -> None:
         section = block.place.section
         events: list[Event] = []
-        for name, aboard in list(self.aboard.items()):
-            if aboard.ends(block.place):
-                ended = self.guard(name, partial(aboard.end_section, section, self.name))
-                if ended is not None and aboard.leads:
+        for name, assigned in list(self.assigned.items()):
+            if assigned.ends(block.place):
+                ended = self.guard(name, partial(assigned.end_section, section, self.name))
+                if ended is not None and assigned.leads:
                     events.append(ended)
         due = self.saving.due
         # Who has no file of its own yet gets one: without it nothing could be said of its best weights, if it fails.
-        unsaved = [name for name, aboard in self.aboard.items() if due or (aboard.leads and not aboard.files.own)]
+        unsaved = [
+            name for name, assigned in self.assigned.items() if due or (assigned.leads and not assigned.files.own)
+        ]
         if unsaved:
             events += self._save(unsaved)
         if due:
             self.saving.wanted = False
-        if self.aboard or events:
+        if self.assigned or events:
             # Nobody waits for an empty assignment, and its late word could be taken for that of the next leg's.
             self.emit(SectionReport(events=tuple(events), section=section))
 
     # ---- members
 
     def _board(self, command: Assign) -> None:
-        self._leave([name for name in command.leave if name in self.aboard])
+        self._leave([name for name in command.leave if name in self.assigned])
         started: list[Event] = []
         for start in command.start:
             boarded = self.guard(start.member, partial(self._start, start), again=True)
-            if boarded is not None and self.aboard[start.member].leads:
+            if boarded is not None and self.assigned[start.member].leads:
                 started.append(boarded)
         self.trials.forget(assignment_of_its_own=True)
         self.copies.boarded()
@@ -325,20 +327,20 @@ class Trainer:
             self.guard.log(start.member, note)
         files = Files(self.directory / "members" / start.member, start.checkpoint, inherited=start.changes is not None)
         sections = self.terms.validations_per_epoch
-        aboard = Aboard.board(live, start, files, self.orders, sections=sections)
-        self.aboard[start.member] = aboard
+        assigned = AssignedMember.board(live, start, files, self.orders, sections=sections)
+        self.assigned[start.member] = assigned
         if start.seat is None:
-            self.units.append(Unit.of([aboard]))
+            self.units.append(Unit.of([assigned]))
             self.program_choice.boarded()
         else:
-            self.units.append(Unit.seated(aboard, start.seat))
-        return aboard.started(start, self.name)
+            self.units.append(Unit.seated(assigned, start.seat))
+        return assigned.started(start, self.name)
 
     def _leave(self, names: list[str]) -> None:
         """Save members where they are and let them go."""
         if not names:
             return
-        rested = tuple(MemberRested(member=name, reason="") for name in names if self.aboard[name].leads)
+        rested = tuple(MemberRested(member=name, reason="") for name in names if self.assigned[name].leads)
         saved = self._save(names, carried=True)
         self._let_go(names)
         self.emit(SectionReport(events=(*saved, *rested)))
@@ -350,37 +352,37 @@ class Trainer:
         return self.trials.built.pop(name, None)
 
     def _let_go(self, names: Iterable[str]) -> None:
-        self.program_choice.let_go([name for name in names if self.aboard.pop(name, None) is not None])
+        self.program_choice.let_go([name for name in names if self.assigned.pop(name, None) is not None])
 
     # ---- files
 
     def _save(self, names: Collection[str], *, carried: bool = False) -> list[Event]:
         """Files for these members, flushed to the disk together."""
-        everybody = self.aboard.keys() <= set(names)
+        everybody = self.assigned.keys() <= set(names)
         with self.pulse.busy("saving members", opaque=True), self.saving.timed(everybody=everybody):
             drafts = {}
-            for aboard in [self.aboard[name] for name in names if self.aboard[name].leads]:
-                name = aboard.name
-                draft = self.guard(name, partial(aboard.files.draft, aboard.live, carried=carried))
+            for assigned in [self.assigned[name] for name in names if self.assigned[name].leads]:
+                name = assigned.name
+                draft = self.guard(name, partial(assigned.files.draft, assigned.live, carried=carried))
                 if draft is not None:
-                    drafts[name] = (aboard.files, draft)
+                    drafts[name] = (assigned.files, draft)
             written = {name: self.guard(name, save) for name, save in self.saving.write(drafts)}
         seconds = round(self.saving.seconds / max(len(written), 1), 5)
         return [Saved(member=n, checkpoint=saved, seconds=seconds) for n, saved in written.items() if saved is not None]
 
     def _save_best(self, name: str) -> list[Saved]:
         """A file for the best weights of a member that ends."""
-        aboard, started = self.aboard.get(name), time.monotonic()
-        if aboard is None or not aboard.leads:
+        assigned, started = self.assigned.get(name), time.monotonic()
+        if assigned is None or not assigned.leads:
             return []
         with self.pulse.busy("saving members", opaque=True):
-            saved = aboard.files.save_best(aboard.live)
+            saved = assigned.files.save_best(assigned.live)
         seconds = round(time.monotonic() - started, 5)
         return [] if saved is None else [Saved(member=name, checkpoint=saved, seconds=seconds)]
 
     def _must_save(self) -> bool:
         """Whether a crash would repeat more than it may."""
-        return bool(self.aboard) and self.saving.overdue
+        return bool(self.assigned) and self.saving.overdue
 
     # ---- words
 
@@ -394,15 +396,15 @@ class Trainer:
             self._told = time.monotonic()
             losses = {
                 name: mean
-                for name, aboard in self.aboard.items()
-                if not math.isnan(mean := aboard.live.train.mean_by_now("loss"))
+                for name, assigned in self.assigned.items()
+                if not math.isnan(mean := assigned.live.train.mean_by_now("loss"))
             }
-            samples = {name: aboard.samples for name, aboard in self.aboard.items() if aboard.leads}
+            samples = {name: assigned.samples for name, assigned in self.assigned.items() if assigned.leads}
             self.emit(Progress(blocks=self.blocks, samples=samples, losses=losses, gauge=asdict(self.gauge)))
 
     def _somebody_wrote(self) -> str:
         return (
-            f"a member on {self.name} ({', '.join(self.aboard)}) wrote into its input, which it shares with the others, "
+            f"a member on {self.name} ({', '.join(self.assigned)}) wrote into its input, which it shares with the others, "
             "though it did not on its first batches. Clone the input before changing it; the run stops at the last "
             "checkpoints, which are sound."
         )

@@ -21,7 +21,7 @@ from argosy.training.programs.shard.ends import sums_on
 from argosy.training.programs.shard.parallel import Group
 from argosy.training.programs.shard.shard import Shard
 from argosy.training.programs.solo import Solo
-from argosy.training.trainer.aboard import Aboard
+from argosy.training.trainer.assigned import AssignedMember
 from argosy.training.trainer.watch import InputWatch
 
 __all__ = ["Unit"]
@@ -32,7 +32,7 @@ class Unit:
     """One program of a trainer."""
 
     program: Program[Any]
-    assignment: tuple[Aboard, ...]
+    assignment: tuple[AssignedMember, ...]
     """Its members, in the order in which they came aboard."""
     fusion_group: FusionGroup | None = None
     """What its members have in common with others of the trainer."""
@@ -60,13 +60,13 @@ class Unit:
     @classmethod
     def of(
         cls,
-        assignment: Sequence[Aboard],
+        assignment: Sequence[AssignedMember],
         fusion_group: FusionGroup | None = None,
         compilation: Compilation | None = None,
     ) -> "Unit":
         """Members that are stepped as one, or a single one by itself, by the kind of program that their fusion_group has."""
         lives, kind = (
-            [aboard.live for aboard in assignment],
+            [assigned.live for assigned in assignment],
             ALONE.kind if fusion_group is None else fusion_group.now.kind,
         )
         program: Program[Any]
@@ -79,11 +79,11 @@ class Unit:
         return cls(program=program, assignment=tuple(assignment), fusion_group=fusion_group, kind=kind)
 
     @classmethod
-    def seated(cls, aboard: Aboard, seat: Seat) -> "Unit":
+    def seated(cls, assigned: AssignedMember, seat: Seat) -> "Unit":
         """A device's share of a member that several carry; their group begins to form."""
-        on = sums_on(aboard.live.backend.device)
+        on = sums_on(assigned.live.backend.device)
         group = Group.form(seat.meeting, seat.rank, len(seat.shares), on=on)
-        return cls(program=Shard(aboard.live, group, seat.shares, number=seat.number), assignment=(aboard,))
+        return cls(program=Shard(assigned.live, group, seat.shares, number=seat.number), assignment=(assigned,))
 
     @property
     def shard(self) -> Shard | None:
@@ -103,7 +103,7 @@ class Unit:
     @property
     def names(self) -> tuple[str, ...]:
         """Of its members."""
-        return tuple(aboard.name for aboard in self.assignment)
+        return tuple(assigned.name for assigned in self.assignment)
 
     @property
     def words(self) -> str:
@@ -112,7 +112,7 @@ class Unit:
 
     def follow(self, place: Place) -> bool:
         """Go with the stream into another epoch; False for a block that its members have behind them."""
-        followed = [aboard.follow(place) for aboard in self.assignment]
+        followed = [assigned.follow(place) for assigned in self.assignment]
         return all(followed)
 
     def step(self, block: Block, called: Callable[[], bool]) -> bool:

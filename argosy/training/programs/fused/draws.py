@@ -16,8 +16,8 @@ from torch.overrides import TorchFunctionMode
 
 from argosy.stream.trees import flatten, unflatten
 from argosy.training.member.randomness import Randomness
-from argosy.training.programs.fused.forms import FORMS
 from argosy.training.programs.fused.vectorised import Level
+from argosy.training.programs.fused.vmap_overrides import FORMS
 
 __all__ = ["OwnDraws", "own_rates"]
 

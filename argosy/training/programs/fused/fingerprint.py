@@ -1,6 +1,6 @@
 """Which members may be one program: those that do the same with other weights, and nothing that a program cannot follow.
 
-What is found here is only what can be read off a member without running it; `argosy.training.choice.fused_admission` runs the rest.
+What is found here is only what can be read off a member without running it; `argosy.training.choice.fused_check` runs the rest.
 """
 
 import functools

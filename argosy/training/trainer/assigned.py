@@ -16,11 +16,11 @@ from argosy.training.member.changes import change
 from argosy.training.member.files import Files
 from argosy.training.member.live import LiveMember
 
-__all__ = ["Aboard"]
+__all__ = ["AssignedMember"]
 
 
 @dataclass(slots=True)
-class Aboard:
+class AssignedMember:
     """Its epochs are those of the blocks that it is given: the driver alone counts them."""
 
     live: LiveMember
@@ -40,7 +40,9 @@ class Aboard:
     """Which programs are to step it and its like, as they did before it came aboard."""
 
     @classmethod
-    def board(cls, live: LiveMember, start: StartMember, files: Files, orders: Orders, *, sections: int) -> "Aboard":
+    def board(
+        cls, live: LiveMember, start: StartMember, files: Files, orders: Orders, *, sections: int
+    ) -> "AssignedMember":
         """A member that was just built, where it goes on."""
         live.member = replace(live.member, accumulate=start.accumulate)
         live.private, live.randomness.uses_others = PRIVATE in start.notes, NUMPY_RANDOM in start.notes
