@@ -20,7 +20,7 @@ from fake_workers import FakeFeeder, FakeTrainer
 
 from argosy.protocol.trainer import Attach, Enlist, SectionReport
 from argosy.stream.door import dial
-from argosy.stream.pulse import Pulse
+from argosy.stream.heartbeat import Heartbeat
 from argosy.stream.wire import Peer
 
 __all__ = ["Hosts"]
@@ -42,7 +42,7 @@ class Hosts:
     def fork(self, arguments: dict[str, Any], descriptors: list[int], log: Path) -> None:
         """See `ForkServer.fork`."""
         process, peer = self._hosts[arguments["name"].partition("/")[0]]
-        Pulse.open(descriptors[1]).rest()  # who only talks shows nothing
+        Heartbeat.open(descriptors[1]).rest()  # who only talks shows nothing
         peer.send(arguments)
         self._news.send((arguments["ticket"], process.pid, None))
 

@@ -336,8 +336,8 @@ class Alone:
         self._meetings += 1
         return f"meetings/{self._meetings}"
 
-    def pulse(self, worker: str) -> None:
-        """See `Workers.pulse`."""
+    def heartbeat(self, worker: str) -> None:
+        """See `Workers.heartbeat`."""
 
     def cpu_seconds(self, worker: str) -> float:
         """See `Workers.cpu_seconds`."""

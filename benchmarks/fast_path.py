@@ -22,8 +22,8 @@ from argosy.stream.batches import Cutter
 from argosy.stream.blocks import Block
 from argosy.stream.door import dial
 from argosy.stream.feed import feed
+from argosy.stream.heartbeat import Heartbeat
 from argosy.stream.order import Selection
-from argosy.stream.pulse import Pulse
 from argosy.stream.ring import RingReader
 from argosy.stream.schedule import Orders
 from argosy.stream.wire import Peer
@@ -99,7 +99,7 @@ def _rows(cutter: Cutter, block: Block) -> int:
 def run_feeder(driver: Peer, data: int) -> None:
     torch.set_num_threads(1)
     opened = partial(from_descriptor, data)
-    who: dict[str, Any] = {"name": "feeder-0", "key": KEY, "pulse": Pulse.private()}
+    who: dict[str, Any] = {"name": "feeder-0", "key": KEY, "heartbeat": Heartbeat.private()}
     cores = len(os.sched_getaffinity(0))
     feed(driver, opened, Settings(), **who, seed=0, per_epoch=1, cores=cores, keep_bytes=0)
 

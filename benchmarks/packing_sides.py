@@ -18,7 +18,7 @@ from argosy import Member
 from argosy.protocol.packs import Packed
 from argosy.protocol.trainer import SectionReport
 from argosy.stream.blocks import Block, Layout, Place
-from argosy.stream.pulse import Pulse
+from argosy.stream.heartbeat import Heartbeat
 from argosy.stream.schedule import Orders
 from argosy.training.choice.fusion_group import FusionGroup, Kind
 from argosy.training.device.devices import backend_of
@@ -190,10 +190,10 @@ class Chosen:
         self._units = [Unit.of([self._aboard(one)]) for one in task.lives()]
         self.packed: list[Packed] = []
         """What was chosen."""
-        pulse = Pulse.private()
+        heartbeat = Heartbeat.private()
         kinds: tuple[Kind, ...] = ("plain", "graphed")
         self._fusion = ProgramChoice(
-            "cpu:0", self._units, self._note, lambda names: [], pulse, allowed=True, kinds=kinds
+            "cpu:0", self._units, self._note, lambda names: [], heartbeat, allowed=True, kinds=kinds
         )
         self._fusion.boarded()
 

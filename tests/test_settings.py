@@ -9,7 +9,7 @@ import studies
 import argosy
 from argosy.errors import PlanError, StudyError
 from argosy.settings import Settings
-from argosy.stream.pulse import MOST_LOADERS
+from argosy.stream.heartbeat import MOST_LOADERS
 
 
 @pytest.mark.parametrize(

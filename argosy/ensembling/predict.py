@@ -14,7 +14,7 @@ from argosy.ensembling.opening import random_states_kept
 from argosy.ensembling.preparing import Preparation, inputs_and_target
 from argosy.errors import StudyError
 from argosy.stream.blocks import ALIGNMENT, Block, Layout, Place
-from argosy.stream.pulse import Pulse
+from argosy.stream.heartbeat import Heartbeat
 from argosy.stream.sources import Source, open_split, probed
 from argosy.stream.trees import unflatten
 from argosy.study import Data, Study
@@ -100,9 +100,9 @@ def predict(
 
 
 def _opened(data: Data, seed: int, split: str) -> Source:
-    pulse = Pulse.private()
-    found = open_split(data, split, seed=seed, pulse=pulse)
-    return probed(found, split, seed=seed, skip_errors=data.on_error == "skip", pulse=pulse)
+    heartbeat = Heartbeat.private()
+    found = open_split(data, split, seed=seed, heartbeat=heartbeat)
+    return probed(found, split, seed=seed, skip_errors=data.on_error == "skip", heartbeat=heartbeat)
 
 
 def _batch(block: Block, preparation: Preparation | None, device: torch.device) -> tuple[Any, Any]:

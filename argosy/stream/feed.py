@@ -24,9 +24,9 @@ from argosy.stream.courier import Broken, Courier, Exchanged, Exchanges, start_c
 from argosy.stream.course import Course
 from argosy.stream.door import Door
 from argosy.stream.gauges import Queues, StreamGauge
+from argosy.stream.heartbeat import MOST_LOADERS, Heartbeat
 from argosy.stream.mapped import MappedFile, check_files
 from argosy.stream.preparation import Filling, Preparation
-from argosy.stream.pulse import MOST_LOADERS, Pulse
 from argosy.stream.ring import Ring
 from argosy.stream.schedule import Orders, choose_block_size
 from argosy.stream.sharing import PIPELINES, Turn
@@ -56,7 +56,7 @@ class _Feeder:
         sources: dict[str, Source],
         course: Course,
         orders: Orders,
-        pulse: Pulse,
+        heartbeat: Heartbeat,
         *,
         files: Sequence[MappedFile],
         wanted_loaders: int,
@@ -69,7 +69,7 @@ class _Feeder:
         self.sources = sources
         self.course = course
         self.orders = orders
-        self.pulse = pulse
+        self.heartbeat = heartbeat
         self.files = files
         """That samples are read from by maps: no block goes out whose samples may be those of a file that has changed."""
         self.gauge = StreamGauge(cores=cores)
@@ -77,7 +77,7 @@ class _Feeder:
             ring,
             sources,
             self.gauge,
-            pulse,
+            heartbeat,
             wanted_loaders=wanted_loaders,
             inherited=self._connections,
             watch=lambda loader: self._watch(loader.connection, partial(self.preparation.hear, loader)),
@@ -358,7 +358,7 @@ def feed(
     per_epoch: int,
     cores: int,
     key: bytes,
-    pulse: Pulse,
+    heartbeat: Heartbeat,
     keep_bytes: int,
     files: Sequence[MappedFile] = (),
 ) -> None:
@@ -374,8 +374,8 @@ def feed(
         driver.close()
         door.close()
 
-    with pulse.busy("opening the data", opaque=True):
-        sources = open_for(count, data, seed=seed, pulse=pulse, hang_up=hang_up)
+    with heartbeat.busy("opening the data", opaque=True):
+        sources = open_for(count, data, seed=seed, heartbeat=heartbeat, hang_up=hang_up)
     keep(sources, keep_bytes)
     block_size = settings.block_size or choose_block_size(sources["train"].layout)
     slots = SLOTS + SLOTS_PER_NODE * settings.nodes
@@ -401,7 +401,7 @@ def feed(
         sources,
         course,
         Orders(seed, lengths),
-        pulse,
+        heartbeat,
         files=files,
         wanted_loaders=count if parallel else 0,
         cores=cores,

@@ -2,7 +2,7 @@
 
 Contract. Workers close what they inherit of the feeder's connections, so no copy of a descriptor can hide an
 end-of-file. A worker that dies is replaced, and its tasks are done again. Each has one connection to the feeder and at most two tasks; it owns the rows of a task until it answers.
-A worker dies with its feeder (parent-death signal, set before anything else). Its pulse is a slot of the feeder's.
+A worker dies with its feeder (parent-death signal, set before anything else). Its heartbeat is a slot of the feeder's.
 """
 
 import contextlib
@@ -20,8 +20,8 @@ import torch
 from argosy.errors import StudyError
 from argosy.stream.blocks import Place
 from argosy.stream.death import die_with_parent, name_process
+from argosy.stream.heartbeat import Heartbeat
 from argosy.stream.order import Indices
-from argosy.stream.pulse import Pulse
 from argosy.stream.ring import Ring
 from argosy.stream.sources import Source
 from argosy.stream.wire import Peer
@@ -56,12 +56,12 @@ class Done:
 class Loader:
     """The feeder's end of one worker."""
 
-    def __init__(self, pid: int, connection: Connection, number: int, pulse: Pulse) -> None:
+    def __init__(self, pid: int, connection: Connection, number: int, heartbeat: Heartbeat) -> None:
         self.pid = pid
         self.connection = connection
         self.number = number
-        """From 1 on; that of its slot in the pulse."""
-        self.pulse = pulse
+        """From 1 on; that of its slot in the heartbeat."""
+        self.heartbeat = heartbeat
         self.tasks: deque[Task] = deque()
 
     @property
@@ -89,17 +89,17 @@ class Loader:
         self.connection.close()
         os.waitpid(self.pid, 0)
         # It may have died in the middle of a sample, which nobody is busy with then.
-        self.pulse.rest()
+        self.heartbeat.rest()
 
 
 def start_loader(
-    number: int, pulse: Pulse, ring: Ring, sources: dict[str, Source], inherited: Iterable[Connection | Peer]
+    number: int, heartbeat: Heartbeat, ring: Ring, sources: dict[str, Source], inherited: Iterable[Connection | Peer]
 ) -> Loader:
     """Fork a worker; the dataset and the ring are inherited, nothing is pickled. It closes what it must not hold.
 
-    Its number is one that no other loader of this feeder has, whose pulse is given here.
+    Its number is one that no other loader of this feeder has, whose heartbeat is given here.
     """
-    own = pulse.slot(number)
+    own = heartbeat.slot(number)
     ours, theirs = Pipe()
     feeder = os.getpid()
     gc.freeze()  # else the worker's garbage collections would copy the pages of a dataset that lives in memory
@@ -112,12 +112,12 @@ def start_loader(
     return Loader(pid, ours, number, own)
 
 
-def _work(feeder: int, pulse: Pulse, connection: Connection, ring: Ring, sources: dict[str, Source]) -> int:
+def _work(feeder: int, heartbeat: Heartbeat, connection: Connection, ring: Ring, sources: dict[str, Source]) -> int:
     die_with_parent(feeder)
     name_process("loader")
     torch.set_num_threads(1)
     for source in sources.values():
-        source.pulse = pulse
+        source.heartbeat = heartbeat
     while True:
         try:
             task: Task = connection.recv()

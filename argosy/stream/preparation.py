@@ -15,9 +15,9 @@ from argosy.errors import WorkerError
 from argosy.protocol.events import Discarded
 from argosy.stream.blocks import Place
 from argosy.stream.gauges import StreamGauge
+from argosy.stream.heartbeat import Heartbeat
 from argosy.stream.loaders import Done, Loader, Task, run_task, start_loader
 from argosy.stream.order import Indices
-from argosy.stream.pulse import Pulse
 from argosy.stream.ring import Ring
 from argosy.stream.sharing import Hop
 from argosy.stream.sources import Source
@@ -58,7 +58,7 @@ class Preparation:
         ring: Ring,
         sources: dict[str, Source],
         gauge: StreamGauge,
-        pulse: Pulse,
+        heartbeat: Heartbeat,
         *,
         wanted_loaders: int,
         inherited: Callable[[], Iterable[Connection | Peer]],
@@ -68,7 +68,7 @@ class Preparation:
         self.ring = ring
         self.sources = sources
         self.gauge = gauge
-        self.pulse = pulse
+        self.heartbeat = heartbeat
         self.wanted_loaders = wanted_loaders
         self.inherited = inherited
         """Connections that a forked worker must close."""
@@ -188,7 +188,7 @@ class Preparation:
         held = [*self.inherited(), *(other.connection for other in self.loaders)]
         used = {loader.number for loader in self.loaders}
         number = next(n for n in range(1, len(used) + 2) if n not in used)
-        loader = start_loader(number, self.pulse, self.ring, self.sources, held)
+        loader = start_loader(number, self.heartbeat, self.ring, self.sources, held)
         self.loaders.append(loader)
         self.watch(loader)
 

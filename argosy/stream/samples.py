@@ -9,8 +9,8 @@ import torch
 
 from argosy.errors import StudyError
 from argosy.stream.blocks import Unfit
+from argosy.stream.heartbeat import Heartbeat
 from argosy.stream.order import sample_seed
-from argosy.stream.pulse import Pulse
 
 __all__ = ["THROWN", "generator_states", "has_drawn", "prepare", "reason", "refusal", "seed_everything"]
 
@@ -18,9 +18,9 @@ THROWN = (Exception, SystemExit)
 """What a person's Dataset may raise and is answered for; SystemExit comes from code that parses a command line."""
 
 
-def prepare(dataset: Any, index: int, *, epoch: int, split: str, seed: int, pulse: Pulse) -> Any:
+def prepare(dataset: Any, index: int, *, epoch: int, split: str, seed: int, heartbeat: Heartbeat) -> Any:
     """The sample as this epoch has it: a function of (seed, split, epoch, index), whoever prepares it, and after what."""
-    pulse.beat(index)
+    heartbeat.beat(index)
     seed_everything(sample_seed(seed, split, epoch, index))
     return dataset[index]
 

@@ -14,10 +14,10 @@ from torch.utils.data import TensorDataset
 from argosy.errors import StudyError
 from argosy.errors.checks import check_no_stream, is_map_style, shown
 from argosy.stream.blocks import Block, Layout, sample_leaves
+from argosy.stream.heartbeat import Heartbeat
 from argosy.stream.kept import Kept
 from argosy.stream.order import Indices, sample_seed
 from argosy.stream.probing import Facts, confirm, fingerprint_of, probe
-from argosy.stream.pulse import Pulse
 from argosy.stream.samples import THROWN, has_drawn, prepare, reason, refusal, seed_everything
 from argosy.study import Data
 
@@ -54,7 +54,7 @@ class Source(ABC):
     facts: Facts
     kept: Kept | None = None
     """Samples that were prepared, where validation needs them again."""
-    pulse: Pulse
+    heartbeat: Heartbeat
     """Beats with every sample. A process that inherits a source puts its own here."""
 
     @property
@@ -87,7 +87,7 @@ class ArraySource(Source):
 
     parallel = False
 
-    def __init__(self, arrays: Sequence[Any], split: str, *, pulse: Pulse) -> None:
+    def __init__(self, arrays: Sequence[Any], split: str, *, heartbeat: Heartbeat) -> None:
         self.arrays = tuple(_rows(array, f"array {number} of {split}") for number, array in enumerate(arrays))
         lengths = {len(array) for array in self.arrays}
         if len(lengths) != 1 or 0 in lengths:
@@ -96,7 +96,7 @@ class ArraySource(Source):
                 f"Data: the arrays of {split} have {found} rows; give all of them the same number, above 0."
             )
         self.split = split
-        self.pulse = pulse
+        self.heartbeat = heartbeat
         self.facts = Facts(
             length=len(self.arrays[0]),
             layout=Layout.of(self._sample(0)),
@@ -106,7 +106,7 @@ class ArraySource(Source):
     def fill(self, block: Block, low: int, indices: Indices) -> Filled:
         """See `Source.fill`; nothing can break."""
         high = low + len(indices)
-        with self.pulse.busy(f"gathering {len(indices)} samples of {self.split}", opaque=True):
+        with self.heartbeat.busy(f"gathering {len(indices)} samples of {self.split}", opaque=True):
             for array, leaf in zip(self.arrays, block.leaves, strict=True):
                 if isinstance(array, np.ndarray):
                     # mode="clip": with "raise", NumPy gathers into a buffer first. A memmap stays on disk.
@@ -130,16 +130,16 @@ class DatasetSource(Source):
         self,
         split: str,
         facts: Facts,
-        open_dataset: Callable[[Pulse], Any],
+        open_dataset: Callable[[Heartbeat], Any],
         *,
         seed: int,
         skip_errors: bool,
-        pulse: Pulse,
+        heartbeat: Heartbeat,
     ) -> None:
         self.split = split
         self.facts = facts
         self.open_dataset = open_dataset
-        self.pulse = pulse
+        self.heartbeat = heartbeat
         self.doing = _doing(split)
         self.seed = seed
         self.skip_errors = skip_errors
@@ -147,7 +147,7 @@ class DatasetSource(Source):
     @cached_property
     def dataset(self) -> Any:
         """Opened on first use, in the process that prepares its samples, or long before."""
-        return self.open_dataset(self.pulse)
+        return self.open_dataset(self.heartbeat)
 
     def fill(self, block: Block, low: int, indices: Indices) -> Filled:
         """See `Source.fill`."""
@@ -162,12 +162,12 @@ class DatasetSource(Source):
     def _prepared(self, block: Block, low: int, indices: Indices) -> list[tuple[int, str]]:
         _ = self.dataset  # what its opening raises is no sample's
         ready = self._gather(indices) if self.facts.gathers else None
-        with self.pulse.busy(self.doing):
+        with self.heartbeat.busy(self.doing):
             return self._fill(block, low, indices, ready)
 
     def _gather(self, indices: Indices) -> Sequence[Any] | None:
         """The samples, or None where they must be asked for one by one: to find out which it is that raises."""
-        with self.pulse.busy(f"preparing {len(indices)} samples of {self.split} from {indices[0]} on", opaque=True):
+        with self.heartbeat.busy(f"preparing {len(indices)} samples of {self.split} from {indices[0]} on", opaque=True):
             try:
                 samples: Sequence[Any] = self.dataset.__getitems__(indices.tolist())
             except THROWN:  # the user's code: asked for the sample alone, it raises again
@@ -198,17 +198,17 @@ class DatasetSource(Source):
         return holes
 
     def _prepare(self, epoch: int, index: int) -> Any:
-        return prepare(self.dataset, index, epoch=epoch, split=self.split, seed=self.seed, pulse=self.pulse)
+        return prepare(self.dataset, index, epoch=epoch, split=self.split, seed=self.seed, heartbeat=self.heartbeat)
 
     def _has_drawn(self, epoch: int, index: int) -> bool:
         return has_drawn(index, epoch=epoch, split=self.split, seed=self.seed)
 
 
-def open_sources(data: Data, *, seed: int, pulse: Pulse | None = None) -> dict[str, Source]:
-    """The splits of a study's data, by name, opened and probed in this process. Without a pulse nobody looks."""
-    pulse = pulse or Pulse.private()
-    splits = open_splits(data, seed=seed, pulse=pulse)
-    return probed_splits(splits, seed=seed, skip_errors=data.on_error == "skip", pulse=pulse)
+def open_sources(data: Data, *, seed: int, heartbeat: Heartbeat | None = None) -> dict[str, Source]:
+    """The splits of a study's data, by name, opened and probed in this process. Without a heartbeat nobody looks."""
+    heartbeat = heartbeat or Heartbeat.private()
+    splits = open_splits(data, seed=seed, heartbeat=heartbeat)
+    return probed_splits(splits, seed=seed, skip_errors=data.on_error == "skip", heartbeat=heartbeat)
 
 
 def keep(sources: Mapping[str, Source], most_bytes: int) -> None:
@@ -223,65 +223,68 @@ def keep(sources: Mapping[str, Source], most_bytes: int) -> None:
         train.kept = val.kept = Kept(val.layout, rows) if rows else None
 
 
-def open_splits(data: Data, *, seed: int, pulse: Pulse) -> dict[str, Any]:
+def open_splits(data: Data, *, seed: int, heartbeat: Heartbeat) -> dict[str, Any]:
     """By name of the split its Dataset, or its source where it is arrays; factories are called here.
 
     One that is given for both is opened once, and then one object.
     """
-    opened = {"train": open_split(data, "train", seed=seed, pulse=pulse)}
+    opened = {"train": open_split(data, "train", seed=seed, heartbeat=heartbeat)}
     if data.has_val:
         again = data.val is data.train and not isinstance(opened["train"], ArraySource)
-        opened["val"] = opened["train"] if again else open_split(data, "val", seed=seed, pulse=pulse)
+        opened["val"] = opened["train"] if again else open_split(data, "val", seed=seed, heartbeat=heartbeat)
     return opened
 
 
-def open_split(data: Data, split: str, *, seed: int, pulse: Pulse) -> Any:
+def open_split(data: Data, split: str, *, seed: int, heartbeat: Heartbeat) -> Any:
     """One of `open_splits`."""
     dataset, arrays = (data.train, data.arrays) if split == "train" else (data.val, data.val_arrays)
     if isinstance(dataset, type) or (dataset is not None and not hasattr(dataset, "__getitem__")):
-        with pulse.busy(f"opening the data ({split})", opaque=True):
+        with heartbeat.busy(f"opening the data ({split})", opaque=True):
             # Of one factory for both splits the training samples, wherever it is called.
             dataset = _made(dataset, "train" if dataset is data.train else split, seed)
     # Exactly TensorDataset: a subclass may prepare its samples.
     if type(dataset) is TensorDataset:
         arrays = dataset.tensors
-    return dataset if arrays is None else ArraySource(arrays, split, pulse=pulse)
+    return dataset if arrays is None else ArraySource(arrays, split, heartbeat=heartbeat)
 
 
-def probed_splits(splits: Mapping[str, Any], *, seed: int, skip_errors: bool, pulse: Pulse) -> dict[str, Source]:
+def probed_splits(
+    splits: Mapping[str, Any], *, seed: int, skip_errors: bool, heartbeat: Heartbeat
+) -> dict[str, Source]:
     """The sources of what `open_splits` has opened."""
     found = {
-        name: probed(split, name, seed=seed, skip_errors=skip_errors, pulse=pulse) for name, split in splits.items()
+        name: probed(split, name, seed=seed, skip_errors=skip_errors, heartbeat=heartbeat)
+        for name, split in splits.items()
     }
     if splits.get("val") is splits["train"]:
         found["val"].facts = replace(found["val"].facts, again=True)
     return found
 
 
-def probed(dataset: Any, split: str, *, seed: int, skip_errors: bool, pulse: Pulse) -> Source:
+def probed(dataset: Any, split: str, *, seed: int, skip_errors: bool, heartbeat: Heartbeat) -> Source:
     """The source of what `open_split` has opened, known from a few of its samples."""
     if isinstance(dataset, ArraySource):
         return dataset
-    sample = partial(prepare, dataset, epoch=0, split=split, seed=seed, pulse=pulse)
+    sample = partial(prepare, dataset, epoch=0, split=split, seed=seed, heartbeat=heartbeat)
     # Opaque: what a dataset does once, it does for its first samples.
-    with pulse.busy(_doing(split), opaque=True):
+    with heartbeat.busy(_doing(split), opaque=True):
         facts = probe(dataset, split, sample, skip_errors=skip_errors)
-    return DatasetSource(split, facts, lambda _: dataset, seed=seed, skip_errors=skip_errors, pulse=pulse)
+    return DatasetSource(split, facts, lambda _: dataset, seed=seed, skip_errors=skip_errors, heartbeat=heartbeat)
 
 
 def reopened(
-    split: str, facts: Facts, data: Callable[[], Data], *, seed: int, skip_errors: bool, pulse: Pulse
+    split: str, facts: Facts, data: Callable[[], Data], *, seed: int, skip_errors: bool, heartbeat: Heartbeat
 ) -> DatasetSource:
     """The source of a Dataset that was probed elsewhere: each process that prepares its samples opens its own."""
 
-    def open_own(pulse: Pulse) -> Any:
-        dataset = open_split(data(), split, seed=seed, pulse=pulse)
-        sample = partial(prepare, dataset, epoch=0, split=split, seed=seed, pulse=pulse)
-        with pulse.busy(_doing(split), opaque=True):
+    def open_own(heartbeat: Heartbeat) -> Any:
+        dataset = open_split(data(), split, seed=seed, heartbeat=heartbeat)
+        sample = partial(prepare, dataset, epoch=0, split=split, seed=seed, heartbeat=heartbeat)
+        with heartbeat.busy(_doing(split), opaque=True):
             confirm(facts, dataset, split, sample, skip_errors=skip_errors)
         return dataset
 
-    return DatasetSource(split, facts, open_own, seed=seed, skip_errors=skip_errors, pulse=pulse)
+    return DatasetSource(split, facts, open_own, seed=seed, skip_errors=skip_errors, heartbeat=heartbeat)
 
 
 def _doing(split: str) -> str:

@@ -29,8 +29,8 @@ from typing import Any, NoReturn
 import cloudpickle
 
 from argosy.stream.death import die_with_parent, name_process
+from argosy.stream.heartbeat import Heartbeat
 from argosy.stream.probing import Facts
-from argosy.stream.pulse import Pulse
 from argosy.stream.sources import (
     ArraySource,
     DatasetSource,
@@ -61,24 +61,24 @@ class _Word:
 
 
 def open_for(
-    loaders: int, data: Callable[[], Data], *, seed: int, pulse: Pulse, hang_up: Callable[[], None]
+    loaders: int, data: Callable[[], Data], *, seed: int, heartbeat: Heartbeat, hang_up: Callable[[], None]
 ) -> dict[str, Source]:
     """The splits of a study's data, by name, in a process that is to fork so many loader workers; it may be a spare.
 
     ``data`` unpacks them, anew each time. ``hang_up`` closes the connections whose end others take for the caller's.
     """
     if not loaders:
-        return open_sources(data(), seed=seed, pulse=pulse)
+        return open_sources(data(), seed=seed, heartbeat=heartbeat)
     before = held()
     empty, word = _Spare.fork()
     if word is not None:
-        return _to_be_opened(data, word, seed=seed, pulse=pulse)
+        return _to_be_opened(data, word, seed=seed, heartbeat=heartbeat)
     given = data()
     skip = given.on_error == "skip"
-    splits = open_splits(given, seed=seed, pulse=pulse)
+    splits = open_splits(given, seed=seed, heartbeat=heartbeat)
 
     def learn() -> tuple[dict[str, Source], _Word]:
-        found = probed_splits(splits, seed=seed, skip_errors=skip, pulse=pulse)
+        found = probed_splits(splits, seed=seed, skip_errors=skip, heartbeat=heartbeat)
         facts = {name: source.facts if source.parallel else None for name, source in found.items()}
         return found, _Word(facts=facts, skip_errors=skip)
 
@@ -89,7 +89,7 @@ def open_for(
         empty.go_on(learn()[1], hang_up)
     loaded, word = _Spare.fork()
     if word is not None:
-        return {name: _as_told(split, name, word, seed=seed, pulse=pulse) for name, split in splits.items()}
+        return {name: _as_told(split, name, word, seed=seed, heartbeat=heartbeat) for name, split in splits.items()}
     sources, word = learn()
     empty.dismiss()
     if _left_open(before):
@@ -98,23 +98,23 @@ def open_for(
     return sources
 
 
-def _to_be_opened(data: Callable[[], Data], word: _Word, *, seed: int, pulse: Pulse) -> dict[str, Source]:
+def _to_be_opened(data: Callable[[], Data], word: _Word, *, seed: int, heartbeat: Heartbeat) -> dict[str, Source]:
     """Sources whose Datasets each process opens that prepares their samples; arrays are opened here."""
     own = _Own(data)
     return {
-        name: open_split(data(), name, seed=seed, pulse=pulse)
+        name: open_split(data(), name, seed=seed, heartbeat=heartbeat)
         if facts is None
-        else reopened(name, facts, lambda: own.data, seed=seed, skip_errors=word.skip_errors, pulse=pulse)
+        else reopened(name, facts, lambda: own.data, seed=seed, skip_errors=word.skip_errors, heartbeat=heartbeat)
         for name, facts in word.facts.items()
     }
 
 
-def _as_told(split: Any, name: str, word: _Word, *, seed: int, pulse: Pulse) -> Source:
+def _as_told(split: Any, name: str, word: _Word, *, seed: int, heartbeat: Heartbeat) -> Source:
     facts = word.facts[name]
     if facts is None:
         assert isinstance(split, ArraySource)
         return split
-    return DatasetSource(name, facts, lambda _: split, seed=seed, skip_errors=word.skip_errors, pulse=pulse)
+    return DatasetSource(name, facts, lambda _: split, seed=seed, skip_errors=word.skip_errors, heartbeat=heartbeat)
 
 
 class _Own:

@@ -32,8 +32,8 @@ from argosy.running.directory.study_copy import StudyCopy
 from argosy.running.launch import worker
 from argosy.running.launch.launcher import Job
 from argosy.settings import Settings
+from argosy.stream.heartbeat import Heartbeat
 from argosy.stream.memory import memory_file
-from argosy.stream.pulse import Pulse
 from argosy.stream.wire import Peer
 from messages.of_studies import misspelt, study
 
@@ -272,9 +272,9 @@ def unreadable(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(worker, "dial", lambda *_: driver)
     patch.setattr(worker, "name_process", lambda _: None)
     patch.setattr(worker, "from_descriptor", damaged)
-    _pulse, pulse = Pulse.create()
+    _heartbeat, heartbeat = Heartbeat.create()
     arguments = {"name": "cpu:0", "key": "00", "role": "trainer", "address": "", "ticket": "cpu:0"}
-    worker.work(arguments, [-1, pulse, -1, -1])
+    worker.work(arguments, [-1, heartbeat, -1, -1])
 
 
 CASES = {

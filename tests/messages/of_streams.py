@@ -14,9 +14,9 @@ from argosy.stream.blocks import Layout, Place
 from argosy.stream.course import Course
 from argosy.stream.door import NONCE, PROOF, dial
 from argosy.stream.framing import LARGEST, LENGTH, Authenticated
+from argosy.stream.heartbeat import Heartbeat
 from argosy.stream.loaders import Task, run_task
 from argosy.stream.preparation import TRIES, Preparation
-from argosy.stream.pulse import Pulse
 from argosy.stream.sources import ArraySource, Source, open_sources, reopened
 from argosy.stream.wire import Peer
 
@@ -53,7 +53,7 @@ def filled(sample: Any) -> None:
 
 def in_arrays(*arrays: Any) -> None:
     """Arrays, opened."""
-    ArraySource(arrays, "train", pulse=Pulse.private())
+    ArraySource(arrays, "train", heartbeat=Heartbeat.private())
 
 
 class Endless(Rows):
@@ -71,7 +71,7 @@ def unreadable() -> Any:
 def another_one() -> None:
     """Twenty samples, and nineteen when it is opened again."""
     facts = opened(lambda index: torch.zeros(3)).facts
-    rest = {"seed": 0, "skip_errors": False, "pulse": Pulse.private()}
+    rest = {"seed": 0, "skip_errors": False, "heartbeat": Heartbeat.private()}
     _ = reopened("train", facts, lambda: Data(train=Rows(lambda index: torch.zeros(3), 19)), **rest).dataset
 
 

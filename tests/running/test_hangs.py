@@ -18,8 +18,8 @@ from argosy import Data
 from argosy.running.control.hangs import LOOKS, Hangs
 from argosy.running.launch.activity import activity
 from argosy.stream.blocks import Place
+from argosy.stream.heartbeat import Heartbeat, Sign
 from argosy.stream.loaders import Task, start_loader
-from argosy.stream.pulse import Pulse, Sign
 from argosy.stream.ring import Ring
 from argosy.stream.sources import open_sources
 
@@ -67,7 +67,7 @@ class Lists(studies.Vectors):
 
 
 def watch(
-    pulses: Mapping[str, tuple[Pulse, int]], wanted: Collection[str], at_least: float = 0.0
+    heartbeats: Mapping[str, tuple[Heartbeat, int]], wanted: Collection[str], at_least: float = 0.0
 ) -> dict[str, tuple[str, float]]:
     """What the driver finds of processes that it looks at for a while, and until the wanted ones hang.
 
@@ -75,28 +75,28 @@ def watch(
     """
     hangs, found, began = Hangs(SECONDS), dict[str, tuple[str, float]](), time.monotonic()
     while (seconds := time.monotonic() - began) < PATIENCE and (seconds < at_least or not found.keys() >= {*wanted}):
-        for name, (pulse, pid) in pulses.items():
+        for name, (heartbeat, pid) in heartbeats.items():
             if name not in found:
-                hangs.look(time.monotonic(), name, pulse.look(), partial(activity, pid))
+                hangs.look(time.monotonic(), name, heartbeat.look(), partial(activity, pid))
         found |= {name: (doing, seconds) for name, doing, seconds in hangs.hanging()}
         time.sleep(0.05)
     return found
 
 
-def alive(life: Callable[[Pulse], None]) -> tuple[Pulse, int]:
-    """A child with this life, and its pulse."""
-    pulse, descriptor = Pulse.create()
+def alive(life: Callable[[Heartbeat], None]) -> tuple[Heartbeat, int]:
+    """A child with this life, and its heartbeat."""
+    heartbeat, descriptor = Heartbeat.create()
     child = os.fork()
     if child == 0:
         # Whatever it raises, it must not go on as a second pytest.
         try:
-            life(Pulse.open(descriptor))
+            life(Heartbeat.open(descriptor))
         except BaseException:
             traceback.print_exc()
         finally:
             os._exit(1)
     os.close(descriptor)
-    return pulse, child
+    return heartbeat, child
 
 
 def fill(source: Any, indices: list[int]) -> None:
@@ -105,21 +105,21 @@ def fill(source: Any, indices: list[int]) -> None:
     source.fill(block, 0, np.array(indices, dtype=np.int64))
 
 
-def opening(dataset: Any) -> Callable[[Pulse], None]:
+def opening(dataset: Any) -> Callable[[Heartbeat], None]:
     """Open this data."""
-    return lambda pulse: open_sources(Data(train=dataset), seed=0, pulse=pulse) and None
+    return lambda heartbeat: open_sources(Data(train=dataset), seed=0, heartbeat=heartbeat) and None
 
 
-def preparing(dataset: Any, indices: list[int]) -> Callable[[Pulse], None]:
+def preparing(dataset: Any, indices: list[int]) -> Callable[[Heartbeat], None]:
     """Prepare these samples in the feeder itself."""
-    return lambda pulse: fill(open_sources(Data(train=dataset), seed=0, pulse=pulse)["train"], indices)
+    return lambda heartbeat: fill(open_sources(Data(train=dataset), seed=0, heartbeat=heartbeat)["train"], indices)
 
 
-def user_code(doing: str, code: Callable[[], None]) -> Callable[[Pulse], None]:
+def user_code(doing: str, code: Callable[[], None]) -> Callable[[Heartbeat], None]:
     """A factory, a first step, a measurement: nobody can beat in there."""
 
-    def life(pulse: Pulse) -> None:
-        with pulse.busy(doing, opaque=True):
+    def life(heartbeat: Heartbeat) -> None:
+        with heartbeat.busy(doing, opaque=True):
             code()
 
     return life
@@ -132,9 +132,9 @@ class First(Data17):
         deadlock()
 
 
-def slow_samples(pulse: Pulse) -> None:
+def slow_samples(heartbeat: Heartbeat) -> None:
     """Samples of half the time that a hang takes, in the opening as well."""
-    preparing(Slow(120), list(range(8)))(pulse)
+    preparing(Slow(120), list(range(8)))(heartbeat)
 
 
 class Slow(studies.Vectors):
@@ -143,22 +143,22 @@ class Slow(studies.Vectors):
         return super().__getitem__(index)
 
 
-def idle(pulse: Pulse) -> None:
+def idle(heartbeat: Heartbeat) -> None:
     """Nothing to do."""
-    with pulse.busy("something"):
+    with heartbeat.busy("something"):
         pass
     time.sleep(100)
 
 
-def copying(pulse: Pulse) -> None:
+def copying(heartbeat: Heartbeat) -> None:
     """Read a file, slowly."""
-    with pulse.busy("opening the data", opaque=True), Path("/dev/zero").open("rb") as file:
+    with heartbeat.busy("opening the data", opaque=True), Path("/dev/zero").open("rb") as file:
         while True:
             file.read(2**20)
             time.sleep(0.1)
 
 
-HANGING: dict[str, tuple[Callable[[Pulse], None], str]] = {
+HANGING: dict[str, tuple[Callable[[Heartbeat], None], str]] = {
     "data": (opening(deadlock), "opening the data (train)"),
     "first sample": (opening(First(deadlock)), "preparing sample 0 of train"),
     "sample": (preparing(Data17(deadlock), [3, 17, 5]), "preparing sample 17 of train"),
@@ -169,7 +169,7 @@ HANGING: dict[str, tuple[Callable[[Pulse], None], str]] = {
     # No code of ours knows when an endless loop ends, but a sample is no place for one.
     "endless sample": (preparing(Data17(lambda: burn(100)), [3, 17, 5]), "preparing sample 17 of train"),
 }
-SLOW: dict[str, Callable[[Pulse], None]] = {
+SLOW: dict[str, Callable[[Heartbeat], None]] = {
     "slow samples": slow_samples,
     "idle": idle,
     "copying": copying,
@@ -191,24 +191,24 @@ def test_what_hangs_is_named_with_what_it_does_and_what_only_takes_long_is_left_
 
 
 def test_a_loader_that_hangs_is_named_beside_its_feeder_and_one_that_died_is_not() -> None:
-    pulse, descriptor = Pulse.create()
+    heartbeat, descriptor = Heartbeat.create()
     os.close(descriptor)
-    sources = open_sources(Data(train=Data17(deadlock)), seed=0, pulse=pulse)
+    sources = open_sources(Data(train=Data17(deadlock)), seed=0, heartbeat=heartbeat)
     ring = Ring(slots=1, slot_bytes=sources["train"].layout.block_bytes(4))
-    loaders = [start_loader(number, pulse, ring, sources, []) for number in (1, 2)]
+    loaders = [start_loader(number, heartbeat, ring, sources, []) for number in (1, 2)]
     place = Place(leg=0, split="train", epoch=0, section=0, start=0, rows=4, last=True)
     loaders[1].give(Task(0, place, 0, np.array([3, 4, 17, 5], dtype=np.int64)))
     try:
-        found = watch({"sample": (pulse, os.getpid())}, ["sample"])
+        found = watch({"sample": (heartbeat, os.getpid())}, ["sample"])
         assert found["sample"][0] == "preparing sample 17 of train"
         # The feeder looks no different.
-        assert [sign.busy for sign in pulse.look()] == [False, False, True]
+        assert [sign.busy for sign in heartbeat.look()] == [False, False, True]
         os.kill(loaders[1].pid, signal.SIGKILL)
         assert loaders[1].take() is None
     finally:
         for loader in loaders:
             loader.end()
-    assert not any(sign.busy for sign in pulse.look())
+    assert not any(sign.busy for sign in heartbeat.look())
 
 
 def sign(beat: int = 0, *, busy: bool = True, doing: str = "x", opaque: bool = False) -> Sign:

@@ -7,7 +7,7 @@ import pytest
 from argosy.running.control.hangs import LOOKS
 from argosy.running.control.legs import Change, LiveLeg
 from argosy.running.control.standstills import Standstills
-from argosy.stream.pulse import Pulse, Sign
+from argosy.stream.heartbeat import Heartbeat, Sign
 
 SECONDS = 8.0
 TOGETHER = {("a", "b"): ("feeder", "a", "b", "c")}
@@ -89,12 +89,12 @@ def test_time_in_which_nobody_looked_does_not_count() -> None:
     assert [bool(look) for look in looks] == [False] * LOOKS + [True]
 
 
-def test_a_pulse_shows_that_it_waits_and_is_not_busy() -> None:
-    pulse = Pulse.private()
-    with pulse.waiting("waiting for 'wide' in step 5"):
-        (shown,) = pulse.look()
+def test_a_heartbeat_shows_that_it_waits_and_is_not_busy() -> None:
+    heartbeat = Heartbeat.private()
+    with heartbeat.waiting("waiting for 'wide' in step 5"):
+        (shown,) = heartbeat.look()
         assert shown.waits and not shown.busy and shown.doing == "waiting for 'wide' in step 5"
-    (shown,) = pulse.look()
+    (shown,) = heartbeat.look()
     assert not shown.waits and not shown.busy
 
 

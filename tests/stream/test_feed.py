@@ -23,7 +23,7 @@ from argosy.protocol.trainer import Exit
 from argosy.settings import Settings
 from argosy.stream.door import dial
 from argosy.stream.feed import feed
-from argosy.stream.pulse import MOST_LOADERS, Pulse
+from argosy.stream.heartbeat import MOST_LOADERS, Heartbeat
 from argosy.stream.ring import RingReader
 from argosy.stream.wire import Peer
 
@@ -52,7 +52,7 @@ def live(driver: Peer, number: int) -> None:
         per_epoch=1,
         cores=1,
         key=KEY,
-        pulse=Pulse.private(),
+        heartbeat=Heartbeat.private(),
         keep_bytes=0,
     )
 
@@ -137,7 +137,7 @@ class Asked(Exception):  # noqa: N818
     """For so many loaders."""
 
 
-def test_of_very_many_cores_each_loader_still_has_a_pulse(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_very_many_cores_each_loader_still_has_a_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
     def asked(count: int, *_: Any, hang_up: Any, **__: Any) -> None:
         hang_up()
         raise Asked(count)
@@ -145,6 +145,6 @@ def test_of_very_many_cores_each_loader_still_has_a_pulse(monkeypatch: pytest.Mo
     monkeypatch.setattr(feeding, "open_for", asked)
     driver, theirs = Peer.pair()
     driver.send(Open())
-    how = {"name": "feeder", "seed": 0, "per_epoch": 1, "key": KEY, "pulse": Pulse.private(), "keep_bytes": 0}
+    how = {"name": "feeder", "seed": 0, "per_epoch": 1, "key": KEY, "heartbeat": Heartbeat.private(), "keep_bytes": 0}
     with pytest.raises(Asked, match=str(MOST_LOADERS)):
         feed(theirs, lambda: None, Settings(), cores=5 * MOST_LOADERS, **how)

@@ -9,8 +9,8 @@ import studies
 
 from argosy import Data
 from argosy.stream.blocks import Place
+from argosy.stream.heartbeat import Heartbeat
 from argosy.stream.loaders import Task, start_loader
-from argosy.stream.pulse import Pulse
 from argosy.stream.ring import Ring
 from argosy.stream.sources import open_sources
 
@@ -28,14 +28,14 @@ class Slow(studies.Vectors):
 @pytest.mark.parametrize("seconds", [0.0, 0.02])
 def test_a_loader_whose_feeder_hangs_up_ends_in_peace(seconds: float) -> None:
     """Before its task, or in the middle of it."""
-    pulse, descriptor = Pulse.create()
+    heartbeat, descriptor = Heartbeat.create()
     os.close(descriptor)
-    sources = open_sources(Data(train=Slow(4)), seed=0, pulse=pulse)
+    sources = open_sources(Data(train=Slow(4)), seed=0, heartbeat=heartbeat)
     ring = Ring(slots=1, slot_bytes=sources["train"].layout.block_bytes(4))
-    loader = start_loader(1, pulse, ring, sources, [])
+    loader = start_loader(1, heartbeat, ring, sources, [])
     if seconds:
         loader.give(Task(0, PLACE, 0, np.arange(4)))
-        while not pulse.look()[1].busy:
+        while not heartbeat.look()[1].busy:
             time.sleep(0.001)
     loader.connection.close()
     _, status = os.waitpid(loader.pid, 0)

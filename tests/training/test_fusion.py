@@ -10,7 +10,7 @@ import pytest
 from argosy.protocol.packs import StepsAlone
 from argosy.protocol.trainer import SectionReport
 from argosy.stream.blocks import Block
-from argosy.stream.pulse import Pulse
+from argosy.stream.heartbeat import Heartbeat
 from argosy.stream.schedule import Orders
 from argosy.training.choice.fusion_group import FusionGroup
 from argosy.training.member.files import Files
@@ -39,7 +39,7 @@ def test_twos_are_tried_no_more_where_none_was_faster(
     monkeypatch.setattr(FusionGroup, "note", note)
     (block,) = packs.blocks(ORDERS.epoch("train", 0), packs.TRAIN, arrays=packs.samples()[0])
     units, said = list[Unit](), list[SectionReport]()
-    fusion = ProgramChoice("cpu:0", units, said.append, lambda names: [], Pulse.private(), allowed=True)
+    fusion = ProgramChoice("cpu:0", units, said.append, lambda names: [], Heartbeat.private(), allowed=True)
     for hidden in range(5, 5 + PAIRS + 1):
         units.extend(Unit.of([assigned(tmp_path, f"{name}{hidden}", hidden)]) for name in "ab")
         fusion.boarded()
@@ -62,7 +62,7 @@ def test_a_block_without_samples_tells_nobody_whether_members_are_one_program(tm
     leaves = tuple(leaf[:0] for leaf in block.leaves)
     empty = Block(replace(block.place, rows=0), block.tree, leaves, block.indices[:0], block.sound[:0])
     units, said = [Unit.of([assigned(tmp_path, name, 5)]) for name in "abc"], list[SectionReport]()
-    fusion = ProgramChoice("cpu:0", units, said.append, lambda names: [], Pulse.private(), allowed=True)
+    fusion = ProgramChoice("cpu:0", units, said.append, lambda names: [], Heartbeat.private(), allowed=True)
     fusion.boarded()
     fusion.look(empty)
     assert not said and not any(unit.fusion_group for unit in units)

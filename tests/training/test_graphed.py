@@ -19,7 +19,7 @@ from torch.optim import SGD, Adam, AdamW, RMSprop
 from torch.optim.lr_scheduler import ExponentialLR, LambdaLR, StepLR
 
 from argosy.errors import StudyError
-from argosy.stream.pulse import Pulse
+from argosy.stream.heartbeat import Heartbeat
 from argosy.stream.schedule import Orders
 from argosy.study import Member
 from argosy.training.choice.fusion_group import ALONE, MIB, FusionGroup
@@ -503,7 +503,7 @@ def test_memory_of_others_captured_steps_is_no_room() -> None:
         SimpleNamespace(fusion_group=one, assignment=assignment, kept_bytes=kept)
         for one, kept in ((fusion_group, 300), (FusionGroup(), 50), (None, 0))
     ]
-    fusion = ProgramChoice("late:1", units, lambda report: None, lambda names: [], Pulse.private(), allowed=True)
+    fusion = ProgramChoice("late:1", units, lambda report: None, lambda names: [], Heartbeat.private(), allowed=True)
     assert fusion._room(fusion_group) == 1000 - 100 - 20 - 50
 
 

@@ -21,7 +21,7 @@ from argosy.running.control.standstills import Devices, Standstills
 from argosy.running.control.tolerance import Tolerance
 from argosy.running.control.verdicts import Fate, judge
 from argosy.running.watch.phase import Phase
-from argosy.stream.pulse import Sign
+from argosy.stream.heartbeat import Sign
 from argosy.study import Member
 
 if TYPE_CHECKING:
@@ -255,9 +255,9 @@ class Faults:
     def look(self) -> None:
         shown: dict[str, tuple[Sign, ...]] = {}
         for worker in self.driver.pool.everybody:
-            pulse = self.driver.pool.workers.pulse(worker)
-            if pulse is not None:
-                shown[worker] = pulse.look()
+            heartbeat = self.driver.pool.workers.heartbeat(worker)
+            if heartbeat is not None:
+                shown[worker] = heartbeat.look()
                 seconds = partial(self.driver.pool.workers.cpu_seconds, worker)
                 self.hangs.look(time.monotonic(), worker, shown[worker], seconds)
         for worker, doing, still in self.hangs.hanging():

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from argosy.stream.pulse import Sign
+from argosy.stream.heartbeat import Sign
 
 __all__ = ["Hangs"]
 
@@ -38,7 +38,7 @@ class Hangs:
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
         self._still: dict[str, dict[int, _Still]] = {}
-        """By worker and slot of its pulse; only those that are busy."""
+        """By worker and slot of its heartbeat; only those that are busy."""
 
     def look(self, now: float, worker: str, signs: Sequence[Sign], cpu_seconds: Callable[[], float]) -> None:
         """Note what a worker shows. Its CPU time is asked for only where opaque code has been seen without a beat."""

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from argosy.running.control.hangs import LOOKS
-from argosy.stream.pulse import Sign
+from argosy.stream.heartbeat import Sign
 
 __all__ = ["Devices", "Standstills"]
 

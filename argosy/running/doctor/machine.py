@@ -36,7 +36,7 @@ from argosy.running.doctor.machine_checks import (
 from argosy.running.launch.forkserver import ForkServer
 from argosy.running.launch.limits import memory_limit, quota_cores, usable_cores
 from argosy.stream.door import Door
-from argosy.stream.pulse import Pulse
+from argosy.stream.heartbeat import Heartbeat
 
 __all__ = ["examine", "versions_of"]
 
@@ -198,10 +198,10 @@ def _fork_one(server: ForkServer, log: Path) -> str:
     # No study: a worker calls before it unpacks what it was given, and here it ends with that.
     blob = os.memfd_create("argosy-doctor")
     os.write(blob, bytes(8))
-    _, pulse = Pulse.create()
+    _, heartbeat = Heartbeat.create()
     try:
         arguments = {"name": "doctor", "ticket": "doctor", "role": "feeder", "address": door.address, "key": key.hex()}
-        server.fork(arguments, [blob, pulse], log)
+        server.fork(arguments, [blob, heartbeat], log)
         deadline = time.monotonic() + FORK_SECONDS
         while time.monotonic() < deadline and server.process.poll() is None:
             for _, peer in door.enter():
@@ -213,4 +213,4 @@ def _fork_one(server: ForkServer, log: Path) -> str:
     finally:
         door.close()
         os.close(blob)
-        os.close(pulse)
+        os.close(heartbeat)

@@ -297,10 +297,10 @@ class Agent:
         """Past whatever waits: they tell that this node is alive."""
         signs = {}
         for name in list(workers.workers):
-            pulse = workers.pulse(name)
-            assert pulse is not None
-            opaque = any(sign.busy and sign.opaque for sign in pulse.look())
-            signs[name] = pulse.picture(), workers.cpu_seconds(name) if opaque else 0.0
+            heartbeat = workers.heartbeat(name)
+            assert heartbeat is not None
+            opaque = any(sign.busy and sign.opaque for sign in heartbeat.look())
+            signs[name] = heartbeat.picture(), workers.cpu_seconds(name) if opaque else 0.0
         self.peer.send(Signs(signs))
         if not self.sees_directory:
             self._tell_words()

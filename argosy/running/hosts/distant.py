@@ -20,7 +20,7 @@ from argosy.protocol.events import Saved
 from argosy.protocol.trainer import Assign, Journaled, Lost, SectionReport
 from argosy.running.hosts.agent import BLOBS, EndWorker, Given, Kill, Ready, Said, Say, Signs, Start, Words
 from argosy.running.hosts.freight import Arrivals, FilePiece, Outbox
-from argosy.stream.pulse import Pulse
+from argosy.stream.heartbeat import Heartbeat
 from argosy.stream.wire import Peer
 from argosy.training.member.files import KeptFiles
 
@@ -50,7 +50,7 @@ class Distant:
         """Why nothing can be started here any more."""
         self.said: list[tuple[str, Any]] = []
         self._unsent: list[Any] = []
-        self._pulses: dict[str, Pulse] = {}
+        self._heartbeats: dict[str, Heartbeat] = {}
         self._cpu_seconds: dict[str, float] = {}
         self._silent = 0.0
         self._looked = time.monotonic()
@@ -67,7 +67,7 @@ class Distant:
             self.said.append((name, Lost(detail=self.gone, node_gone=True)))
             return
         self.workers.add(name)
-        self._pulses.pop(name, None)
+        self._heartbeats.pop(name, None)
         self._cpu_seconds.pop(name, None)
         self._unsent.append(Start(name, role))
 
@@ -81,9 +81,9 @@ class Distant:
         if worker in self.workers:
             self._unsent.append(Kill(worker))
 
-    def pulse(self, worker: str) -> Pulse | None:
-        """See `Workers.pulse`; as it was a second ago."""
-        return self._pulses.get(worker)
+    def heartbeat(self, worker: str) -> Heartbeat | None:
+        """See `Workers.heartbeat`; as it was a second ago."""
+        return self._heartbeats.get(worker)
 
     def cpu_seconds(self, worker: str) -> float:
         """See `Workers.cpu_seconds`; as it was a second ago."""
@@ -158,7 +158,7 @@ class Distant:
                 self._hear_worker(message.worker, message.message)
             case Signs():
                 for name, (picture, cpu_seconds) in message.workers.items():
-                    self._pulses[name], self._cpu_seconds[name] = Pulse.of(picture), cpu_seconds
+                    self._heartbeats[name], self._cpu_seconds[name] = Heartbeat.of(picture), cpu_seconds
             case FilePiece():
                 assert self.ferry is not None
                 self.ferry.arrivals.take(message)

@@ -20,8 +20,8 @@ from argosy.running.hosts.agent import Joined
 from argosy.running.hosts.distant import Distant
 from argosy.running.hosts.reception import Reception, check_versions
 from argosy.running.launch.processes import ProcessWorkers, enlisting
+from argosy.stream.heartbeat import Heartbeat
 from argosy.stream.meeting import NetworkMeetings
-from argosy.stream.pulse import Pulse
 from argosy.stream.wire import Peer
 from argosy.study import Member
 
@@ -117,9 +117,9 @@ class NodeWorkers:
         """See `Workers.meeting`."""
         return self.meetings.meeting()
 
-    def pulse(self, worker: str) -> Pulse | None:
-        """See `Workers.pulse`."""
-        return self._place_of[worker].pulse(worker)
+    def heartbeat(self, worker: str) -> Heartbeat | None:
+        """See `Workers.heartbeat`."""
+        return self._place_of[worker].heartbeat(worker)
 
     def cpu_seconds(self, worker: str) -> float:
         """See `Workers.cpu_seconds`."""

@@ -1,7 +1,7 @@
 """The fork server: a process that imported torch once, has no threads, never computes, and forks workers on request.
 
 Contract. It is tied to the driver by the kernel before its first import, and every worker to it. One request is one
-message with its descriptors: the blob of the study, the worker's pulse, the run's lock, for a feeder the data. It answers
+message with its descriptors: the blob of the study, the worker's heartbeat, the run's lock, for a feeder the data. It answers
 each fork with the worker's pid and tells of each end. When the driver closes the socket, it kills what is left of its
 children and goes.
 """

@@ -20,8 +20,8 @@ from argosy.settings import Settings
 from argosy.stream.blocks import ALIGNMENT, Block, Place
 from argosy.stream.course import Course
 from argosy.stream.gauges import StreamGauge
+from argosy.stream.heartbeat import Heartbeat
 from argosy.stream.mapped import check_files, files_of
-from argosy.stream.pulse import Pulse
 from argosy.stream.schedule import Orders, choose_block_size
 from argosy.stream.sources import Filled, keep, open_sources
 from argosy.study import Member
@@ -99,8 +99,8 @@ class InlineWorkers:
         """See `Workers.meeting`; here nobody could wait for another."""
         raise AssertionError("workers of one process exchange nothing")
 
-    def pulse(self, worker: str) -> Pulse | None:
-        """See `Workers.pulse`; whoever could look is held up as well."""
+    def heartbeat(self, worker: str) -> Heartbeat | None:
+        """See `Workers.heartbeat`; whoever could look is held up as well."""
         return None
 
     def cpu_seconds(self, worker: str) -> float:

@@ -15,7 +15,7 @@ from argosy.errors import PlanError
 from argosy.planning import policy_called
 from argosy.running.launch.limits import usable_cores
 from argosy.settings import Settings
-from argosy.stream.pulse import Pulse
+from argosy.stream.heartbeat import Heartbeat
 from argosy.study import Member, Study
 from argosy.training.device.devices import default_kind, kind_of
 from argosy.training.device.process_state import ProcessState
@@ -70,7 +70,7 @@ class Workers(Protocol):
     def meeting(self) -> str:
         """Where workers that are to exchange tensors find each other, which nobody has used yet (`argosy.stream.meeting`)."""
 
-    def pulse(self, worker: str) -> Pulse | None:
+    def heartbeat(self, worker: str) -> Heartbeat | None:
         """Signs of life of a worker from its first moment on; None of one that is gone or that nobody can look at."""
 
     def cpu_seconds(self, worker: str) -> float:

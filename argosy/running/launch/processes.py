@@ -31,7 +31,7 @@ from argosy.running.launch.launcher import Job, discover
 from argosy.running.launch.limits import restrict
 from argosy.settings import Settings
 from argosy.stream.door import Door
-from argosy.stream.pulse import Pulse
+from argosy.stream.heartbeat import Heartbeat
 from argosy.stream.wire import Peer
 from argosy.study import Member
 
@@ -90,7 +90,7 @@ class _Worker:
     name: str
     ticket: str
     """What it calls itself to the driver and to the fork server: its name and a number, as another may get its name."""
-    pulse: Pulse
+    heartbeat: Heartbeat
     pid: int | None = None
     """None until the fork server has told."""
     peer: Peer | None = None
@@ -192,10 +192,10 @@ class ProcessWorkers:
         self._meetings.mkdir(mode=0o700, exist_ok=True)
         return str(self._meetings / os.urandom(16).hex())
 
-    def pulse(self, worker: str) -> Pulse | None:
-        """See `Workers.pulse`."""
+    def heartbeat(self, worker: str) -> Heartbeat | None:
+        """See `Workers.heartbeat`."""
         found = self.workers.get(worker)
-        return found.pulse if found is not None else None
+        return found.heartbeat if found is not None else None
 
     def cpu_seconds(self, worker: str) -> float:
         """See `Workers.cpu_seconds`; until a worker is forked, the fork server works for it."""
@@ -232,10 +232,10 @@ class ProcessWorkers:
     def start(self, name: str, role: str) -> None:
         """Start a worker: a feeder or a trainer."""
         self.started += 1
-        pulse, descriptor = Pulse.create()
+        heartbeat, descriptor = Heartbeat.create()
         # Whatever keeps it from calling, it has been busy with that from here on.
-        pulse.start("starting", opaque=True)
-        worker = self.workers[name] = _Worker(name, f"{name} {self.started}", pulse)
+        heartbeat.start("starting", opaque=True)
+        worker = self.workers[name] = _Worker(name, f"{name} {self.started}", heartbeat)
         arguments: dict[str, Any] = {"name": name, "ticket": worker.ticket, "role": role}
         arguments |= {"address": self.door.address, "key": self.key.hex(), "directory": str(self.directory)}
         arguments |= {"nodes_here": self.nodes_here, "interface": self.interface}
@@ -321,7 +321,7 @@ class ProcessWorkers:
 
     def _lost(self, worker: _Worker, detail: str) -> None:
         del self.workers[worker.name]
-        last = worker.pulse.look()[0]
+        last = worker.heartbeat.look()[0]
         self.said.append((worker.name, Lost(detail=f"{detail} while {last.doing}" if last.busy else detail)))
 
     def _replace_server(self) -> None:

@@ -25,8 +25,8 @@ from argosy.stream.blocks import Block
 from argosy.stream.death import name_process
 from argosy.stream.door import dial
 from argosy.stream.feed import feed
+from argosy.stream.heartbeat import Heartbeat
 from argosy.stream.mapped import MappedFile
-from argosy.stream.pulse import Pulse
 from argosy.stream.ring import RingReader
 from argosy.stream.wire import Peer
 from argosy.study import Data, Terms
@@ -49,26 +49,26 @@ LAST_WORD_SECONDS = 5.0
 def work(arguments: dict[str, Any], descriptors: list[int]) -> int:
     """Run as the worker that the arguments name; returns the exit code.
 
-    The descriptors: of its blob, its pulse, the run's lock and the state of the process; of a feeder, that of the data as well.
+    The descriptors: of its blob, its heartbeat, the run's lock and the state of the process; of a feeder, that of the data as well.
     """
     name, key = arguments["name"], bytes.fromhex(arguments["key"])
     name_process(arguments["role"])
     if arguments.get("interface"):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", arguments["interface"])
-    blob, pulse = descriptors[0], Pulse.open(descriptors[1])
+    blob, heartbeat = descriptors[0], Heartbeat.open(descriptors[1])
     driver = dial(arguments["address"], key, arguments["ticket"])
     try:
-        pulse.start("unpacking what it was given", opaque=True)
+        heartbeat.start("unpacking what it was given", opaque=True)
         _unpacked(descriptors[3]).apply()  # before anything else of the user's is
         given = _unpacked(blob)
-        pulse.rest()
+        heartbeat.rest()
         if arguments["role"] == "feeder":
             data = partial(_unpacked, descriptors[4])
-            _feed(driver, given, data, name=name, key=key, pulse=pulse, nodes_here=arguments["nodes_here"])
+            _feed(driver, given, data, name=name, key=key, heartbeat=heartbeat, nodes_here=arguments["nodes_here"])
         else:
             directory = Path(arguments["directory"])
             with refusals_told(directory):
-                _train(driver, given, directory, name=name, key=key, pulse=pulse)
+                _train(driver, given, directory, name=name, key=key, heartbeat=heartbeat)
     except EOFError:
         return 0  # the driver is gone
     except Poisoned as error:
@@ -103,7 +103,7 @@ def _feed(
     *,
     name: str,
     key: bytes,
-    pulse: Pulse,
+    heartbeat: Heartbeat,
     nodes_here: int,
 ) -> None:
     """With its share of this machine, on which there may be several nodes."""
@@ -119,25 +119,32 @@ def _feed(
         files=files,
         cores=max(len(os.sched_getaffinity(0)) // nodes_here, 1),
         key=key,
-        pulse=pulse,
+        heartbeat=heartbeat,
         keep_bytes=memory_to_keep_in(nodes_here),
     )
 
 
 def _train(
-    driver: Peer, given: tuple[Terms, Settings], directory: Path, *, name: str, key: bytes, pulse: Pulse
+    driver: Peer, given: tuple[Terms, Settings], directory: Path, *, name: str, key: bytes, heartbeat: Heartbeat
 ) -> None:
     terms, settings = given
     torch.set_num_threads(settings.threads)
     keep_freed_memory()
-    with pulse.busy("opening its device", opaque=True):
+    with heartbeat.busy("opening its device", opaque=True):
         backend = backend_of(name)
     commands = _Commands(driver)
     trainer = Trainer(
-        terms, settings, directory, name=name, backend=backend, emit=driver.send, listen=commands.waiting, pulse=pulse
+        terms,
+        settings,
+        directory,
+        name=name,
+        backend=backend,
+        emit=driver.send,
+        listen=commands.waiting,
+        heartbeat=heartbeat,
     )
     try:
-        _serve(driver, commands, _Blocks(name, key, pulse, trainer, backend), trainer)
+        _serve(driver, commands, _Blocks(name, key, heartbeat, trainer, backend), trainer)
     except (EOFError, Poisoned):
         raise
     except Exception as error:
@@ -150,7 +157,7 @@ def _train(
 
 def _serve(driver: Peer, commands: "_Commands", blocks: "_Blocks", trainer: Trainer) -> None:
     """Give the trainer blocks and commands, until it is told to exit."""
-    pulse = trainer.pulse
+    heartbeat = trainer.heartbeat
     while True:
         took = blocks.give()
         started = time.perf_counter()
@@ -170,7 +177,7 @@ def _serve(driver: Peer, commands: "_Commands", blocks: "_Blocks", trainer: Trai
             elif blocks.peers or not isinstance(command, Measure | Assign):
                 if isinstance(command, Measure) and command.assignment is not None:
                     trainer.backend.empty_cache()  # a leg begins: other members may need less
-                with pulse.busy(f"obeying {type(command).__name__}", opaque=True):
+                with heartbeat.busy(f"obeying {type(command).__name__}", opaque=True):
                     trainer.obey(command)
 
 
@@ -205,10 +212,10 @@ class _Commands:
 class _Blocks:
     """Blocks that have arrived from the feeder and that the trainer has not taken yet."""
 
-    def __init__(self, name: str, key: bytes, pulse: Pulse, trainer: Trainer, backend: Backend) -> None:
+    def __init__(self, name: str, key: bytes, heartbeat: Heartbeat, trainer: Trainer, backend: Backend) -> None:
         self.name = name
         self.key = key
-        self.pulse = pulse
+        self.heartbeat = heartbeat
         self.trainer = trainer
         self.backend = backend
         self.reader: RingReader | None = None
@@ -223,7 +230,7 @@ class _Blocks:
         """Read another feeder's ring; nothing where it is gone, of which the driver will hear and start again."""
         self._close()
         self.arrived.clear()
-        with self.pulse.busy("calling its feeder", opaque=True), contextlib.suppress(WorkerError, EOFError):
+        with self.heartbeat.busy("calling its feeder", opaque=True), contextlib.suppress(WorkerError, EOFError):
             self.reader = RingReader(dial(address, self.key, self.name), pin=self.backend.pin)
             self.trainer.know(self.reader.lengths, self.reader.layouts)
             self.receive()

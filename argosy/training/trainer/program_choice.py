@@ -14,7 +14,7 @@ from argosy.protocol.events import Event
 from argosy.protocol.packs import FellBack, Packed, StepsAlone
 from argosy.protocol.trainer import SectionReport
 from argosy.stream.blocks import Block
-from argosy.stream.pulse import Pulse
+from argosy.stream.heartbeat import Heartbeat
 from argosy.training.choice.fused_check import admit
 from argosy.training.choice.fusion_group import ALONE, FusionGroup, Kind, ProgramCandidate, divided
 from argosy.training.device.devices import out_of_memory
@@ -41,7 +41,7 @@ class ProgramChoice:
         units: list[Unit],
         emit: Callable[[SectionReport], None],
         save: Callable[[Collection[str]], list[Event]],
-        pulse: Pulse,
+        heartbeat: Heartbeat,
         *,
         allowed: bool,
         kinds: Sequence[Kind] = ("plain",),
@@ -53,7 +53,7 @@ class ProgramChoice:
         self._units = units
         self._emit = emit
         self._save = save
-        self._pulse = pulse
+        self._heartbeat = heartbeat
         self._newcomers = False
         """Whether somebody came aboard since the last look."""
         self._admitted: set[Fingerprint] = set()
@@ -87,7 +87,7 @@ class ProgramChoice:
         reasons: dict[str, str] = {}
         for units in there.values():
             names = ", ".join(repr(unit.names[0]) for unit in units)
-            with self._pulse.busy(f"trying as one program those alike of {names}", opaque=True):
+            with self._heartbeat.busy(f"trying as one program those alike of {names}", opaque=True):
                 reasons |= self._admit(units, block)
         told, self._alone = self._alone, reasons
         fresh = {name: reason for name, reason in reasons.items() if told.get(name) != reason}

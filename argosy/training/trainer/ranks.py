@@ -9,7 +9,7 @@ from typing import Any
 from argosy.protocol.trainer import Broke
 from argosy.stream.batches import Batch
 from argosy.stream.blocks import Block
-from argosy.stream.pulse import Pulse
+from argosy.stream.heartbeat import Heartbeat
 from argosy.training.programs.shard.parallel import POLL_SECONDS, Group
 from argosy.training.programs.shard.shard import Shard
 from argosy.training.trainer.guard import Guard
@@ -29,7 +29,7 @@ class Ranks:
     def __init__(
         self,
         guard: Guard,
-        pulse: Pulse,
+        heartbeat: Heartbeat,
         emit: Callable[[Any], None],
         *,
         step: Callable[[Unit, Block], bool],
@@ -37,7 +37,7 @@ class Ranks:
         called: Callable[[], bool],
     ) -> None:
         self._guard = guard
-        self._pulse = pulse
+        self._heartbeat = heartbeat
         self._emit = emit
         self._step = step
         """Lets a whole unit make one step; whether it is through with the block."""
@@ -78,7 +78,7 @@ class Ranks:
 
     def _half(self, unit: Unit, shard: Shard, cut: Iterator[Batch], move: Move) -> None:
         before = unit.samples
-        with self._pulse.busy(f"training {unit.words}"):
+        with self._heartbeat.busy(f"training {unit.words}"):
             done = self._guard(
                 unit.names[0], partial(_begin, shard, cut) if move is Move.BEGIN else partial(_finish, unit, shard)
             )
@@ -88,7 +88,7 @@ class Ranks:
     def _wait(self, name: str, shard: Shard) -> None:
         """Until its next half need not wait, or a command does."""
         started = time.perf_counter()
-        with self._pulse.waiting(
+        with self._heartbeat.waiting(
             f"waiting for the other devices of member {name!r} in its step {shard.live.steps + 1}"
         ):
             while shard.waits and not self._called():

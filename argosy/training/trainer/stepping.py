@@ -12,7 +12,7 @@ from argosy.errors import MemberError
 from argosy.errors.traces import reason_of
 from argosy.stream.blocks import Block, Place
 from argosy.stream.gauges import TrainerGauge
-from argosy.stream.pulse import Pulse
+from argosy.stream.heartbeat import Heartbeat
 from argosy.training.device.devices import out_of_memory
 from argosy.training.programs.graphed.graphed import together
 from argosy.training.programs.program import OwnFaults
@@ -34,7 +34,7 @@ class Stepping:
         assigned: Mapping[str, AssignedMember],
         fusion: ProgramChoice,
         guard: Guard,
-        pulse: Pulse,
+        heartbeat: Heartbeat,
         gauge: TrainerGauge,
         emit: Callable[[Any], None],
         *,
@@ -45,14 +45,14 @@ class Stepping:
         self._assigned = assigned
         self._program_choice = fusion
         self._guard = guard
-        self._pulse = pulse
+        self._heartbeat = heartbeat
         self._gauge = gauge
         self._wanted = wanted
         """Whether something is to be done between two steps."""
         self._drop = drop
         self._left = False
         """Whether a whole unit beside split members has left something of the block for the next pass."""
-        self._ranks = Ranks(guard, pulse, emit, step=self._beside, stepped=self._stepped, called=self._called)
+        self._ranks = Ranks(guard, heartbeat, emit, step=self._beside, stepped=self._stepped, called=self._called)
 
     def through(self, block: Block) -> bool:
         """Give every unit its turn; False where something of the block was left."""
@@ -100,7 +100,7 @@ class Stepping:
             return True
         trains = block.place.split == "train"
         shown = unit.watch.shown(block, apart=unit.assignment[0].live.backend.apart)
-        with self._pulse.busy(f"training {unit.words}", opaque=unit.compiles), unit.watch.steps():
+        with self._heartbeat.busy(f"training {unit.words}", opaque=unit.compiles), unit.watch.steps():
             steps = partial(self._step, unit, shown, called) if trains else partial(unit.evaluate, shown, called)
             through = self._together(unit, steps) if unit.together else self._guard(unit.names[0], steps) is not False
         if unit.watch.wrote(shown, block):
@@ -147,7 +147,7 @@ class Stepping:
 
     def _called(self) -> bool:
         """After a step: whether something is to be done before the next."""
-        self._pulse.beat()
+        self._heartbeat.beat()
         return self._wanted()
 
 

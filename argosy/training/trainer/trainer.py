@@ -39,7 +39,7 @@ from argosy.protocol.trainer import (
 from argosy.settings import Settings
 from argosy.stream.blocks import Block, Layout
 from argosy.stream.gauges import TrainerGauge
-from argosy.stream.pulse import Pulse
+from argosy.stream.heartbeat import Heartbeat
 from argosy.stream.schedule import Orders
 from argosy.study import Member, Terms
 from argosy.training.choice.fusion_group import Kind
@@ -76,7 +76,7 @@ class Trainer:
         backend: Backend,
         emit: Callable[[Any], None],
         listen: Callable[[], bool] = lambda: False,
-        pulse: Pulse | None = None,
+        heartbeat: Heartbeat | None = None,
     ) -> None:
         self.terms = terms
         self.settings = settings
@@ -87,7 +87,7 @@ class Trainer:
         self.emit = emit
         self.listen = listen
         """Whether a command waits."""
-        self.pulse = pulse or Pulse.private()
+        self.heartbeat = heartbeat or Heartbeat.private()
         self.known: dict[str, Member] = {}
         self.orders: Orders | None = None
         self.alike = 0
@@ -99,7 +99,7 @@ class Trainer:
         self.at_hand: Block | None = None
         """The block whose steps were left for a command."""
         self.guard = Guard(name, backend, directory / "members", emit, self._drop, self._save_best)
-        self.trials = Trials(self._build, self.guard, emit, listen, backend, self.pulse)
+        self.trials = Trials(self._build, self.guard, emit, listen, backend, self.heartbeat)
         self.assigned: dict[str, AssignedMember] = {}
         self.units: list[Unit] = []
         """In the order of their steps; each member aboard is in one of them."""
@@ -112,10 +112,10 @@ class Trainer:
         allowed = settings.packing == "auto" and not self.exact
         kinds: tuple[Kind, ...] = ("plain", "graphed", "compiled") if settings.compile else ("plain", "graphed")
         self.program_choice = ProgramChoice(
-            name, self.units, emit, self._save, self.pulse, allowed=allowed, kinds=kinds
+            name, self.units, emit, self._save, self.heartbeat, allowed=allowed, kinds=kinds
         )
         self.stepping = Stepping(
-            *(self.units, self.assigned, self.program_choice, self.guard, self.pulse, self.gauge, emit),
+            *(self.units, self.assigned, self.program_choice, self.guard, self.heartbeat, self.gauge, emit),
             wanted=self._wanted,
             drop=self._drop,
         )
@@ -359,7 +359,7 @@ class Trainer:
     def _save(self, names: Collection[str], *, carried: bool = False) -> list[Event]:
         """Files for these members, flushed to the disk together."""
         everybody = self.assigned.keys() <= set(names)
-        with self.pulse.busy("saving members", opaque=True), self.saving.timed(everybody=everybody):
+        with self.heartbeat.busy("saving members", opaque=True), self.saving.timed(everybody=everybody):
             drafts = {}
             for assigned in [self.assigned[name] for name in names if self.assigned[name].leads]:
                 name = assigned.name
@@ -375,7 +375,7 @@ class Trainer:
         assigned, started = self.assigned.get(name), time.monotonic()
         if assigned is None or not assigned.leads:
             return []
-        with self.pulse.busy("saving members", opaque=True):
+        with self.heartbeat.busy("saving members", opaque=True):
             saved = assigned.files.save_best(assigned.live)
         seconds = round(time.monotonic() - started, 5)
         return [] if saved is None else [Saved(member=name, checkpoint=saved, seconds=seconds)]

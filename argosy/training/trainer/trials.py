@@ -11,7 +11,7 @@ from typing import Any
 
 from argosy.protocol.trainer import Measure, Measured
 from argosy.stream.blocks import Block
-from argosy.stream.pulse import Pulse
+from argosy.stream.heartbeat import Heartbeat
 from argosy.training.choice.measure import measuring
 from argosy.training.device.devices import Backend
 from argosy.training.device.process_state import kept_by
@@ -31,14 +31,14 @@ class Trials:
         emit: Callable[[Any], None],
         listen: Callable[[], bool],
         backend: Backend,
-        pulse: Pulse,
+        heartbeat: Heartbeat,
     ) -> None:
         self._build = build
         self._guarded = guarded
         self._emit = emit
         self._listen = listen
         self._backend = backend
-        self._pulse = pulse
+        self._heartbeat = heartbeat
         self.wanted: Measure | None = None
         """Those whom nobody has measured yet."""
         self.built: dict[str, LiveMember] = {}
@@ -81,7 +81,7 @@ class Trials:
 
     def build(self, name: str) -> LiveMember:
         """A member at its beginning."""
-        with self._pulse.busy(f"building member {name!r}", opaque=True):
+        with self._heartbeat.busy(f"building member {name!r}", opaque=True):
             return self._build(name)
 
     def measure(self, block: Block, *, validated: int) -> bool:
@@ -133,7 +133,7 @@ class Trials:
             with kept_by(name):
                 return self._go_on(under_way)
 
-        with self._pulse.busy(f"measuring member {name!r}", opaque=True), warnings.catch_warnings():
+        with self._heartbeat.busy(f"measuring member {name!r}", opaque=True), warnings.catch_warnings():
             # Of a twin's schedule, which cannot know that the twin's optimizer steps before it.
             warnings.filterwarnings("ignore", "Seems like `optimizer.step")
             measured: Measured | None = self._guarded(name, steps, again=True)

@@ -1,6 +1,6 @@
 """Signs of life without a word: what a process is doing and a count of its beats, in memory that another one looks at.
 
-Contract. One pulse per worker: a small memory file that the launcher makes and the worker inherits or receives, with a
+Contract. One heartbeat per worker: a small memory file that the launcher makes and the worker inherits or receives, with a
 slot for the worker itself and one for each of its loader workers. Each slot has one writer, who never waits and never
 locks; the reader takes what is there, and may see a text that is being replaced, once. So the driver can look at a
 worker that is blocked, and at one that has not said its first word.
@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 from argosy.stream.memory import memory_file
 
-__all__ = ["MOST_LOADERS", "Pulse", "Sign"]
+__all__ = ["MOST_LOADERS", "Heartbeat", "Sign"]
 
 MOST_LOADERS = 1023
-"""Of a worker, that can have a pulse."""
+"""Of a worker, that can have a heartbeat."""
 SLOTS = 1 + MOST_LOADERS
 SLOT_BYTES = 256
 BEAT, STATE, NUMBER, LENGTH, IN_USE = range(5)
@@ -39,7 +39,7 @@ class Sign:
     """Whether it can do nothing before another worker has done its part: it is not busy, and that it beats is no progress."""
 
 
-class Pulse:
+class Heartbeat:
     """One writer's slot; that of a worker also has the slots of its loaders."""
 
     def __init__(self, memory: memoryview, number: int = 0) -> None:
@@ -50,36 +50,36 @@ class Pulse:
         self._doing = (IDLE, 0, b"")
 
     @classmethod
-    def private(cls) -> "Pulse":
+    def private(cls) -> "Heartbeat":
         """In ordinary memory, where nobody else looks."""
         return cls(memoryview(bytearray(SLOTS * SLOT_BYTES)))
 
     @classmethod
-    def create(cls) -> tuple["Pulse", int]:
+    def create(cls) -> tuple["Heartbeat", int]:
         """In a memory file, whose descriptor (the caller's to close) is for `open` in another process."""
-        descriptor = memory_file("argosy-pulse", SLOTS * SLOT_BYTES)
-        pulse = cls(memoryview(mmap.mmap(descriptor, 0)))
+        descriptor = memory_file("argosy-heartbeat", SLOTS * SLOT_BYTES)
+        heartbeat = cls(memoryview(mmap.mmap(descriptor, 0)))
         # A worker that follows another one of its name has another beat.
-        pulse._words[BEAT] = time.monotonic_ns()
-        return pulse, descriptor
+        heartbeat._words[BEAT] = time.monotonic_ns()
+        return heartbeat, descriptor
 
     @classmethod
-    def open(cls, descriptor: int) -> "Pulse":
-        """The pulse that another process created; the descriptor may be closed then."""
+    def open(cls, descriptor: int) -> "Heartbeat":
+        """The heartbeat that another process created; the descriptor may be closed then."""
         return cls(memoryview(mmap.mmap(descriptor, 0)))
 
     @classmethod
-    def of(cls, picture: bytes) -> "Pulse":
+    def of(cls, picture: bytes) -> "Heartbeat":
         """What `picture` has taken, to be looked at elsewhere."""
         return cls(memoryview(picture))
 
-    def slot(self, number: int) -> "Pulse":
+    def slot(self, number: int) -> "Heartbeat":
         """Of loader 1, 2, … of this worker; whoever starts in a slot finds it idle."""
         if not 0 < number <= MOST_LOADERS:
-            raise ValueError(f"loader {number} has no pulse: a worker has at most {MOST_LOADERS} loaders")
+            raise ValueError(f"loader {number} has no heartbeat: a worker has at most {MOST_LOADERS} loaders")
         first = memoryview(self._memory)[:TEXT].cast("q")
         first[IN_USE] = max(first[IN_USE], number)
-        found = Pulse(self._memory, number)
+        found = Heartbeat(self._memory, number)
         found.rest()
         return found
 
@@ -133,7 +133,7 @@ class Pulse:
 
     def look(self) -> tuple[Sign, ...]:
         """The signs of this worker and of its loaders, in the order of their slots."""
-        return tuple(Pulse(self._memory, number)._sign() for number in range(self._words[IN_USE] + 1))
+        return tuple(Heartbeat(self._memory, number)._sign() for number in range(self._words[IN_USE] + 1))
 
     def _sign(self) -> Sign:
         words = self._words
