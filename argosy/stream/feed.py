@@ -31,7 +31,7 @@ from argosy.stream.ring import Ring
 from argosy.stream.schedule import Orders, choose_block_size
 from argosy.stream.sharing import PIPELINES, Turn
 from argosy.stream.sources import Source, keep
-from argosy.stream.spares import open_for
+from argosy.stream.standby import open_for
 from argosy.stream.wire import Peer
 from argosy.study import Data
 

@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 
 import argosy
 from argosy.errors import StudyError, WorkerError
-from argosy.stream import spares
+from argosy.stream import standby
 
 ROWS = 96
 WIDTH = 12
@@ -151,8 +151,8 @@ def test_a_spare_that_is_killed_in_its_feeders_place_ends_that_the_same_way() ->
     """By how a worker ended, people are told whether memory ran out."""
     pid = os.fork()
     if pid == 0:
-        spare, word = spares._Spare.fork()
+        spare, word = standby._Standby.fork()
         if word is None:
-            spare.go_on(spares._Word(facts={}, skip_errors=False), lambda: None)
+            spare.go_on(standby._Word(facts={}, skip_errors=False), lambda: None)
         os.kill(os.getpid(), signal.SIGKILL)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL

@@ -70,7 +70,7 @@ def open_for(
     if not loaders:
         return open_sources(data(), seed=seed, heartbeat=heartbeat)
     before = held()
-    empty, word = _Spare.fork()
+    empty, word = _Standby.fork()
     if word is not None:
         return _to_be_opened(data, word, seed=seed, heartbeat=heartbeat)
     given = data()
@@ -87,7 +87,7 @@ def open_for(
         return splits
     if _left_open(before):
         empty.go_on(learn()[1], hang_up)
-    loaded, word = _Spare.fork()
+    loaded, word = _Standby.fork()
     if word is not None:
         return {name: _as_told(split, name, word, seed=seed, heartbeat=heartbeat) for name, split in splits.items()}
     sources, word = learn()
@@ -129,7 +129,7 @@ class _Own:
         return self.unpack()
 
 
-class _Spare:
+class _Standby:
     """The feeder's end of one."""
 
     def __init__(self, pid: int, connection: Connection) -> None:
@@ -137,7 +137,7 @@ class _Spare:
         self.connection = connection
 
     @classmethod
-    def fork(cls) -> "tuple[_Spare, _Word | None]":
+    def fork(cls) -> "tuple[_Standby, _Word | None]":
         """A copy of this process that waits. The word is None in this process, and in the spare what it goes on with."""
         theirs, ours = Pipe(duplex=False)
         feeder = os.getpid()
