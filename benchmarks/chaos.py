@@ -3,7 +3,7 @@
 ``--runs`` runs with 1 to 5 random faults each (kill -9 or stop of a trainer, feeder, loader worker, fork server or the
 driver itself, at random moments), then ``--driver-kills`` kills of the driver alone, each followed at once by the same
 command. A run that the driver did not survive is continued by the same command, as a person would. With ``--sharing``, of
-two nodes that share their stream by that pipeline; their couriers are victims then as well. With ``--moves``, of members that
+two nodes that share their stream by that pipeline; their exchanges are victims then as well. With ``--moves``, of members that
 change devices at the ends of sections. ``--edges`` runs have their surroundings hurt instead (`chaos_edges`).
 """
 
@@ -31,7 +31,7 @@ from argosy.running.directory.audit import audit
 from argosy.stream.sharing import PIPELINES
 
 ROLES = ("trainer", "feeder", "loader", "server", "driver")
-SHARING_ROLES = (*ROLES, "courier")
+SHARING_ROLES = (*ROLES, "exchange")
 SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP)
 LENGTH, EPOCHS = 400, 4
 

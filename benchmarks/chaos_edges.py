@@ -49,7 +49,7 @@ MOST_RUNS = 8
 """So many times the same command may be needed."""
 ROLES = {
     ONE_NODE: ("trainer", "feeder", "loader", "server", "driver"),
-    TWO_NODES: ("trainer", "feeder", "loader", "server", "driver", "courier"),
+    TWO_NODES: ("trainer", "feeder", "loader", "server", "driver", "exchange"),
 }
 """Processes of a run, by its settings."""
 

@@ -1,7 +1,7 @@
 """SC'18's nodes in miniature: as many samples a second as published, and a 256th of their bytes.
 
 A node's one loader prepares as many samples a second as Titan's 16 cores did, by sleeping, so that a machine of a few cores
-carries twenty nodes. What passes a node's link waits for a token bucket in each direction, at the seam where the courier calls
+carries twenty nodes. What passes a node's link waits for a token bucket in each direction, at the seam where the exchange calls
 ``torch.distributed.broadcast``: a node that receives a block pays for it, and one that sends or forwards it pays for each copy
 that gloo's binomial tree has it send.
 """
@@ -61,7 +61,7 @@ class Images(Dataset[Tensor]):
         return {"link_samples_per_second": self.link_samples_per_second}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """In a feeder, from which its courier and its one loader are forked."""
+        """In a feeder, from which its exchange and its one loader are forked."""
         self.__init__(**state)  # type: ignore[misc]
         self.cores = Bucket(SOLO_PEAK)
         bytes_per_second = self.link_samples_per_second * SAMPLE_BYTES

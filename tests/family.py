@@ -156,7 +156,7 @@ class Run:
         return found
 
     def role(self, role: str, node: str = "") -> list[psutil.Process]:
-        """Processes of one role (server, feeder, courier, loader, trainer, driver), of one node if it is named."""
+        """Processes of one role (server, feeder, exchange, loader, trainer, driver), of one node if it is named."""
         if role == "driver":
             return [psutil.Process(self.process.pid)]
         found = []

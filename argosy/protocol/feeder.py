@@ -75,7 +75,7 @@ class Team:
     key: str
     """Of this leg alone."""
     meeting: str
-    """Where the couriers of the team find each other."""
+    """Where the exchanges of the team find each other."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,8 +2,8 @@
 
 Contract. One thread, one selector: it never waits for one peer while another has something to say. It prepares as far
 ahead as the ring has slots and announces blocks in their order, within the driver's credit, when every reader named there is
-connected (`argosy.stream.course`). Where nodes share the leg, it prepares its own blocks alone, and its courier exchanges them
-for those of the others; a slot is free again when every reader and the courier have given it back. What it does not know
+connected (`argosy.stream.course`). Where nodes share the leg, it prepares its own blocks alone, and its exchange exchanges them
+for those of the others; a slot is free again when every reader and the exchange have given it back. What it does not know
 (which members live, when to stop, who is in the team) the driver tells it.
 """
 
@@ -20,9 +20,9 @@ from argosy.protocol.events import Skipped, Used
 from argosy.protocol.feeder import Credit, Feed, Flowing, Hold, Open, Opened, Parted, Probe, Probed, UseLoaders
 from argosy.protocol.trainer import Exit
 from argosy.settings import Settings
-from argosy.stream.courier import Broken, Courier, Exchanged, Exchanges, start_courier
 from argosy.stream.course import Course
 from argosy.stream.door import Door
+from argosy.stream.exchange import Broken, Exchanged, ExchangeProcess, Exchanges, start_exchange
 from argosy.stream.gauges import Queues, StreamGauge
 from argosy.stream.heartbeat import MOST_LOADERS, Heartbeat
 from argosy.stream.mapped import MappedFile, check_files
@@ -85,16 +85,16 @@ class _Feeder:
         )
         self.readers: dict[str, Peer] = {}
         self.team = ""
-        """Key of the team of its courier."""
+        """Key of the team of its exchange."""
         self.rank = 0
         self.turns: Iterator[Turn] = repeat(ALONE)
         self.own_slots = float(ring.slots)
         """Slots that blocks of this node fill, on average."""
-        self.courier: Courier | None = None
-        self.held: dict[int, set[Peer | Courier]] = {}
+        self.exchange: ExchangeProcess | None = None
+        self.held: dict[int, set[Peer | ExchangeProcess]] = {}
         """Who has not given back a slot yet."""
         self.sending: set[int] = set()
-        """Slots of this node's own blocks that the courier has."""
+        """Slots of this node's own blocks that the exchange has."""
         self.selector = selectors.DefaultSelector()
         self.running = True
         self.flowing = False
@@ -142,7 +142,7 @@ class _Feeder:
                 self._new_leg(command)
             elif isinstance(command, Probe):
                 self._part()
-                self._start_courier(command)
+                self._start_exchange(command)
             elif isinstance(command, UseLoaders):
                 self.preparation.wanted_loaders = min(self.preparation.wanted_loaders, max(command.count, 1))
                 self.preparation.dismiss()
@@ -172,33 +172,33 @@ class _Feeder:
             self.rank, self.turns = feed.team.rank, pipeline.seen_by(feed.team.rank)
             owned = sum(turn.owner == self.rank for turn in pipeline.turns)
             self.own_slots = self.ring.slots * owned / len(pipeline.turns)
-            self._start_courier(feed)
+            self._start_exchange(feed)
 
-    def _start_courier(self, command: Feed | Probe) -> None:
+    def _start_exchange(self, command: Feed | Probe) -> None:
         assert command.team is not None
         self.team = command.team.key
         others = (loader.connection for loader in self.preparation.loaders)
-        self.courier = start_courier(self.ring, command.team, [*self._connections(), *others])
-        self._watch(self.courier.connection, self._hear_courier)
+        self.exchange = start_exchange(self.ring, command.team, [*self._connections(), *others])
+        self._watch(self.exchange.connection, self._hear_exchange)
 
     def _connections(self) -> list[Any]:
         """What a forked child must close."""
-        courier: list[Connection] = [] if self.courier is None else [self.courier.connection]
-        return [self.driver, *self.readers.values(), *courier]
+        exchange: list[Connection] = [] if self.exchange is None else [self.exchange.connection]
+        return [self.driver, *self.readers.values(), *exchange]
 
     def _part(self) -> None:
         """End the exchange with the other nodes, whatever is under way."""
-        courier, self.courier = self.courier, None
-        if courier is not None:
-            self.selector.unregister(courier.connection)
-            self.gauge.exchange_cpu_seconds += courier.end()
+        exchange, self.exchange = self.exchange, None
+        if exchange is not None:
+            self.selector.unregister(exchange.connection)
+            self.gauge.exchange_cpu_seconds += exchange.end()
             self.sending.clear()
-            for slot in [slot for slot, holders in self.held.items() if courier in holders]:
-                self._give_back(slot, courier)
+            for slot in [slot for slot, holders in self.held.items() if exchange in holders]:
+                self._give_back(slot, exchange)
 
-    def _hear_courier(self) -> None:
-        assert self.courier is not None
-        message = self.courier.take()
+    def _hear_exchange(self) -> None:
+        assert self.exchange is not None
+        message = self.exchange.take()
         if isinstance(message, Exchanged):
             self._exchanged(message)
         elif isinstance(message, Exchanges):
@@ -218,13 +218,13 @@ class _Feeder:
 
     def _exchanged(self, message: Exchanged) -> None:
         """A hop is done: a block has arrived here, or is where it should be."""
-        assert self.courier is not None
+        assert self.exchange is not None
         filling = self.preparation.of_slot(message.slot)
         if filling is not None and not filling.own:
             filling.missing = 0
         if message.hops_left == 0:
             self.sending.discard(message.slot)
-            self._give_back(message.slot, self.courier)
+            self._give_back(message.slot, self.exchange)
 
     def _admit(self) -> None:
         for name, peer in self.door.enter():
@@ -252,7 +252,7 @@ class _Feeder:
         for slot in [slot for slot, holders in self.held.items() if peer in holders]:
             self._give_back(slot, peer)
 
-    def _give_back(self, slot: int, holder: Peer | Courier) -> None:
+    def _give_back(self, slot: int, holder: Peer | ExchangeProcess) -> None:
         self.held[slot].discard(holder)
         self._free_unheld(slot)
 
@@ -273,9 +273,9 @@ class _Feeder:
                 self.preparation.expect(place, turn.hops)
 
     def _send_off(self) -> None:
-        """Hand blocks to the courier: in the order of the stream within each group, as collectives demand."""
+        """Hand blocks to the exchange: in the order of the stream within each group, as collectives demand."""
         held_up = set()
-        for filling in self.preparation.filling if self.courier is not None else ():
+        for filling in self.preparation.filling if self.exchange is not None else ():
             if filling.handed or not filling.hops:
                 continue
             if filling.own and filling.missing:
@@ -284,16 +284,16 @@ class _Feeder:
                 self._carry(filling)
 
     def _carry(self, filling: Filling) -> None:
-        assert self.courier is not None
+        assert self.exchange is not None
         if filling.own:
             # Before any other node can have the block.
             check_files(self.files)
             self._report_holes(filling)
             self.sending.add(filling.slot)
         size = self.sources[filling.place.split].layout.block_bytes(filling.place.rows)
-        self.held[filling.slot] = {self.courier}
+        self.held[filling.slot] = {self.exchange}
         filling.handed = True
-        self.courier.carry(filling.slot, size, filling.hops)
+        self.exchange.carry(filling.slot, size, filling.hops)
         self.gauge.exchanged_bytes += size
 
     def _announce(self) -> None:
@@ -324,7 +324,7 @@ class _Feeder:
         own = [filling for filling in self.preparation.filling if filling.own]
         preparing = sum(filling.missing > 0 for filling in own)
         leaving = len(self.sending) + sum(not f.missing and bool(f.hops) and not f.handed for f in own)
-        with_readers = sum(len(holders) > (self.courier in holders) for holders in self.held.values())
+        with_readers = sum(len(holders) > (self.exchange in holders) for holders in self.held.values())
         slots = max(self.own_slots, 1.0)
         return Queues(
             preparing=preparing > 0,

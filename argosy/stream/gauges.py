@@ -82,7 +82,7 @@ class StreamGauge:
     preparation_cpu_seconds: float = 0.0
     """In tasks, of loader workers or of the feeder itself."""
     exchange_cpu_seconds: float = 0.0
-    """Of couriers that have ended."""
+    """Of exchanges that have ended."""
     to_prepare: QueueGauge = field(default_factory=QueueGauge)
     to_exchange: QueueGauge = field(default_factory=QueueGauge)
     to_train: QueueGauge = field(default_factory=QueueGauge)

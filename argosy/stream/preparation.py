@@ -46,7 +46,7 @@ class Filling:
     hops: tuple[Hop, ...] = ()
     """Its way between the nodes, as far as this one takes part."""
     handed: bool = False
-    """Whether the courier has it."""
+    """Whether the exchange has it."""
     holes: list[tuple[int, str]] = field(default_factory=list)
 
 

@@ -183,7 +183,7 @@ def test_a_killed_feeder_changes_no_result(
     assert evidence.results(tmp_path / "run") == alone_for_longer
     lost = [line["worker"] for line in evidence.event_lines(tmp_path / "run", "WorkerLost")]
     assert view.killed[0] in lost
-    assert all(worker in view.killed or worker.endswith("/courier") for worker in lost)
+    assert all(worker in view.killed or worker.endswith("/exchange") for worker in lost)
 
 
 @pytest.mark.parametrize("sharing", ["local", "all-shared"])

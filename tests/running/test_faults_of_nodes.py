@@ -12,8 +12,8 @@ from family import HANG_SECONDS, SCRIPT, TWO_NODES, Run, repeats_at_most_one_int
 from argosy.running.launch import processes
 
 SHARED, LOCAL, AUTO = (TWO_NODES.format(sharing=sharing) for sharing in ("all-shared", "local", "auto"))
-COURIERS = {"node0/feeder-0/courier", "node1/feeder-0/courier"}
-"""Where a courier dies, the one at the other end breaks, and either may be heard first."""
+EXCHANGES = {"node0/feeder-0/exchange", "node1/feeder-0/exchange"}
+"""Where an exchange dies, the one at the other end breaks, and either may be heard first."""
 
 
 @pytest.fixture(scope="module")
@@ -51,26 +51,26 @@ def test_a_lost_feeder_is_replaced_and_named(
     run.go_on()
     lost = check(run, faultless)
     assert f"{node}/feeder-0" in lost
-    assert set(lost) <= {f"{node}/feeder-0", *COURIERS}
+    assert set(lost) <= {f"{node}/feeder-0", *EXCHANGES}
     (told,) = [line["at"] for line in run.lines() if line.get("worker") == f"{node}/feeder-0" and "detail" in line]
     # Seen as it happens, or where it may be about to go on a little later; what only makes no progress is given `hang_seconds`.
     assert told - hurt < HANG_SECONDS / 2
 
 
 @pytest.mark.parametrize(("node", "number"), [("node1", signal.SIGKILL), ("node0", signal.SIGSTOP)])
-def test_a_lost_courier_is_replaced(
+def test_a_lost_exchange_is_replaced(
     tmp_path: Path, faultless: dict[str, object], node: str, number: signal.Signals
 ) -> None:
     run = Run.halted(tmp_path, "SectionEnded", 2, unsure(2), settings=SHARED)
-    talking = [peer.laddr.ip for courier in run.role("courier") for peer in courier.net_connections("inet")]
+    talking = [peer.laddr.ip for exchange in run.role("exchange") for peer in exchange.net_connections("inet")]
     assert set(talking) == {"127.0.0.1"}, "who is elsewhere could talk with them"
-    (victim,) = run.role("courier", node)
+    (victim,) = run.role("exchange", node)
     victim.send_signal(number)
     run.go_on()
     lost = check(run, faultless)
     # Counted once, whoever hears of it.
     assert len(lost) == 1
-    assert set(lost) <= COURIERS
+    assert set(lost) <= EXCHANGES
 
 
 @pytest.mark.parametrize("settings", [SHARED, LOCAL], ids=["all-shared", "local"])
@@ -90,12 +90,12 @@ def test_a_loader_worker_is_replaced_without_a_word(tmp_path: Path, faultless: d
     assert check(run, faultless) == []
 
 
-KILLED_COURIER = """
+KILLED_EXCHANGE = """
 import os, signal, sys
 from pathlib import Path
-from argosy.stream import courier
+from argosy.stream import exchange
 
-measure, killed = courier._measure, Path(sys.argv[1] + ".killed")
+measure, killed = exchange._measure, Path(sys.argv[1] + ".killed")
 
 def dies_once(team, *candidate):
     if team.rank == 1 and not killed.exists():
@@ -103,18 +103,18 @@ def dies_once(team, *candidate):
         os.kill(os.getpid(), signal.SIGKILL)
     return measure(team, *candidate)
 
-courier._measure = dies_once
+exchange._measure = dies_once
 """
 
 
-def test_a_courier_that_is_killed_while_it_measures_costs_nothing_but_time(
+def test_a_exchange_that_is_killed_while_it_measures_costs_nothing_but_time(
     tmp_path: Path, faultless: dict[str, object]
 ) -> None:
-    run = Run(tmp_path, KILLED_COURIER + SCRIPT, settings=AUTO)
+    run = Run(tmp_path, KILLED_EXCHANGE + SCRIPT, settings=AUTO)
     run.go_on()
     lost = check(run, faultless)
     assert len(lost) == 1
-    assert set(lost) <= COURIERS
+    assert set(lost) <= EXCHANGES
     assert [line["event"] for line in run.lines()].count("SharingChosen") == 1
 
 
@@ -140,7 +140,7 @@ def test_a_node_whose_feeders_do_not_live_is_given_up(tmp_path: Path, faultless:
             run.signal(feeder, signal.SIGKILL)
         time.sleep(0.02)
     lost = check(run, faultless)
-    assert [worker for worker in lost if worker not in COURIERS][-1] == "node1"
+    assert [worker for worker in lost if worker not in EXCHANGES][-1] == "node1"
     assert lost.index("node1") >= 3
     ended = [line for line in run.lines() if line["event"] == "SectionEnded"]
     assert {line["device"] for line in ended[-4:]} == {"node0/cpu:0"}

@@ -101,7 +101,7 @@ def last_word(driver: Peer) -> Used:
     pytest.fail("the feeder says nothing")
 
 
-def test_a_feeder_forgets_its_courier_in_the_middle_of_what_it_says(tmp_path: Path) -> None:
+def test_a_feeder_forgets_its_exchange_in_the_middle_of_what_it_says(tmp_path: Path) -> None:
     with feeders() as found:
         for number in range(8):
             endless = Leg(number=number, section=0, position=0)
@@ -121,7 +121,7 @@ def test_a_feeder_forgets_its_courier_in_the_middle_of_what_it_says(tmp_path: Pa
             while any(number not in arrived for _, _, arrived in found):
                 assert time.monotonic() < deadline
                 time.sleep(0.01)
-            # The second node waits for a block. It is stopped, so that it finds the driver's word and that of its courier,
+            # The second node waits for a block. It is stopped, so that it finds the driver's word and that of its exchange,
             # which came after it, in one look.
             (_, slow, _), (process, fast, _) = found
             os.kill(process.pid, signal.SIGSTOP)

@@ -76,7 +76,7 @@ def test_members_of_a_group_see_its_broadcasts_in_one_order(name: str, nodes: in
 
 @every_pipeline
 def test_a_node_starts_the_broadcasts_of_a_group_from_one_place(name: str, nodes: int, preparing: int) -> None:
-    """A courier starts a block's first hop on its feeder's word and later ones when the one before has ended.
+    """An exchange starts a block's first hop on its feeder's word and later ones when the one before has ended.
 
     Were a group's broadcasts started now by the one and now by the other, nothing would keep them in their order.
     """

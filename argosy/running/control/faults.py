@@ -201,10 +201,10 @@ class Faults:
         return way
 
     def parted(self, worker: str, parted: Parted) -> None:
-        """Where a feeder is gone, the couriers of all the others break: only the first word counts."""
+        """Where a feeder is gone, the exchanges of all the others break: only the first word counts."""
         if not self.driver.pool.disband(worker, parted.team):
             return
-        self._note_loss(f"{worker}/courier", f"its exchange with the other nodes broke: {parted.detail}")
+        self._note_loss(f"{worker}/exchange", f"its exchange with the other nodes broke: {parted.detail}")
         self.driver.scheduler.forget_measurements()
         if self.driver.phase is Phase.MEASURING:
             self.driver.measure()

@@ -373,7 +373,7 @@ class ProcessWorkers:
 
     @property
     def _meetings(self) -> Path:
-        """Folder of the files by which couriers, and ranks of members, find each other, as long as the run lasts."""
+        """Folder of the files by which exchanges, and ranks of members, find each other, as long as the run lasts."""
         return self.directory / "meetings"
 
     def _forget_meetings(self) -> None:

@@ -1,10 +1,10 @@
-"""The courier of a node: a child of the feeder that exchanges blocks with the couriers of the other nodes.
+"""The exchange of a node: a child of the feeder that exchanges blocks with the exchanges of the other nodes.
 
-Contract. A courier serves one leg. It is the only process with communication groups (torch.distributed, gloo), so that
+Contract. An exchange serves one leg. It is the only process with communication groups (torch.distributed, gloo), so that
 the feeder keeps its one thread, is never held up by another node, and may fork. The feeder tells it which slots to carry,
-in an order that is the same on every node within each group, as collectives demand; the courier answers each hop that is
+in an order that is the same on every node within each group, as collectives demand; the exchange answers each hop that is
 done. It owns a slot that it receives from its order to its first answer; a slot that it sends it only reads. Nobody waits
-for a courier: whoever has no more use for it kills it, the kernel closes its connections, and the couriers at their other
+for an exchange: whoever has no more use for it kills it, the kernel closes its connections, and the exchanges at their other
 ends break. One that breaks says why and ends. It dies with its feeder.
 """
 
@@ -30,7 +30,7 @@ from argosy.stream.ring import Ring
 from argosy.stream.sharing import PIPELINES, Hop, Pipeline, candidates
 from argosy.stream.wire import Peer
 
-__all__ = ["Broken", "Exchanged", "Courier", "Exchanges", "start_courier"]
+__all__ = ["Broken", "Exchanged", "ExchangeProcess", "Exchanges", "start_exchange"]
 
 NEVER = datetime.timedelta(days=365)
 """Timeout of an exchange: another node may rightly be busy for long, and the driver decides who is lost."""
@@ -48,25 +48,25 @@ class Order(NamedTuple):
 
 
 class Exchanged(NamedTuple):
-    """From a courier: one more hop is done, so many are left."""
+    """From an exchange: one more hop is done, so many are left."""
 
     slot: int
     hops_left: int
 
 
 class Broken(NamedTuple):
-    """From a courier, its last word."""
+    """From an exchange, its last word."""
 
     detail: str
 
 
 class Exchanges(NamedTuple):
-    """From a courier that was told to measure: every candidate between these nodes, as in `Probed.exchanges`."""
+    """From an exchange that was told to measure: every candidate between these nodes, as in `Probed.exchanges`."""
 
     found: tuple[tuple[str, int, float, float], ...]
 
 
-class Courier:
+class ExchangeProcess:
     """The feeder's end."""
 
     def __init__(self, pid: int, connection: Connection) -> None:
@@ -84,7 +84,7 @@ class Courier:
         try:
             return self.connection.recv()
         except (EOFError, OSError):
-            return Broken("its courier died")
+            return Broken("its exchange died")
 
     def end(self) -> float:
         """Kill it, and wait until it has gone; its CPU seconds."""
@@ -95,8 +95,8 @@ class Courier:
         return used.ru_utime + used.ru_stime
 
 
-def start_courier(ring: Ring, team: Team, inherited: Iterable[Connection | Peer]) -> Courier:
-    """Fork a courier; it closes what it must not hold. With no pipeline in the team it measures the candidates."""
+def start_exchange(ring: Ring, team: Team, inherited: Iterable[Connection | Peer]) -> ExchangeProcess:
+    """Fork an exchange; it closes what it must not hold. With no pipeline in the team it measures the candidates."""
     ours, theirs = Pipe()
     feeder = os.getpid()
     gc.freeze()  # as for loader workers
@@ -106,12 +106,12 @@ def start_courier(ring: Ring, team: Team, inherited: Iterable[Connection | Peer]
             connection.close()
         os._exit(_work(feeder, theirs, ring, team))
     theirs.close()
-    return Courier(pid, ours)
+    return ExchangeProcess(pid, ours)
 
 
 def _work(feeder: int, connection: Connection, ring: Ring, team: Team) -> int:
     die_with_parent(feeder)
-    name_process("courier")
+    name_process("exchange")
     torch.set_num_threads(1)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     say = _Voice(connection)
@@ -132,7 +132,7 @@ def _work(feeder: int, connection: Connection, ring: Ring, team: Team) -> int:
 
 
 class _Voice:
-    """The connection to the feeder, for all threads of a courier."""
+    """The connection to the feeder, for all threads of an exchange."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
@@ -168,7 +168,7 @@ class _Way:
                 self.say(Exchanged(order.slot, len(rest)))
                 if rest:
                     self.ways[rest[0].group].start(order._replace(hops=rest))
-        except Exception as error:  # thread boundary: a courier that cannot exchange is of no use
+        except Exception as error:  # thread boundary: an exchange that cannot exchange is of no use
             self.say(Broken(_reason(error)))
             os._exit(1)
 
