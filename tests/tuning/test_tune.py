@@ -341,7 +341,8 @@ def test_what_is_asked_is_checked_before_anything_trains(tmp_path: Path) -> None
             tune(tmp_path / "run", **{"n_trials": 2, **rest})
 
     refused(
-        "scheduler is 'hyper'; it can be 'hyperband', 'asha', 'median', 'pbt', 'random' or 'grid'", scheduler="hyper"
+        r"scheduler is 'hyper' \(did you mean 'hyperband'\?\); it can be 'hyperband', 'asha', 'median', 'pbt', 'random' or 'grid'",
+        scheduler="hyper",
     )
     refused("scheduler 'random' has no number of trials of its own; give n_trials", scheduler="random", n_trials=None)
     refused("space must be a dictionary of Optuna distributions by name", space={})
