@@ -110,7 +110,7 @@ class Screen:
 
     @property
     def share(self) -> float:
-        """Of all epochs; never less than was shown, though epochs that no file had yet may have to be trained again."""
+        """Of all epochs; never less than `shown`, though epochs that no file had yet may have to be trained again."""
         return max(self.epochs / max(self.epochs + self.to_come, 1e-9), self.shown)
 
 

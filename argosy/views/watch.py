@@ -27,7 +27,7 @@ class Watch:
         self._expected: Callable[[], float] | None = None
         self._next = 0.0
         self._shown = 0.0
-        """The share of the last screen."""
+        """The share of the last screen: of a search it never goes back. That of a run does where members are added."""
         self._described: dict[str, tuple[Member, Mapping[str, Any]]] = {}
         """Hyper-parameters of members: to find them takes its time, and a study may have thousands."""
 
@@ -71,7 +71,7 @@ class Watch:
             began=self.began,
             done_before=self.done_before,
             expected=self._expected,
-            shown=self._shown,
+            shown=0.0 if self._expected is None else self._shown,
         )
         screen = screen_of(question, self.state, self.news, phase=phase.value, now=time.monotonic())
         self._shown = screen.share

@@ -89,6 +89,7 @@ def test_progress_never_goes_back_when_epochs_without_a_file_are_trained_again(t
     state = RunState.of(event for _, event in voyages.scheduler(study, epochs=5, end=False))
     watch, job = Watch(), Job(study=study, settings=Settings(), directory=tmp_path, lock=0)
     watch.begin(job, state)
+    watch.expect(lambda: 40 - sum(member.epochs for member in state.members.values()))
     before = watch.screen(Phase.OPENING).share
     for member in state.members.values():
         member.forget_from(2, 0)
