@@ -200,7 +200,7 @@ def row(member: str, epoch: int, loss: float, *, best: bool) -> SectionEnded:
 def test_newcomers_stand_behind_those_that_came_before(tmp_path: Path) -> None:
     """In ``study.json``, whose order decides between equals."""
     asked = study()
-    summary = {**summarize(asked), "code": {"parts": {}}}
+    summary = {**summarize(asked), "code": {"version": "none", "parts": {}}}
     write_json(tmp_path / "study.json", summary)
     lines = [{"members": {name: summary["members"]["one"]}, "parts": {}} for name in ("later", "last")]
     (tmp_path / NEWCOMERS).write_text("".join(f"{json.dumps(line)}\n" for line in lines))
