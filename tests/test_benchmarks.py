@@ -10,7 +10,7 @@ import pytest
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 TINY = {
     "conversation loops": "--loops 3 --samples 16 --epochs 2 --rounds 1",
-    "assignments kill": "--steady 1 --samples 128",
+    "crews kill": "--steady 1 --samples 128",
     "launch planning": "--devices 16 --nodes 4 --members 20 --rounds 1",
     "launch conversation": "--workers 8 --hosts 2 --epochs 3 --words 2 --rounds 1",
 }

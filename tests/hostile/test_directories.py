@@ -31,6 +31,7 @@ from argosy.running.directory.inbox import Inbox
 from argosy.running.directory.journal import Journal, Lock, read_journal
 from argosy.running.directory.study_copy import StudyCopy
 from argosy.running.hosts.gathering import FileBoard, Notice
+from argosy.training.device.process_state import ProcessState
 from hostile.damage import damaged, damaged_lines
 from hostile.watch import watched
 
@@ -77,7 +78,7 @@ def opening(directory: Path) -> None:
     check_directory(directory)
     with Lock(directory / "run.lock"), Journal(directory / "journal.jsonl"):
         state = RunState.of(read_journal(directory))
-        Identity(directory, state.members).check(STUDY)
+        Identity(directory, state.members, ProcessState.here()).check(STUDY)
         mine = [state.members[name] for name in STUDY.names if name in state.members]
         resume_points(mine, directory)
         settle_files(mine, directory)

@@ -36,7 +36,8 @@ class OnOlder(nn.Module):
 def refused(tmp_path: Path, **wrong: argosy.Member) -> dict[str, str]:
     """The reasons for which these members failed; nobody has trained a step, but one who is sound."""
     fleet = [*wrong.values(), studies.member("sound")]
-    report = argosy.train(studies.study(fleet=fleet, epochs=1), directory=tmp_path, launcher="inline")
+    with pytest.warns(MemberFailed):
+        report = argosy.train(studies.study(fleet=fleet, epochs=1), directory=tmp_path, launcher="inline")
     assert {row.name: row.status for row in report.rows} == {**dict.fromkeys(wrong, "failed"), "sound": "done"}
     assert [line["member"] for line in evidence.event_lines(tmp_path, "MemberStarted")] == ["sound"]
     for name in wrong:

@@ -25,6 +25,7 @@ from typing import Annotated, Any, Protocol
 import psutil
 
 from argosy.disk.files import check_directory, own_text, replacing
+from argosy.disk.json_values import conforming, parsed
 from argosy.errors import PlanError, RunError, WorkerError
 from argosy.running.hosts.place import JobPlace
 from argosy.stream.door import Door, dial
@@ -87,7 +88,8 @@ def written(notice: Notice, key: bytes | None) -> str:
 
 
 def read(text: str, key: bytes | None) -> Notice:
-    """What was left; raises WorkerError for what the driver has not written with this key, of which nothing is used."""
+    """What was left. Raises WorkerError for what the driver has not written with this key, of which nothing is used, and ValueError
+    for what is no notice."""
     if key is not None:
         text, _, mac = text.rpartition("\n")
         if not hmac.compare_digest(mac.encode(), _mac(text, key).encode()):
@@ -95,32 +97,17 @@ def read(text: str, key: bytes | None) -> Notice:
                 f"the notice of the job's driver was not written with this process's {KEY}: another one left it, or changed it. "
                 f"Set the same {KEY} on all nodes."
             )
-    try:
-        return _notice(json.loads(text[:LONGEST_NOTICE]))
-    except (ValueError, TypeError, RecursionError) as error:
-        raise WorkerError(
-            f"the notice of the job's driver cannot be read: {str(error)[:200]}. Start the job again, with one version of "
-            "argosy on all nodes."
-        ) from error
+    notice: Notice = conforming(parsed(text[:LONGEST_NOTICE]), Notice, "it")
+    if not 0 < notice.port < 2**16:
+        raise ValueError("its port is none")
+    bytes.fromhex(notice.key)
+    for host in notice.hosts:
+        ipaddress.IPv4Address(host)
+    return notice
 
 
 def _mac(text: str, key: bytes) -> str:
     return hmac.digest(key, b"notice\0" + text.encode(errors="surrogatepass"), "sha256").hex()
-
-
-def _notice(value: Any) -> Notice:
-    """Raises ValueError or TypeError for anything else."""
-    if not isinstance(value, dict):
-        raise ValueError("it is no JSON object")
-    hosts, texts = value.get("hosts"), [value.get(name) for name in ("job", "key", "certificate")]
-    if not isinstance(hosts, list) or not all(isinstance(text, str) for text in (*hosts, *texts)):
-        raise ValueError("it has no job, hosts, key or certificate")
-    if type(value.get("port")) is not int or not 0 < value["port"] < 2**16:
-        raise ValueError("its port is none")
-    bytes.fromhex(value["key"])
-    for host in hosts:
-        ipaddress.IPv4Address(host)
-    return Notice(**{**value, "hosts": tuple(hosts)})
 
 
 class Board(Protocol):
@@ -190,7 +177,13 @@ class StoreBoard:
             found = self._store.get(self._name)
         except RuntimeError:
             return None  # it was taken away between the two, or the store is gone
-        return read(found.decode(errors="replace"), self._key)
+        try:
+            return read(found.decode(errors="replace"), self._key)
+        except ValueError as error:
+            raise WorkerError(
+                f"the notice of the job's driver cannot be read: {str(error)[:200]}. Start the job again, with one version of "
+                "argosy on all nodes."
+            ) from error
 
     def clear(self) -> None:
         """See `Board.clear`; whoever starts the job again has another name."""
