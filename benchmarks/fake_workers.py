@@ -42,7 +42,7 @@ from argosy.protocol.trainer import (
 from argosy.stopping import Stop
 from argosy.stream.blocks import Place
 from argosy.stream.course import Course
-from argosy.stream.gauges import TrainerGauge
+from argosy.stream.gauges import StreamGauge, TrainerGauge
 from argosy.study import Member
 
 __all__ = ["BATCH", "LENGTH", "Alone", "FakeFeeder", "FakeTrainer", "names_of", "study_of"]
@@ -110,7 +110,10 @@ class FakeFeeder:
             case Hold():
                 return [self.course.hold(command)]
             case Exit():
-                return [*self.course.begin(Leg.empty()), Used(worker=self.name, cpu_seconds=0.0, gauge={})]
+                return [
+                    *self.course.begin(Leg.empty()),
+                    Used(worker=self.name, cpu_seconds=0.0, gauge=StreamGauge().to_json()),
+                ]
         return []
 
     @property

@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from argosy.running.launch.inline import InlineWorkers
 from argosy.running.launch.launcher import Job, Launcher
 from argosy.running.watch.view import Silent, View
 from argosy.settings import Settings
+from argosy.stream.gauges import TrainerGauge
 from argosy.study import Study
 from argosy.training.member import checkpoint
 from argosy.training.member.files import settle_links
@@ -200,7 +201,7 @@ class Dead:
 
     def used(self, cpu_seconds: float) -> Used:
         """Its last word."""
-        return Used(worker="dead", cpu_seconds=cpu_seconds, gauge={})
+        return Used(worker="dead", cpu_seconds=cpu_seconds, gauge=asdict(TrainerGauge()))
 
 
 def lose(scheduler: LegScheduler, device: str) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from argosy.ensembling.answering import answer
 from argosy.ensembling.combining import Combine, combined, quantiles, variance
 from argosy.ensembling.opening import opened
-from argosy.ensembling.preparing import Preparation
+from argosy.ensembling.preparing import InputPreparation
 from argosy.errors import RunError
 from argosy.study import Member
 from argosy.training.member import checkpoint
@@ -37,7 +37,7 @@ class Ensemble(nn.Module):
         seeds: Sequence[int] = (),
         scores: Sequence[Mapping[str, Any]] = (),
         note: str = "",
-        preparation: Preparation | None = None,
+        preparation: InputPreparation | None = None,
     ) -> None:
         super().__init__()
         self.names = tuple(networks)
@@ -84,7 +84,9 @@ class Ensemble(nn.Module):
         )
 
     @classmethod
-    def load(cls, path: str | Path, members: Iterable[Member], *, preparation: Preparation | None = None) -> "Ensemble":
+    def load(
+        cls, path: str | Path, members: Iterable[Member], *, preparation: InputPreparation | None = None
+    ) -> "Ensemble":
         """Read what `save` wrote; members of the same names build the networks. Raises CheckpointError and RunError.
 
         The file has no code: an ensemble that prepares its inputs is given its `preparation` again.

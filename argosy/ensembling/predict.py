@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from argosy.ensembling.answering import answer
 from argosy.ensembling.opening import random_states_kept
-from argosy.ensembling.preparing import Preparation, inputs_and_target
+from argosy.ensembling.preparing import InputPreparation, inputs_and_target
 from argosy.errors import StudyError
 from argosy.stream.blocks import ALIGNMENT, Block, Layout, Place
 from argosy.stream.heartbeat import Heartbeat
@@ -61,10 +61,10 @@ def layout_of(study: Study) -> Layout:
         return _opened(study.data, study.seed, split).layout
 
 
-def preparation_of(study: Study) -> Preparation | None:
+def preparation_of(study: Study) -> InputPreparation | None:
     """What the study does to batches on the device; None where it does nothing."""
     on_device = study.data.on_device
-    return None if on_device is None else Preparation(on_device, cache(partial(layout_of, study)))
+    return None if on_device is None else InputPreparation(on_device, cache(partial(layout_of, study)))
 
 
 def predict(
@@ -73,7 +73,7 @@ def predict(
     *,
     seed: int,
     indices: Sequence[int] | None = None,
-    preparation: Preparation | None = None,
+    preparation: InputPreparation | None = None,
 ) -> Predicted:
     """Let networks answer to the validation samples of the data, or to some of them. Raises StudyError for what cannot be had.
 
@@ -105,7 +105,7 @@ def _opened(data: Data, seed: int, split: str) -> Source:
     return probed(found, split, seed=seed, skip_errors=data.on_error == "skip", heartbeat=heartbeat)
 
 
-def _batch(block: Block, preparation: Preparation | None, device: torch.device) -> tuple[Any, Any]:
+def _batch(block: Block, preparation: InputPreparation | None, device: torch.device) -> tuple[Any, Any]:
     """Inputs, and the target on the host; None where samples have none."""
     sound = torch.from_numpy(block.sound)
     leaves = [(leaf if block.whole else leaf[sound]).to(device) for leaf in block.leaves]

@@ -11,11 +11,11 @@ from argosy.errors import RunError
 from argosy.stream.blocks import Layout
 from argosy.stream.trees import Structure, described, flatten, unflatten
 
-__all__ = ["Preparation", "Prepared", "inputs_and_target"]
+__all__ = ["InputPreparation", "Prepared", "inputs_and_target"]
 
 
 @dataclass(frozen=True, slots=True)
-class Preparation:
+class InputPreparation:
     """What `Data.on_device` does, with the form of the batches that it knows."""
 
     on_device: Callable[[Any], Any]
@@ -65,7 +65,7 @@ def _target_leaves(tree: Structure) -> list[bool]:
 class Prepared(nn.Module):
     """A network that takes inputs as the study's dataset has them: `Data.on_device` is its first step."""
 
-    def __init__(self, network: nn.Module, preparation: Preparation) -> None:
+    def __init__(self, network: nn.Module, preparation: InputPreparation) -> None:
         super().__init__()
         self.network = network
         self.preparation = preparation

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from argosy.errors import MemberError, MemberFailed
+from argosy.errors.wording import visible
 from argosy.results.report import MemberResult
 
 __all__ = ["raise_failures", "warn_of_failures", "warn_of_trials"]
 
-PACKAGE = f"{Path(__file__).parent}/"
+PACKAGE = f"{Path(__file__).parents[1]}/"
 MOST_TOLD = 10
 """Failed members that an error names."""
 
@@ -51,4 +52,4 @@ def _warn(text: str) -> None:
     frame = sys._getframe()
     while frame.f_back is not None and frame.f_code.co_filename.startswith(PACKAGE):
         frame = frame.f_back
-    warnings.warn_explicit(text, MemberFailed, frame.f_code.co_filename, frame.f_lineno, registry={})
+    warnings.warn_explicit(visible(text), MemberFailed, frame.f_code.co_filename, frame.f_lineno, registry={})

@@ -42,7 +42,7 @@ def asked(source: str = "mlp", name: str = "late", *, warm: bool = True, adding:
     driver.additions = SimpleNamespace(names=adding)
     driver.member_table = SimpleNamespace(check_new=lambda name: None)
     driver.scheduler = SimpleNamespace(leg_of=lambda member: None)
-    driver.orders = SimpleNamespace(answer=lambda *_: None)
+    driver.requests = SimpleNamespace(answer=lambda *_: None)
     clones = Clones(driver)
     clones.ask("1-clone.json", {"member": source, "name": name, "set": {"optimizer.lr": 0.2}, "warm": warm})
     clones.look()

@@ -96,7 +96,7 @@ def copied(text: str = "study = 3\n") -> StudyCopy:
 def added(rehearsed: Rehearsed) -> None:
     """An added file whose members are here already, as the driver takes it up."""
     orders, member_table = SimpleNamespace(answer=lambda *_: None), SimpleNamespace(newcomers=lambda _: ())
-    additions = Additions(SimpleNamespace(orders=orders, member_table=member_table))
+    additions = Additions(SimpleNamespace(requests=orders, member_table=member_table))
     text = "import argosy, studies\nstudy = studies.study(fleet=[studies.member('mlp')])\n"
     additions._copies["1-add.json"], additions._commands["1-add.json"] = copied(text), {}
     additions._take_up("1-add.json", rehearsed)

@@ -271,7 +271,7 @@ def test_a_member_on_several_devices_is_stopped_by_command(
 
     def stops(scheduler: LegScheduler) -> None:
         if not told and scheduler.state.member("wide").sections:
-            told.append(scheduler.driver.orders._stop("wide", "c0.json", {"command": "stop", "member": "wide"}))
+            told.append(scheduler.driver.requests._stop("wide", "c0.json", {"command": "stop", "member": "wide"}))
 
     living.at_every_round(monkeypatch, stops)
     members = [

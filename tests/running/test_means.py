@@ -22,6 +22,8 @@ from argosy.profiles import cache_folder
 from argosy.results.fold import RunState
 from argosy.running.directory.journal import read_journal
 
+pytestmark = pytest.mark.filterwarnings("ignore::argosy.errors.MemberFailed")  # what it says is asserted of reports
+
 ADVICE = {
     errno.EMFILE: "ulimit -n 4096",
     errno.ENFILE: "fs.file-max",

@@ -73,7 +73,7 @@ def at_measuring(monkeypatch: pytest.MonkeyPatch, act: Callable[[InlineWorkers, 
 
 def lose(workers: InlineWorkers, device: str) -> None:
     """Its trainer is gone, with all that it was told and has not done."""
-    living.lose(SimpleNamespace(force=SimpleNamespace(workers=workers)), device)  # type: ignore[arg-type]
+    living.lose(SimpleNamespace(pool=SimpleNamespace(workers=workers)), device)  # type: ignore[arg-type]
 
 
 def came_while_others_trained(run: Path, name: str) -> bool:

@@ -66,7 +66,7 @@ def test_what_may_differ_does_not_part_members() -> None:
         odd(optimizer=torch.optim.RMSprop, schedule=partial(LambdaLR, lr_lambda=lambda epoch: 0.9**epoch)),
     ]
     found = admission([replace(member, name=f"m{n}") for n, member in enumerate(same)])
-    assert found == Admission(packs=(tuple(f"m{n}" for n in range(5)),), alone={})
+    assert found == Admission(packs=(tuple(f"m{n}" for n in range(5)),), alone={}, failed={})
 
 
 def test_a_single_member_has_nobody_to_be_fused_with() -> None:

@@ -21,6 +21,8 @@ from argosy.running.control.scheduler import LegScheduler
 from argosy.running.directory import inbox
 from argosy.tuning.scheduler import is_out
 
+pytestmark = pytest.mark.filterwarnings("ignore::argosy.errors.MemberFailed")  # what it says is asserted of reports
+
 
 def wild(parameters: dict[str, Any]) -> argosy.Member:
     """It learns fast for an epoch, and diverges in the next where that is its kind."""

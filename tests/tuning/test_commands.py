@@ -18,6 +18,8 @@ from argosy.running.watch.phase import Phase
 from argosy.settings import Settings
 from argosy.views.watch import Watch
 
+pytestmark = pytest.mark.filterwarnings("ignore::argosy.errors.MemberFailed")  # what it says is asserted of reports
+
 
 @pytest.fixture
 def commands(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:

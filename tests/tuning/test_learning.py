@@ -20,6 +20,8 @@ from argosy.running.control import measuring
 from argosy.running.search.tuner import Tuner
 from argosy.tuning.search import Search
 
+pytestmark = pytest.mark.filterwarnings("ignore::argosy.errors.MemberFailed")  # what it says is asserted of reports
+
 TPE = partial(TPESampler, n_startup_trials=2)
 SETTINGS: list[dict[str, Any]] = [
     {},

@@ -24,6 +24,8 @@ from argosy.views.html.page import Section, figure, page
 from argosy.views.output import as_text, console, show, write
 from argosy.views.terminal import Terminal
 
+pytestmark = pytest.mark.filterwarnings("ignore::argosy.errors.MemberFailed")  # what it says is asserted of reports
+
 EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31m\r\x08\u202e[red]x[/red]\ud800"
 SEEN = r"\x1b]0;owned\x07\x1b[2J\x9b31m\r\x08\u202e[red]x[/red]\ud800"
 UNSEEN = ("\x1b", "\x07", "\x9b", "\r", "\x08", "\u202e", "\ud800")

@@ -116,13 +116,15 @@ class Predictions:
         now, per_epoch, length = time.monotonic(), driver.study.validations_per_epoch, driver.lengths["train"]
         position = through // per_epoch * length + section_start(through, length, per_epoch)
         epoch, section = divmod(through - 1, per_epoch)
+        # A batch that ends behind a section's end was finished before this leg began.
+        samples = max(position - page.position, 0)
         passed = Passed(
             leg=leg.number,
             epoch=epoch,
             section=section,
-            samples=position - page.position,
+            samples=samples,
             seconds=round(now - page.began, 4),
-            predicted_seconds=round((position - page.position) * page.seconds_per_sample, 4),
+            predicted_seconds=round(samples * page.seconds_per_sample, 4),
             stepping=self._take_stepping(leg, through),
             planning_seconds=round(self._planning_seconds, 4),
             changing_seconds=round(page.changing_seconds, 4),
