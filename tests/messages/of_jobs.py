@@ -38,7 +38,7 @@ OPEN_MPI = {f"OMPI_COMM_WORLD_{name}": "0" for name in ("RANK", "LOCAL_RANK")} |
 def damaged_notice() -> None:
     """Something else has written there."""
     RUN.mkdir(parents=True)
-    (RUN / "driver.json").write_text('{"job": "4711.0", "hosts": "host-0"}')
+    (RUN / "driver.json").write_bytes(b"\xff\xfe")
     FileBoard(RUN).read()
 
 

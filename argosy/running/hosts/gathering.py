@@ -87,17 +87,27 @@ def written(notice: Notice, key: bytes | None) -> str:
     return text if key is None else f"{text}\n{_mac(text, key)}"
 
 
-def read(text: str, key: bytes | None) -> Notice:
-    """What was left. Raises WorkerError for what the driver has not written with this key, of which nothing is used, and ValueError
-    for what is no notice."""
+def read(text: str, key: bytes | None, where: str = "") -> Notice:
+    """What was left `where`; raises WorkerError for what the driver has not written with this key, of which nothing is used."""
     if key is not None:
         text, _, mac = text.rpartition("\n")
         if not hmac.compare_digest(mac.encode(), _mac(text, key).encode()):
             raise WorkerError(
-                f"the notice of the job's driver was not written with this process's {KEY}: another one left it, or changed it. "
-                f"Set the same {KEY} on all nodes."
+                f"the notice of the job's driver{where} was not written with this process's {KEY}: another one left it, or changed "
+                f"it. Set the same {KEY} on all nodes."
             )
-    notice: Notice = conforming(parsed(text[:LONGEST_NOTICE]), Notice, "it")
+    try:
+        return _notice(text[:LONGEST_NOTICE])
+    except ValueError as error:
+        raise WorkerError(
+            f"the notice of the job's driver{where} cannot be read: {str(error)[:200]}. Start the job again, with one version of "
+            "argosy on all nodes."
+        ) from error
+
+
+def _notice(text: str) -> Notice:
+    """Raises ValueError for anything else."""
+    notice: Notice = conforming(parsed(text), Notice, "it")
     if not 0 < notice.port < 2**16:
         raise ValueError("its port is none")
     bytes.fromhex(notice.key)
@@ -139,13 +149,14 @@ class FileBoard:
         """See `Board.read`; raises RunError where another user may have left it, who would decide what code this node executes."""
         try:
             check_directory(self.path.parent)
-            return read(own_text(self.path), self._key)
+            text = own_text(self.path)
         except FileNotFoundError:
             return None
         except ValueError as error:
             raise RunError(
                 f"{self.path} is no notice of a job's driver: {error}. Delete it, and start the job again."
             ) from error
+        return read(text, self._key, f" in {self.path}")
 
     def clear(self) -> None:
         """See `Board.clear`."""
@@ -177,13 +188,7 @@ class StoreBoard:
             found = self._store.get(self._name)
         except RuntimeError:
             return None  # it was taken away between the two, or the store is gone
-        try:
-            return read(found.decode(errors="replace"), self._key)
-        except ValueError as error:
-            raise WorkerError(
-                f"the notice of the job's driver cannot be read: {str(error)[:200]}. Start the job again, with one version of "
-                "argosy on all nodes."
-            ) from error
+        return read(found.decode(errors="replace"), self._key)
 
     def clear(self) -> None:
         """See `Board.clear`; whoever starts the job again has another name."""
