@@ -150,6 +150,11 @@ def test_imports_go_one_way_from_room_to_room() -> None:
             assert ROOMS.index(room(other)) < ROOMS.index(room(module)), f"{module} imports {other}"
 
 
+def test_the_page_of_the_structure_names_every_room() -> None:
+    page = (PACKAGE.parent / "docs" / "structure.md").read_text()
+    assert [name for row in re.findall(r"(?m)^\| (`.*?) \|", page) for name in re.findall(r"`([\w.]+)`", row)] == ROOMS
+
+
 def test_no_module_imports_itself_by_way_of_others() -> None:
     assert circles() == CIRCLE, "a new circle is a missing seam; one that has gone leaves the list"
 

@@ -107,7 +107,10 @@ def read(text: str, key: bytes | None, where: str = "") -> Notice:
 
 def _notice(text: str) -> Notice:
     """Raises ValueError for anything else."""
-    notice: Notice = conforming(parsed(text), Notice, "it")
+    strange = set[str]()
+    notice: Notice = conforming(parsed(text), Notice, "it", strange)
+    if strange:
+        raise ValueError(f"it has {', '.join(sorted(strange))}, which no notice has")
     if not 0 < notice.port < 2**16:
         raise ValueError("its port is none")
     bytes.fromhex(notice.key)
