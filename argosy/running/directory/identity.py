@@ -208,8 +208,8 @@ class Identity:
 
     def _changed_code(self, field: str, before: str, now: Reading) -> Iterator[str]:
         assert self.found is not None
-        found = self.found["code"]
-        if before != now.digest and found["version"] == Code.VERSION:
+        found = self.found.get("code", {})
+        if before != now.digest and found.get("version") == Code.VERSION:
             changed = dict.fromkeys(name for name, digest in now.parts if digest not in found["parts"].get(name, ()))
             what = ", ".join(list(changed)[:MOST_NAMED]) or "what it holds"
             yield f"{field}: {what} changed since the run began"

@@ -49,9 +49,11 @@ class StudyCopy:
 
     def check(self) -> None:
         """Raise RunError where it is not what was handed in."""
-        if not self.path.is_file():
-            raise RunError(f"{self.path}, from which members were added, is missing; put it back.")
-        if _sum_of(self.path) != self.sha256:
+        try:
+            found = _sum_of(self.path)
+        except (OSError, ValueError) as error:  # a name that no file can have is missing as well
+            raise RunError(f"{self.path}, from which members were added, is missing; put it back.") from error
+        if found != self.sha256:
             raise RunError(f"{self.path}, from which members were added, was changed since; put it back as it was.")
 
 
