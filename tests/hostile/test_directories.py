@@ -20,7 +20,6 @@ import argosy
 from argosy.cli import report as reporting_cli
 from argosy.disk.files import check_directory
 from argosy.errors import ArgosyError
-from argosy.errors.wording import visible
 from argosy.plans import Plan
 from argosy.profiles import Profile, load_profiles
 from argosy.results.fold import RunState
@@ -32,6 +31,7 @@ from argosy.running.directory.journal import Journal, Lock, read_journal
 from argosy.running.directory.study_copy import StudyCopy
 from argosy.running.hosts.gathering import FileBoard, Notice
 from argosy.training.device.process_state import ProcessState
+from argosy.views.output import as_text, show
 from hostile.damage import damaged, damaged_lines
 from hostile.watch import watched
 
@@ -52,7 +52,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (directory / "study.json").write_text(json.dumps(found))
     for read in READERS:  # imports are read now
         one_sentence(read, directory)
-    visible("\x1b")
+    show(as_text("\x1b 字"))  # so are those of rare characters
     return directory
 
 

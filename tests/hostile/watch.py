@@ -36,10 +36,7 @@ PATHS = (
     "os.rmdir",
     "os.listdir",
 )
-LIBRARIES = tuple(
-    str(Path(path).resolve())
-    for path in (sys.prefix, sys.base_prefix, Path(__file__).parents[2] / "argosy", "/proc", "/dev", "/sys")
-)
+LIBRARIES = (*(str(Path(path).resolve()) for path in (*sys.path, sys.base_prefix) if path), "/proc/", "/dev/", "/sys/")
 """Where the program itself lies, and what the kernel tells."""
 _heard: list[str] | None = None
 
