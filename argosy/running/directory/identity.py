@@ -255,7 +255,7 @@ def _other_bindings(field: str, there: Mapping[str, Any], here: Mapping[str, Any
     before, now = there.get("hyperparameters", {}), here.get("hyperparameters", {})
     for key in dict.fromkeys([*before, *(now if "code" in there else ())]):
         if key.startswith(f"{field}.") and (key in before, before.get(key)) != (key in now, now.get(key)):
-            yield f"{key}: {_short(before.get(key))} there, {_short(now.get(key))} here"
+            yield f"{_short(key)}: {_short(before.get(key))} there, {_short(now.get(key))} here"
 
 
 def _named(names: Collection[str]) -> str:
