@@ -107,8 +107,10 @@ def member(way: Callable[[Tensor], None], *, training: bool = True, after: int =
 
 
 def slowly(seconds: float, batch: Any) -> Any:
-    """An augmentation that takes its time."""
-    time.sleep(seconds)
+    """An augmentation that takes its CPU time."""
+    until = time.thread_time() + seconds
+    while time.thread_time() < until:
+        pass
     return batch
 
 
@@ -155,14 +157,14 @@ def test_memory_of_its_own(own: str, share: float, tmp_path: Path, monkeypatch: 
 
 def test_trainers_of_a_node_share_a_ring(tmp_path: Path) -> None:
     """As much time as there is by default: a step of some milliseconds leaves enough for its block."""
-    writer = member(by_numpy, augment=partial(slowly, 0.06))
+    writer = member(by_numpy, augment=partial(slowly, 0.04))
     check(tmp_path, writer, launcher="processes", devices="cpu:2", loader_workers=1)
 
 
 def test_blocks_are_copied_as_often_as_time_allows(monkeypatch: pytest.MonkeyPatch) -> None:
     """And what was shared since the last copy is told."""
     clock = [0.0]
-    monkeypatch.setattr(watch, "time", type("Clock", (), {"perf_counter": lambda: clock[0]}))
+    monkeypatch.setattr(watch, "time", type("Clock", (), {"thread_time": lambda: clock[0]}))
     monkeypatch.setattr(watch, "same_bits", lambda *_: bool(clock.__setitem__(0, clock[0] + 1.0)) or not wrote)
     wrote, watched, copied = False, InputWatch(), []
 

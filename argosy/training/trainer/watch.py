@@ -22,7 +22,7 @@ from argosy.training.device.copies import same_bits
 __all__ = ["SHARE", "InputWatch"]
 
 SHARE = 0.005
-"""Of the time of a unit's steps that copies and comparisons may take."""
+"""Of the CPU time of a unit's steps that copies and comparisons may take: on a busy machine steps last longer by the clock."""
 BYTES_PER_SECOND = 1e9
 """Of a copy and a comparison, until some were made."""
 CALL_SECONDS = 5e-5
@@ -56,31 +56,31 @@ class InputWatch:
         if self.seconds + self._expected(block) > SHARE * self.stepping_seconds:
             self.shared_from = self.shared_from or block.place
             return block
-        started, shown = time.perf_counter(), block
+        started, shown = time.thread_time(), block
         if apart:
             self._before = [_bits(leaf).copy() for leaf in block.leaves]
         else:
             shown = block.private()
-        self._copying = time.perf_counter() - started
+        self._copying = time.thread_time() - started
         return shown
 
     @contextmanager
     def steps(self) -> Iterator[None]:
         """Inside, the unit steps."""
-        started = time.perf_counter()
+        started = time.thread_time()
         try:
             yield
         finally:
-            self.stepping_seconds += time.perf_counter() - started
+            self.stepping_seconds += time.thread_time() - started
 
     def wrote(self, shown: Block, block: Block) -> bool:
         """Whether the unit is known to have written into what it was `shown`; the block holds then what it held before."""
         before = self._before
         if shown is block and before is None:
             return False
-        started = time.perf_counter()
+        started = time.thread_time()
         wrote = not (same_bits(shown.leaves, block.leaves) if before is None else _restored(block, before))
-        self.seconds += time.perf_counter() - started + self._copying
+        self.seconds += time.thread_time() - started + self._copying
         self.bytes += _bytes(block)
         if not wrote:
             self.shared_from = None
