@@ -127,7 +127,7 @@ CASES = {
     "unlike numbers of processes on the nodes": lambda: place_of(OPEN_MPI),
     "a key that can be guessed": lambda: key_in({"ARGOSY_KEY": "secret"}),
     "a notice that the driver has not left": lambda: read(written(NOTICE, b"another key"), b"key"),
-    "a notice that cannot be read": lambda: read("[]", None),
+    "a notice that cannot be read": lambda: read("7", None, f" in {RUN}/driver.json"),
     "a certificate that is none": no_certificate,
     "a node without the job's certificate": uncertified,
     "a cluster's doctor where nobody has started a job": lambda: place_in({}),
