@@ -60,12 +60,6 @@ def data(site: Site) -> argosy.Data:
     return argosy.Data(arrays=digits(count, 1), val_arrays=digits(count // 5, 2), on_device=demo.normalize)
 
 
-def repeatable(build: Callable[[], nn.Module]) -> nn.Module:
-    """The network, in a process whose convolutions add up in one order only."""
-    torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
-    return build()
-
-
 def dropping(hidden: int) -> nn.Module:
     """One that draws random numbers on the device in every step."""
     layers = [nn.Linear(demo.CROP**2, hidden), nn.ReLU(), nn.Dropout(0.2), nn.Linear(hidden, 10)]
@@ -82,9 +76,7 @@ def members(**rest: Any) -> list[argosy.Member]:
     """Unlike ones: random numbers on the device, convolutions, Adam, batches that cut blocks, a bootstrap."""
 
     def member(name: str, build: Any, optimizer: Any, batch_size: int, **more: Any) -> argosy.Member:
-        return argosy.Member(
-            name, model=partial(repeatable, build), optimizer=optimizer, batch_size=batch_size, **more, **rest
-        )
+        return argosy.Member(name, model=build, optimizer=optimizer, batch_size=batch_size, **more, **rest)
 
     sgd, adam = partial(SGD, lr=0.02, momentum=0.9), partial(Adam, lr=2e-3)
     return [
@@ -104,7 +96,9 @@ def study(site: Site, fleet: Sequence[argosy.Member], epochs: int = 3) -> argosy
 
 def exactly(site: Site, asked: argosy.Study, run: str) -> Path:
     """Train so that what is the same is so to the bit; by default lone members may be stepped by captured kernels."""
-    return site.train(asked, run, numerics="exact")
+    # Convolutions add up in one order only; the workers have what is set here.
+    with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True):
+        return site.train(asked, run, numerics="exact")
 
 
 def together(site: Site) -> Path:
@@ -145,9 +139,11 @@ def a_killed_trainer_is_replaced(site: Site) -> Outcome:
 
     killer = threading.Thread(target=kill)
     killer.start()
-    exactly(site, study(site, members(augment=dawdle)), "killed")
-    over.set()
-    killer.join()
+    try:
+        exactly(site, study(site, members(augment=dawdle)), "killed")
+    finally:
+        over.set()
+        killer.join()
     outcome = equal(differences(together(site), run, [member.name for member in members()]))
     lost = [line["at"] for line in events(run, "WorkerLost")]
     again = [line["at"] for line in events(run, "MemberStarted") if lost and line["at"] > lost[0]]
