@@ -1,12 +1,9 @@
 """Where agents find the driver: a store into which anybody may write, and keys that can be guessed."""
 
-import functools
 import json
-import os
 import socket
 import time
-import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -30,29 +27,10 @@ def key() -> bytes:
     return found
 
 
-def store_of_torchrun() -> Any:
-    """In a process of its own: what torch leaves behind of one has broken runs that the same process began later."""
-    return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-
-
-def in_a_process(test: Callable[..., None]) -> Callable[..., None]:
-    """The test in a child, whose traceback is on its standard error."""
-
-    @functools.wraps(test)
-    def run(**given: Any) -> None:
-        pid, code = os.fork(), 1
-        if pid:
-            assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-            return
-        try:
-            test(**given)
-            code = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(code)
-
-    return run
+@pytest.fixture
+def store() -> Any:
+    """torchrun's, but for libuv, which closes descriptors by their numbers in every process that is forked later."""
+    return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, use_libuv=False)
 
 
 @pytest.fixture
@@ -93,11 +71,9 @@ ATTACKS = ["host and port", "with a key of its own", "without a mac", "an earlie
 
 
 @pytest.mark.parametrize("kind", ATTACKS)
-@in_a_process
 def test_no_address_of_a_changed_notice_is_called(
-    kind: str, stranger: socket.socket, key: bytes, monkeypatch: pytest.MonkeyPatch
+    kind: str, store: Any, stranger: socket.socket, key: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = store_of_torchrun()
     place = replace(jobs.place(1), launcher="torchrun", store=("127.0.0.1", store.port))
     board = StoreBoard(place, key, keeps=False)
     board.leave(Notice(job=place.job, hosts=("127.0.0.1",), port=1))
@@ -109,9 +85,7 @@ def test_no_address_of_a_changed_notice_is_called(
     assert not called(stranger)
 
 
-@in_a_process
-def test_a_notice_that_is_taken_away_or_unreadable_holds_up_no_agent(key: bytes) -> None:
-    store = store_of_torchrun()
+def test_a_notice_that_is_taken_away_or_unreadable_holds_up_no_agent(store: Any, key: bytes) -> None:
     place = replace(jobs.place(1), launcher="torchrun", store=("127.0.0.1", store.port))
     board = StoreBoard(place, key, keeps=False)
     for value in (b"", b"\xff" * 100, b"[" * 10**6, bytes(7 * 2**20)):

@@ -175,7 +175,8 @@ class StoreBoard:
         assert place.store is not None
         host, port = place.store
         self._name, self._key = f"argosy/{place.job}", key
-        self._store: Any = TCPStore(host, port, is_master=keeps, wait_for_workers=False)
+        # libuv closes descriptors by their numbers in every process that is forked later, whatever they are there.
+        self._store: Any = TCPStore(host, port, is_master=keeps, wait_for_workers=False, use_libuv=False)
         self._store.set_timeout(STORE_SECONDS)
 
     def leave(self, notice: Notice) -> None:
