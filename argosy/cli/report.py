@@ -32,7 +32,7 @@ def status(
 ) -> None:
     """Say where a run is, from its journal alone."""
     from argosy.running.directory.journal import wait_for_section
-    from argosy.running.directory.loading import load, search_in
+    from argosy.running.directory.loading import load, search_of
 
     if wait:
         wait_for_section(directory)
@@ -41,7 +41,7 @@ def status(
         _print(found)
         return
     rows = [{"member": r.name, "status": r.status, "epochs": r.epochs, **r.metrics} for r in found.rows]
-    search = search_in(directory)
+    search = search_of(found)
     trials = {} if search is None else {"trials": search.table()}
     write({"status": found.status, "members": rows, **trials})
 
@@ -54,15 +54,14 @@ def report(
     as_json: Json = False,
 ) -> None:
     """Print what came out of a run, from its journal alone; or write it as a page that needs no network."""
-    from argosy.running.directory.loading import load, search_in
+    from argosy.running.directory.loading import load, search_of
 
     if not (html or open_ or live):
         found = load(directory)
         if not as_json:
             _print(found)
         else:
-            search = search_in(directory)
-            write(found.to_json() if search is None else search.to_json())
+            write((search_of(found) or found).to_json())
         return
     if live:
         from argosy.running.directory.journal import wait_for_data
@@ -94,9 +93,9 @@ def audit(directory: RunDirectory, as_json: Json = False) -> None:
 
 def _print(found: "Report") -> None:
     """For people who come to a directory: a search as its trials, any other run as its members."""
-    from argosy.running.directory.loading import search_in
+    from argosy.running.directory.loading import search_of
 
-    search = search_in(found.directory)
+    search = search_of(found)
     if search is None:
         print_report(found, BEGUN_BY)
     else:

@@ -112,14 +112,14 @@ def check_factory(what: str, value: Any, kind: str) -> None:
         )
 
 
-def check_takes(what: str, function: Any, arguments: int, wanted: str) -> None:
-    """A function that can be called with so many arguments, where it tells its own."""
+def check_takes(what: str, function: Any, arguments: int, wanted: str, keywords: Collection[str] = ()) -> None:
+    """A function that can be called with so many arguments and these keywords, where it tells its own."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
         return  # a builtin that does not tell
     try:
-        signature.bind(*[None] * arguments)
+        signature.bind(*[None] * arguments, **dict.fromkeys(keywords))
     except TypeError as error:
         name = getattr(function, "__qualname__", type(function).__name__)
         count = f"{arguments or 'no'} argument{'s' * (arguments != 1)}"

@@ -25,6 +25,7 @@ from argosy.protocol.events import (
     RunEnded,
     RunStarted,
     Saved,
+    SearchBegan,
     SectionEnded,
     SharingChosen,
     Skipped,
@@ -169,6 +170,7 @@ class RunState:
     members: dict[str, MemberState] = field(default_factory=dict)
     started: RunStarted | None = None
     ended: RunEnded | None = None
+    is_search: bool = False
     fed: dict[tuple[str, int, int], int] = field(default_factory=dict)
     """Samples prepared for each section of the stream, by split, epoch and section."""
     discarded: dict[tuple[str, int, int], int] = field(default_factory=dict)
@@ -263,6 +265,8 @@ class RunState:
             self.cpu_seconds += event.cpu_seconds
             for name, joules in event.joules.items():
                 self.joules[name] = self.joules.get(name, 0.0) + joules
+        elif isinstance(event, SearchBegan):
+            self.is_search = True
         elif isinstance(event, NodeCame):
             assert self.started is not None
             self.started = replace(self.started, devices=(*self.started.devices, *event.devices))

@@ -150,6 +150,8 @@ class Report:
     """What stages did and how full the queues between them were, by worker; where several drivers worked on the run, its name is
     behind the number of the driver."""
     networks: Callable[[], Networks] = field(repr=False)
+    is_search: bool = False
+    """Whether members are trials: ``report.run`` of `argosy.tune`."""
 
     @property
     def last_packs(self) -> tuple[Packed, ...]:
@@ -375,6 +377,7 @@ class Report:
             ),
             networks=networks,
             gauges=gauges_of(state),
+            is_search=state.is_search,
         )
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from argosy.errors import StudyError
-from argosy.errors.checks import check_callable, check_choice, check_number, check_whole, shown
+from argosy.errors.checks import check_callable, check_choice, check_number, check_takes, check_whole, shown
 from argosy.errors.spelling import known_keywords
 from argosy.stopping import MaxEpochs, Mode, mode_of, sections_in
 from argosy.study import Data, Member, Study
@@ -76,6 +76,8 @@ class Search:
 
     def __post_init__(self) -> None:
         check_callable("build", self.build, "a function: parameters -> Member")
+        told = ("epochs",) if _takes_epochs(self.build) else ()
+        check_takes("build", self.build, 1, "a function: parameters, which are one dictionary, -> Member", told)
         if not callable(self.space) and not (isinstance(self.space, Mapping) and self.space):
             raise StudyError(
                 "space must be a dictionary of Optuna distributions by name, or a function of an Optuna trial; found "

@@ -5,7 +5,6 @@ import math
 import sys
 import warnings
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import optuna
@@ -15,7 +14,7 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution
 from torch import nn
 
 import argosy
-from argosy.running.directory.loading import search_in
+from argosy.running.directory.loading import load, search_of
 from messages.of_studies import VALIDATED, study
 
 __all__ = ["CASES"]
@@ -110,7 +109,7 @@ def without_a_samplers_package() -> None:
 def plots_of_a_directory() -> None:
     """A report that was read without Optuna."""
     tune()
-    found = search_in(Path("runs/search"))
+    found = search_of(load("runs/search"))
     assert found is not None
     found.write_plots("plots.html")
 
@@ -127,6 +126,7 @@ CASES = {
     "plots of a search that was read from its directory": plots_of_a_directory,
     "a sampler without its package": without_a_samplers_package,
     "build is no function": lambda: tune(build=3),
+    "build takes each parameter by its name": lambda: tune(build=lambda lr, width: "mlp"),
     "build returns no member": lambda: tune(build=lambda parameters: "mlp"),
     "build returns members that repeat no other": lambda: tune(build=lambda parameters: [build(parameters)]),
     "a population of means": lambda: tune(scheduler="pbt", build=lambda p: argosy.replicate(build(p), 2)),

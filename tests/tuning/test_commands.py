@@ -12,7 +12,7 @@ from test_best import KINDS, wild
 from argosy.cli import report as reporting_cli
 from argosy.cli.report import report, status
 from argosy.results.fold import RunState
-from argosy.running.directory.loading import search_in
+from argosy.running.directory.loading import load, search_of
 from argosy.running.launch.launcher import Job
 from argosy.running.watch.phase import Phase
 from argosy.settings import Settings
@@ -70,7 +70,7 @@ def test_what_is_best_is_the_same_from_the_directory_alone(tmp_path: Path) -> No
     for number, terms in enumerate([{}, {"scheduler": "asha", "warm": False}, {"space": KINDS, "build": wild}]):
         run = tmp_path / str(number)
         found = tune(run, **{"n_trials": 8, "max_epochs": 4, "eta": 2, "objective": "val_accuracy", **terms})
-        alone = search_in(run)
+        alone = search_of(load(run))
         assert alone is not None
         assert alone.table() == found.table()
         assert alone.to_json() == found.to_json()
@@ -81,7 +81,7 @@ def test_what_is_best_is_the_same_from_the_directory_alone(tmp_path: Path) -> No
 def test_a_run_is_no_search(tmp_path: Path, commands: Any) -> None:
     study = voyages.asked(2, epochs=2)
     voyages.leave(tmp_path / "run", study, voyages.scheduler(study, epochs=2))
-    assert search_in(tmp_path / "run") is None
+    assert search_of(load(tmp_path / "run")) is None
     assert "argosy tune" not in commands(status, tmp_path / "run")
     assert "trials" not in commands(status, tmp_path / "run", as_json=True)
 

@@ -362,6 +362,11 @@ def test_what_is_asked_is_checked_before_anything_trains(tmp_path: Path) -> None
     refused("objective is an instance of function; it must be the name of a metric", objective=argosy.accuracy)
     refused("does not report the objective 'val_f1'", objective="val_f1")
     refused(r"build\(\{.*\}\) returned dict; it must return an argosy.Member", build=lambda parameters: parameters)
+    refused(
+        r"build is .*, which cannot be called with 1 argument \(.*'width'\); .* one dictionary",
+        build=lambda lr, width: None,
+    )
+    refused(r"build is .*, which cannot be called with 1 argument \(.*'width'\)", build=lambda lr, width, epochs: None)
     refused("sampler is 3; it must be a class of optuna.samplers", sampler=3)
     refused("batch_size 64 is larger than its 40 training samples", space={"batch_size": IntDistribution(64, 64)})
     for url in ("nonsense", f"sqlite:///{tmp_path}/no/such/search.db"):

@@ -4,7 +4,6 @@ from functools import partial
 from pathlib import Path
 
 from argosy.errors import RunError
-from argosy.protocol.events import SearchBegan
 from argosy.results.fold import RunState
 from argosy.results.report import Networks, Report
 from argosy.running.directory.journal import at_work, read_journal, timeline
@@ -12,7 +11,7 @@ from argosy.running.directory.study_json import found_study, summarize
 from argosy.study import Study
 from argosy.tuning.report import SearchReport
 
-__all__ = ["load", "search_in"]
+__all__ = ["load", "search_of"]
 
 
 def load(directory: str | Path, *, study: Study | None = None) -> Report:
@@ -35,12 +34,9 @@ def load(directory: str | Path, *, study: Study | None = None) -> Report:
     return Report.of(state, directory=directory, summary=summary, networks=networks, at_work=working)
 
 
-def search_in(directory: str | Path) -> SearchReport | None:
-    """The report of a search, from its directory alone and without Optuna's study; None where the run is no search."""
-    told = list(timeline(Path(directory)))
-    if not any(isinstance(event, SearchBegan) for _, event in told):
-        return None
-    return SearchReport.of(load(directory), told, None)
+def search_of(found: Report) -> SearchReport | None:
+    """The report of a search, from that of its members and without Optuna's study; None where the run is no search."""
+    return SearchReport.of(found, timeline(found.directory), None) if found.is_search else None
 
 
 def _networks(study: Study | None, state: RunState, directory: Path) -> Networks:
