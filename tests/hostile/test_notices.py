@@ -67,6 +67,12 @@ def attack(kind: str, text: str, port: int) -> str:
     raise AssertionError(kind)
 
 
+def put(store: Any, name: str, value: str | bytes) -> None:
+    """Set a value, which every reader finds from then on."""
+    store.set(name, value)
+    store.get(name)
+
+
 ATTACKS = ["host and port", "with a key of its own", "without a mac", "an earlier line of its own"]
 
 
@@ -77,9 +83,10 @@ def test_no_address_of_a_changed_notice_is_called(
     place = replace(jobs.place(1), launcher="torchrun", store=("127.0.0.1", store.port))
     board = StoreBoard(place, key, keeps=False)
     board.leave(Notice(job=place.job, hosts=("127.0.0.1",), port=1))
+    assert board.read() is not None  # what is set is not answered, and not there before the next answer
     (name,) = [name for name in store.list_keys() if "argosy" in name] if hasattr(store, "list_keys") else []
     name = name.removeprefix("/")
-    store.set(name, attack(kind, store.get(name).decode(), stranger.getsockname()[1]))
+    put(store, name, attack(kind, store.get(name).decode(), stranger.getsockname()[1]))
     with pytest.raises(WorkerError, match=r"within 0\.3 s: the notice of the job's driver was not written with"):
         call_driver(place, board, key, seconds=0.3)
     assert not called(stranger)
@@ -89,7 +96,7 @@ def test_a_notice_that_is_taken_away_or_unreadable_holds_up_no_agent(store: Any,
     place = replace(jobs.place(1), launcher="torchrun", store=("127.0.0.1", store.port))
     board = StoreBoard(place, key, keeps=False)
     for value in (b"", b"\xff" * 100, b"[" * 10**6, bytes(7 * 2**20)):
-        store.set(f"argosy/{place.job}", value)
+        put(store, f"argosy/{place.job}", value)
         began = time.monotonic()
         with pytest.raises(WorkerError, match="was not written with this process's ARGOSY_KEY"):
             board.read()
