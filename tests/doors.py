@@ -1,18 +1,50 @@
-"""Doors to a network, calls to them, and a process that stands between."""
+"""Doors to a network, plain and sealed, as fixtures of all tests; calls to them, and a process that stands between."""
 
 import os
 import select
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import certificates
+import pytest
+
 from argosy.errors import WorkerError
+from argosy.stream import door as entrance
 from argosy.stream.door import Door, dial
 from argosy.stream.tls import Certificate
 from argosy.stream.wire import Peer
+
+
+@pytest.fixture
+def refused() -> list[str]:
+    """What a door says of those that it hangs up on."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
+    """The job's."""
+    return Certificate.load(certificates.make(tmp_path_factory.mktemp("certificate") / "job.pem"))
+
+
+@pytest.fixture(params=["plain", "sealed"])
+def sealed(request: pytest.FixtureRequest) -> Certificate | None:
+    """What both ends have, if they have one."""
+    found: Certificate | None = request.getfixturevalue("certificate") if request.param == "sealed" else None
+    return found
+
+
+@pytest.fixture
+def network_door(refused: list[str], sealed: Certificate | None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Door]:
+    """A door for other nodes, however slow they are."""
+    monkeypatch.setattr(entrance, "PATIENCE_SECONDS", 200.0)
+    door = Door.to_network(bytes(32), refused.append, seal=sealed and sealed.called)
+    yield door
+    door.close()
 
 
 def enter(door: Door, call: Callable[[], Any]) -> tuple[list[tuple[str, Peer]], list[Any]]:

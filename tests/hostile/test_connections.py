@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import certificates
 import pytest
 from doors import Relay, Trap, call, enter
 
@@ -20,34 +19,6 @@ from argosy.stream import door as entrance
 from argosy.stream.door import Door, dial
 from argosy.stream.tls import Certificate
 from argosy.stream.wire import Peer
-
-
-@pytest.fixture
-def refused() -> list[str]:
-    """What a door says of those that it hangs up on."""
-    return []
-
-
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
-    """The job's."""
-    return Certificate.load(certificates.make(tmp_path_factory.mktemp("certificate") / "job.pem"))
-
-
-@pytest.fixture(params=["plain", "sealed"])
-def sealed(request: pytest.FixtureRequest) -> Certificate | None:
-    """What both ends have, if they have one."""
-    found: Certificate | None = request.getfixturevalue("certificate") if request.param == "sealed" else None
-    return found
-
-
-@pytest.fixture
-def network_door(refused: list[str], sealed: Certificate | None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Door]:
-    """A door for other nodes, however slow they are."""
-    monkeypatch.setattr(entrance, "PATIENCE_SECONDS", 200.0)
-    door = Door.to_network(bytes(32), refused.append, seal=sealed and sealed.called)
-    yield door
-    door.close()
 
 
 @pytest.fixture
