@@ -137,8 +137,8 @@ def _with_newcomers(found: dict[str, Any], path: Path) -> dict[str, Any]:
     """The study with those that came since; a line that was not finished is of members that had not begun."""
     for text in lines_of(path) if path.exists() else ():
         line = _checked(text, NewcomersLine, path)
-        # Later ones come behind those before them, and say nothing new of a member that is known.
-        found["members"] = {**found["members"], **line["members"], **found["members"]}
+        for name, described in line["members"].items():
+            found["members"].setdefault(name, described)  # nothing new of a member that is known
         known = found["code"]["parts"] if "code" in found else {}
         for name, digests in line["parts"].items():
             known[name] = [*dict.fromkeys((*known.get(name, ()), *digests))]

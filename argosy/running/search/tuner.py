@@ -149,11 +149,12 @@ class Tuner:
             self._older |= self._ended.keys()
         for name in self._older:
             self._ended.pop(name, None)
-        then = RunState()
+        then = RunState() if self.learns else state
         for event in kept:
-            then.apply(event)
+            if self.learns:
+                then.apply(event)  # what was known when a sampler was asked
             if isinstance(event, Proposed):
-                self._recall(event, then if self.learns else state)
+                self._recall(event, then)
         self._hear_all(state)
 
     def _recall(self, event: Proposed, state: RunState) -> None:
