@@ -16,6 +16,7 @@ from argosy.errors.wording import last_line
 from argosy.protocol.events import Cloned, Event, MemberEnded, Proposed, RunStarted, SearchBegan, SectionEnded
 from argosy.protocol.packs import Packed
 from argosy.results.fold import OVER, WRONG, MemberState, RunState
+from argosy.results.ranking import rank
 from argosy.results.report import MemberResult, Report
 from argosy.stopping import Mode, better, sections_in
 from argosy.tuning.scheduler import is_out
@@ -269,15 +270,13 @@ def _rows(run: Report, proposed: Collection[Proposed], told: Told) -> tuple[Tria
     trials = {event.member: event for event in proposed}
     ends = Ends.of(event for _, event in told)
 
-    def rank(row: TrialResult) -> tuple[bool, int, bool, float, float]:
-        value = row.metrics.get(run.objective, math.nan)
-        unknown = math.isnan(value)
-        cost = 0.0 if unknown else value if mode == "min" else -value
+    def place(row: TrialResult) -> tuple[bool, int, tuple[int, float], float]:
         event = trials.get(row.name)
-        place = 2 if row.status in WORTHLESS else int(not ends.reached_by(row, event))
-        return not row.metrics, place, unknown, cost, math.inf if event is None else event.trial
+        worth = 2 if row.status in WORTHLESS else int(not ends.reached_by(row, event))
+        value = rank(row.metrics.get(run.objective, math.nan), mode)
+        return not row.metrics, worth, value, math.inf if event is None else event.trial
 
-    return tuple(sorted(rows, key=rank))
+    return tuple(sorted(rows, key=place))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -63,14 +63,19 @@ CALL_SECONDS = 5.0
 LOOK_SECONDS = 0.2
 
 
+def _port(number: int) -> None:
+    if not 0 < number < 2**16:
+        raise ValueError(f"{number} is no port")
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Notice:
     """Where the driver of a job is."""
 
     job: str
-    hosts: tuple[str, ...]
+    hosts: tuple[Annotated[str, ipaddress.IPv4Address], ...]
     """Its addresses, in the order in which to try them."""
-    port: int
+    port: Annotated[int, _port]
     key: Annotated[str, bytes.fromhex] = ""
     """Of the run, as hexadecimal digits; empty where every node has it in its environment."""
     certificate: str = ""
@@ -111,11 +116,6 @@ def _notice(text: str) -> Notice:
     notice: Notice = conforming(parsed(text), Notice, "it", strange)
     if strange:
         raise ValueError(f"it has {', '.join(sorted(strange))}, which no notice has")
-    if not 0 < notice.port < 2**16:
-        raise ValueError("its port is none")
-    bytes.fromhex(notice.key)
-    for host in notice.hosts:
-        ipaddress.IPv4Address(host)
     return notice
 
 
