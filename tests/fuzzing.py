@@ -74,7 +74,11 @@ class Residual(nn.Module):
 
 
 def network(kind: str, width: int, rate: float, dtype: torch.dtype) -> nn.Module:
-    """A small network of one kind."""
+    """A small network of one kind.
+
+    No bias stands before a BatchNorm: its gradient is zero but for rounding, and optimizers that divide by its size would move it as
+    that rounding has it.
+    """
     parts: dict[str, Callable[[], Sequence[nn.Module]]] = {
         "linear": lambda: [nn.Linear(INPUTS, CLASSES)],
         "mlp": lambda: [nn.Linear(INPUTS, width), nn.Tanh(), nn.Linear(width, CLASSES)],
@@ -96,7 +100,7 @@ def network(kind: str, width: int, rate: float, dtype: torch.dtype) -> nn.Module
         ],
         "cnn2d": lambda: [
             nn.Unflatten(1, (1, 2, 3)),
-            nn.Conv2d(1, width, 2, padding=1),
+            nn.Conv2d(1, width, 2, padding=1, bias=False),
             nn.BatchNorm2d(width),
             nn.ReLU(),
             nn.AdaptiveAvgPool2d(1),
@@ -435,9 +439,11 @@ def _raises(study: argosy.Study, member: argosy.Member) -> bool:
 def _of_member(asked: Asked, member: argosy.Member, state: RunState, directory: Path) -> list[str]:
     known, exact = state.members[member.name], asked.settings["numerics"] == "exact"
     ended = {section.epoch: section.stream_epoch for section in known.sections}
+    if known.status == "failed" and (not ended or known.sections[-1].section == asked.study.validations_per_epoch - 1):
+        ended[len(ended)] = known.stream_epoch(len(ended)) or 0  # the one in which it did
     fails = f"{member.name} is {known.status}: {known.reason}"
     try:
-        expected = trained(asked.study, member, list(ended.values()) or [0])
+        expected = trained(asked.study, member, list(ended.values()))
     except ValueError as error:
         # BatchNorm of a batch of one sample.
         return [] if known.status == "failed" and str(error) in known.reason else [f"{fails}, and alone raises {error}"]
