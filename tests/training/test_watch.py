@@ -2,7 +2,7 @@
 
 import ctypes
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ import evidence
 import late
 import numpy as np
 import pytest
+import seats
 import studies
 import torch
 from blocks import blocks
@@ -159,6 +160,42 @@ def test_trainers_of_a_node_share_a_ring(tmp_path: Path) -> None:
     """As much time as there is by default: a step of some milliseconds leaves enough for its block."""
     writer = member(by_numpy, augment=partial(slowly, 0.04))
     check(tmp_path, writer, launcher="processes", devices="cpu:2", loader_workers=1)
+
+
+class LateShare(seats.Double):
+    """Writes late, by a count of its process: what a step changed in it would keep it on one device."""
+
+    forwards = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            LateShare.forwards += 1
+            if LateShare.forwards > 12:
+                by_data(x)
+        return super().forward(x)
+
+
+@pytest.mark.usefixtures("_always", "devices")
+@pytest.mark.parametrize("kind", ["cpu", "late"])
+def test_shares_of_split_members(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def places(name: str, asked: int) -> Mapping[int, float]:
+        del asked
+        return {0: 0.4, 1: 0.6} if name == "late" else {int(name == "behind"): 1.0}
+
+    def run(folder: str, *members: argosy.Member) -> argosy.Report:
+        wanted = seats.study(members=[seats.member("before"), *members, seats.member("behind", batch_size=20)])
+        return seats.train(
+            tmp_path / folder, monkeypatch, places, wanted, devices=f"{kind}:{'2' if kind == 'cpu' else '0,1'}"
+        )
+
+    run("without")
+    report = run("with", studies.member("late", model=LateShare, batch_size=16, stop=argosy.MaxEpochs(6)))
+    (split,) = evidence.event_lines(tmp_path / "with", "Split")
+    assert (split["member"], len(split["devices"])) == ("late", 2)
+    for name in ("before", "behind"):
+        assert evidence.results_of(tmp_path / "with", name) == evidence.results_of(tmp_path / "without", name)
+    found = report.member("late")
+    assert (found.status, "its neighbours have seen nothing of it" in found.reason) == ("failed", True), found.reason
 
 
 def test_blocks_are_copied_as_often_as_time_allows(monkeypatch: pytest.MonkeyPatch) -> None:

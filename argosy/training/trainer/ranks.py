@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -56,10 +56,26 @@ class Ranks:
         Members that end meanwhile are no more `aboard`.
         """
         here = [unit for unit in units if unit.follow(block.place)]
-        whole = deque(unit for unit in here if unit.shard is None)
         split = {unit.names[0]: unit for unit in here if unit.shard is not None}
+        # Copies on the device itself: others step between two begins of a member, so what a block held before would not tell whose a
+        # write was.
+        shown = {name: unit.watch.shown(block, apart=False) for name, unit in split.items()}
+        through = self._moves(split, deque(unit for unit in here if unit.shard is None), assigned, block, shown)
+        for name, unit in split.items():
+            if unit.watch.wrote(shown[name], block) and name in assigned:
+                self._guard(name, partial(unit.watch.refuse, name))
+        return through
+
+    def _moves(
+        self,
+        split: Mapping[str, Unit],
+        whole: deque[Unit],
+        assigned: Container[str],
+        block: Block,
+        shown: Mapping[str, Block],
+    ) -> bool:
         shards = {name: unit.shard for name, unit in split.items() if unit.shard is not None}
-        cuts = {name: shard.cut(block) for name, shard in shards.items()}
+        cuts = {name: shard.cut(shown[name]) for name, shard in shards.items()}
         for move, name in moves(shards, block, lambda: bool(whole)):
             if move is Move.WAIT:
                 self._wait(name, shards[name])
@@ -78,7 +94,7 @@ class Ranks:
 
     def _half(self, unit: Unit, shard: Shard, cut: Iterator[Batch], move: Move) -> None:
         before = unit.samples
-        with self._heartbeat.busy(f"training {unit.words}"):
+        with self._heartbeat.busy(f"training {unit.words}"), unit.watch.steps():
             done = self._guard(
                 unit.names[0], partial(_begin, shard, cut) if move is Move.BEGIN else partial(_finish, unit, shard)
             )

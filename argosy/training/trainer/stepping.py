@@ -8,9 +8,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from argosy.errors import MemberError
 from argosy.errors.traces import reason_of
-from argosy.stream.blocks import Block, Place
+from argosy.stream.blocks import Block
 from argosy.stream.gauges import TrainerGauge
 from argosy.stream.heartbeat import Heartbeat
 from argosy.training.device.devices import out_of_memory
@@ -105,7 +104,7 @@ class Stepping:
             through = self._together(unit, steps) if unit.together else self._guard(unit.names[0], steps) is not False
         if unit.watch.wrote(shown, block):
             for name in [name for name in unit.names if name in self._assigned]:
-                self._guard(name, partial(_refuse_writer, name, unit.watch.shared_from))
+                self._guard(name, partial(unit.watch.refuse, name))
             return True
         return through
 
@@ -149,19 +148,6 @@ class Stepping:
         """After a step: whether something is to be done before the next."""
         self._heartbeat.beat()
         return self._wanted()
-
-
-def _refuse_writer(member: str, shared_from: Place | None) -> None:
-    neighbours = "its neighbours have seen nothing of it"
-    if shared_from is not None:
-        neighbours = (
-            "it had a copy this time, but members beside it may have been trained on what it wrote since sample "
-            f"{shared_from.start} of {shared_from.split} epoch {shared_from.epoch}"
-        )
-    raise MemberError(
-        f"member {member!r} wrote into its input, which members share, though it did not on its first batches; {neighbours}. "
-        "Clone the input before changing it."
-    )
 
 
 def _raise(error: Exception) -> None:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from argosy.errors import MemberError
 from argosy.stream.blocks import Block, Place
 from argosy.training.device.copies import same_bits
 
@@ -51,6 +52,7 @@ class InputWatch:
         """What a unit is to step on: a copy, where there is time for it.
 
         On a device that lies `apart` the copy is the host's, and the unit has the block itself: the device's memory is the members'.
+        So no other unit may step before `wrote` is asked.
         """
         self._before = None
         if self.seconds + self._expected(block) > SHARE * self.stepping_seconds:
@@ -85,6 +87,19 @@ class InputWatch:
         if not wrote:
             self.shared_from = None
         return wrote
+
+    def refuse(self, member: str) -> None:
+        """End a member that wrote; raises MemberError, whose words say what it has done to others."""
+        neighbours = "its neighbours have seen nothing of it"
+        if self.shared_from is not None:
+            neighbours = (
+                "it had a copy this time, but members beside it may have been trained on what it wrote since sample "
+                f"{self.shared_from.start} of {self.shared_from.split} epoch {self.shared_from.epoch}"
+            )
+        raise MemberError(
+            f"member {member!r} wrote into its input, which members share, though it did not on its first batches; {neighbours}. "
+            "Clone the input before changing it."
+        )
 
     def _expected(self, block: Block) -> float:
         """Seconds that a copy of a block and its comparison will take."""
