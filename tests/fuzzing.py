@@ -447,12 +447,17 @@ def _of_member(asked: Asked, member: argosy.Member, state: RunState, directory: 
     except ValueError as error:
         # BatchNorm of a batch of one sample.
         return [] if known.status == "failed" and str(error) in known.reason else [f"{fails}, and alone raises {error}"]
-    if any(not math.isfinite(row["train_loss"]) for row in expected.rows[:-1]):
+    if any(map(_diverged, [{"samples": 0}, *expected.rows], expected.rows[:-1])):
         return []
     if known.status != "done":
         return [fails]
     weights = torch.load(directory / "members" / member.name / "last.pt", weights_only=True)["model"]
     return [f"{member.name}: {words}" for words in _apart(expected, weights, known.history, exact=exact)]
+
+
+def _diverged(before: Mapping[str, float], row: Mapping[str, float]) -> bool:
+    """Whether the loss of samples in a section is no number; a section may have none."""
+    return row["samples"] > before["samples"] and not math.isfinite(row["train_loss"])
 
 
 def _apart(expected: Trained, weights: Mapping[str, Tensor], history: Sequence[Any], *, exact: bool) -> list[str]:

@@ -246,7 +246,9 @@ def _stops(rule: Any, rows: Sequence[dict[str, float]]) -> bool:
     if isinstance(rule, stopping.Target):
         return any(row[rule.metric] <= rule.value for row in rows[-1:])
     assert isinstance(rule, stopping.Plateau)
-    best, since = math.inf, 0
-    for row in rows:
-        best, since = (row[rule.metric], 0) if row[rule.metric] < best - rule.min_delta else (best, since + 1)
+    best, *later = (row[rule.metric] for row in rows)
+    since = 0
+    for value in later:
+        improves = value < best - rule.min_delta or (math.isnan(best) and not math.isnan(value))
+        best, since = (value, 0) if improves else (best, since + 1)
     return since >= rule.patience
