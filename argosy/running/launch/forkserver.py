@@ -89,7 +89,7 @@ class ForkServer:
     def fork(self, arguments: dict[str, Any], descriptors: list[int], log: Path) -> None:
         """Ask for a worker; it writes to `log` what would go to the terminal. The descriptors may be closed then."""
         request: dict[str, Any] = {"arguments": arguments, "log": str(log), "path": _path(), "folder": str(Path.cwd())}
-        # A study file that was read after the server's start may have set something that its own code reads.
+        # What was set since the server's start; what `ProcessState` carries to all nodes has no variables of a node's own.
         request |= {"environment": dict(os.environ), "descriptors": len(descriptors)}
         self.channel.send(request, descriptors)
         self.used = True
