@@ -91,7 +91,8 @@ def arrivals(placement: Placement, homes: Homes) -> tuple[str, ...]:
 def moving_seconds(flotillas: Iterable[Flotilla], homes: Homes, profiles: Iterable[Profile], moving: Moving) -> float:
     """Time to bring states where the flotillas want them: that of the device with most to receive or to send.
 
-    With one link for the whole cluster all that is received adds up. A state leaves one of its homes once, whatever the number of receivers (a broadcast).
+    With one link for the whole cluster all that is received adds up. A state leaves one of its homes once, whatever the
+    number of receivers (a broadcast).
     """
     state = {profile.member: profile.state_bytes for profile in profiles}
     received: dict[str, int] = defaultdict(int)

@@ -1,8 +1,9 @@
 """How one value lies on a connection: its length and its bytes, and between nodes a MAC over each of them.
 
-Contract. A receiver unpickles nothing but what its framing has taken from the bytes that arrived. `Plain` trusts what carries the bytes: the kernel of one machine, or TLS. `Authenticated` trusts only its two keys, one
-for each direction, which belong to one connection: frames that were injected, changed, dropped, repeated, reordered or sent
-back are refused before anything is read from them, and a length before anything is kept for it.
+Contract. A receiver unpickles nothing but what its framing has taken from the bytes that arrived. `Plain` trusts what carries
+the bytes: the kernel of one machine, or TLS. `Authenticated` trusts only its two keys, one for each direction, which belong
+to one connection: frames that were injected, changed, dropped, repeated, reordered or sent back are refused before anything
+is read from them, and a length before anything is kept for it.
 """
 
 import hashlib

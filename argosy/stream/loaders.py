@@ -1,8 +1,9 @@
 """Loader workers: forked children of the feeder that prepare samples straight into the slots of the ring.
 
-Contract. Workers close what they inherit of the feeder's connections, so no copy of a descriptor can hide an
-end-of-file. A worker that dies is replaced, and its tasks are done again. Each has one connection to the feeder and at most two tasks; it owns the rows of a task until it answers.
-A worker dies with its feeder (parent-death signal, set before anything else). Its heartbeat is a slot of the feeder's.
+Contract. Workers close what they inherit of the feeder's connections, so no copy of a descriptor can hide an end-of-file. A
+worker that dies is replaced, and its tasks are done again. Each has one connection to the feeder and at most two tasks; it
+owns the rows of a task until it answers. A worker dies with its feeder (parent-death signal, set before anything else). Its
+heartbeat is a slot of the feeder's.
 """
 
 import contextlib

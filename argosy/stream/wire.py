@@ -1,9 +1,9 @@
 """Talk between processes of one run, when they have met (`argosy.stream.door`).
 
-Contract. Both ends are a `Peer`, and its framing (`argosy.stream.framing`) says which bytes are the other end's: what one says is kept until the socket takes it, what has arrived in part is kept until
-it is whole. So nobody ever waits for another to read, and a peer that stops in the middle of a word holds up nobody. On
-one node descriptors travel beside the words. The order of words is kept; a peer that is gone is an end-of-file after its
-last whole word.
+Contract. Both ends are a `Peer`, and its framing (`argosy.stream.framing`) says which bytes are the other end's: what one
+says is kept until the socket takes it, what has arrived in part is kept until it is whole. So nobody ever waits for another
+to read, and a peer that stops in the middle of a word holds up nobody. On one node descriptors travel beside the words. The
+order of words is kept; a peer that is gone is an end-of-file after its last whole word.
 """
 
 import errno

@@ -1,9 +1,10 @@
 """Who is aboard where on each stream, and how far it may go: the driver's picture of its legs, without any doing.
 
-Contract (credit and barriers). A leg's feeders announce sections up to its credit. When every assignment has reported all of them, the
-leg stands at a *barrier*: nobody steps, and assignments may change. Credit reaches as far as nothing can change (`LiveLeg.free_until`), so
-that nobody waits at the end of a section after which everybody goes on. Who wants a change sooner has the leg held: its feeders
-then say where they stopped, and the barrier is behind the last section that one of them has begun.
+Contract (credit and barriers). A leg's feeders announce sections up to its credit. When every assignment has reported all of
+them, the leg stands at a *barrier*: nobody steps, and assignments may change. Credit reaches as far as nothing can change
+(`LiveLeg.free_until`), so that nobody waits at the end of a section after which everybody goes on. Who wants a change sooner
+has the leg held: its feeders then say where they stopped, and the barrier is behind the last section that one of them has
+begun.
 """
 
 from collections.abc import Collection, Iterable, Mapping

@@ -169,7 +169,8 @@ def _step_seconds(
 ) -> Generator[None, None, float]:
     """Seconds of a step: the median of FLEET's 20, or the least of a few, of at least one after the first.
 
-    The first one sets up kernels, which may take longer than all others. The least, because at the start of a run loader workers fill the ring on the same cores, which only makes steps slower.
+    The first one sets up kernels, which may take longer than all others. The least, because at the start of a run loader
+    workers fill the ring on the same cores, which only makes steps slower.
     """
     seconds: list[float] = []
     while len(seconds) + 1 < PROFILE_BATCHES if thorough else _too_few(warm_up, seconds):

@@ -3,10 +3,10 @@
 Contract. Every member has a group of its own, formed anew whenever it boards, that is no part of any world of torch's: the
 groups of a device know nothing of each other. Ranks find each other at a meeting (`argosy.stream.meeting`). Whoever steps
 members never waits in here: a group is formed in a thread of its own, and a sum is asked whether it is there. A peer may
-rightly be busy for long, so no sum has a time limit that could be reached; who is lost, and which sum hangs, the driver decides.
-A group of which a peer is seen to be gone is *broken*, and gives no sum any more. Who leaves a group lets its peers go: their sums
-break, or never end. To let go of torch's end (`argosy.training.programs.shard.ends`) may take until a sum that is under way has ended, and so that
-has a thread, which ends when the peers have left.
+rightly be busy for long, so no sum has a time limit that could be reached; who is lost, and which sum hangs, the driver
+decides. A group of which a peer is seen to be gone is *broken*, and gives no sum any more. Who leaves a group lets its peers
+go: their sums break, or never end. To let go of torch's end (`argosy.training.programs.shard.ends`) may take until a sum that
+is under way has ended, and so that has a thread, which ends when the peers have left.
 """
 
 import math
