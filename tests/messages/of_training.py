@@ -21,7 +21,6 @@ from argosy.training.device.devices import backend_of
 from argosy.training.member import checkpoint
 from argosy.training.member.precision import LEAST, LossScale
 from argosy.training.trainer import watch
-from argosy.training.trainer.stepping import _refuse_writer
 from messages.of_studies import trained
 
 __all__ = ["CASES"]
@@ -113,7 +112,9 @@ CASES = {
     ),
     "Data.on_device writes into its input later": lambda: on_device(lambda batch: batch, changed),
     "a member writes into its input later": changing,
-    "a member writes into its input later, past torch's count": lambda: _refuse_writer("mlp", PLACE),
+    "a member writes into its input later, past torch's count": lambda: watch.InputWatch(shared_from=PLACE).refuse(
+        "mlp"
+    ),
     "gradients that overflow in float16 with any scale": lambda: LossScale("mlp", value=LEAST).follow(overflowed=True),
     "a GPU that was used before the processes were forked": forked,
 }
