@@ -1,7 +1,7 @@
 """How a study is run: every keyword of `argosy.train` but the study itself, and every flag of ``argosy run``."""
 
-from dataclasses import dataclass
-from typing import Literal, get_args
+from dataclasses import dataclass, field
+from typing import Literal, TypeVar, get_args
 
 from argosy.errors import StudyError
 from argosy.errors.checks import check_choice, check_number, check_whole
@@ -17,45 +17,68 @@ LEAST = {"nodes": 1, "loader_workers": 0, "block_size": 1, "threads": 1, "cores"
 """Of what is counted."""
 
 
+T = TypeVar("T")
+
+
+def _setting(default: T, help: str, *, several_nodes: bool = False) -> T:
+    """A field, and what the command line says of it."""
+    return field(default=default, metadata={"help": help, "several_nodes": several_nodes})
+
+
 @known_keywords("argosy.Settings")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """Nothing in here changes a member's result."""
+    """Nothing in here changes a member's result but by rounding. A field is a keyword and a flag, and has the words that ``--help`` shows."""
 
-    devices: str | None = None
-    """``cpu:2`` for two CPU slots, ``cuda:0,1`` for two GPUs; by default all there are."""
-    policy: str = "balanced"
-    nodes: int = 1
-    """Nodes with so many devices each; with launcher ``processes`` all of them are on this machine."""
-    sharing: Sharing = "auto"
-    """How nodes share the stream: a pipeline of SC'18; ``local``, once per node; ``none``, a pipeline for each member;
-    ``auto`` measures and chooses."""
-    preparing_nodes: int | None = None
-    """Nodes that prepare in ``single-broadcast`` and ``multi-broadcast``; by default one and all."""
-    packing: Literal["auto", "interleaved"] = "auto"
-    """``interleaved``: members of one device are stepped one after another, whether one program for several would be faster or not."""
-    numerics: Literal["equivalent", "exact"] = "equivalent"
-    """``exact``: every step is what a plain loop makes of it, on a CPU to the bit; else what is faster may differ by rounding: programs of
-    several members, members on several devices, optimizers' steps in one pass."""
-    compile: bool = False
-    """Whether torch may compile the forward and backward pass of members of one architecture: half a minute on a CPU at the first
-    time, for each architecture. What comes of it is used where it is measured to be faster."""
-    time_limit: float | None = None
-    """Seconds after which every member is saved and the run ends; the same command goes on."""
-    loader_workers: int | None = None
-    """Processes that prepare samples on each node; by default as many as cores, or fewer where they are enough."""
-    cores: int | None = None
-    """Cores that the whole run may use; by default all that this process may."""
-    block_size: int | None = None
-    """Samples per block; by default about 4 MiB, from 64 to 4096 samples."""
-    checkpoint_seconds: float = 300.0
-    """Longest training time between two files of a member: what a crash repeats at most."""
-    hang_seconds: float = 120.0
-    """Time without any progress after which a worker counts as lost; slow steps and samples are progress."""
-    threads: int = 1
-    """CPU threads of each CPU device; they belong to a member's result."""
-    retry_failed: bool = False
-    """Whether members that failed in an earlier run go on from their newest checkpoints, now that the study is mended."""
+    devices: str | None = _setting(None, "cpu:2 for two CPU slots, cuda:0,1 for two GPUs; by default all there are.")
+    policy: str = _setting("balanced", "balanced: all members share one stream. solo: a pipeline for each.")
+    nodes: int = _setting(
+        1,
+        "Nodes with so many devices each; with launcher processes all of them are on this machine.",
+        several_nodes=True,
+    )
+    sharing: Sharing = _setting(  # noqa: RUF009  # a field, with an immutable default
+        "auto",
+        "How nodes share the stream: a pipeline of SC'18; local, once per node; none, for each member; auto, which measures.",
+        several_nodes=True,
+    )
+    preparing_nodes: int | None = _setting(
+        None, "Nodes that prepare in single-broadcast and multi-broadcast; by default one and all.", several_nodes=True
+    )
+    packing: Literal["auto", "interleaved"] = _setting(
+        "auto",
+        "interleaved: members of one device are stepped one after another, also where one program would be faster.",
+    )
+    numerics: Literal["equivalent", "exact"] = _setting(
+        "equivalent",
+        "exact: every step is a plain loop's, on a CPU to the bit; else what is faster may differ by rounding.",
+    )
+    compile: bool = _setting(
+        False,
+        "Let torch compile each architecture, half a minute on a CPU, and use that where it is measured to be faster.",
+    )
+    time_limit: float | None = _setting(
+        None, "Seconds after which all is saved and the run ends; the same command goes on."
+    )
+    loader_workers: int | None = _setting(
+        None,
+        "Processes that prepare samples on each node; by default as many as cores, or fewer that are enough.",
+    )
+    cores: int | None = _setting(None, "Cores that the whole run may use; by default all.")
+    block_size: int | None = _setting(
+        None, "Samples per block of the stream; by default about 4 MiB, of 64 to 4096 samples."
+    )
+    checkpoint_seconds: float = _setting(
+        300.0, "Longest training time between two files of a member: the most that a crash repeats."
+    )
+    hang_seconds: float = _setting(
+        120.0, "Time without any progress after which a worker counts as lost; slow steps and samples are progress."
+    )
+    threads: int = _setting(1, "CPU threads of each CPU device; they belong to a member's result.")
+    retry_failed: bool = _setting(
+        False,
+        "Let members that failed in an earlier run go on from their newest files, now that the study is mended.",
+    )
 
     def __post_init__(self) -> None:
         check_choice("sharing", self.sharing, get_args(Sharing))

@@ -190,6 +190,17 @@ def test_every_keyword_of_train_is_a_flag() -> None:
     assert {"--dir", "--json", "--track"} <= flags
 
 
+def test_train_spells_the_settings_as_they_are_declared() -> None:
+    import inspect
+
+    import argosy.api
+    from argosy.settings import Settings
+
+    spelled, declared = (inspect.signature(one).parameters for one in (argosy.api.train, Settings))
+    for name, parameter in declared.items():
+        assert (spelled[name].default, spelled[name].annotation) == (parameter.default, parameter.annotation), name
+
+
 def run_script(folder: Path, text: str, *, stdin: bool = False) -> str:
     """Run a script, from a file or as a notebook sends its cells, without a file."""
     (folder / "script.py").write_text(text)

@@ -5,10 +5,10 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,13 +16,14 @@ from argosy.cli import doctor as doctor_cli
 from argosy.cli import plan as planning_cli
 from argosy.cli import report as reporting_cli
 from argosy.cli import steer as steering_cli
+from argosy.cli.options import Address, Directory, Fresh, LauncherName, SearchFile, Track, takes_settings
 from argosy.cli.report import RunCommand, print_report, print_search, typed
 from argosy.cli.steer import StudyFile
 from argosy.errors import ArgosyError, PlanError
 from argosy.errors.system import means_refused
 from argosy.profiles import load_profiles, save_profiles
 from argosy.running.hosts.place import JobPlace, place_asked, seconds_left
-from argosy.settings import Settings, Sharing
+from argosy.settings import Settings
 from argosy.study import Study
 from argosy.tuning.search import Store
 from argosy.views.output import Json, console, open_what_is_closed, show, to_be_written, write
@@ -49,107 +50,24 @@ for command in (
     app.command()(command)
 
 
-def _of_several_nodes(help: str) -> Any:
-    """An option in the part of ``--help`` that people with one machine may skip."""
-    return typer.Option(help=help, rich_help_panel="Several nodes")
-
-
-SearchFile = Annotated[Path, typer.Argument(help="Python file with a variable `search`.")]
-Directory = Annotated[
-    Path | None,
-    typer.Option(
-        "--dir", help="Directory of the run, by default runs/ and the file's name; the same command again resumes."
-    ),
-]
-Fresh = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--fresh",
-        metavar="[MEMBER]",
-        help="Begin anew: everything, or a member; several times. What was there is kept.",
-    ),
-]
-Devices = Annotated[str | None, typer.Option(help="cpu, cpu:2, cuda or cuda:0,1; by default all there are.")]
-Policy = Annotated[str, typer.Option(help="balanced: all members share one stream. solo: a pipeline for each.")]
-LauncherName = Annotated[
-    Literal["auto", "processes", "inline", "agents", "ray"],
-    typer.Option(
-        help="inline: one process. agents: one node each, in a job of srun, mpirun or torchrun; auto sees that. ray: a Ray cluster."
-    ),
-]
-Address = Annotated[str | None, _of_several_nodes("Of the Ray cluster: auto, ray://host:10001, local.")]
-Nodes = Annotated[int, _of_several_nodes("Nodes on this machine, each with its own feeder, ring and devices.")]
-SharingName = Annotated[
-    Sharing, _of_several_nodes("How nodes share the stream: a pipeline by name, or auto, which measures.")
-]
-PreparingNodes = Annotated[int | None, _of_several_nodes("Nodes that prepare, in a broadcast pipeline.")]
-Cores = Annotated[int | None, typer.Option(help="Cores that the whole run may use; by default all.")]
-Packing = Annotated[Literal["auto", "interleaved"], typer.Option(help="How members share a device.")]
-Numerics = Annotated[Literal["equivalent", "exact"], typer.Option(help="exact: only programs bit-equal to solo.")]
-Compile = Annotated[
-    bool, typer.Option("--compile", help="Let torch compile each architecture, and use that where it is faster.")
-]
-TimeLimit = Annotated[float | None, typer.Option(help="Seconds after which all is saved and the run ends.")]
-LoaderWorkers = Annotated[int | None, typer.Option(help="Processes that prepare samples; by default as many as cores.")]
-BlockSize = Annotated[int | None, typer.Option(help="Samples per block of the stream.")]
-CheckpointSeconds = Annotated[float, typer.Option(help="Longest training time within an epoch between checkpoints.")]
-HangSeconds = Annotated[float, typer.Option(help="Time without progress after which a worker counts as lost.")]
-Threads = Annotated[int, typer.Option(help="CPU threads of each CPU device.")]
-RetryFailed = Annotated[bool, typer.Option("--retry-failed", help="Try members again that failed in an earlier run.")]
-Track = Annotated[
-    list[str] | None, typer.Option("--track", help="Tell figures to tensorboard, mlflow or wandb; several times.")
-]
-
-
 @app.command(cls=RunCommand)
+@takes_settings()
 def run(
     study_file: StudyFile,
     directory: Directory = None,
     fresh: Fresh = None,
-    devices: Devices = None,
     launcher: LauncherName = "auto",
     address: Address = None,
-    nodes: Nodes = 1,
-    policy: Policy = "balanced",
-    sharing: SharingName = "auto",
-    preparing_nodes: PreparingNodes = None,
-    packing: Packing = "auto",
-    numerics: Numerics = "equivalent",
-    compile: Compile = False,
-    time_limit: TimeLimit = None,
-    loader_workers: LoaderWorkers = None,
-    cores: Cores = None,
-    block_size: BlockSize = None,
-    checkpoint_seconds: CheckpointSeconds = 300.0,
-    hang_seconds: HangSeconds = 120.0,
-    threads: Threads = 1,
-    retry_failed: RetryFailed = False,
     track: Track = None,
     as_json: Json = False,
+    **settings: Any,
 ) -> None:
     """Train every member of a study file."""
     place = place_asked(launcher, os.environ)
-    settings = Settings(
-        devices=devices,
-        nodes=_nodes(nodes, place),
-        policy=policy,
-        sharing=sharing,
-        preparing_nodes=preparing_nodes,
-        packing=packing,
-        numerics=numerics,
-        compile=compile,
-        time_limit=seconds_left(os.environ, time.time()) if time_limit is None else time_limit,
-        loader_workers=loader_workers,
-        cores=cores,
-        block_size=block_size,
-        checkpoint_seconds=checkpoint_seconds,
-        hang_seconds=hang_seconds,
-        threads=threads,
-        retry_failed=retry_failed,
-    )
+    chosen = _settings(settings, place)
     directory = _directory(directory, study_file)
-    _serve(place, settings, directory)
-    with _launcher(launcher, place, directory, address) as chosen:
+    _serve(place, chosen, directory)
+    with _launcher(launcher, place, directory, address) as opened:
         from argosy.running.directory.studyfile import load_study  # beside the launcher's own imports
 
         study = load_study(study_file)
@@ -157,12 +75,13 @@ def run(
             _set_aside(directory, quiet=as_json)
         names = [name for name in fresh or () if name]
         how: dict[str, Any] = {"fresh": names, "track": track or ()}
-        report = _train(study, settings, directory, launcher=chosen, quiet=as_json, **how)
+        report = _train(study, chosen, directory, launcher=opened, quiet=as_json, **how)
     _finish(report, as_json=as_json)
     raise typer.Exit(_exit_code(report))
 
 
 @app.command()
+@takes_settings(but=("policy", "preparing_nodes", "packing", "retry_failed"))
 def tune(
     search_file: SearchFile,
     directory: Directory = None,
@@ -171,42 +90,18 @@ def tune(
         str | None, typer.Option(help="Optuna's storage, as sqlite:///search.db; by default a file in the directory.")
     ] = None,
     study_name: Annotated[str | None, typer.Option(help="Of the study there; by default the directory's name.")] = None,
-    devices: Devices = None,
     launcher: LauncherName = "auto",
     address: Address = None,
-    nodes: Nodes = 1,
-    sharing: SharingName = "auto",
-    numerics: Numerics = "equivalent",
-    compile: Compile = False,
-    time_limit: TimeLimit = None,
-    loader_workers: LoaderWorkers = None,
-    cores: Cores = None,
-    block_size: BlockSize = None,
-    checkpoint_seconds: CheckpointSeconds = 300.0,
-    hang_seconds: HangSeconds = 120.0,
-    threads: Threads = 1,
     track: Track = None,
     as_json: Json = False,
+    **settings: Any,
 ) -> None:
     """Search for the best parameters: every trial is a member of one fleet (extra: tune)."""
     place = place_asked(launcher, os.environ)
-    settings = Settings(
-        devices=devices,
-        nodes=_nodes(nodes, place),
-        sharing=sharing,
-        numerics=numerics,
-        compile=compile,
-        time_limit=seconds_left(os.environ, time.time()) if time_limit is None else time_limit,
-        loader_workers=loader_workers,
-        cores=cores,
-        block_size=block_size,
-        checkpoint_seconds=checkpoint_seconds,
-        hang_seconds=hang_seconds,
-        threads=threads,
-    )
+    chosen = _settings(settings, place)
     directory = _directory(directory, search_file)
-    _serve(place, settings, directory)
-    with _launcher(launcher, place, directory, address) as chosen:
+    _serve(place, chosen, directory)
+    with _launcher(launcher, place, directory, address) as opened:
         from argosy import api  # beside the launcher's own imports
         from argosy.running.directory.studyfile import load_search
 
@@ -215,7 +110,7 @@ def tune(
             _set_aside(directory, quiet=as_json)
         store = Store(url=storage, name=study_name)
         watching: dict[str, Any] = {"view": _view(quiet=as_json), "trackers": track or ()}
-        report = api.run_search(search, settings, directory, store=store, launcher=chosen, **watching)
+        report = api.run_search(search, chosen, directory, store=store, launcher=opened, **watching)
     if as_json:
         write(report.to_json())
     else:
@@ -224,11 +119,12 @@ def tune(
 
 
 @app.command()
+@takes_settings("devices")
 def demo(
     directory: Annotated[Path, typer.Option("--dir", help="Directory of the run.")] = Path("runs/demo"),
-    devices: Devices = None,
     compare: Annotated[bool, typer.Option(help="Also run the same study under policy solo, and time both.")] = False,
     as_json: Json = False,
+    **settings: Any,
 ) -> None:
     """Train eight unlike networks on scikit-learn's handwritten digits, every sample prepared once."""
     directory = directory.absolute()
@@ -240,8 +136,8 @@ def demo(
         with _launcher("processes") as place:
             from argosy.cli.demo import study  # beside the launcher's own imports
 
-            settings = Settings(devices=devices, policy=policy)
-            reports[policy] = _train(study, settings, folder, launcher=place, quiet=as_json)
+            chosen = Settings(**settings, policy=policy)
+            reports[policy] = _train(study, chosen, folder, launcher=place, quiet=as_json)
         if reports[policy].status != "done":
             break
     ratio = reports["solo"].seconds / reports["balanced"].seconds if len(reports) == 2 else None
@@ -256,16 +152,16 @@ def demo(
 
 
 @app.command()
+@takes_settings("devices", "policy")
 def plan(
     study_file: StudyFile,
-    devices: Devices = None,
-    policy: Policy = "balanced",
     cluster: Annotated[
         str | None, typer.Option(help="nodes x devices x memory, as 2x4x80GB: explain that instead.")
     ] = None,
     profiles: Annotated[Path | None, typer.Option(help="From `argosy profile` on one such device.")] = None,
     html: Annotated[Path | None, typer.Option(help="Draw the cluster's timeline here.")] = None,
     as_json: Json = False,
+    **settings: Any,
 ) -> None:
     """Explain who would share which device at which pace, on this machine or on a cluster, without training."""
     if cluster is None and (profiles or html):
@@ -279,13 +175,13 @@ def plan(
         from argosy import api  # beside the launcher's own imports
         from argosy.running.directory.studyfile import load_study
 
-        settings, study = Settings(devices=devices, policy=policy), load_study(study_file)
+        chosen, study = Settings(**settings), load_study(study_file)
         if cluster is None:
-            made = api.plan(study, settings=settings, launcher=place)
+            made = api.plan(study, settings=chosen, launcher=place)
             train_them = typed().replace(" plan ", " run ", 1)
             write(made.to_json() if as_json else f"{made.explain()}\n\nTrain them:      {train_them}")
             return
-        forecast = api.forecast_cluster(study, cluster, settings=settings, launcher=place, profiles=found)
+        forecast = api.forecast_cluster(study, cluster, settings=chosen, launcher=place, profiles=found)
     if html is not None:
         write_timeline(forecast.simulation, html)
     if as_json:
@@ -294,18 +190,25 @@ def plan(
     write(f"{forecast.explain()}\n")
     if html is not None:
         write(f"Timeline:        {html}")
-    train_there = ["srun", "argosy", "run", str(study_file), *([] if policy == "balanced" else ["--policy", policy])]
+    train_there = [
+        "srun",
+        "argosy",
+        "run",
+        str(study_file),
+        *([] if chosen.policy == "balanced" else ["--policy", chosen.policy]),
+    ]
     write(f"Train there:     {shlex.join(train_there)}")
 
 
 @app.command()
+@takes_settings("devices")
 def profile(
     study_file: StudyFile,
     out: Annotated[Path, typer.Option(help="File for `argosy plan --profiles`.")] = Path("profiles.json"),
     node_devices: Annotated[int, typer.Option(help="Devices of a node of the cluster to come.", min=1)] = 4,
     pairs: Annotated[bool, typer.Option("--pairs", help="Also what every two members spare on one device.")] = False,
-    devices: Devices = None,
     as_json: Json = False,
+    **settings: Any,
 ) -> None:
     """Measure what the members cost, alone and in groups of devices, as FLEET does: for `argosy plan --profiles`."""
     out = to_be_written(out)
@@ -313,15 +216,15 @@ def profile(
         from argosy import api  # beside the launcher's own imports
         from argosy.running.directory.studyfile import load_study
 
-        study, settings = load_study(study_file), Settings(devices=devices)
-        device = place.discover(settings).devices[0].name
-        costs = api.profile(study, settings=settings, launcher=place, node_devices=node_devices)
+        study, chosen = load_study(study_file), Settings(**settings)
+        device = place.discover(chosen).devices[0].name
+        costs = api.profile(study, settings=chosen, launcher=place, node_devices=node_devices)
     save_profiles(out, costs.profiles)
     found: Sequence[Pair] = ()
     if pairs:
         from argosy.running.control.pairs import measure_pairs
 
-        found = measure_pairs(study, [profile.member for profile in costs.profiles], device, settings)
+        found = measure_pairs(study, [profile.member for profile in costs.profiles], device, chosen)
     if as_json:
         measured = [{**asdict(pair), "improvement": pair.improvement} for pair in found]
         write({"out": str(out), "profiles": [p.to_json() for p in costs.profiles], "pairs": measured})
@@ -390,8 +293,14 @@ def _set_aside(directory: Path, *, quiet: bool) -> None:
         write(f"What was in {directory} is kept in {place}.")
 
 
-def _nodes(asked: int, place: JobPlace | None) -> int:
-    return place.nodes if place is not None and asked == 1 else asked
+def _settings(given: Mapping[str, Any], place: JobPlace | None) -> Settings:
+    """As the job has them, where they are not given: its nodes, and the time that is left of it."""
+    found = dict(given)
+    if place is not None and given["nodes"] == 1:
+        found["nodes"] = place.nodes
+    if given["time_limit"] is None:
+        found["time_limit"] = seconds_left(os.environ, time.time())
+    return Settings(**found)
 
 
 def _serve(place: JobPlace | None, settings: Settings, directory: Path) -> None:

@@ -1,0 +1,72 @@
+"""Options that several commands have: those of a run's settings are made from `argosy.settings.Settings`."""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, Literal, TypeVar, get_type_hints
+
+import typer
+
+from argosy.settings import Settings
+
+__all__ = ["Address", "Directory", "Fresh", "LauncherName", "SearchFile", "Track", "takes_settings"]
+
+Command = TypeVar("Command", bound=Callable[..., None])
+
+SEVERAL_NODES = "Several nodes"
+"""The part of ``--help`` that people with one machine may skip."""
+Directory = Annotated[
+    Path | None,
+    typer.Option(
+        "--dir", help="Directory of the run, by default runs/ and the file's name; the same command again resumes."
+    ),
+]
+Fresh = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--fresh",
+        metavar="[MEMBER]",
+        help="Begin anew: everything, or a member; several times. What was there is kept.",
+    ),
+]
+LauncherName = Annotated[
+    Literal["auto", "processes", "inline", "agents", "ray"],
+    typer.Option(
+        help="inline: one process. agents: one node each, in a job of srun, mpirun or torchrun; auto sees that. ray: a Ray cluster."
+    ),
+]
+Address = Annotated[
+    str | None,
+    typer.Option(help="Of the Ray cluster: auto, ray://host:10001, local.", rich_help_panel=SEVERAL_NODES),
+]
+Track = Annotated[
+    list[str] | None, typer.Option("--track", help="Tell figures to tensorboard, mlflow or wandb; several times.")
+]
+SearchFile = Annotated[Path, typer.Argument(help="Python file with a variable `search`.")]
+
+
+def takes_settings(*names: str, but: tuple[str, ...] = ()) -> Callable[[Command], Command]:
+    """Give a command, in the place of its ``**settings``, an option for each of these settings; for all of them, `but` some."""
+
+    def decorated(command: Command) -> Command:
+        signature = inspect.signature(command)
+        options = [_option(name) for name in names or ALL if name not in but]
+        own = [one for one in signature.parameters.values() if one.kind is not one.VAR_KEYWORD]
+        given = [one.replace(kind=one.KEYWORD_ONLY) for one in own]
+        command.__signature__ = signature.replace(parameters=[*given[:-1], *options, given[-1]])  # type: ignore[attr-defined]
+        return command
+
+    return decorated
+
+
+def _option(name: str) -> inspect.Parameter:
+    field, kind = ALL[name], get_type_hints(Settings)[name]
+    flag = f"--{name.replace('_', '-')}"  # which has no --no- beside it, where it is one
+    panel = SEVERAL_NODES if field.metadata["several_nodes"] else None
+    option = typer.Option(flag, help=field.metadata["help"], rich_help_panel=panel)
+    kinds = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(name, kinds, default=field.default, annotation=Annotated[kind, option])
+
+
+ALL = {field.name: field for field in fields(Settings)}
