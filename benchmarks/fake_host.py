@@ -1,4 +1,4 @@
-"""A process with many fake workers of one node, each with its own connection to the driver's door; and how a driver has some.
+"""A process with many fake workers of one node, each with its own connection to the driver's listener; and how a driver has some.
 
 Whatever its trainers have to say of an epoch comes after so many words about how far they are, as of real ones that train some
 seconds. Everybody speaks as fast as the driver takes it.
@@ -19,8 +19,8 @@ from typing import Any
 from fake_workers import FakeFeeder, FakeTrainer
 
 from argosy.protocol.trainer import Attach, Enlist, SectionReport
-from argosy.stream.door import dial
 from argosy.stream.heartbeat import Heartbeat
+from argosy.stream.listener import dial
 from argosy.stream.wire import Peer
 
 __all__ = ["Hosts"]

@@ -1,7 +1,7 @@
 """Workers that only talk: they answer a driver as feeders and trainers do, and neither prepare nor train anything.
 
 A block is a whole epoch, and takes no time. Members cost what FLEET's hundred networks cost, ten variants of each; the files that
-they leave are empty. `Alone` has all of them in the driver's process; `fake_host.py` has them in processes that dial its door.
+they leave are empty. `Alone` has all of them in the driver's process; `fake_host.py` has them in processes that dial its listener.
 """
 
 import functools

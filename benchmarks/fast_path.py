@@ -20,9 +20,9 @@ from argosy.running.launch.blobs import data_to_descriptor, from_descriptor
 from argosy.settings import Settings
 from argosy.stream.batches import Cutter
 from argosy.stream.blocks import Block
-from argosy.stream.door import dial
 from argosy.stream.feed import feed
 from argosy.stream.heartbeat import Heartbeat
+from argosy.stream.listener import dial
 from argosy.stream.order import Selection
 from argosy.stream.ring import RingReader
 from argosy.stream.schedule import Orders

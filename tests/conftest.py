@@ -17,7 +17,7 @@ from argosy.running.directory.journal import read_journal
 from argosy.running.launch.forkserver import ForkServer
 from argosy.running.watch import apart
 
-pytest_plugins = ("doors",)
+pytest_plugins = ("listeners",)
 # The same examples in every run, however slow the machine: a failure says something about the last change.
 settings.register_profile("tests", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("hostile", settings.get_profile("tests"), derandomize=False, max_examples=10_000)

@@ -21,10 +21,10 @@ from argosy.protocol.feeder import Credit, Feed, Flowing, Hold, Open, Opened, Pa
 from argosy.protocol.trainer import Exit
 from argosy.settings import Settings
 from argosy.stream.course import Course
-from argosy.stream.door import Door
 from argosy.stream.exchange import Broken, Exchanged, ExchangeProcess, Exchanges, start_exchange
 from argosy.stream.gauges import Queues, StreamGauge
 from argosy.stream.heartbeat import MOST_LOADERS, Heartbeat
+from argosy.stream.listener import Listener
 from argosy.stream.mapped import MappedFile, check_files
 from argosy.stream.preparation import Filling, Preparation
 from argosy.stream.ring import Ring
@@ -51,7 +51,7 @@ class _Feeder:
         self,
         name: str,
         driver: Peer,
-        door: Door,
+        listener: Listener,
         ring: Ring,
         sources: dict[str, Source],
         course: Course,
@@ -64,7 +64,7 @@ class _Feeder:
     ) -> None:
         self.name = name
         self.driver = driver
-        self.door = door
+        self.listener = listener
         self.ring = ring
         self.sources = sources
         self.course = course
@@ -105,7 +105,7 @@ class _Feeder:
         """Do what the driver has said already, and then what it says, until it says Exit or is gone."""
         self._obey(said)
         self._watch(self.driver, lambda: self._obey(self.driver.receive()))
-        self._watch(self.door, self._admit)
+        self._watch(self.listener, self._admit)
         for _ in range(self.preparation.wanted_loaders):
             self.preparation.start_loader()
         while self.running:
@@ -227,7 +227,7 @@ class _Feeder:
             self._give_back(message.slot, self.exchange)
 
     def _admit(self) -> None:
-        for name, peer in self.door.enter():
+        for name, peer in self.listener.enter():
             earlier = self.readers.pop(name, None)
             if earlier is not None:
                 # A trainer that was told to come again, or that took the place of another.
@@ -344,7 +344,7 @@ class _Feeder:
             self._told, gauge.loaders = self._since, len(self.preparation.loaders)
             self.driver.send(Flowing(gauge=gauge.to_json()))
 
-    def _watch(self, source: Peer | Door | Connection, handler: Callable[[], None]) -> None:
+    def _watch(self, source: Peer | Listener | Connection, handler: Callable[[], None]) -> None:
         self.selector.register(source, READ, handler)
 
 
@@ -368,11 +368,11 @@ def feed(
     began = time.monotonic()
     count = settings.loader_workers if settings.loader_workers is not None else min(cores, MOST_LOADERS)
     # Its name is one of the host that this process was started on, wherever a dataset takes it.
-    door = Door(key)
+    listener = Listener(key)
 
     def hang_up() -> None:
         driver.close()
-        door.close()
+        listener.close()
 
     with heartbeat.busy("opening the data", opaque=True):
         sources = open_for(count, data, seed=seed, heartbeat=heartbeat, hang_up=hang_up)
@@ -385,7 +385,7 @@ def feed(
     course = Course(lengths, per_epoch=per_epoch, block_size=block_size)
     driver.send(
         Opened(
-            address=door.address,
+            address=listener.address,
             lengths=lengths,
             fingerprints={name: source.facts.fingerprint for name, source in sources.items()},
             block_size=block_size,
@@ -396,7 +396,7 @@ def feed(
     _Feeder(
         name,
         driver,
-        door,
+        listener,
         ring,
         sources,
         course,

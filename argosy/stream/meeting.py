@@ -1,7 +1,7 @@
 """Where processes of a run that are to exchange tensors find each other: a file of one machine, or the driver's store.
 
 Contract. torch's own TCPStore lets every process that reaches its port list, read, replace and delete what is in it. So the
-store of a run on several nodes is behind a door of the run's (`argosy.stream.door`): a meeting names its address, the key that
+store of a run on several nodes is behind a listener of the run's (`argosy.stream.listener`): a meeting names its address, the key that
 opens it, and the prefix of its own entries, and is told on authenticated connections alone. A thread of the driver's process
 answers; it waits for no caller.
 """
@@ -19,7 +19,7 @@ import psutil
 from torch.distributed import FileStore, Store  # type: ignore[attr-defined]
 
 from argosy.errors import WorkerError
-from argosy.stream.door import Door, dial
+from argosy.stream.listener import Listener, dial
 from argosy.stream.wire import Peer
 
 __all__ = ["FORMING", "MeetingStore", "NetworkMeetings", "interface_of", "store_at"]
@@ -37,7 +37,7 @@ class NetworkMeetings:
         self.host = host
         """By which other nodes reach this one."""
         self._key = os.urandom(32)
-        self._door = Door.to_network(self._key, refused)
+        self._listener = Listener.to_network(self._key, refused)
         self._entries: dict[str, bytes] = {}
         self._waiting: list[tuple[Peer, Sequence[str]]] = []
         """Callers that are answered when all of these entries are there."""
@@ -47,7 +47,7 @@ class NetworkMeetings:
 
     def meeting(self) -> str:
         """A meeting at which no process has been yet. Its last part is its name, and no secret."""
-        return f"{SCHEME}{self.host}:{self._door.port}/{self._key.hex()}/{os.urandom(16).hex()}"
+        return f"{SCHEME}{self.host}:{self._listener.port}/{self._key.hex()}/{os.urandom(16).hex()}"
 
     def close(self) -> None:
         """End all meetings."""
@@ -58,16 +58,16 @@ class NetworkMeetings:
         peers: list[Peer] = []
         while not self._over.is_set():
             poll = select.poll()
-            poll.register(self._door, select.POLLIN)
+            poll.register(self._listener, select.POLLIN)
             for peer in peers:
                 poll.register(peer, select.POLLIN | (select.POLLOUT if peer.unsent else 0))
             poll.poll(TICK_SECONDS * 1000)
-            peers += [peer for _, peer in self._door.enter()]
+            peers += [peer for _, peer in self._listener.enter()]
             peers = [peer for peer in peers if self._hear(peer)]
             self._answer_waiting()
         for peer in peers:
             peer.close()
-        self._door.close()
+        self._listener.close()
 
     def _hear(self, peer: Peer) -> bool:
         """Do what a caller asks; False where it has gone."""

@@ -1,8 +1,8 @@
 """TLS for the calls between nodes: one private key and its certificate, which every node of a job has and nobody else.
 
 Both ends show the certificate and take no other, byte for byte: not even another one of the same authority, though the file
-may hold the authority's as well. So whoever stands between two nodes has nothing to show to either. What a door asks of its
-callers (`argosy.stream.door`) comes after that, inside.
+may hold the authority's as well. So whoever stands between two nodes has nothing to show to either. What a listener asks of its
+callers (`argosy.stream.listener`) comes after that, inside.
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""Talk between processes of one run, when they have met (`argosy.stream.door`).
+"""Talk between processes of one run, when they have met (`argosy.stream.listener`).
 
 Contract. Both ends are a `Peer`, and its framing (`argosy.stream.framing`) says which bytes are the other end's: what one
 says is kept until the socket takes it, what has arrived in part is kept until it is whole. So nobody ever waits for another

@@ -329,7 +329,7 @@ def test_who_has_not_the_key_is_refused_and_told_of(tmp_path: Path, monkeypatch:
     knocking.start()
     argosy.train(studies.study(60, fleet=[studies.member()], epochs=1), directory=tmp_path / "run", launcher=launcher)
     knocking.join()
-    told = (tmp_path / "run" / "workers" / "door.log").read_text().splitlines()
+    told = (tmp_path / "run" / "workers" / "listener.log").read_text().splitlines()
     assert any(line.endswith("does not take the proof of the run's key: it has another one") for line in told)
     assert len(told) >= 2
 
@@ -341,7 +341,7 @@ def test_an_agent_without_the_jobs_certificate_says_so_at_once(
     monkeypatch.setattr(gathering, "CALL_SECONDS", 0.5)
     ours, other = (Certificate.load(certificates.make(tmp_path / f"{name}.pem")) for name in ("ours", "other"))
     board, refused = gathering.FileBoard(tmp_path), []
-    door = gathering.open_door(jobs.place(0), board, None, ours, refused.append)
+    listener = gathering.open_listener(jobs.place(0), board, None, ours, refused.append)
 
     def join() -> None:
         with pytest.raises(
@@ -352,9 +352,9 @@ def test_an_agent_without_the_jobs_certificate_says_so_at_once(
     with ThreadPoolExecutor(1) as threads:
         joining = threads.submit(join)
         while not joining.done() or not refused:
-            assert door.enter() == []
+            assert listener.enter() == []
         joining.result()
-    door.close()
+    listener.close()
     assert "does not show the job's certificate" in refused[0]
 
 

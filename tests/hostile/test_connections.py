@@ -12,21 +12,21 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from doors import Relay, Trap, call, enter
+from listeners import Relay, Trap, call, enter
 
 from argosy.errors import WorkerError
-from argosy.stream import door as entrance
-from argosy.stream.door import Door, dial
+from argosy.stream import listener as entrance
+from argosy.stream.listener import Listener, dial
 from argosy.stream.tls import Certificate
 from argosy.stream.wire import Peer
 
 
 @pytest.fixture
-def relayed(network_door: Door, sealed: Certificate | None) -> Iterator[tuple[Peer, Peer, Relay]]:
+def relayed(network_listener: Listener, sealed: Certificate | None) -> Iterator[tuple[Peer, Peer, Relay]]:
     """The two ends of a connection, and who stands between them."""
     with socket.create_server(("127.0.0.1", 0)) as between:
-        relay = Relay(between, network_door.port)
-        ((_, peer),), (caller,) = enter(network_door, lambda: call(between.getsockname()[1], certificate=sealed))
+        relay = Relay(between, network_listener.port)
+        ((_, peer),), (caller,) = enter(network_listener, lambda: call(between.getsockname()[1], certificate=sealed))
         yield caller, peer, relay
         caller.close()
         peer.close()
@@ -81,7 +81,7 @@ def test_a_relay_can_neither_repeat_nor_leave_out_nor_reorder_what_is_said(
 
 @pytest.mark.parametrize("where", ["to the same end", "to the end that said it", "into another connection"])
 def test_a_relay_cannot_say_again_what_was_said_elsewhere(
-    relayed: tuple[Peer, Peer, Relay], sealed: Certificate | None, network_door: Door, where: str
+    relayed: tuple[Peer, Peer, Relay], sealed: Certificate | None, network_listener: Listener, where: str
 ) -> None:
     caller, peer, relay = relayed
     relay.stop()
@@ -96,8 +96,10 @@ def test_a_relay_cannot_say_again_what_was_said_elsewhere(
         assert refuses(peer, sealed)
     else:
         with socket.create_server(("127.0.0.1", 0)) as between:
-            other = Relay(between, network_door.port)
-            ((_, its),), (_caller,) = enter(network_door, lambda: call(between.getsockname()[1], certificate=sealed))
+            other = Relay(between, network_listener.port)
+            ((_, its),), (_caller,) = enter(
+                network_listener, lambda: call(between.getsockname()[1], certificate=sealed)
+            )
             other.stop()
             other.called.sendall(kept)
             assert refuses(its, sealed)
@@ -115,13 +117,13 @@ def test_no_memory_is_kept_for_a_length_that_the_other_end_has_not_said(
     assert refuses(peer, sealed)
 
 
-def test_the_name_is_part_of_the_proof(network_door: Door, refused: list[str]) -> None:
-    if network_door._seal is not None:
+def test_the_name_is_part_of_the_proof(network_listener: Listener, refused: list[str]) -> None:
+    if network_listener._seal is not None:
         pytest.skip("inside TLS a relay sees no name")
     with socket.create_server(("127.0.0.1", 0)) as between:
 
         def rename() -> None:
-            here, there = between.accept()[0], socket.create_connection(("127.0.0.1", network_door.port))
+            here, there = between.accept()[0], socket.create_connection(("127.0.0.1", network_listener.port))
             there.sendall(here.recv(entrance.NONCE + 1 + 6).replace(b"rank 1", b"rank 2"))
             here.sendall(there.recv(entrance.NONCE + entrance.PROOF))
             here.close()
@@ -129,7 +131,7 @@ def test_the_name_is_part_of_the_proof(network_door: Door, refused: list[str]) -
 
         thread = threading.Thread(target=rename)
         thread.start()
-        entered, (error,) = enter(network_door, lambda: call(between.getsockname()[1]))
+        entered, (error,) = enter(network_listener, lambda: call(between.getsockname()[1]))
         thread.join()
     assert entered == []
     assert "authentication failed" in str(error)
@@ -185,49 +187,49 @@ def strangers_of(source: str, port: int) -> Iterator[socket.socket]:
 
 @SOURCES
 def test_strangers_that_come_while_a_worker_proves_the_key_do_not_push_it_out(refused: list[str], source: str) -> None:
-    door = Door.to_network(bytes(32), refused.append)
+    listener = Listener.to_network(bytes(32), refused.append)
     with socket.create_server(("127.0.0.1", 0)) as between, ThreadPoolExecutor() as pool:
         one = pool.submit(call, between.getsockname()[1])
-        here, there = between.accept()[0], socket.create_connection(("127.0.0.1", door.port))
+        here, there = between.accept()[0], socket.create_connection(("127.0.0.1", listener.port))
         with here, there:
             there.sendall(here.recv(2**16))
             while not select.select([there], [], [], 0)[0]:
-                assert door.enter() == []
-            with contextlib.closing(strangers_of(source, door.port)) as strangers:
+                assert listener.enter() == []
+            with contextlib.closing(strangers_of(source, listener.port)) as strangers:
                 for _ in range(2 * entrance.UNPROVED):
                     next(strangers)
-                    assert door.enter() == []
+                    assert listener.enter() == []
                 here.sendall(there.recv(2**16))
                 there.sendall(here.recv(2**16))
                 deadline, entered = time.monotonic() + 10, []
                 while not entered and time.monotonic() < deadline:
-                    entered = [name for name, _ in door.enter()]
+                    entered = [name for name, _ in listener.enter()]
         one.result().close()
     assert entered == ["rank 1"]
-    door.close()
+    listener.close()
 
 
 @SOURCES
 def test_thousands_of_strangers_keep_no_worker_out(refused: list[str], source: str) -> None:
-    door, entered = Door.to_network(bytes(32), refused.append), []
+    listener, entered = Listener.to_network(bytes(32), refused.append), []
 
     def call_again() -> Peer:
         while True:
             try:
-                return dial(("127.0.0.1", door.port), bytes(32), "rank 1", seconds=5)
+                return dial(("127.0.0.1", listener.port), bytes(32), "rank 1", seconds=5)
             except WorkerError:
                 time.sleep(0.05)  # as an agent does
 
-    with ThreadPoolExecutor() as pool, contextlib.closing(strangers_of(source, door.port)) as strangers:
+    with ThreadPoolExecutor() as pool, contextlib.closing(strangers_of(source, listener.port)) as strangers:
         for _ in range(2 * entrance.UNPROVED):
             next(strangers)
-            door.enter()
+            listener.enter()
         one, came = pool.submit(call_again), 0
         while not entered:
             next(strangers)
-            entered += [name for name, _ in door.enter()]
+            entered += [name for name, _ in listener.enter()]
             came += 1
             assert came < 10 * STRANGERS
         one.result().close()
         assert entered == ["rank 1"]
-    door.close()
+    listener.close()

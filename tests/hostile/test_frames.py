@@ -15,15 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from doors import Trap
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from listeners import Trap
 
 from argosy.errors import ArgosyError, WorkerError
 from argosy.running.hosts.gathering import Notice, read, written
-from argosy.stream import door as entrance
-from argosy.stream.door import Door
+from argosy.stream import listener as entrance
 from argosy.stream.framing import HEADER_BYTES, LENGTH, Authenticated, Plain
+from argosy.stream.listener import Listener
 from argosy.stream.wire import Peer
 
 EXAMPLES = max(300, settings().max_examples)
@@ -144,29 +144,29 @@ GREETING = bytes(entrance.NONCE) + b"\x06rank 1"
 
 @settings(max_examples=EXAMPLES)
 @given(changes=CHANGES, proves=st.booleans())
-def test_no_changed_proof_opens_a_door(changes: list[Change], proves: bool) -> None:
+def test_no_changed_proof_opens_a_listener(changes: list[Change], proves: bool) -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     with ours:
-        door = Door(KEY)
-        door._callers[theirs] = entrance._Caller(where="", nonce=bytes(entrance.NONCE), since=time.monotonic())
-        door._selector.register(theirs, 1)
+        listener = Listener(KEY)
+        listener._callers[theirs] = entrance._Caller(where="", nonce=bytes(entrance.NONCE), since=time.monotonic())
+        listener._selector.register(theirs, 1)
         theirs.setblocking(False)
         proof = entrance._prove(KEY if proves else OTHER, b"caller", bytes(entrance.NONCE), GREETING)
         stream = changed(GREETING + proof, changes)
         with bounded():
             ours.sendall(stream)
             ours.shutdown(socket.SHUT_WR)
-            entered = door.enter() + door.enter()
+            entered = listener.enter() + listener.enter()
         # Whatever is left of the bytes after a proof is for the peer.
         assert bool(entered) == (proves and stream.startswith(GREETING + proof))
         for _, peer in entered:
             peer.close()
-        door.close()
+        listener.close()
 
 
 @settings(max_examples=EXAMPLES)
 @given(changes=CHANGES, knows=st.booleans())
-def test_a_changed_answer_is_no_door_of_the_run(changes: list[Change], knows: bool) -> None:
+def test_a_changed_answer_is_no_listener_of_the_run(changes: list[Change], knows: bool) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener, ThreadPoolExecutor(1) as pool:
         listener.bind(f"\0argosy-hostile-{os.urandom(8).hex()}")
         listener.listen()

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from argosy.errors import WorkerError
-from argosy.stream.door import dial
+from argosy.stream.listener import dial
 from argosy.stream.meeting import NetworkMeetings, store_at
 from argosy.training.programs.shard.ends import HOST
 from argosy.training.programs.shard.parallel import Group

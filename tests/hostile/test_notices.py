@@ -14,7 +14,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from argosy.errors import PlanError, WorkerError
 from argosy.running.hosts import gathering
 from argosy.running.hosts.gathering import Notice, StoreBoard, call_driver, key_in
-from argosy.stream.door import Door
+from argosy.stream.listener import Listener
 
 USERS = {"ARGOSY_KEY": "sixteen or more letters"}
 
@@ -110,14 +110,14 @@ def test_an_agent_finds_its_driver_past_strangers_at_addresses_that_the_driver_l
 ) -> None:
     """The driver's own loopback is the agent's as well, and another user may listen there."""
     refused: list[str] = []
-    door = Door.to_network(key, refused.append)
+    listener = Listener.to_network(key, refused.append)
     notice = Notice(job="", hosts=("127.0.0.1",), port=stranger.getsockname()[1])
     stranger.settimeout(10)
     with pytest.raises(WorkerError, match=r"timed out|failed"):
         gathering.call_any(notice, key, "rank 1", None)
     with stranger.accept()[0] as call:
         assert call.recv(1000)[32:] == b"\x06rank 1"  # a nonce and a name: nothing that the key has made
-    door.close()
+    listener.close()
 
 
 @pytest.mark.parametrize("text", ["", "secret", "x" * 64, "abcabcabcabcabcabcabc", "passwordpassword", "0" * 15 + "1"])

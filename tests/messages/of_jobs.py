@@ -65,7 +65,7 @@ def lonely() -> None:
     """The agents do not come."""
     launcher = Agents(PLACE, RUN)
     try:
-        launcher._open_door()
+        launcher._open_listener()
         launcher._gather(time.monotonic() - 1)
     finally:
         launcher.close()

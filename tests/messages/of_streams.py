@@ -12,9 +12,9 @@ import torch
 from argosy import Data
 from argosy.stream.blocks import Layout, Place
 from argosy.stream.course import Course
-from argosy.stream.door import NONCE, PROOF, dial
 from argosy.stream.framing import LARGEST, LENGTH, Authenticated
 from argosy.stream.heartbeat import Heartbeat
+from argosy.stream.listener import NONCE, PROOF, dial
 from argosy.stream.loaders import Task, run_task
 from argosy.stream.preparation import TRIES, Preparation
 from argosy.stream.sources import ArraySource, Source, open_sources, reopened
@@ -126,12 +126,12 @@ def many_descriptors() -> None:
 
 def stranger() -> None:
     """Somebody who does not know the key answers at the address."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
-        door.bind("\0argosy-stranger")
-        door.listen()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind("\0argosy-stranger")
+        listener.listen()
 
         def answer() -> None:
-            caller, _ = door.accept()
+            caller, _ = listener.accept()
             with caller:
                 caller.sendall(os.urandom(NONCE))
                 caller.sendall(os.urandom(PROOF))
@@ -174,7 +174,7 @@ CASES = {
     "more validations than samples": lambda: Course({"train": 6, "val": 9}, per_epoch=8, block_size=64),
     "a dataset that fails in a loader worker": lists,
     "a sample that kills loader workers": dying_loaders,
-    "a name too long to call with": lambda: dial("\0argosy-door", b"key", "cpu:0" * 52),
+    "a name too long to call with": lambda: dial("\0argosy-listener", b"key", "cpu:0" * 52),
     "nobody answers a call": lambda: dial("\0argosy-nobody", b"key", "cpu:0"),
     "a stranger answers a call": stranger,
     "too many open files for one message": many_descriptors,

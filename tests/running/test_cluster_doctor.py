@@ -17,7 +17,7 @@ from argosy.running.doctor import cluster_checks
 from argosy.running.doctor.cluster import answer, examine_cluster
 from argosy.running.doctor.cluster_checks import Here, Looked, MeasuredLink, Samples, judge
 from argosy.running.hosts.place import JobPlace
-from argosy.stream import door
+from argosy.stream import listener
 
 STUDY = "import studies\nstudy = studies.study({samples}, fleet=[studies.member()])\n"
 Faults = Callable[[pytest.MonkeyPatch], None]
@@ -28,7 +28,7 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """However slow this machine is, a node is not found ill for that."""
     for limit in ("JOIN_SECONDS", "CALL_SECONDS", "ANSWER_SECONDS", "END_SECONDS"):
         monkeypatch.setattr(cluster_doctor, limit, 200.0)
-    monkeypatch.setattr(door, "PATIENCE_SECONDS", 200.0)
+    monkeypatch.setattr(listener, "PATIENCE_SECONDS", 200.0)
     monkeypatch.setattr(cluster_checks, "LEAST_BYTES_PER_SECOND", 0.0)
 
 
@@ -106,8 +106,8 @@ def hidden(patch: pytest.MonkeyPatch) -> None:
 
     def here(desk: Any, rank: int, address: str) -> Here:
         found = told(desk, rank, address)
-        desk._door._selector.unregister(desk._door._listener)
-        desk._door._listener.close()
+        desk._listener._selector.unregister(desk._listener._socket)
+        desk._listener._socket.close()
         return found
 
     patch.setattr(cluster_doctor._Desk, "here", here)

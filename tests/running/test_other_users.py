@@ -53,7 +53,7 @@ def test_an_agent_takes_no_directory_of_another_user(public: Path) -> None:  # n
     with pytest.raises(BlockingIOError):
         listener.accept()
     with pytest.raises(RunError, match=f"belongs to user {STRANGER}"):
-        Agents(jobs.place(0), theirs)._open_door()  # nor does a driver leave its key there
+        Agents(jobs.place(0), theirs)._open_listener()  # nor does a driver leave its key there
     listener.close()
 
 
@@ -152,8 +152,8 @@ def test_what_is_no_plain_file_of_this_user_is_no_command(tmp_path: Path) -> Non
     (commands / "6.json").write_text('{"command": "stop", "command": "add"}')
     (commands / "7.json").write_bytes(b'{"command": "\xff"}')
     (commands / "8.json").write_text('{"command": "' + "x" * 2**20 + '"}')
-    with socket.socket(socket.AF_UNIX) as door:
-        door.bind(str(commands / "9.json"))
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(commands / "9.json"))
         found = dict(Inbox(commands, ()).new())
     told = [
         "a pipe",
@@ -213,7 +213,7 @@ def test_nothing_is_written_through_a_link_that_was_planted(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    "name", ["journal.jsonl", "run.lock", "newcomers.jsonl", "members/one/log.txt", "workers/door.log"]
+    "name", ["journal.jsonl", "run.lock", "newcomers.jsonl", "members/one/log.txt", "workers/listener.log"]
 )
 def test_what_is_appended_to_a_link_or_a_pipe_is_refused(tmp_path: Path, name: str) -> None:
     treasure, path = tmp_path / "treasure", tmp_path / "run" / name

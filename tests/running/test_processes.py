@@ -22,7 +22,7 @@ from argosy.protocol.trainer import Lost
 from argosy.running.launch import forkserver, processes
 from argosy.running.launch.forkserver import ForkServer
 from argosy.running.launch.processes import ProcessWorkers
-from argosy.stream.door import dial
+from argosy.stream.listener import dial
 from argosy.stream.wire import Peer
 
 PATIENCE = round(1.5 * processes.NEWS_SECONDS / 0.02)
@@ -74,7 +74,7 @@ def workers(tmp_path: Path, servers: list[Server]) -> Iterator[ProcessWorkers]:
 def call(workers: ProcessWorkers, ticket: str) -> Peer:
     """Call the driver as that worker does, and wait until it has answered."""
     found: list[Peer] = []
-    thread = threading.Thread(target=lambda: found.append(dial(workers.door.address, workers.key, ticket)))
+    thread = threading.Thread(target=lambda: found.append(dial(workers.listener.address, workers.key, ticket)))
     thread.start()
     while thread.is_alive():
         assert lost(workers) == 0
@@ -209,7 +209,7 @@ def test_a_worker_that_cannot_be_forked_is_lost_with_the_reason(workers: Process
 
 def test_a_caller_that_hangs_up_at_once_does_no_harm(workers: ProcessWorkers) -> None:
     caller = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    caller.connect(workers.door.address)
+    caller.connect(workers.listener.address)
     caller.close()
     assert lost(workers) == 0
 
@@ -310,7 +310,7 @@ def test_a_worker_shows_that_it_starts_before_anybody_has_heard_of_it(workers: P
 
 
 def test_a_worker_that_never_calls_is_found_and_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first one is sent to a door that nobody opens."""
+    """The first one is sent to a listener that nobody opens."""
     fork = ForkServer.fork
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind("")

@@ -21,9 +21,9 @@ from argosy.protocol.events import Used
 from argosy.protocol.feeder import Credit, Feed, Leg, Open, Opened, Team
 from argosy.protocol.trainer import Exit
 from argosy.settings import Settings
-from argosy.stream.door import dial
 from argosy.stream.feed import feed
 from argosy.stream.heartbeat import MOST_LOADERS, Heartbeat
+from argosy.stream.listener import dial
 from argosy.stream.ring import RingReader
 from argosy.stream.wire import Peer
 

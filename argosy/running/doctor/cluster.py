@@ -1,7 +1,7 @@
 """``argosy doctor --cluster``: what the nodes of a job find out about each other before a study is trained on them.
 
 Contract. The nodes find each other as those of a run do (`argosy.running.hosts.gathering`), in a folder of their own, so that a job
-which begins in the run directory meanwhile is not disturbed. Each of them then has a door of the same key, behind which a
+which begins in the run directory meanwhile is not disturbed. Each of them then has a listener of the same key, behind which a
 thread of its own (`_Desk`) answers whoever calls: it alone uses those connections. A node calls all others at the same time,
 each in a thread that owns the call, and then floods the next one by rank. Rank 0 tells who is there, hears what they have
 found, and judges (`argosy.running.doctor.cluster_checks`); the others end when it hangs up. Nobody waits for another without a limit.
@@ -26,9 +26,9 @@ from argosy.running.directory.journal import own_directory
 from argosy.running.doctor.cluster_checks import Here, Looked, MeasuredLink, Samples, judge
 from argosy.running.doctor.machine import versions_of
 from argosy.running.doctor.machine_checks import Check
-from argosy.running.hosts.gathering import board_of, call_driver, certificate_in, key_in, open_door
+from argosy.running.hosts.gathering import board_of, call_driver, certificate_in, key_in, open_listener
 from argosy.running.hosts.place import JobPlace, place_of
-from argosy.stream.door import Door, dial
+from argosy.stream.listener import Listener, dial
 from argosy.stream.tls import Certificate
 from argosy.stream.wire import Peer
 from argosy.version import __version__
@@ -71,10 +71,10 @@ def examine_cluster(place: JobPlace, directory: Path, study_file: Path | None) -
     with _folder(directory) as folder, contextlib.ExitStack() as last_first:
         board = board_of(place, folder, os.environ)
         last_first.callback(board.clear)
-        door = open_door(place, board, key_in(os.environ), certificate, refusals.append)
-        last_first.callback(door.close)
-        desk = last_first.enter_context(_Desk(door.key, certificate))
-        joined = _gather(door, place.nodes)
+        listener = open_listener(place, board, key_in(os.environ), certificate, refusals.append)
+        last_first.callback(listener.close)
+        desk = last_first.enter_context(_Desk(listener.key, certificate))
+        joined = _gather(listener, place.nodes)
         peers = {here.rank: peer for here, peer in joined}
         for peer in peers.values():
             last_first.callback(peer.close)
@@ -112,13 +112,13 @@ def answer(place: JobPlace, directory: Path, study_file: Path | None) -> int:
 
 
 class _Desk:
-    """A node's own door, behind which a thread answers until this is left; and its calls to others."""
+    """A node's own listener, behind which a thread answers until this is left; and its calls to others."""
 
     def __init__(self, key: bytes, certificate: Certificate | None) -> None:
         self._key = key
         self._calling = None if certificate is None else certificate.calling
         called = None if certificate is None else certificate.called
-        self._door = Door.to_network(key, lambda refusal: None, seal=called)
+        self._listener = Listener.to_network(key, lambda refusal: None, seal=called)
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="argosy-desk", daemon=True)
 
@@ -134,7 +134,7 @@ class _Desk:
 
     def here(self, rank: int, address: str) -> Here:
         """This node."""
-        port, host = self._door.port, socket.gethostname()
+        port, host = self._listener.port, socket.gethostname()
         return Here(rank=rank, host=host, address=address, port=port, versions=_versions())
 
     def look(self, here: Here, nodes: Sequence[Here], study_file: Path | None) -> Looked:
@@ -161,15 +161,15 @@ class _Desk:
         peers: list[Peer] = []
         while not self._over.is_set():
             poll = select.poll()
-            poll.register(self._door, select.POLLIN)
+            poll.register(self._listener, select.POLLIN)
             for peer in peers:
                 poll.register(peer, select.POLLIN)
             poll.poll(TICK_SECONDS * 1000)
-            peers += [peer for _, peer in self._door.enter()]
+            peers += [peer for _, peer in self._listener.enter()]
             peers = [peer for peer in peers if _answered(peer)]
         for peer in peers:
             peer.close()
-        self._door.close()
+        self._listener.close()
 
 
 def _answered(peer: Peer) -> bool:
@@ -210,13 +210,13 @@ def _flood(peer: Peer) -> float:
     return sent / (time.perf_counter() - began)
 
 
-def _gather(door: Door, size: int) -> list[tuple[Here, Peer]]:
+def _gather(listener: Listener, size: int) -> list[tuple[Here, Peer]]:
     """The other nodes, as far as they call in time, by rank."""
     joined: dict[int, tuple[Here, Peer]] = {}
     deadline = time.monotonic() + JOIN_SECONDS
     while len(joined) < size - 1 and (left := deadline - time.monotonic()) > 0:
-        door.wait(min(left, TICK_SECONDS))
-        for _, peer in door.enter():
+        listener.wait(min(left, TICK_SECONDS))
+        for _, peer in listener.enter():
             with contextlib.suppress(EOFError, WorkerError):
                 for here in peer.wait(ANSWER_SECONDS):
                     joined[here.rank] = here, peer

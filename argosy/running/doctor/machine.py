@@ -35,8 +35,8 @@ from argosy.running.doctor.machine_checks import (
 )
 from argosy.running.launch.forkserver import ForkServer
 from argosy.running.launch.limits import memory_limit, quota_cores, usable_cores
-from argosy.stream.door import Door
 from argosy.stream.heartbeat import Heartbeat
+from argosy.stream.listener import Listener
 
 __all__ = ["examine", "versions_of"]
 
@@ -194,23 +194,29 @@ def _look_at_server(server: ForkServer | None, problem: str) -> Check:
 def _fork_one(server: ForkServer, log: Path) -> str:
     """Empty when a forked worker proved the key; else what went wrong."""
     key = os.urandom(32)
-    door = Door(key)
+    listener = Listener(key)
     # No study: a worker calls before it unpacks what it was given, and here it ends with that.
     blob = os.memfd_create("argosy-doctor")
     os.write(blob, bytes(8))
     _, heartbeat = Heartbeat.create()
     try:
-        arguments = {"name": "doctor", "ticket": "doctor", "role": "feeder", "address": door.address, "key": key.hex()}
+        arguments = {
+            "name": "doctor",
+            "ticket": "doctor",
+            "role": "feeder",
+            "address": listener.address,
+            "key": key.hex(),
+        }
         server.fork(arguments, [blob, heartbeat], log)
         deadline = time.monotonic() + FORK_SECONDS
         while time.monotonic() < deadline and server.process.poll() is None:
-            for _, peer in door.enter():
+            for _, peer in listener.enter():
                 peer.close()
                 return ""
             time.sleep(0.01)
         said = log.read_text().strip().splitlines()[-1:] if log.exists() else []
         return " ".join(["no worker called back.", *said])
     finally:
-        door.close()
+        listener.close()
         os.close(blob)
         os.close(heartbeat)

@@ -3,7 +3,7 @@ that the agents of the other nodes start.
 
 Contract. Rank 0 of the job drives, and is a node like the others. The first rank of every other node is its agent
 (`argosy.running.hosts.agent`), which static_inputs the driver and proves the run's key before either reads a word of the other. Whoever
-calls without the key is hung up on, which ``workers/door.log`` tells. No node comes later; one that is gone is given up.
+calls without the key is hung up on, which ``workers/listener.log`` tells. No node comes later; one that is gone is given up.
 """
 
 import os
@@ -18,7 +18,7 @@ from argosy.errors import PlanError, WorkerError
 from argosy.running.directory.journal import own_directory
 from argosy.running.hosts.agent import Joined
 from argosy.running.hosts.distant import Distant
-from argosy.running.hosts.gathering import board_of, certificate_in, key_in, open_door
+from argosy.running.hosts.gathering import board_of, certificate_in, key_in, open_listener
 from argosy.running.hosts.nodes import NodeWorkers
 from argosy.running.hosts.place import JobPlace
 from argosy.running.hosts.reception import Reception, check_versions
@@ -64,7 +64,7 @@ class Agents:
             )
         (mine,) = self.here.discover(replace(settings, nodes=1, preparing_nodes=None)).nodes
         if self._reception is None:
-            self._open_door()
+            self._open_listener()
         deadline = time.monotonic() + GATHER_SECONDS
         while len(self._joined) < self.place.nodes - 1:
             self._gather(deadline)
@@ -97,9 +97,9 @@ class Agents:
             self._reception.close()
         self._board.clear()
 
-    def _open_door(self) -> None:
+    def _open_listener(self) -> None:
         own_directory(self.directory)  # where the notice is left
-        self._reception = Reception(partial(open_door, self.place, self._board, self._key, self._certificate))
+        self._reception = Reception(partial(open_listener, self.place, self._board, self._key, self._certificate))
         self._reception.log_in(self.directory)
 
     def _gather(self, deadline: float) -> None:
@@ -109,7 +109,7 @@ class Agents:
             there = ", ".join(str(rank) for rank in sorted({0, *self._joined}))
             raise WorkerError(
                 f"{len(self._joined) + 1} of the job's {self.place.nodes} nodes were there after {GATHER_SECONDS:g} s (ranks {there}); "
-                f"what kept the others they say themselves, and {self.directory / 'workers' / 'door.log'} tells who was refused. "
+                f"what kept the others they say themselves, and {self.directory / 'workers' / 'listener.log'} tells who was refused. "
                 "Start the job again."
             )
         self._reception.wait(LOOK_SECONDS)

@@ -1,4 +1,4 @@
-"""How the agents of a job find its driver: rank 0 leaves a notice of its door where every node of the job can read it.
+"""How the agents of a job find its driver: rank 0 leaves a notice of its listener where every node of the job can read it.
 
 The notice is a file of the run directory that its user alone can read, with a key that was drawn for this driver. Where the
 nodes see no common directory, a key of the user's own (``ARGOSY_KEY``) is taken instead, and under ``torchrun`` the notice,
@@ -28,7 +28,7 @@ from argosy.disk.files import check_directory, own_text, replacing
 from argosy.disk.json_values import conforming, parsed
 from argosy.errors import PlanError, RunError, WorkerError
 from argosy.running.hosts.place import JobPlace
-from argosy.stream.door import Door, dial
+from argosy.stream.listener import Listener, dial
 from argosy.stream.tls import Certificate
 from argosy.stream.wire import Peer
 
@@ -40,8 +40,8 @@ __all__ = [
     "call_driver",
     "certificate_in",
     "key_in",
-    "door_and_notice",
-    "open_door",
+    "listener_and_notice",
+    "open_listener",
 ]
 
 KEY = "ARGOSY_KEY"
@@ -213,7 +213,7 @@ def key_in(environment: Mapping[str, str]) -> bytes | None:
 
 @functools.cache
 def _stretched(text: bytes) -> bytes:
-    """Make guesses dear: each caller of a door is shown a proof of the key, against which they can be tried at leisure."""
+    """Make guesses dear: each caller of a listener is shown a proof of the key, against which they can be tried at leisure."""
     return hashlib.scrypt(text, salt=KEY.encode(), n=SCRYPT_COST, r=8, p=1, maxmem=2**26, dklen=32)
 
 
@@ -242,23 +242,23 @@ def _addresses() -> tuple[str, ...]:
     return tuple(sorted(found, key=lambda address: (address.startswith("127."), address != named)))
 
 
-def open_door(
+def open_listener(
     place: JobPlace, board: Board, key: bytes | None, certificate: Certificate | None, refused: Callable[[str], None]
-) -> Door:
+) -> Listener:
     """The driver's, of which it leaves a notice."""
-    door, notice = door_and_notice(place.job, key, certificate, refused)
+    listener, notice = listener_and_notice(place.job, key, certificate, refused)
     board.leave(notice)
-    return door
+    return listener
 
 
-def door_and_notice(
+def listener_and_notice(
     job: str, key: bytes | None, certificate: Certificate | None, refused: Callable[[str], None]
-) -> tuple[Door, Notice]:
-    """A driver's door, and the notice of it that its callers are to have; without a key one is drawn, which is in there."""
+) -> tuple[Listener, Notice]:
+    """A driver's listener, and the notice of it that its callers are to have; without a key one is drawn, which is in there."""
     proof = key or os.urandom(32)
-    door = Door.to_network(proof, refused, seal=None if certificate is None else certificate.called)
+    listener = Listener.to_network(proof, refused, seal=None if certificate is None else certificate.called)
     told, digest = "" if key else proof.hex(), "" if certificate is None else certificate.digest
-    return door, Notice(job=job, hosts=_addresses(), port=door.port, key=told, certificate=digest)
+    return listener, Notice(job=job, hosts=_addresses(), port=listener.port, key=told, certificate=digest)
 
 
 def call_driver(

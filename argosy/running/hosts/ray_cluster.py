@@ -24,13 +24,13 @@ from argosy.cluster import Cluster, Node
 from argosy.errors import PlanError, WorkerError
 from argosy.running.hosts.agent import Joined, attend
 from argosy.running.hosts.distant import Distant
-from argosy.running.hosts.gathering import Notice, call_any, certificate_in, door_and_notice
+from argosy.running.hosts.gathering import Notice, call_any, certificate_in, listener_and_notice
 from argosy.running.hosts.nodes import NodeWorkers
 from argosy.running.hosts.reception import Reception, check_versions
 from argosy.running.launch.blobs import blobs_of
 from argosy.running.launch.launcher import Job, devices_asked, node_of
 from argosy.settings import Settings
-from argosy.stream.door import Door
+from argosy.stream.listener import Listener
 from argosy.stream.wire import Peer
 
 __all__ = ["Ray"]
@@ -96,7 +96,7 @@ class Ray:
         """See `Launcher.discover`: all nodes of the Ray cluster, as soon as there are so many as the settings want."""
         devices_asked(settings)
         self._connect()
-        self.settings, reception = settings, self._reception or self._open_door()
+        self.settings, reception = settings, self._reception or self._open_listener()
         began, failures = time.monotonic(), ""
         while not self._all_there(time.monotonic() - began):
             self._place()
@@ -169,13 +169,13 @@ class Ray:
             ) from error
         self._connected = True
 
-    def _open_door(self) -> Reception:
+    def _open_listener(self) -> Reception:
         self._reception = reception = Reception(self._opened)
         return reception
 
-    def _opened(self, refused: Callable[[str], None]) -> Door:
-        door, self._notice = door_and_notice("", None, certificate_in(os.environ), refused)
-        return door
+    def _opened(self, refused: Callable[[str], None]) -> Listener:
+        listener, self._notice = listener_and_notice("", None, certificate_in(os.environ), refused)
+        return listener
 
     def _place(self) -> None:
         """Have Ray start an agent on each node that has none."""

@@ -1,4 +1,4 @@
-"""Where the agents of other nodes come in: the driver's door to the network, and the log of who is refused there."""
+"""Where the agents of other nodes come in: the driver's listener to the network, and the log of who is refused there."""
 
 import socket
 import time
@@ -9,29 +9,29 @@ from argosy.disk.files import appending, make_folder
 from argosy.errors import PlanError, WorkerError
 from argosy.running.directory.records import versions
 from argosy.running.hosts.agent import Joined
-from argosy.stream.door import Door
+from argosy.stream.listener import Listener
 from argosy.stream.wire import Peer
 
 __all__ = ["Reception", "check_versions"]
 
 FIRST_WORD_SECONDS = 2.0
 MOST_REFUSALS = 1000
-"""Lines of ``door.log``: whoever knocks all day long is not to fill the disk."""
+"""Lines of ``listener.log``: whoever knocks all day long is not to fill the disk."""
 
 
 class Reception:
     """Of one run. Its `fileno` is readable when `enter` has something to do."""
 
-    def __init__(self, opens: Callable[[Callable[[str], None]], Door]) -> None:
+    def __init__(self, opens: Callable[[Callable[[str], None]], Listener]) -> None:
         self._directory: Path | None = None
         self._kept: list[str] = []
-        """Lines of ``door.log`` before there is one."""
+        """Lines of ``listener.log`` before there is one."""
         self._refusals = 0
-        self._door = opens(self.note)
+        self._listener = opens(self.note)
         """Which is given whom to tell of those that it refuses."""
 
     def log_in(self, directory: Path) -> None:
-        """Write ``workers/door.log`` of this run directory, with all that was noted before."""
+        """Write ``workers/listener.log`` of this run directory, with all that was noted before."""
         make_folder(directory / "workers")
         self._directory, kept, self._kept = directory, self._kept, []
         for line in kept:
@@ -45,19 +45,19 @@ class Reception:
 
     def fileno(self) -> int:
         """For selectors."""
-        return self._door.fileno()
+        return self._listener.fileno()
 
     def wait(self, seconds: float) -> None:
         """Until `enter` has something to do, or the time is over."""
-        self._door.wait(seconds)
+        self._listener.wait(seconds)
 
     def enter(self) -> list[tuple[Joined, Peer]]:
         """Agents that have called, with their first word: they say it at once, and one that does not is waited for a moment."""
-        return [(joined, peer) for name, peer in self._door.enter() for joined in self._first_word(name, peer)]
+        return [(joined, peer) for name, peer in self._listener.enter() for joined in self._first_word(name, peer)]
 
     def close(self) -> None:
         """No more callers."""
-        self._door.close()
+        self._listener.close()
 
     def _first_word(self, name: str, peer: Peer) -> list[Joined]:
         """Empty where it has gone, or does not say it in time."""
@@ -74,7 +74,7 @@ class Reception:
         if self._directory is None:
             self._kept.append(line)
             return
-        with appending(self._directory / "workers" / "door.log") as log:
+        with appending(self._directory / "workers" / "listener.log") as log:
             log.write(line.encode())
 
 

@@ -30,8 +30,8 @@ from argosy.running.launch.forkserver import STOPPED_SECONDS, ForkServer, reason
 from argosy.running.launch.launcher import Job, discover
 from argosy.running.launch.limits import restrict
 from argosy.settings import Settings
-from argosy.stream.door import Door
 from argosy.stream.heartbeat import Heartbeat
+from argosy.stream.listener import Listener
 from argosy.stream.wire import Peer
 from argosy.study import Member
 
@@ -128,7 +128,7 @@ class ProcessWorkers:
         """Of the network, by which workers exchange tensors with other nodes; empty where those are here too."""
         self.server = server
         self.key = os.urandom(32)
-        self.door = Door(self.key)
+        self.listener = Listener(self.key)
         self.workers: dict[str, _Worker] = {}
         """By name; each leaves exactly once, and is then said to be lost."""
         self.started = 0
@@ -143,7 +143,7 @@ class ProcessWorkers:
     def __enter__(self) -> "ProcessWorkers":
         self._forget_meetings()
         make_folder(self.directory / "workers")
-        self.selector.register(self.door, selectors.EVENT_READ, self._admit)
+        self.selector.register(self.listener, selectors.EVENT_READ, self._admit)
         self.selector.register(self.server.channel, selectors.EVENT_READ, self._hear_server)
         return self
 
@@ -152,7 +152,7 @@ class ProcessWorkers:
             self._bid_farewell()
         finally:
             self.selector.close()
-            self.door.close()
+            self.listener.close()
             self._close_server()
             self._forget_meetings()
             for descriptor in self.blobs.values():
@@ -237,7 +237,7 @@ class ProcessWorkers:
         heartbeat.start("starting", opaque=True)
         worker = self.workers[name] = _Worker(name, f"{name} {self.started}", heartbeat)
         arguments: dict[str, Any] = {"name": name, "ticket": worker.ticket, "role": role}
-        arguments |= {"address": self.door.address, "key": self.key.hex(), "directory": str(self.directory)}
+        arguments |= {"address": self.listener.address, "key": self.key.hex(), "directory": str(self.directory)}
         arguments |= {"nodes_here": self.nodes_here, "interface": self.interface}
         log = self.directory / "workers" / f"{name.replace(':', '-').replace('/', '-')}.log"
         # A server that has just died is replaced when its end-of-file is read; until then requests go nowhere.
@@ -267,7 +267,7 @@ class ProcessWorkers:
         return found if found is not None and found.ticket == ticket else None
 
     def _admit(self, events: int) -> None:
-        for ticket, peer in self.door.enter():
+        for ticket, peer in self.listener.enter():
             worker = self._holder(ticket)
             if worker is None:
                 peer.close()

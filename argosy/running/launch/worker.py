@@ -23,9 +23,9 @@ from argosy.running.launch.limits import memory_to_keep_in
 from argosy.settings import Settings
 from argosy.stream.blocks import Block
 from argosy.stream.death import name_process
-from argosy.stream.door import dial
 from argosy.stream.feed import feed
 from argosy.stream.heartbeat import Heartbeat
+from argosy.stream.listener import dial
 from argosy.stream.mapped import MappedFile
 from argosy.stream.ring import RingReader
 from argosy.stream.wire import Peer

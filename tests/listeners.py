@@ -1,4 +1,4 @@
-"""Doors to a network, plain and sealed, as fixtures of all tests; calls to them, and a process that stands between."""
+"""Listeners to a network, plain and sealed, as fixtures of all tests; calls to them, and a process that stands between."""
 
 import os
 import select
@@ -13,15 +13,15 @@ import certificates
 import pytest
 
 from argosy.errors import WorkerError
-from argosy.stream import door as entrance
-from argosy.stream.door import Door, dial
+from argosy.stream import listener as entrance
+from argosy.stream.listener import Listener, dial
 from argosy.stream.tls import Certificate
 from argosy.stream.wire import Peer
 
 
 @pytest.fixture
 def refused() -> list[str]:
-    """What a door says of those that it hangs up on."""
+    """What a listener says of those that it hangs up on."""
     return []
 
 
@@ -39,15 +39,17 @@ def sealed(request: pytest.FixtureRequest) -> Certificate | None:
 
 
 @pytest.fixture
-def network_door(refused: list[str], sealed: Certificate | None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Door]:
-    """A door for other nodes, however slow they are."""
+def network_listener(
+    refused: list[str], sealed: Certificate | None, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Listener]:
+    """A listener for other nodes, however slow they are."""
     monkeypatch.setattr(entrance, "PATIENCE_SECONDS", 200.0)
-    door = Door.to_network(bytes(32), refused.append, seal=sealed and sealed.called)
-    yield door
-    door.close()
+    listener = Listener.to_network(bytes(32), refused.append, seal=sealed and sealed.called)
+    yield listener
+    listener.close()
 
 
-def enter(door: Door, call: Callable[[], Any]) -> tuple[list[tuple[str, Peer]], list[Any]]:
+def enter(listener: Listener, call: Callable[[], Any]) -> tuple[list[tuple[str, Peer]], list[Any]]:
     """Who has entered while somebody called, and what the caller got."""
     got: list[Any] = []
 
@@ -60,12 +62,12 @@ def enter(door: Door, call: Callable[[], Any]) -> tuple[list[tuple[str, Peer]], 
     thread, entered = threading.Thread(target=guarded), []
     thread.start()
     while thread.is_alive():
-        entered += door.enter()
+        entered += listener.enter()
     thread.join()
-    entered += door.enter()
+    entered += listener.enter()
     deadline = time.monotonic() + 10
     while isinstance(got[0], Peer) and not entered and time.monotonic() < deadline:
-        entered += door.enter()  # the last proof may be on its way still
+        entered += listener.enter()  # the last proof may be on its way still
     return entered, got
 
 

@@ -1,4 +1,4 @@
-"""The door lets in whoever knows the key, under any name, from this node or another; nobody else is heard."""
+"""The listener lets in whoever knows the key, under any name, from this node or another; nobody else is heard."""
 
 import contextlib
 import functools
@@ -14,24 +14,24 @@ from pathlib import Path
 
 import certificates
 import pytest
-from doors import Trap, call, enter
+from listeners import Trap, call, enter
 from test_wire import no_more_files
 
 from argosy.errors import WorkerError
-from argosy.stream import door as entrance
-from argosy.stream.door import Door, dial
+from argosy.stream import listener as entrance
+from argosy.stream.listener import Listener, dial
 from argosy.stream.tls import Certificate
 from argosy.stream.wire import Peer
 
 
 @pytest.mark.parametrize("name", ["", "cpu:0 1", "n" * 33, "node/üöä-" * 20, "n" * 255])
 def test_a_name_of_any_length_shifts_nothing(name: str) -> None:
-    door = Door(bytes(32))
-    entered, (caller,) = enter(door, lambda: dial(door.address, bytes(32), name))
+    listener = Listener(bytes(32))
+    entered, (caller,) = enter(listener, lambda: dial(listener.address, bytes(32), name))
     assert [found for found, _ in entered] == [name]
     caller.send("first word")
     assert entered[0][1].wait(5) == ["first word"]
-    door.close()
+    listener.close()
 
 
 def test_a_name_that_is_too_long_is_refused() -> None:
@@ -40,27 +40,27 @@ def test_a_name_that_is_too_long_is_refused() -> None:
 
 
 def test_another_key_opens_nothing() -> None:
-    door = Door(bytes(32))
-    entered, (error,) = enter(door, lambda: dial(door.address, b"x" * 32, "name"))
+    listener = Listener(bytes(32))
+    entered, (error,) = enter(listener, lambda: dial(listener.address, b"x" * 32, "name"))
     assert entered == []
     assert isinstance(error, WorkerError)
-    door.close()
+    listener.close()
 
 
-def test_a_caller_that_proved_itself_while_the_door_was_not_looked_at_is_let_in(
+def test_a_caller_that_proved_itself_while_the_listener_was_not_looked_at_is_let_in(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    door, greeting = Door(bytes(32)), bytes(entrance.NONCE) + b"\x04name"
+    listener, greeting = Listener(bytes(32)), bytes(entrance.NONCE) + b"\x04name"
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller:
-        caller.connect(door.address)
+        caller.connect(listener.address)
         caller.sendall(greeting)
-        while not any(one.greeted for one in door._callers.values()):
-            assert door.enter() == []
+        while not any(one.greeted for one in listener._callers.values()):
+            assert listener.enter() == []
         nonce = caller.recv(entrance.NONCE + entrance.PROOF)[: entrance.NONCE]
         caller.sendall(entrance._prove(bytes(32), b"caller", nonce, greeting))
         monkeypatch.setattr(entrance, "PATIENCE_SECONDS", 0.0)
-        assert [found for found, _ in door.enter()] == ["name"]
-    door.close()
+        assert [found for found, _ in listener.enter()] == ["name"]
+    listener.close()
 
 
 def test_a_caller_of_another_user_is_turned_away(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,45 +68,45 @@ def test_a_caller_of_another_user_is_turned_away(monkeypatch: pytest.MonkeyPatch
     with ours, theirs:
         assert entrance._user_of(ours) == os.geteuid()
     monkeypatch.setattr(entrance, "_user_of", lambda caller: os.geteuid() + 1)
-    door = Door(bytes(32))
-    entered, (error,) = enter(door, lambda: dial(door.address, bytes(32), "name"))
+    listener = Listener(bytes(32))
+    entered, (error,) = enter(listener, lambda: dial(listener.address, bytes(32), "name"))
     assert entered == []
     assert isinstance(error, WorkerError)
-    door.close()
+    listener.close()
 
 
-def test_more_call_at_once_than_the_kernel_keeps_for_a_door() -> None:
-    door, names = Door(bytes(32)), [str(number) for number in range(200)]
+def test_more_call_at_once_than_the_kernel_keeps_for_a_listener() -> None:
+    listener, names = Listener(bytes(32)), [str(number) for number in range(200)]
     with ThreadPoolExecutor(len(names)) as pool:
-        calls = [pool.submit(dial, door.address, bytes(32), name) for name in names]
-        time.sleep(0.2)  # who prepares has not come to look at its door yet
+        calls = [pool.submit(dial, listener.address, bytes(32), name) for name in names]
+        time.sleep(0.2)  # who prepares has not come to look at its listener yet
         entered: list[str] = []
         while len(entered) < len(names) and not any(call.done() and call.exception() for call in calls):
-            entered += [name for name, _ in door.enter()]
+            entered += [name for name, _ in listener.enter()]
         assert sorted(entered) == sorted(names)
         for call in calls:
             call.result().close()
-    door.close()
+    listener.close()
 
 
 def test_a_call_waits_where_too_many_files_are_open() -> None:
-    door = Door(bytes(32))
+    listener = Listener(bytes(32))
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller:
-        caller.connect(door.address)
+        caller.connect(listener.address)
         with no_more_files():
-            assert door.enter() == []
-            assert door.enter() == []
+            assert listener.enter() == []
+            assert listener.enter() == []
         caller.sendall(bytes(entrance.NONCE + 1))
-        door.enter()
-        door.enter()
+        listener.enter()
+        listener.enter()
         assert len(caller.recv(100)) == entrance.NONCE + entrance.PROOF
-    door.close()
+    listener.close()
 
 
 def test_callers_from_the_network_are_let_in_and_say_more_than_a_socket_holds(
-    network_door: Door, sealed: Certificate | None
+    network_listener: Listener, sealed: Certificate | None
 ) -> None:
-    entered, (caller,) = enter(network_door, lambda: call(network_door.port, certificate=sealed))
+    entered, (caller,) = enter(network_listener, lambda: call(network_listener.port, certificate=sealed))
     ((name, peer),) = entered
     assert (name, peer.host, caller.host) == ("rank 1", "127.0.0.1", "127.0.0.1")
     for here, there in ((caller, peer), (peer, caller)):
@@ -122,11 +122,11 @@ def test_callers_from_the_network_are_let_in_and_say_more_than_a_socket_holds(
 
 
 def test_a_wrong_key_from_the_network_is_refused_and_told(
-    network_door: Door, refused: list[str], sealed: Certificate | None
+    network_listener: Listener, refused: list[str], sealed: Certificate | None
 ) -> None:
-    entered, (error,) = enter(network_door, lambda: call(network_door.port, key=b"x" * 32, certificate=sealed))
+    entered, (error,) = enter(network_listener, lambda: call(network_listener.port, key=b"x" * 32, certificate=sealed))
     while not refused:
-        assert network_door.enter() == []
+        assert network_listener.enter() == []
     assert entered == []
     assert isinstance(error, WorkerError)
     assert [words.partition(" port ")[0] for words in refused] == ["127.0.0.1"]
@@ -134,23 +134,23 @@ def test_a_wrong_key_from_the_network_is_refused_and_told(
 
 
 def test_a_wrong_proof_from_the_network_is_refused_and_told(refused: list[str]) -> None:
-    door = Door.to_network(bytes(32), refused.append)
-    with socket.create_connection(("127.0.0.1", door.port)) as caller:
+    listener = Listener.to_network(bytes(32), refused.append)
+    with socket.create_connection(("127.0.0.1", listener.port)) as caller:
         caller.sendall(bytes(entrance.NONCE + 1) + bytes(entrance.PROOF))
         while not refused:
-            assert door.enter() == []
-    door.close()
+            assert listener.enter() == []
+    listener.close()
     assert refused[0].endswith("does not know the run's key")
 
 
 def test_nothing_can_be_read_between_two_nodes_with_a_certificate(
-    network_door: Door, sealed: Certificate | None
+    network_listener: Listener, sealed: Certificate | None
 ) -> None:
     passed = bytearray()
     with socket.create_server(("127.0.0.1", 0)) as between:
-        thread = threading.Thread(target=lambda: carry(between, network_door.port, passed))
+        thread = threading.Thread(target=lambda: carry(between, network_listener.port, passed))
         thread.start()
-        ((_, peer),), (caller,) = enter(network_door, lambda: call(between.getsockname()[1], certificate=sealed))
+        ((_, peer),), (caller,) = enter(network_listener, lambda: call(between.getsockname()[1], certificate=sealed))
         caller.send("the weights of a network")
         assert peer.wait(60) == ["the weights of a network"]
         caller.close()
@@ -179,11 +179,11 @@ def test_who_has_not_the_jobs_certificate_is_refused_and_told(
 ) -> None:
     monkeypatch.setattr(entrance, "PATIENCE_SECONDS", 0.2 if other == "none" else 60)
     its = Certificate.load(certificates.make(tmp_path / "another.pem")) if other == "another" else None
-    door = Door.to_network(bytes(32), refused.append, seal=certificate.called)
-    entered, (error,) = enter(door, lambda: call(door.port, certificate=its))
+    listener = Listener.to_network(bytes(32), refused.append, seal=certificate.called)
+    entered, (error,) = enter(listener, lambda: call(listener.port, certificate=its))
     while not refused:
-        assert door.enter() == []
-    door.close()
+        assert listener.enter() == []
+    listener.close()
     assert entered == []
     assert isinstance(error, WorkerError)
     assert "does not show the job's certificate" in refused[0]
@@ -193,50 +193,50 @@ def test_another_certificate_of_the_same_authority_is_refused(refused: list[str]
     """Each file has the authority's certificate as well, as servers have theirs."""
     first, second = (Certificate.load(path) for path in certificates.make_chains(tmp_path))
     for its, welcome in ((second, False), (first, True)):
-        door = Door.to_network(bytes(32), refused.append, seal=first.called)
-        entered, (answer,) = enter(door, functools.partial(call, door.port, certificate=its))
+        listener = Listener.to_network(bytes(32), refused.append, seal=first.called)
+        entered, (answer,) = enter(listener, functools.partial(call, listener.port, certificate=its))
         assert [name for name, _ in entered] == ["rank 1"] * welcome
         assert isinstance(answer, Peer if welcome else WorkerError)
-        door.close()
+        listener.close()
     for its, shown in ((first, second), (second, first)):  # the caller looks as well
-        door = Door.to_network(bytes(32), refused.append, seal=shown.called)
-        _, (answer,) = enter(door, functools.partial(call, door.port, certificate=its))
+        listener = Listener.to_network(bytes(32), refused.append, seal=shown.called)
+        _, (answer,) = enter(listener, functools.partial(call, listener.port, certificate=its))
         assert isinstance(answer, WorkerError)
-        door.close()
+        listener.close()
 
 
 def test_who_calls_with_a_certificate_where_there_is_none_is_refused_and_told(
     certificate: Certificate, refused: list[str]
 ) -> None:
-    door = Door.to_network(bytes(32), refused.append)
-    entered, (error,) = enter(door, lambda: call(door.port, certificate=certificate))
+    listener = Listener.to_network(bytes(32), refused.append)
+    entered, (error,) = enter(listener, lambda: call(listener.port, certificate=certificate))
     while not refused:
-        assert door.enter() == []
-    door.close()
+        assert listener.enter() == []
+    listener.close()
     assert entered == []
     assert isinstance(error, WorkerError)
     assert refused[0].endswith("calls with a certificate, and this end has none")
 
 
 def test_what_a_scanner_of_ports_says_is_ignored(
-    network_door: Door, refused: list[str], sealed: Certificate | None, tmp_path: Path
+    network_listener: Listener, refused: list[str], sealed: Certificate | None, tmp_path: Path
 ) -> None:
     """Other protocols, noise, words of a run without its key, and nothing at all; others come in meanwhile."""
     trap = pickle.dumps(Trap(tmp_path / "sprung"), protocol=5)
     word = len(trap).to_bytes(8, "little") + trap
     said = [b"", b"GET / HTTP/1.1\r\n\r\n", b"SSH-2.0-scan\r\n", word, bytes(63), bytes(64) + b"\x02me" + word]
     said += [random.Random(seed).randbytes(5000) for seed in range(5)]
-    address, callers = ("127.0.0.1", network_door.port), []
+    address, callers = ("127.0.0.1", network_listener.port), []
     for words in said:
         callers.append(socket.create_connection(address))
         callers[-1].sendall(words)
-        assert network_door.enter() == []
-    entered, _ = enter(network_door, lambda: call(network_door.port, certificate=sealed))
+        assert network_listener.enter() == []
+    entered, _ = enter(network_listener, lambda: call(network_listener.port, certificate=sealed))
     assert [name for name, _ in entered] == ["rank 1"]
     for caller in callers:
         caller.close()
     deadline = time.monotonic() + 10
-    while network_door._callers and time.monotonic() < deadline:
-        assert network_door.enter() == []
+    while network_listener._callers and time.monotonic() < deadline:
+        assert network_listener.enter() == []
     assert len(refused) == len(said)
     assert not (tmp_path / "sprung").exists()

@@ -1,13 +1,13 @@
-"""How processes of one run meet: a door that authenticates callers, and the call to it.
+"""How processes of one run meet: a listener that authenticates callers, and the call to it.
 
 Contract. The key is known to processes of the run alone. Each side draws a nonce, and both prove the key (HMAC-SHA256 over
 both nonces and the caller's name) before the first pickle is read; until then a caller may send a few hundred bytes, and none
 of them means anything. The called side proves first: a caller may be sent to a wrong address, and shows it nothing but a
-nonce and its name. A door so shows each caller one proof, of which a key could be guessed at leisure: hence keys are drawn at
+nonce and its name. A listener so shows each caller one proof, of which a key could be guessed at leisure: hence keys are drawn at
 random, and a person's own is stretched (`argosy.running.hosts.gathering.key_in`). From the nonces come also the two keys of the
 connection, by which each frame carries a MAC (`argosy.stream.framing`): a relay that lets the proofs pass gains nothing.
 
-A door has an abstract AF_UNIX name (nothing on disk, nothing to leak), where callers of other users are turned away by the
+A listener has an abstract AF_UNIX name (nothing on disk, nothing to leak), where callers of other users are turned away by the
 kernel's word as well; or a TCP port that the kernel chooses, for other nodes, which may be sealed with TLS
 (`argosy.stream.tls`). These two need no MAC on their frames. Nobody behind it ever waits for a caller. Strangers may call
 without end: they crowd out callers of their own host alone, and those only for a while.
@@ -29,10 +29,10 @@ from argosy.errors import WorkerError
 from argosy.stream.framing import Authenticated, Framing, Plain
 from argosy.stream.wire import Peer
 
-__all__ = ["Address", "Door", "dial"]
+__all__ = ["Address", "Listener", "dial"]
 
 Address = str | tuple[str, int]
-"""The abstract name of a door on this node, or the host and port of one on another."""
+"""The abstract name of a listener on this node, or the host and port of one on another."""
 
 NONCE = PROOF = 32
 LONGEST_NAME = 255
@@ -43,7 +43,7 @@ UNPROVED = 128
 GRACE_SECONDS = 0.5
 """That a caller has to prove itself before it makes room for others of its host."""
 ACCEPTED = 32
-"""Calls that are taken at a time: callers must not keep the process behind the door from its work."""
+"""Calls that are taken at a time: callers must not keep the process behind the listener from its work."""
 BACKLOG = 1024
 """Calls that the kernel keeps until they are taken."""
 BREATH_SECONDS = 0.01
@@ -56,7 +56,7 @@ TLS_BEGINS = b"\x16\x03"
 CREDENTIALS = struct.Struct("3i")
 """Of the process at the other end: pid, user, group."""
 ANSWER_SECONDS = 600.0
-"""A caller waits so long for the door: whoever is behind it may be in the middle of a slow sample. One that is gone
+"""A caller waits so long for the listener: whoever is behind it may be in the middle of a slow sample. One that is gone
 hangs up at once."""
 UNHEARD_SECONDS = 30.0
 """A node that acknowledges nothing for so long is gone: no end-of-file tells of one without power."""
@@ -108,43 +108,43 @@ class _Caller:
         return NONCE + 1 + (self.received[NONCE] if len(self.received) > NONCE else 0)
 
 
-class Door:
+class Listener:
     """The listening end. Its `fileno` is readable when `enter` has something to do."""
 
     def __init__(
         self,
         key: bytes,
         *,
-        listener: socket.socket | None = None,
+        bound: socket.socket | None = None,
         refused: Callable[[str], None] = _ignore,
         seal: Seal | None = None,
     ) -> None:
         self.key = key
         self._seal = seal
-        self._listener = listener or _listen_here()
-        self._listener.setblocking(False)
+        self._socket = bound or _listen_here()
+        self._socket.setblocking(False)
         self._refused = refused
         """Told of each caller that is hung up on, in words."""
         self._selector = selectors.EpollSelector()
-        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._selector.register(self._socket, selectors.EVENT_READ)
         self._callers: dict[socket.socket, _Caller] = {}
 
     @classmethod
-    def to_network(cls, key: bytes, refused: Callable[[str], None], *, seal: Seal | None = None) -> "Door":
-        """A door for other nodes, at every IPv4 interface of this one."""
-        return cls(key, listener=socket.create_server(("", 0), backlog=BACKLOG), refused=refused, seal=seal)
+    def to_network(cls, key: bytes, refused: Callable[[str], None], *, seal: Seal | None = None) -> "Listener":
+        """A listener for other nodes, at every IPv4 interface of this one."""
+        return cls(key, bound=socket.create_server(("", 0), backlog=BACKLOG), refused=refused, seal=seal)
 
     @property
     def address(self) -> str:
         """For callers on this node."""
-        name: bytes | str = self._listener.getsockname()
+        name: bytes | str = self._socket.getsockname()
         assert isinstance(name, bytes)
         return name.decode()
 
     @property
     def port(self) -> int:
         """For callers from the network."""
-        return int(self._listener.getsockname()[1])
+        return int(self._socket.getsockname()[1])
 
     def fileno(self) -> int:
         """For selectors."""
@@ -159,7 +159,7 @@ class Door:
         ready = [key.fileobj for key, _ in self._selector.select(timeout=0)]
         # Before others are let in, for which these might have to make room.
         entered = [proved for one in ready if one in self._callers and (proved := self._read(one)) is not None]
-        if self._listener in ready:
+        if self._socket in ready:
             self._welcome()
         for silent, caller in list(self._callers.items()):
             if time.monotonic() - caller.since > PATIENCE_SECONDS:
@@ -173,13 +173,13 @@ class Door:
             self._forget(caller)
             caller.close()
         self._selector.close()
-        self._listener.close()
+        self._socket.close()
 
     def _welcome(self) -> None:
         """Take a few of the calls that wait."""
         for _ in range(ACCEPTED):
             try:
-                caller, address = self._listener.accept()
+                caller, address = self._socket.accept()
             except BlockingIOError:
                 return
             except OSError:
@@ -248,7 +248,7 @@ class Door:
 
 
 def dial(address: Address, key: bytes, name: str, *, seconds: float = ANSWER_SECONDS, seal: Seal | None = None) -> Peer:
-    """Call a door under a name (at most 255 bytes); raises WorkerError where none answers with the right key in time."""
+    """Call a listener under a name (at most 255 bytes); raises WorkerError where none answers with the right key in time."""
     words = name.encode()
     if len(words) > LONGEST_NAME:
         raise WorkerError(
@@ -280,7 +280,7 @@ def dial(address: Address, key: bytes, name: str, *, seconds: float = ANSWER_SEC
 
 
 def _connect(caller: socket.socket, address: Address, deadline: float) -> None:
-    """Wait as well where so many call at once that the kernel keeps no more of them for the door, which it says at once."""
+    """Wait as well where so many call at once that the kernel keeps no more of them for the listener, which it says at once."""
     while True:
         try:
             caller.connect(address)
@@ -293,10 +293,10 @@ def _connect(caller: socket.socket, address: Address, deadline: float) -> None:
 
 
 def _listen_here() -> socket.socket:
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    listener.bind(f"\0argosy-{os.urandom(12).hex()}")
-    listener.listen(BACKLOG)
-    return listener
+    bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    bound.bind(f"\0argosy-{os.urandom(12).hex()}")
+    bound.listen(BACKLOG)
+    return bound
 
 
 def _user_of(caller: socket.socket) -> int:
