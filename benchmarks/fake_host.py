@@ -44,7 +44,7 @@ class Hosts:
         process, peer = self._hosts[arguments["name"].partition("/")[0]]
         Heartbeat.open(descriptors[1]).rest()  # who only talks shows nothing
         peer.send(arguments)
-        self._news.send((arguments["ticket"], process.pid, None))
+        self._news.send((arguments["worker_id"], process.pid, None))
 
     def news(self) -> list[tuple[str, int, None]]:
         """See `ForkServer.news`; as long as a request is not written, there is something to ask for."""
@@ -122,7 +122,7 @@ class _Host:
     def _start(self) -> None:
         for asked in self.channel.receive():
             name, directory = asked["name"], Path(asked["directory"])
-            peer = dial(asked["address"], bytes.fromhex(asked["key"]), asked["ticket"])
+            peer = dial(asked["address"], bytes.fromhex(asked["key"]), asked["worker_id"])
             plays = FakeFeeder(name) if asked["role"] == "feeder" else FakeTrainer(name=name, directory=directory)
             self.workers[name] = worker = _Worker(peer=peer, plays=plays, words=self.words)
             self.selector.register(peer, selectors.EVENT_READ, worker)

@@ -311,7 +311,7 @@ class Alone:
         self.driver_seconds = 0.0
         self._left = time.process_time()
         self._question: Question | None = None
-        self._meetings = 0
+        self._rendezvous = 0
 
     def start_feeder(self, name: str, node: str) -> None:
         """See `Workers.start_feeder`."""
@@ -334,10 +334,10 @@ class Alone:
     def enlist(self, worker: str, members: tuple[Member, ...]) -> None:
         """See `Workers.enlist`."""
 
-    def meeting(self) -> str:
-        """See `Workers.meeting`."""
-        self._meetings += 1
-        return f"meetings/{self._meetings}"
+    def rendezvous(self) -> str:
+        """See `Workers.rendezvous`."""
+        self._rendezvous += 1
+        return f"rendezvous/{self._rendezvous}"
 
     def heartbeat(self, worker: str) -> None:
         """See `Workers.heartbeat`."""

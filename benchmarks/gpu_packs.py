@@ -274,7 +274,7 @@ def sums_are_made_on_the_device(site: Site) -> Outcome:
     device = backend_of(site.device).device
     on = sums_on(device)
     before = set(threading.enumerate())
-    group = Group.form(str(site.folder / "meeting"), 0, 1, on=on)
+    group = Group.form(str(site.folder / "rendezvous"), 0, 1, on=on)
     deadline = time.monotonic() + 60.0
     while not group.formed and time.monotonic() < deadline:
         time.sleep(0.01)

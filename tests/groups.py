@@ -55,9 +55,9 @@ def sail(
         for rank, device in enumerate(one.devices):
             live = packs.live(one.member, places(device))
             lives[one.member.name].append(live)
-            meeting, where = str(folder / one.member.name), on or sums_on(live.backend.device)
+            rendezvous, where = str(folder / one.member.name), on or sums_on(live.backend.device)
             programs[device][one.member.name] = (
-                Shard(live, Group.form(meeting, rank, len(one.devices), on=where), one.shares, number=number)
+                Shard(live, Group.form(rendezvous, rank, len(one.devices), on=where), one.shares, number=number)
                 if one.shares
                 else Solo(live)
             )

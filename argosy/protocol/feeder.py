@@ -74,7 +74,7 @@ class Team:
     nodes: int
     key: str
     """Of this leg alone."""
-    meeting: str
+    rendezvous: str
     """Where the exchanges of the team find each other."""
 
 

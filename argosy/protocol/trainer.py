@@ -98,7 +98,7 @@ class Measured:
 class TimeSums:
     """To a trainer: form a group with the others and find out how long its sums take; answered by SumsTimed."""
 
-    meeting: str
+    rendezvous: str
     rank: int
     size: int
 
@@ -121,7 +121,7 @@ class Seat:
     """Part of every batch of each rank."""
     number: int
     """Of the member, in the study."""
-    meeting: str
+    rendezvous: str
     """Where the ranks find each other: of this boarding alone."""
 
 

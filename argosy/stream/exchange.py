@@ -25,7 +25,7 @@ import torch.distributed as dist
 
 from argosy.protocol.feeder import Team
 from argosy.stream.death import die_with_parent, name_process
-from argosy.stream.meeting import FORMING, store_at
+from argosy.stream.rendezvous import FORMING, store_at
 from argosy.stream.ring import Ring
 from argosy.stream.sharing import PIPELINES, Hop, Pipeline, candidates
 from argosy.stream.wire import Peer
@@ -175,7 +175,7 @@ class _Way:
 
 def _meet(team: Team) -> Any:
     """Join the world of a team; its store."""
-    store = store_at(team.meeting, team.nodes)
+    store = store_at(team.rendezvous, team.nodes)
     dist.init_process_group("gloo", store=store, rank=team.rank, world_size=team.nodes, timeout=FORMING)
     return store
 

@@ -273,7 +273,7 @@ def unreadable(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(worker, "name_process", lambda _: None)
     patch.setattr(worker, "from_descriptor", damaged)
     _heartbeat, heartbeat = Heartbeat.create()
-    arguments = {"name": "cpu:0", "key": "00", "role": "trainer", "address": "", "ticket": "cpu:0"}
+    arguments = {"name": "cpu:0", "key": "00", "role": "trainer", "address": "", "worker_id": "cpu:0"}
     worker.work(arguments, [-1, heartbeat, -1, -1])
 
 

@@ -34,7 +34,7 @@ def check(run: Run, faultless: dict[str, object]) -> list[str]:
     assert run.left() == []
     assert evidence.results(run.directory) == faultless
     assert repeats_at_most_one_interval(run.directory)
-    assert not (run.directory / "meetings").exists()
+    assert not (run.directory / "rendezvous").exists()
     return [line["worker"] for line in run.lines() if line["event"] == "WorkerLost"]
 
 

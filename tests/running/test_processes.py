@@ -40,8 +40,8 @@ class Server(ForkServer):
     def fork(self, arguments: dict[str, Any], descriptors: list[int], log: Path) -> None:
         self.asked.append(arguments)
 
-    def tell(self, ticket: str, pid: int, status: int | str | None) -> None:
-        self.far_end.send((ticket, pid, status))
+    def tell(self, worker_id: str, pid: int, status: int | str | None) -> None:
+        self.far_end.send((worker_id, pid, status))
 
     def close(self) -> str:
         self.channel.close()
@@ -71,10 +71,10 @@ def workers(tmp_path: Path, servers: list[Server]) -> Iterator[ProcessWorkers]:
         yield workers
 
 
-def call(workers: ProcessWorkers, ticket: str) -> Peer:
+def call(workers: ProcessWorkers, worker_id: str) -> Peer:
     """Call the driver as that worker does, and wait until it has answered."""
     found: list[Peer] = []
-    thread = threading.Thread(target=lambda: found.append(dial(workers.listener.address, workers.key, ticket)))
+    thread = threading.Thread(target=lambda: found.append(dial(workers.listener.address, workers.key, worker_id)))
     thread.start()
     while thread.is_alive():
         assert lost(workers) == 0
@@ -93,7 +93,7 @@ def test_a_worker_whose_start_was_never_told_is_lost_with_its_connection(
     workers: ProcessWorkers, servers: list[Server]
 ) -> None:
     """The server died with the news of it."""
-    peer = call(workers, servers[0].asked[0]["ticket"])
+    peer = call(workers, servers[0].asked[0]["worker_id"])
     assert peer.wait(10) == ["first"]
     servers[0].far_end.close()
     assert lost(workers) == 0
@@ -110,7 +110,7 @@ def test_a_worker_that_has_not_called_is_lost_with_the_server(workers: ProcessWo
 def test_a_call_of_a_worker_that_is_gone_takes_nothing_from_its_successor(
     workers: ProcessWorkers, servers: list[Server]
 ) -> None:
-    first = servers[0].asked[0]["ticket"]
+    first = servers[0].asked[0]["worker_id"]
     servers[0].tell(first, 7, None)
     servers[0].tell(first, 7, 9)
     assert lost(workers) == 1
@@ -118,7 +118,7 @@ def test_a_call_of_a_worker_that_is_gone_takes_nothing_from_its_successor(
     workers.send("cpu:0", "second")
     with pytest.raises(EOFError):
         call(workers, first).wait(10)
-    peer = call(workers, servers[0].asked[1]["ticket"])
+    peer = call(workers, servers[0].asked[1]["worker_id"])
     assert peer.wait(10) == ["second"]
     servers[0].tell(first, 7, 9)
     assert lost(workers) == 0
@@ -129,10 +129,10 @@ def test_a_call_of_a_worker_that_is_gone_takes_nothing_from_its_successor(
 def test_an_end_that_is_told_before_the_connection_breaks_is_told_once(
     workers: ProcessWorkers, servers: list[Server]
 ) -> None:
-    ticket = servers[0].asked[0]["ticket"]
-    peer = call(workers, ticket)
-    servers[0].tell(ticket, 7, None)
-    servers[0].tell(ticket, 7, 9)
+    worker_id = servers[0].asked[0]["worker_id"]
+    peer = call(workers, worker_id)
+    servers[0].tell(worker_id, 7, None)
+    servers[0].tell(worker_id, 7, 9)
     assert lost(workers) == 0
     peer.close()
     assert lost(workers) == 1
@@ -142,11 +142,11 @@ def test_a_worker_that_ended_is_lost_though_somebody_holds_its_connection_open(
     workers: ProcessWorkers, servers: list[Server]
 ) -> None:
     """A process that a person's code forked there, which lives on."""
-    ticket = servers[0].asked[0]["ticket"]
-    peer = call(workers, ticket)
-    servers[0].tell(ticket, 7, None)
+    worker_id = servers[0].asked[0]["worker_id"]
+    peer = call(workers, worker_id)
+    servers[0].tell(worker_id, 7, None)
     peer.send("last word")
-    servers[0].tell(ticket, 7, 9)
+    servers[0].tell(worker_id, 7, 9)
     said = [message for _ in range(PATIENCE) for message in workers.receive(0.02)]
     assert [message if isinstance(message, str) else type(message) for _, message in said] == ["last word", Lost]
 
@@ -193,17 +193,17 @@ def test_workers_have_what_was_set_since_their_server_began_and_no_path_that_pyt
 )
 def test_how_a_worker_ended_is_told(workers: ProcessWorkers, servers: list[Server], status: int, words: str) -> None:
     """Its connection breaks a moment before the fork server knows."""
-    ticket = servers[0].asked[0]["ticket"]
-    peer = call(workers, ticket)
-    servers[0].tell(ticket, 7, None)
+    worker_id = servers[0].asked[0]["worker_id"]
+    peer = call(workers, worker_id)
+    servers[0].tell(worker_id, 7, None)
     peer.close()
     assert lost(workers) == 0
-    servers[0].tell(ticket, 7, status)
+    servers[0].tell(worker_id, 7, status)
     assert workers.receive(1) == [("cpu:0", Lost(detail=f"{words} while starting"))]
 
 
 def test_a_worker_that_cannot_be_forked_is_lost_with_the_reason(workers: ProcessWorkers, servers: list[Server]) -> None:
-    servers[0].tell(servers[0].asked[0]["ticket"], 0, "it could not be forked: no more processes")
+    servers[0].tell(servers[0].asked[0]["worker_id"], 0, "it could not be forked: no more processes")
     assert workers.receive(1) == [("cpu:0", Lost(detail="it could not be forked: no more processes while starting"))]
 
 
@@ -248,7 +248,7 @@ def test_a_server_stopped_before_its_program_began_is_replaced(tmp_path: Path, m
 
 def test_what_is_sent_in_a_round_leaves_with_the_next_one(workers: ProcessWorkers, servers: list[Server]) -> None:
     """The driver's journal is on disk by then."""
-    peer = call(workers, servers[0].asked[0]["ticket"])
+    peer = call(workers, servers[0].asked[0]["worker_id"])
     assert peer.wait(10) == ["first"]
     workers.send("cpu:0", "answer")
     assert peer.wait(0.1) == []
@@ -260,9 +260,9 @@ def test_a_worker_that_does_not_read_holds_up_neither_the_driver_nor_the_others(
     workers: ProcessWorkers, servers: list[Server]
 ) -> None:
     """More than sockets hold, in both directions, before either side reads."""
-    deaf = call(workers, servers[0].asked[0]["ticket"])
+    deaf = call(workers, servers[0].asked[0]["worker_id"])
     workers.start_trainer("cpu:1", "local")
-    other = call(workers, servers[0].asked[1]["ticket"])
+    other = call(workers, servers[0].asked[1]["worker_id"])
     messages = ["x" * 300 + str(number) for number in range(3000)]
     for message in messages:
         workers.send("cpu:0", message)
@@ -283,9 +283,9 @@ def test_the_last_words_reach_workers_that_live_and_one_that_does_not_read_holds
     workers: ProcessWorkers, servers: list[Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(processes, "FAREWELL_SECONDS", 0.5)
-    _deaf = call(workers, servers[0].asked[0]["ticket"])
+    _deaf = call(workers, servers[0].asked[0]["worker_id"])
     workers.start_trainer("cpu:1", "local")
-    other = call(workers, servers[0].asked[1]["ticket"])
+    other = call(workers, servers[0].asked[1]["worker_id"])
     workers.send("cpu:0", bytes(10**7))
     workers.send("cpu:1", bytes(10**6))
     heard: list[Any] = []

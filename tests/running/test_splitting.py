@@ -43,8 +43,8 @@ class Force:
         self.said: list[tuple[str, Any]] = []
         self.workers = self
 
-    def meeting(self) -> str:
-        return f"meeting-{len(self.said)}"
+    def rendezvous(self) -> str:
+        return f"rendezvous-{len(self.said)}"
 
     def send(self, device: str, command: Any) -> None:
         self.said.append((device, command))
@@ -60,7 +60,7 @@ def test_sums_are_timed_once_by_the_slowest_and_again_where_somebody_was_lost() 
     timing.forget()
     assert timing.hear("b", SumsTimed(short_seconds=1.0, long_seconds=2.0)) is None
     timing.ask("ab")
-    assert {command.meeting for _, command in force.said[4:]} == {"meeting-4"}
+    assert {command.rendezvous for _, command in force.said[4:]} == {"rendezvous-4"}
     assert timing.hear("a", SumsTimed(short_seconds=0.2, long_seconds=1.2)) is None and not timing.over
     link = timing.hear("b", SumsTimed(short_seconds=0.1, long_seconds=0.3))
     assert link is not None and timing.over

@@ -113,7 +113,7 @@ def test_a_feeder_forgets_its_exchange_in_the_middle_of_what_it_says(tmp_path: P
                     rank=rank,
                     nodes=NODES,
                     key=str(number),
-                    meeting=str(tmp_path / str(number)),
+                    rendezvous=str(tmp_path / str(number)),
                 )
                 driver.send(Feed(leg=endless, team=team))
                 driver.send(credit)

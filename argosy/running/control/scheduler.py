@@ -52,7 +52,7 @@ class LegScheduler:
         """Members aboard that have ended a section since the last barrier, where their verdicts count."""
         self.leaving: dict[str, Leaving] = {}
         """Members that were told to leave, until they are saved."""
-        self.meetings: dict[str, str] = {}
+        self.rendezvous: dict[str, str] = {}
         """Of members that several devices carry: where these find each other."""
 
     # ---- what is aboard
@@ -359,7 +359,7 @@ class LegScheduler:
         """These are about to begin: who saves each; those that several devices carry need a place to meet."""
         placements = [self.flotillas[leg.number].of(name) for name in names]
         leg.savers |= {placement.member: placement.devices[0] for placement in placements}
-        self.meetings |= {split.member: self.pool.workers.meeting() for split in placements if split.is_split}
+        self.rendezvous |= {split.member: self.pool.workers.rendezvous() for split in placements if split.is_split}
 
     def _seat_of(self, leg: LiveLeg, name: str, device: str) -> Seat | None:
         """The place of a device among those that carry a member; journaled before anybody steps."""
@@ -370,7 +370,7 @@ class LegScheduler:
         if not placement.is_split:
             return None
         rank, number = placement.devices.index(device), self.member_table.number(name)
-        return Seat(rank=rank, shares=split.shares, number=number, meeting=self.meetings[name])
+        return Seat(rank=rank, shares=split.shares, number=number, rendezvous=self.rendezvous[name])
 
     def board(self, leg: LiveLeg, device: str, *, leave: tuple[str, ...] = (), start: Iterable[str]) -> None:
         """Send an assignment what it has to know; which stream epochs its members train on is journaled before."""

@@ -49,9 +49,9 @@ class Timing:
         if self._asked:
             return
         self._asked, self._found = tuple(devices)[:MOST_RANKS], {}
-        meeting = self.pool.workers.meeting()
+        rendezvous = self.pool.workers.rendezvous()
         for rank, device in enumerate(self._asked):
-            self.pool.send(device, TimeSums(meeting=meeting, rank=rank, size=len(self._asked)))
+            self.pool.send(device, TimeSums(rendezvous=rendezvous, rank=rank, size=len(self._asked)))
 
     def forget(self) -> None:
         """Somebody is gone who was asked."""

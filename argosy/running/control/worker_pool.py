@@ -151,10 +151,12 @@ class WorkerPool:
 
     def _teams(self, nodes: int, sharing: str | None, preparing: int) -> list[Team]:
         """One team, as each of its feeders sees it."""
-        meeting = self.workers.meeting()
-        key = meeting.rpartition("/")[2]
+        rendezvous = self.workers.rendezvous()
+        key = rendezvous.rpartition("/")[2]
         return [
-            Team(sharing=sharing, preparing=min(preparing, nodes), rank=rank, nodes=nodes, key=key, meeting=meeting)
+            Team(
+                sharing=sharing, preparing=min(preparing, nodes), rank=rank, nodes=nodes, key=key, rendezvous=rendezvous
+            )
             for rank in range(nodes)
         ]
 

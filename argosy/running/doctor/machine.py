@@ -202,7 +202,7 @@ def _fork_one(server: ForkServer, log: Path) -> str:
     try:
         arguments = {
             "name": "doctor",
-            "ticket": "doctor",
+            "worker_id": "doctor",
             "role": "feeder",
             "address": listener.address,
             "key": key.hex(),

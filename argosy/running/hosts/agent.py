@@ -32,7 +32,7 @@ from argosy.running.hosts.place import JobPlace
 from argosy.running.launch.forkserver import IGNORED
 from argosy.running.launch.processes import Processes, ProcessWorkers
 from argosy.settings import Settings
-from argosy.stream.meeting import interface_of
+from argosy.stream.rendezvous import interface_of
 from argosy.stream.wire import Peer
 
 __all__ = [

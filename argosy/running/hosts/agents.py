@@ -26,7 +26,7 @@ from argosy.running.launch.blobs import blobs_of
 from argosy.running.launch.launcher import Job, node_of
 from argosy.running.launch.processes import Processes
 from argosy.settings import Settings
-from argosy.stream.meeting import interface_of
+from argosy.stream.rendezvous import interface_of
 from argosy.stream.wire import Peer
 
 __all__ = ["Agents"]

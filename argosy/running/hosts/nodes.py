@@ -21,7 +21,7 @@ from argosy.running.hosts.distant import Distant
 from argosy.running.hosts.reception import Reception, check_versions
 from argosy.running.launch.processes import ProcessWorkers, enlisting
 from argosy.stream.heartbeat import Heartbeat
-from argosy.stream.meeting import NetworkMeetings
+from argosy.stream.rendezvous import NetworkRendezvous
 from argosy.stream.wire import Peer
 from argosy.study import Member
 
@@ -61,7 +61,7 @@ class NodeWorkers:
         self.reception = reception
         self.recruits = recruits
         self.directory = directory
-        self.meetings = NetworkMeetings(distant[0].peer.host, reception.note)
+        self._store = NetworkRendezvous(distant[0].peer.host, reception.note)
         self.mark = directory / "workers" / f"mark-{os.urandom(8).hex()}"
         self._nodes: dict[str, ProcessWorkers | Distant] = {place.node: place for place in distant}
         if here is not None:
@@ -84,7 +84,7 @@ class NodeWorkers:
             for descriptor in self.blobs.values():
                 last_first.callback(os.close, descriptor)
             last_first.callback(self.reception.close)
-            last_first.callback(self.meetings.close)
+            last_first.callback(self._store.close)
             last_first.callback(self.mark.unlink, missing_ok=True)
             if self.here is not None:
                 last_first.callback(self.here.__exit__, *error)
@@ -113,9 +113,9 @@ class NodeWorkers:
         """See `Workers.enlist`."""
         self.send(worker, enlisting(members))
 
-    def meeting(self) -> str:
-        """See `Workers.meeting`."""
-        return self.meetings.meeting()
+    def rendezvous(self) -> str:
+        """See `Workers.rendezvous`."""
+        return self._store.rendezvous()
 
     def heartbeat(self, worker: str) -> Heartbeat | None:
         """See `Workers.heartbeat`."""

@@ -95,7 +95,7 @@ class ForkServer:
         self.used = True
 
     def news(self) -> list[tuple[str, int, int | str | None]]:
-        """(ticket, pid, wait status) of workers that started (status None) or ended; EOFError when the server has.
+        """(worker_id, pid, wait status) of workers that started (status None) or ended; EOFError when the server has.
 
         Of a worker that could not be forked the status is a sentence.
         """
@@ -186,14 +186,14 @@ def main() -> None:
                 descriptors = [channel.descriptors.popleft() for _ in range(request["descriptors"])]
                 if request["arguments"]["role"] == "trainer":
                     _import_for_optimizers()
-                ticket = request["arguments"]["ticket"]
+                worker_id = request["arguments"]["worker_id"]
                 try:
                     pid = _fork(request, descriptors, work, channel, (wake, wakes))
                 except OSError as error:
-                    channel.send((ticket, 0, str(means_refused(error, "it could not be forked") or error)))
+                    channel.send((worker_id, 0, str(means_refused(error, "it could not be forked") or error)))
                 else:
-                    children[pid] = ticket
-                    channel.send((ticket, pid, None))
+                    children[pid] = worker_id
+                    channel.send((worker_id, pid, None))
                 for descriptor in descriptors:
                     os.close(descriptor)
     except EOFError:

@@ -95,8 +95,8 @@ class InlineWorkers:
         """See `Workers.kill`; what hangs here hangs the driver too, so nobody asks."""
         raise AssertionError(f"{worker} cannot be killed: it is a part of this process")
 
-    def meeting(self) -> str:
-        """See `Workers.meeting`; here nobody could wait for another."""
+    def rendezvous(self) -> str:
+        """See `Workers.rendezvous`; here nobody could wait for another."""
         raise AssertionError("workers of one process exchange nothing")
 
     def heartbeat(self, worker: str) -> Heartbeat | None:

@@ -67,8 +67,8 @@ class Workers(Protocol):
         may be on disk by then.
         """
 
-    def meeting(self) -> str:
-        """Where workers that are to exchange tensors find each other, which nobody has used yet (`argosy.stream.meeting`)."""
+    def rendezvous(self) -> str:
+        """Where workers that are to exchange tensors find each other, which nobody has used yet (`argosy.stream.rendezvous`)."""
 
     def heartbeat(self, worker: str) -> Heartbeat | None:
         """Signs of life of a worker from its first moment on; None of one that is gone or that nobody can look at."""

@@ -88,7 +88,7 @@ class _Worker:
     """One process, from the request for it until it is told to be lost."""
 
     name: str
-    ticket: str
+    worker_id: str
     """What it calls itself to the driver and to the fork server: its name and a number, as another may get its name."""
     heartbeat: Heartbeat
     pid: int | None = None
@@ -141,7 +141,7 @@ class ProcessWorkers:
         self._looked = 0.0
 
     def __enter__(self) -> "ProcessWorkers":
-        self._forget_meetings()
+        self._forget_rendezvous()
         make_folder(self.directory / "workers")
         self.selector.register(self.listener, selectors.EVENT_READ, self._admit)
         self.selector.register(self.server.channel, selectors.EVENT_READ, self._hear_server)
@@ -154,7 +154,7 @@ class ProcessWorkers:
             self.selector.close()
             self.listener.close()
             self._close_server()
-            self._forget_meetings()
+            self._forget_rendezvous()
             for descriptor in self.blobs.values():
                 os.close(descriptor)
 
@@ -187,10 +187,10 @@ class ProcessWorkers:
         """See `Workers.enlist`."""
         self.send(worker, enlisting(members))
 
-    def meeting(self) -> str:
-        """See `Workers.meeting`: a file in a folder that is this user's alone."""
-        self._meetings.mkdir(mode=0o700, exist_ok=True)
-        return str(self._meetings / os.urandom(16).hex())
+    def rendezvous(self) -> str:
+        """See `Workers.rendezvous`: a file in a folder that is this user's alone."""
+        self._rendezvous.mkdir(mode=0o700, exist_ok=True)
+        return str(self._rendezvous / os.urandom(16).hex())
 
     def heartbeat(self, worker: str) -> Heartbeat | None:
         """See `Workers.heartbeat`."""
@@ -236,7 +236,7 @@ class ProcessWorkers:
         # Whatever keeps it from calling, it has been busy with that from here on.
         heartbeat.start("starting", opaque=True)
         worker = self.workers[name] = _Worker(name, f"{name} {self.started}", heartbeat)
-        arguments: dict[str, Any] = {"name": name, "ticket": worker.ticket, "role": role}
+        arguments: dict[str, Any] = {"name": name, "worker_id": worker.worker_id, "role": role}
         arguments |= {"address": self.listener.address, "key": self.key.hex(), "directory": str(self.directory)}
         arguments |= {"nodes_here": self.nodes_here, "interface": self.interface}
         log = self.directory / "workers" / f"{name.replace(':', '-').replace('/', '-')}.log"
@@ -261,14 +261,14 @@ class ProcessWorkers:
         if key.events != events:
             self.selector.modify(peer, events, key.data)
 
-    def _holder(self, ticket: str) -> _Worker | None:
-        """The worker of a ticket; None where it is said to be lost already."""
-        found = self.workers.get(ticket.rpartition(" ")[0])
-        return found if found is not None and found.ticket == ticket else None
+    def _holder(self, worker_id: str) -> _Worker | None:
+        """The worker that has this id; None where it is said to be lost already."""
+        found = self.workers.get(worker_id.rpartition(" ")[0])
+        return found if found is not None and found.worker_id == worker_id else None
 
     def _admit(self, events: int) -> None:
-        for ticket, peer in self.listener.enter():
-            worker = self._holder(ticket)
+        for worker_id, peer in self.listener.enter():
+            worker = self._holder(worker_id)
             if worker is None:
                 peer.close()
                 continue
@@ -299,14 +299,14 @@ class ProcessWorkers:
     def _hear_server(self, events: int) -> None:
         self.server.channel.flush()
         try:
-            for ticket, pid, status in self.server.news():
-                self._heed(ticket, pid, status)
+            for worker_id, pid, status in self.server.news():
+                self._heed(worker_id, pid, status)
         except EOFError:
             self._replace_server()
 
-    def _heed(self, ticket: str, pid: int, status: int | str | None) -> None:
+    def _heed(self, worker_id: str, pid: int, status: int | str | None) -> None:
         """News of the fork server: a worker's start or end."""
-        worker = self._holder(ticket)
+        worker = self._holder(worker_id)
         if worker is None:
             return
         if status is None:
@@ -372,12 +372,12 @@ class ProcessWorkers:
         self.workers.clear()
 
     @property
-    def _meetings(self) -> Path:
+    def _rendezvous(self) -> Path:
         """Folder of the files by which exchanges, and ranks of members, find each other, as long as the run lasts."""
-        return self.directory / "meetings"
+        return self.directory / "rendezvous"
 
-    def _forget_meetings(self) -> None:
-        shutil.rmtree(self._meetings, ignore_errors=True)
+    def _forget_rendezvous(self) -> None:
+        shutil.rmtree(self._rendezvous, ignore_errors=True)
 
     def _peers(self) -> list[Peer]:
         return [worker.peer for worker in self.workers.values() if worker.peer is not None]

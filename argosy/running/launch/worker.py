@@ -56,7 +56,7 @@ def work(arguments: dict[str, Any], descriptors: list[int]) -> int:
     if arguments.get("interface"):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", arguments["interface"])
     blob, heartbeat = descriptors[0], Heartbeat.open(descriptors[1])
-    driver = dial(arguments["address"], key, arguments["ticket"])
+    driver = dial(arguments["address"], key, arguments["worker_id"])
     try:
         heartbeat.start("unpacking what it was given", opaque=True)
         _unpacked(descriptors[3]).apply()  # before anything else of the user's is

@@ -48,7 +48,7 @@ class Ranks:
         self.waited = 0.0
         """Seconds without anything to do but wait for other devices."""
         self._told: set[str] = set()
-        """Meetings of the groups that were said to be broken."""
+        """Rendezvous of the groups that were said to be broken."""
 
     def through(self, units: Sequence[Unit], assigned: Container[str], block: Block) -> bool:
         """Run the steps that a training block completes; False where it was called away, and is to come back for the rest.
@@ -113,8 +113,8 @@ class Ranks:
         self.waited += time.perf_counter() - started
 
     def _tell_if_broken(self, name: str, group: Group) -> None:
-        if group.broken and group.meeting not in self._told:
-            self._told.add(group.meeting)
+        if group.broken and group.rendezvous not in self._told:
+            self._told.add(group.rendezvous)
             self._emit(Broke(member=name, detail=group.broken))
 
 

@@ -166,7 +166,7 @@ class Trainer:
                 self._follow(command.assignment)
         elif isinstance(command, TimeSums):
             on = sums_on(self.backend.device)
-            short, long = time_sums(command.meeting, command.rank, command.size, on=on)
+            short, long = time_sums(command.rendezvous, command.rank, command.size, on=on)
             self.emit(SumsTimed(short_seconds=short, long_seconds=long))
         elif isinstance(command, Unassign):
             self._leave([name for name in command.members if name in self.assigned])

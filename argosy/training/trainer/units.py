@@ -82,7 +82,7 @@ class Unit:
     def seated(cls, assigned: AssignedMember, seat: Seat) -> "Unit":
         """A device's share of a member that several carry; their group begins to form."""
         on = sums_on(assigned.live.backend.device)
-        group = Group.form(seat.meeting, seat.rank, len(seat.shares), on=on)
+        group = Group.form(seat.rendezvous, seat.rank, len(seat.shares), on=on)
         return cls(program=Shard(assigned.live, group, seat.shares, number=seat.number), assignment=(assigned,))
 
     @property

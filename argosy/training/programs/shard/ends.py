@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from argosy.stream.meeting import FORMING
+from argosy.stream.rendezvous import FORMING
 
 __all__ = ["HOST", "End", "Work", "meet", "sums_on"]
 

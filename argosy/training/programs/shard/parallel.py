@@ -1,7 +1,7 @@
 """The group of a member that several devices carry: its ranks meet, and add up what each of them has computed.
 
 Contract. Every member has a group of its own, formed anew whenever it boards, that is no part of any world of torch's: the
-groups of a device know nothing of each other. Ranks find each other at a meeting (`argosy.stream.meeting`). Whoever steps
+groups of a device know nothing of each other. Ranks find each other at a rendezvous (`argosy.stream.rendezvous`). Whoever steps
 members never waits in here: a group is formed in a thread of its own, and a sum is asked whether it is there. A peer may
 rightly be busy for long, so no sum has a time limit that could be reached; who is lost, and which sum hangs, the driver
 decides. A group of which a peer is seen to be gone is *broken*, and gives no sum any more. Who leaves a group lets its peers
@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from argosy.stream.meeting import store_at
+from argosy.stream.rendezvous import store_at
 from argosy.training.programs.shard.ends import End, Work, meet
 
 __all__ = ["LONG_BYTES", "POLL_SECONDS", "Group", "Sum", "time_sums"]
@@ -37,8 +37,8 @@ POLL_SECONDS = 0.0002
 class Group:
     """One rank's end. `formed` says when it can add up."""
 
-    def __init__(self, meeting: str, rank: int, size: int, on: torch.device) -> None:
-        self.meeting = meeting
+    def __init__(self, rendezvous: str, rank: int, size: int, on: torch.device) -> None:
+        self.rendezvous = rendezvous
         self.rank = rank
         self.size = size
         self.on = on
@@ -50,9 +50,9 @@ class Group:
         self._left = False
 
     @classmethod
-    def form(cls, meeting: str, rank: int, size: int, *, on: torch.device) -> "Group":
-        """Begin to form a group of this size, whose ranks all name the same meeting, which nobody has used before."""
-        group = cls(meeting, rank, size, on)
+    def form(cls, rendezvous: str, rank: int, size: int, *, on: torch.device) -> "Group":
+        """Begin to form a group of this size, whose ranks all name the same rendezvous, which nobody has used before."""
+        group = cls(rendezvous, rank, size, on)
         threading.Thread(target=group._meet, daemon=True).start()
         return group
 
@@ -77,7 +77,7 @@ class Group:
 
     def _meet(self) -> None:
         try:
-            end = self._join(store_at(self.meeting, self.size))
+            end = self._join(store_at(self.rendezvous, self.size))
         except RuntimeError as error:
             self.broken = _reason(error)
             return
@@ -118,12 +118,12 @@ class Sum:
         return True
 
 
-def time_sums(meeting: str, rank: int, size: int, *, on: torch.device) -> tuple[float, float]:
+def time_sums(rendezvous: str, rank: int, size: int, *, on: torch.device) -> tuple[float, float]:
     """Seconds of a sum of one number and of 4 MiB over a group; infinite where the others do not come.
 
     The least of a few: what else runs on a machine only adds.
     """
-    group = Group.form(meeting, rank, size, on=on)
+    group = Group.form(rendezvous, rank, size, on=on)
     deadline = time.monotonic() + PATIENCE_SECONDS
     try:
         if not _until(lambda: group.formed, deadline):

@@ -11,7 +11,7 @@ import torch
 
 from argosy.errors import WorkerError
 from argosy.stream.listener import dial
-from argosy.stream.meeting import NetworkMeetings, store_at
+from argosy.stream.rendezvous import NetworkRendezvous, store_at
 from argosy.training.programs.shard.ends import HOST
 from argosy.training.programs.shard.parallel import Group
 
@@ -23,30 +23,30 @@ def refused() -> list[str]:
 
 
 @pytest.fixture
-def meetings(refused: list[str]) -> Iterator[NetworkMeetings]:
+def network(refused: list[str]) -> Iterator[NetworkRendezvous]:
     """The driver's."""
-    found = NetworkMeetings("127.0.0.1", refused.append)
+    found = NetworkRendezvous("127.0.0.1", refused.append)
     yield found
     found.close()
 
 
-def port_of(meetings: NetworkMeetings) -> int:
+def port_of(network: NetworkRendezvous) -> int:
     """Which anybody finds who looks."""
-    return int(meetings.meeting().split("/")[2].rpartition(":")[2])
+    return int(network.rendezvous().split("/")[2].rpartition(":")[2])
 
 
 def test_a_stranger_can_neither_list_nor_read_nor_change_what_is_in_the_store(
-    meetings: NetworkMeetings, refused: list[str]
+    network: NetworkRendezvous, refused: list[str]
 ) -> None:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-    ours = store_at(meetings.meeting(), 2)
+    ours = store_at(network.rendezvous(), 2)
     ours.set("here/0", b"an address")
-    port = port_of(meetings)
+    port = port_of(network)
     with pytest.raises(RuntimeError):
         TCPStore("127.0.0.1", port, is_master=False, timeout=datetime.timedelta(seconds=2)).list_keys()
     with pytest.raises(WorkerError, match="authentication failed"):
-        dial(("127.0.0.1", port), bytes(32), "meeting", seconds=10)
+        dial(("127.0.0.1", port), bytes(32), "rendezvous", seconds=10)
     with socket.create_connection(("127.0.0.1", port)) as stranger:
         stranger.sendall(bytes(33 + 32))
         assert len(stranger.recv(64)) == 64
@@ -56,8 +56,8 @@ def test_a_stranger_can_neither_list_nor_read_nor_change_what_is_in_the_store(
     ours.close()
 
 
-def test_who_knows_a_meeting_reaches_no_other(meetings: NetworkMeetings) -> None:
-    one, same, other = (store_at(meeting, 2) for meeting in [meetings.meeting()] * 2 + [meetings.meeting()])
+def test_who_knows_a_rendezvous_reaches_no_other(network: NetworkRendezvous) -> None:
+    one, same, other = (store_at(where, 2) for where in [network.rendezvous()] * 2 + [network.rendezvous()])
     one.set("here/0", "x")
     assert same.check(["here/0"]) and not other.check(["here/0"])
     assert (same.add("sum", 2), one.add("sum", 3), other.add("sum", 1)) == (2, 5, 1)
@@ -66,12 +66,12 @@ def test_who_knows_a_meeting_reaches_no_other(meetings: NetworkMeetings) -> None
         store.close()
 
 
-def test_a_process_that_waits_is_answered_when_all_is_there_and_gives_up_in_time(meetings: NetworkMeetings) -> None:
-    meeting = meetings.meeting()
-    one, other = store_at(meeting, 2), store_at(meeting, 2)
+def test_a_process_that_waits_is_answered_when_all_is_there_and_gives_up_in_time(network: NetworkRendezvous) -> None:
+    where = network.rendezvous()
+    one, other = store_at(where, 2), store_at(where, 2)
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(one.get, "late"), pool.submit(other.wait, ["late"], datetime.timedelta(days=365))
-        store_at(meeting, 2).set("late", b"at last")
+        store_at(where, 2).set("late", b"at last")
         assert waiting[0].result(10) == b"at last"
         waiting[1].result(10)
     with pytest.raises(RuntimeError, match=r"has not answered wait within 0:00:00\.2"):
@@ -82,9 +82,9 @@ def test_a_process_that_waits_is_answered_when_all_is_there_and_gives_up_in_time
 
 
 @pytest.mark.parametrize("store", ["network", "file"])
-def test_ranks_meet_and_add_up(store: str, meetings: NetworkMeetings, tmp_path: Any) -> None:
-    meeting = meetings.meeting() if store == "network" else str(tmp_path / "meeting")
-    groups = [Group.form(meeting, rank, 3, on=HOST) for rank in range(3)]
+def test_ranks_meet_and_add_up(store: str, network: NetworkRendezvous, tmp_path: Any) -> None:
+    where = network.rendezvous() if store == "network" else str(tmp_path / "rendezvous")
+    groups = [Group.form(where, rank, 3, on=HOST) for rank in range(3)]
     while not all(group.formed for group in groups):
         assert not any(group.broken for group in groups), [group.broken for group in groups]
     values = [torch.full((5,), float(rank)) for rank in range(3)]

@@ -1,7 +1,7 @@
 """Where processes of a run that are to exchange tensors find each other: a file of one machine, or the driver's store.
 
 Contract. torch's own TCPStore lets every process that reaches its port list, read, replace and delete what is in it. So the
-store of a run on several nodes is behind a listener of the run's (`argosy.stream.listener`): a meeting names its address, the key that
+store of a run on several nodes is behind a listener of the run's (`argosy.stream.listener`): a rendezvous names its address, the key that
 opens it, and the prefix of its own entries, and is told on authenticated connections alone. A thread of the driver's process
 answers; it waits for no caller.
 """
@@ -22,7 +22,7 @@ from argosy.errors import WorkerError
 from argosy.stream.listener import Listener, dial
 from argosy.stream.wire import Peer
 
-__all__ = ["FORMING", "MeetingStore", "NetworkMeetings", "interface_of", "store_at"]
+__all__ = ["FORMING", "RendezvousStore", "NetworkRendezvous", "interface_of", "store_at"]
 
 FORMING = datetime.timedelta(seconds=60)
 """Of connecting, which begins when all are there."""
@@ -30,8 +30,8 @@ SCHEME = "tcp://"
 TICK_SECONDS = 0.2
 
 
-class NetworkMeetings:
-    """The store in the driver's process, in which each meeting has entries of its own."""
+class NetworkRendezvous:
+    """The store in the driver's process, in which each rendezvous has entries of its own."""
 
     def __init__(self, host: str, refused: Callable[[str], None]) -> None:
         self.host = host
@@ -42,15 +42,15 @@ class NetworkMeetings:
         self._waiting: list[tuple[Peer, Sequence[str]]] = []
         """Callers that are answered when all of these entries are there."""
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._serve, name="argosy-meetings", daemon=True)
+        self._thread = threading.Thread(target=self._serve, name="argosy-rendezvous", daemon=True)
         self._thread.start()
 
-    def meeting(self) -> str:
-        """A meeting at which no process has been yet. Its last part is its name, and no secret."""
+    def rendezvous(self) -> str:
+        """A rendezvous at which no process has been yet. Its last part is its name, and no secret."""
         return f"{SCHEME}{self.host}:{self._listener.port}/{self._key.hex()}/{os.urandom(16).hex()}"
 
     def close(self) -> None:
-        """End all meetings."""
+        """End all rendezvous."""
         self._over.set()
         self._thread.join()
 
@@ -107,8 +107,8 @@ class NetworkMeetings:
         self._waiting = still
 
 
-class MeetingStore(Store):
-    """One process's end of a meeting at the driver's store; its methods are those that torch asks of a store.
+class RendezvousStore(Store):
+    """One process's end of a rendezvous at the driver's store; its methods are those that torch asks of a store.
 
     Raises RuntimeError where the driver does not answer in time. torch keeps no reference to what is Python's of it: it has
     to outlive the groups that it was given to.
@@ -119,7 +119,7 @@ class MeetingStore(Store):
         self._name = f"{name}/"
         self._asking = threading.Lock()
         try:
-            self._peer = dial((host, port), key, "meeting", seconds=FORMING.total_seconds())
+            self._peer = dial((host, port), key, "rendezvous", seconds=FORMING.total_seconds())
         except WorkerError as error:
             raise RuntimeError(str(error)) from error
 
@@ -148,7 +148,7 @@ class MeetingStore(Store):
         """Whether there was such an entry."""
         return bool(self._ask("delete", self._name + key, None))
 
-    def clone(self) -> "MeetingStore":
+    def clone(self) -> "RendezvousStore":
         """The same one, which threads may share; NCCL's own want one each."""
         return self
 
@@ -167,13 +167,13 @@ class MeetingStore(Store):
         raise RuntimeError(f"the driver's store has not answered {asked} within {timeout}")
 
 
-def store_at(meeting: str, size: int) -> Any:
-    """The store of a meeting of so many processes; raises RuntimeError where it cannot be reached."""
-    if not meeting.startswith(SCHEME):
-        return FileStore(meeting, size)
-    place, key, name = meeting.removeprefix(SCHEME).split("/")
+def store_at(rendezvous: str, size: int) -> Any:
+    """The store of a rendezvous of so many processes; raises RuntimeError where it cannot be reached."""
+    if not rendezvous.startswith(SCHEME):
+        return FileStore(rendezvous, size)
+    place, key, name = rendezvous.removeprefix(SCHEME).split("/")
     host, _, port = place.rpartition(":")
-    return MeetingStore(host, int(port), bytes.fromhex(key), name)
+    return RendezvousStore(host, int(port), bytes.fromhex(key), name)
 
 
 def interface_of(address: str) -> str:
