@@ -4,7 +4,7 @@ Contract. The key is known to processes of the run alone. Each side draws a nonc
 both nonces and the caller's name) before the first pickle is read; until then a caller may send a few hundred bytes, and none
 of them means anything. The called side proves first: a caller may be sent to a wrong address, and shows it nothing but a
 nonce and its name. A listener so shows each caller one proof, of which a key could be guessed at leisure: hence keys are drawn at
-random, and a person's own is stretched (`argosy.running.hosts.gathering.key_in`). From the nonces come also the two keys of the
+random, and a person's own is stretched (`argosy.running.hosts.notices.key_in`). From the nonces come also the two keys of the
 connection, by which each frame carries a MAC (`argosy.stream.framing`): a relay that lets the proofs pass gains nothing.
 
 A listener has an abstract AF_UNIX name (nothing on disk, nothing to leak), where callers of other users are turned away by the

@@ -35,7 +35,7 @@ from argosy.planning import POLICIES
 from argosy.protocol.events import SectionEnded
 from argosy.results.fold import RunState
 from argosy.running.directory.journal import read_journal
-from argosy.running.hosts import gathering
+from argosy.running.hosts import notices
 from argosy.running.hosts.agent import serve
 from argosy.running.watch.view import Silent
 from argosy.settings import Settings
@@ -308,20 +308,20 @@ def test_mpirun_starts_two_nodes_and_one_is_killed(tmp_path: Path, two_hosts: tu
 def test_who_has_not_the_key_is_refused_and_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An agent with another key, and somebody who is no agent, while the job gathers; the run is as it would be."""
     launcher, knocked = jobs.TwoNodes(tmp_path / "run"), tmp_path / "knocked"
-    monkeypatch.setattr(gathering, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(notices, "LOOK_SECONDS", 0.01)
 
     def serve_late() -> None:
         until(knocked.exists)
         sys.exit(serve(jobs.place(1), Settings(nodes=2, devices="cpu:1"), launcher.folder))
 
     def knock() -> None:
-        board = gathering.FileBoard(tmp_path / "run")
+        board = notices.FileBoard(tmp_path / "run")
         while (notice := board.read()) is None:
             time.sleep(0.01)
         with socket.create_connection(("127.0.0.1", notice.port)) as scanner:
             scanner.sendall(b"GET / HTTP/1.1\r\n\r\n" * 10)
             with pytest.raises(WorkerError, match=r"has not found the job's driver within 0\.1 s"):
-                gathering.call_driver(jobs.place(1), board, bytes(32), seconds=0.1)
+                notices.call_driver(jobs.place(1), board, bytes(32), seconds=0.1)
         knocked.touch()
 
     launcher.agent = forked.fork(serve_late)
@@ -338,16 +338,16 @@ def test_who_has_not_the_key_is_refused_and_told_of(tmp_path: Path, monkeypatch:
 def test_an_agent_without_the_jobs_certificate_says_so_at_once(
     tmp_path: Path, has: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gathering, "CALL_SECONDS", 0.5)
+    monkeypatch.setattr(notices, "CALL_SECONDS", 0.5)
     ours, other = (Certificate.load(certificates.make(tmp_path / f"{name}.pem")) for name in ("ours", "other"))
-    board, refused = gathering.FileBoard(tmp_path), []
-    listener = gathering.open_listener(jobs.place(0), board, None, ours, refused.append)
+    board, refused = notices.FileBoard(tmp_path), []
+    listener = notices.open_listener(jobs.place(0), board, None, ours, refused.append)
 
     def join() -> None:
         with pytest.raises(
             PlanError, match=f"has {'another' if has == 'another' else 'no'} certificate, and the job's"
         ):
-            gathering.call_driver(jobs.place(1), board, None, certificate=other if has == "another" else None)
+            notices.call_driver(jobs.place(1), board, None, certificate=other if has == "another" else None)
 
     with ThreadPoolExecutor(1) as threads:
         joining = threads.submit(join)

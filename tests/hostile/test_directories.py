@@ -29,7 +29,7 @@ from argosy.running.directory.identity import Identity
 from argosy.running.directory.inbox import Inbox
 from argosy.running.directory.journal import Journal, Lock, read_journal
 from argosy.running.directory.study_copy import StudyCopy
-from argosy.running.hosts.gathering import FileBoard, Notice
+from argosy.running.hosts.notices import FileBoard, Notice
 from argosy.training.device.process_state import ProcessState
 from argosy.views.output import as_text, show
 from hostile.damage import damaged, damaged_lines

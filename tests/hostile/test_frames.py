@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from listeners import Trap
 
 from argosy.errors import ArgosyError, WorkerError
-from argosy.running.hosts.gathering import Notice, read, written
+from argosy.running.hosts.notices import Notice, read, written
 from argosy.stream import listener as entrance
 from argosy.stream.framing import HEADER_BYTES, LENGTH, Authenticated, Plain
 from argosy.stream.listener import Listener

@@ -12,8 +12,8 @@ import pytest
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from argosy.errors import PlanError, WorkerError
-from argosy.running.hosts import gathering
-from argosy.running.hosts.gathering import Notice, StoreBoard, call_driver, key_in
+from argosy.running.hosts import notices
+from argosy.running.hosts.notices import Notice, StoreBoard, call_driver, key_in
 from argosy.stream.listener import Listener
 
 USERS = {"ARGOSY_KEY": "sixteen or more letters"}
@@ -59,7 +59,7 @@ def attack(kind: str, text: str, port: int) -> str:
             return f"{json.dumps(notice)}\n{mac}"
         case "with a key of its own":
             notice["key"] = bytes(32).hex()
-            return gathering.written(Notice(**{**notice, "hosts": ("127.0.0.1",)}), bytes(32))
+            return notices.written(Notice(**{**notice, "hosts": ("127.0.0.1",)}), bytes(32))
         case "without a mac":
             return json.dumps(notice)
         case "an earlier line of its own":
@@ -114,7 +114,7 @@ def test_an_agent_finds_its_driver_past_strangers_at_addresses_that_the_driver_l
     notice = Notice(job="", hosts=("127.0.0.1",), port=stranger.getsockname()[1])
     stranger.settimeout(10)
     with pytest.raises(WorkerError, match=r"timed out|failed"):
-        gathering.call_any(notice, key, "rank 1", None)
+        notices.call_any(notice, key, "rank 1", None)
     with stranger.accept()[0] as call:
         assert call.recv(1000)[32:] == b"\x06rank 1"  # a nonce and a name: nothing that the key has made
     listener.close()

@@ -15,11 +15,11 @@ from argosy.protocol.events import Checkpoint
 from argosy.results.fold import MemberState
 from argosy.running.control.resume import resume_point
 from argosy.running.doctor.cluster import place_in
-from argosy.running.hosts import gathering, reception
+from argosy.running.hosts import agent_listener, notices
 from argosy.running.hosts.agent import Joined
 from argosy.running.hosts.agents import Agents
-from argosy.running.hosts.freight import pieces
-from argosy.running.hosts.gathering import FileBoard, Notice, call_driver, certificate_in, key_in, read, written
+from argosy.running.hosts.file_transfer import pieces
+from argosy.running.hosts.notices import FileBoard, Notice, call_driver, certificate_in, key_in, read, written
 from argosy.running.hosts.place import JobPlace, place_asked, place_of
 from argosy.settings import Settings
 
@@ -44,15 +44,15 @@ def damaged_notice() -> None:
 
 def no_driver(patch: pytest.MonkeyPatch) -> None:
     """Rank 0 sees another directory, or has ended."""
-    patch.setattr(gathering.socket, "gethostname", lambda: "host-1")
+    patch.setattr(notices.socket, "gethostname", lambda: "host-1")
     call_driver(PLACE, FileBoard(RUN), None, seconds=0.0)
 
 
 def uncertified(patch: pytest.MonkeyPatch) -> None:
     """The driver has a certificate, and this node has none."""
-    patch.setattr(gathering.socket, "gethostname", lambda: "host-1")
+    patch.setattr(notices.socket, "gethostname", lambda: "host-1")
     notice = Notice(job=PLACE.job, hosts=("10.0.0.1",), port=40000, certificate="b5bb9d80")
-    gathering._check_certificate("rank 0", notice, None)
+    notices._check_certificate("rank 0", notice, None)
 
 
 def no_certificate() -> None:
@@ -73,11 +73,11 @@ def lonely() -> None:
 
 def unlike(patch: pytest.MonkeyPatch) -> None:
     """A node has another torch."""
-    patch.setattr(reception, "versions", lambda: {"argosy": "0.1.0", "torch": "2.13.0"})
-    patch.setattr(reception.socket, "gethostname", lambda: "host-0")
+    patch.setattr(agent_listener, "versions", lambda: {"argosy": "0.1.0", "torch": "2.13.0"})
+    patch.setattr(agent_listener.socket, "gethostname", lambda: "host-0")
     node = Node(name="local", devices=(Device(name="cpu:0", node="local", kind="cpu", memory_bytes=1),), cores=1)
     joined = Joined(rank=1, host="host-1", node=node, versions={"argosy": "0.1.0", "torch": "2.12.1"})
-    reception.check_versions(joined)
+    agent_listener.check_versions(joined)
 
 
 def gone() -> None:

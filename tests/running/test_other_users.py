@@ -22,7 +22,7 @@ from argosy.running.directory.inbox import Inbox, leave, tell
 from argosy.running.directory.journal import Lock, at_work
 from argosy.running.hosts.agent import serve
 from argosy.running.hosts.agents import Agents
-from argosy.running.hosts.gathering import FileBoard, Notice
+from argosy.running.hosts.notices import FileBoard, Notice
 from argosy.settings import Settings
 
 ONE = [studies.member("one")]

@@ -1,6 +1,6 @@
 """``argosy doctor --cluster``: what the nodes of a job find out about each other before a study is trained on them.
 
-Contract. The nodes find each other as those of a run do (`argosy.running.hosts.gathering`), in a folder of their own, so that a job
+Contract. The nodes find each other as those of a run do (`argosy.running.hosts.notices`), in a folder of their own, so that a job
 which begins in the run directory meanwhile is not disturbed. Each of them then has a listener of the same key, behind which a
 thread of its own (`_Desk`) answers whoever calls: it alone uses those connections. A node calls all others at the same time,
 each in a thread that owns the call, and then floods the next one by rank. Rank 0 tells who is there, hears what they have
@@ -26,7 +26,7 @@ from argosy.running.directory.journal import own_directory
 from argosy.running.doctor.cluster_checks import Here, Looked, MeasuredLink, Samples, judge
 from argosy.running.doctor.machine import versions_of
 from argosy.running.doctor.machine_checks import Check
-from argosy.running.hosts.gathering import board_of, call_driver, certificate_in, key_in, open_listener
+from argosy.running.hosts.notices import board_of, call_driver, certificate_in, key_in, open_listener
 from argosy.running.hosts.place import JobPlace, place_of
 from argosy.stream.listener import Listener, dial
 from argosy.stream.tls import Certificate

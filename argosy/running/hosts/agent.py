@@ -26,8 +26,8 @@ from argosy.disk.files import check_directory
 from argosy.protocol.events import Saved
 from argosy.protocol.trainer import Assign, Lost, SectionReport
 from argosy.running.directory.records import versions
-from argosy.running.hosts.freight import Arrivals, FilePiece, Outbox
-from argosy.running.hosts.gathering import board_of, call_driver, certificate_in, key_in
+from argosy.running.hosts.file_transfer import Arrivals, FilePiece, Outbox
+from argosy.running.hosts.notices import board_of, call_driver, certificate_in, key_in
 from argosy.running.hosts.place import JobPlace
 from argosy.running.launch.forkserver import IGNORED
 from argosy.running.launch.processes import Processes, ProcessWorkers

@@ -17,11 +17,11 @@ from argosy.cluster import Cluster
 from argosy.errors import PlanError, WorkerError
 from argosy.running.directory.journal import own_directory
 from argosy.running.hosts.agent import Joined
-from argosy.running.hosts.distant import Distant
-from argosy.running.hosts.gathering import board_of, certificate_in, key_in, open_listener
+from argosy.running.hosts.agent_listener import AgentListener, check_versions
 from argosy.running.hosts.nodes import NodeWorkers
+from argosy.running.hosts.notices import board_of, certificate_in, key_in, open_listener
 from argosy.running.hosts.place import JobPlace
-from argosy.running.hosts.reception import Reception, check_versions
+from argosy.running.hosts.remote_node import RemoteNode
 from argosy.running.launch.blobs import blobs_of
 from argosy.running.launch.launcher import Job, node_of
 from argosy.running.launch.processes import Processes
@@ -46,7 +46,7 @@ class Agents:
         self.here = Processes()
         self._key = key_in(os.environ)
         self._certificate = certificate_in(os.environ)
-        self._reception: Reception | None = None
+        self._listener: AgentListener | None = None
         self._board = board_of(place, directory, os.environ)
         self._joined: dict[int, tuple[Joined, Peer]] = {}
         """By rank."""
@@ -63,7 +63,7 @@ class Agents:
                 f"nodes is {settings.nodes}, and {self.place.launcher} has started this job on {self.place.nodes}. Leave --nodes out."
             )
         (mine,) = self.here.discover(replace(settings, nodes=1, preparing_nodes=None)).nodes
-        if self._reception is None:
+        if self._listener is None:
             self._open_listener()
         deadline = time.monotonic() + GATHER_SECONDS
         while len(self._joined) < self.place.nodes - 1:
@@ -75,36 +75,36 @@ class Agents:
 
     def open(self, job: Job) -> NodeWorkers:
         """See `Launcher.open`."""
-        assert self._reception is not None
+        assert self._listener is not None
         blobs = blobs_of(job)
         joined, self._joined = [self._joined[rank] for rank in sorted(self._joined)], {}
-        distant = [
-            Distant(f"node{number}", agent.host, peer, job.directory)
+        remote = [
+            RemoteNode(f"node{number}", agent.host, peer, job.directory)
             for number, (agent, peer) in enumerate(joined, start=1)
         ]
-        host = distant[0].peer.host
+        host = remote[0].peer.host
         own = {role: os.dup(descriptor) for role, descriptor in blobs.items()}
         here = self.here.workers(own, directory=job.directory, lock=job.lock, interface=interface_of(host))
-        reception, self._reception = self._reception, None
-        return NodeWorkers(distant, blobs, reception, _Settled(), job.directory, here=here)
+        listener, self._listener = self._listener, None
+        return NodeWorkers(remote, blobs, listener, _Settled(), job.directory, here=here)
 
     def close(self) -> None:
         """See `Launcher.close`."""
         self.here.close()
         for _, peer in self._joined.values():
             peer.close()
-        if self._reception is not None:
-            self._reception.close()
+        if self._listener is not None:
+            self._listener.close()
         self._board.clear()
 
     def _open_listener(self) -> None:
         own_directory(self.directory)  # where the notice is left
-        self._reception = Reception(partial(open_listener, self.place, self._board, self._key, self._certificate))
-        self._reception.log_in(self.directory)
+        self._listener = AgentListener(partial(open_listener, self.place, self._board, self._key, self._certificate))
+        self._listener.log_in(self.directory)
 
     def _gather(self, deadline: float) -> None:
         """Let in who calls, for a moment."""
-        assert self._reception is not None
+        assert self._listener is not None
         if time.monotonic() > deadline:
             there = ", ".join(str(rank) for rank in sorted({0, *self._joined}))
             raise WorkerError(
@@ -112,8 +112,8 @@ class Agents:
                 f"what kept the others they say themselves, and {self.directory / 'workers' / 'listener.log'} tells who was refused. "
                 "Start the job again."
             )
-        self._reception.wait(LOOK_SECONDS)
-        for joined, peer in self._reception.enter():
+        self._listener.wait(LOOK_SECONDS)
+        for joined, peer in self._listener.enter():
             check_versions(joined)
             self._joined[joined.rank] = joined, peer
 

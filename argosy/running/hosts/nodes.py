@@ -1,6 +1,6 @@
 """The workers of a run on several nodes: each node's are told and heard together, by way of its agent or as this node's processes.
 
-Contract. Who is started on a node is known to be there, spoken to and lost as that node's own launcher has it (`Distant`,
+Contract. Who is started on a node is known to be there, spoken to and lost as that node's own launcher has it (`RemoteNode`,
 `ProcessWorkers`). Whether nodes may come while the run goes on, and who else knows of their end, is the launcher's to say
 (`Recruits`): a node that comes is told to the driver with `Came`, and has had all that its workers unpack sent by then.
 """
@@ -17,8 +17,8 @@ from argosy.disk.files import make_folder
 from argosy.errors import PlanError
 from argosy.protocol.trainer import Came
 from argosy.running.hosts.agent import Joined
-from argosy.running.hosts.distant import Distant
-from argosy.running.hosts.reception import Reception, check_versions
+from argosy.running.hosts.agent_listener import AgentListener, check_versions
+from argosy.running.hosts.remote_node import RemoteNode
 from argosy.running.launch.processes import ProcessWorkers, enlisting
 from argosy.stream.heartbeat import Heartbeat
 from argosy.stream.rendezvous import NetworkRendezvous
@@ -34,7 +34,7 @@ class Recruits(Protocol):
     def gone(self) -> Mapping[str, str]:
         """Nodes that are known to be gone, and why; never waits."""
 
-    def take(self, joined: Joined, peer: Peer) -> tuple[Distant, Node] | None:
+    def take(self, joined: Joined, peer: Peer) -> tuple[RemoteNode, Node] | None:
         """What an agent that called brings; None where it comes too late."""
 
 
@@ -45,9 +45,9 @@ class NodeWorkers:
 
     def __init__(
         self,
-        distant: Sequence[Distant],
+        remote: Sequence[RemoteNode],
         blobs: Mapping[str, int],
-        reception: Reception,
+        listener: AgentListener,
         recruits: Recruits,
         directory: Path,
         *,
@@ -55,19 +55,19 @@ class NodeWorkers:
     ) -> None:
         self.here = here
         """The workers of the driver's own node, ``node0``, where it is one of the run's."""
-        self.distant = list(distant)
+        self.remote = list(remote)
         self.blobs = blobs
         """Descriptors of what workers of each role unpack."""
-        self.reception = reception
+        self.listener = listener
         self.recruits = recruits
         self.directory = directory
-        self._store = NetworkRendezvous(distant[0].peer.host, reception.note)
+        self._store = NetworkRendezvous(remote[0].peer.host, listener.note)
         self.mark = directory / "workers" / f"mark-{os.urandom(8).hex()}"
-        self._nodes: dict[str, ProcessWorkers | Distant] = {place.node: place for place in distant}
+        self._nodes: dict[str, ProcessWorkers | RemoteNode] = {place.node: place for place in remote}
         if here is not None:
             self._nodes["node0"] = here
         self._came: list[tuple[str, Came]] = []
-        self._place_of: dict[str, ProcessWorkers | Distant] = {}
+        self._place_of: dict[str, ProcessWorkers | RemoteNode] = {}
         """By worker."""
 
     def __enter__(self) -> "NodeWorkers":
@@ -75,7 +75,7 @@ class NodeWorkers:
             self.here.__enter__()
         make_folder(self.mark.parent)
         self.mark.touch()
-        for place in self.distant:
+        for place in self.remote:
             place.give(self.blobs, self.mark.name)
         return self
 
@@ -83,12 +83,12 @@ class NodeWorkers:
         with contextlib.ExitStack() as last_first:
             for descriptor in self.blobs.values():
                 last_first.callback(os.close, descriptor)
-            last_first.callback(self.reception.close)
+            last_first.callback(self.listener.close)
             last_first.callback(self._store.close)
             last_first.callback(self.mark.unlink, missing_ok=True)
             if self.here is not None:
                 last_first.callback(self.here.__exit__, *error)
-            for place in self.distant:
+            for place in self.remote:
                 last_first.callback(place.close)
 
     def start_feeder(self, name: str, node: str) -> None:
@@ -130,14 +130,14 @@ class NodeWorkers:
         for place in self._nodes.values():
             place.let_go()
         self._wait(timeout)
-        for joined, peer in self.reception.enter():
+        for joined, peer in self.listener.enter():
             self._take(joined, peer)
         for node, why in self.recruits.gone().items():
-            for place in self.distant:
+            for place in self.remote:
                 if place.node == node:
                     place.is_gone(why)
         said = [] if self.here is None else self.here.receive(0)
-        for place in self.distant:
+        for place in self.remote:
             said += place.receive()
         said += self._came
         self._came.clear()
@@ -147,7 +147,7 @@ class NodeWorkers:
         try:
             check_versions(joined)
         except PlanError as error:
-            self.reception.note(str(error))  # The run is no worse without it.
+            self.listener.note(str(error))  # The run is no worse without it.
             peer.close()
             return
         found = self.recruits.take(joined, peer)
@@ -156,18 +156,18 @@ class NodeWorkers:
             return
         place, node = found
         place.give(self.blobs, self.mark.name)
-        self.distant.append(place)
+        self.remote.append(place)
         self._nodes[node.name] = place
         self._came.append((node.name, Came(node=node)))
 
     def _wait(self, seconds: float) -> None:
         """Until somebody says something, takes what was unsent, or the time is over."""
         poll = select.poll()
-        for listening in (self.here, self.reception):
+        for listening in (self.here, self.listener):
             if listening is not None:
                 poll.register(listening, select.POLLIN)
-        for place in self.distant:
+        for place in self.remote:
             if not place.gone:
                 poll.register(place.peer, select.POLLIN | (select.POLLOUT if place.outbox.unsent else 0))
-        some_said = (self.here is not None and self.here.said) or any(place.said for place in self.distant)
+        some_said = (self.here is not None and self.here.said) or any(place.said for place in self.remote)
         poll.poll(0 if some_said else seconds * 1000)

@@ -23,10 +23,10 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from argosy.cluster import Cluster, Node
 from argosy.errors import PlanError, WorkerError
 from argosy.running.hosts.agent import Joined, attend
-from argosy.running.hosts.distant import Distant
-from argosy.running.hosts.gathering import Notice, call_any, certificate_in, listener_and_notice
+from argosy.running.hosts.agent_listener import AgentListener, check_versions
 from argosy.running.hosts.nodes import NodeWorkers
-from argosy.running.hosts.reception import Reception, check_versions
+from argosy.running.hosts.notices import Notice, call_any, certificate_in, listener_and_notice
+from argosy.running.hosts.remote_node import RemoteNode
 from argosy.running.launch.blobs import blobs_of
 from argosy.running.launch.launcher import Job, devices_asked, node_of
 from argosy.settings import Settings
@@ -78,7 +78,7 @@ class Ray:
         """What Ray brings to the nodes: code, packages, data. By default nothing, or that of the Ray job."""
         self.settings = Settings()
         self._connected = False
-        self._reception: Reception | None = None
+        self._listener: AgentListener | None = None
         self._notice: Notice | None = None
         """Where agents find the driver."""
         self._placed: dict[int, _Placed] = {}
@@ -96,12 +96,12 @@ class Ray:
         """See `Launcher.discover`: all nodes of the Ray cluster, as soon as there are so many as the settings want."""
         devices_asked(settings)
         self._connect()
-        self.settings, reception = settings, self._reception or self._open_listener()
+        self.settings, listener = settings, self._listener or self._open_listener()
         began, failures = time.monotonic(), ""
         while not self._all_there(time.monotonic() - began):
             self._place()
-            reception.wait(LOOK_SECONDS)
-            for joined, peer in reception.enter():
+            listener.wait(LOOK_SECONDS)
+            for joined, peer in listener.enter():
                 check_versions(joined)
                 self._joined[joined.rank] = joined, peer
             for number, why in self._ended().items():
@@ -115,23 +115,23 @@ class Ray:
 
     def open(self, job: Job) -> NodeWorkers:
         """See `Launcher.open`."""
-        reception, self._reception = self._reception, None
-        assert reception is not None
-        reception.log_in(job.directory)
+        listener, self._listener = self._listener, None
+        assert listener is not None
+        listener.log_in(job.directory)
         self._job = replace(job, settings=replace(job.settings, nodes=max(job.settings.nodes, len(self._names))))
         joined, self._joined = self._joined, {}
-        distant = [self._distant(*joined[number]) for number in self._names]
-        return NodeWorkers(distant, blobs_of(self._job), reception, self, job.directory)
+        remote = [self._remote_node(*joined[number]) for number in self._names]
+        return NodeWorkers(remote, blobs_of(self._job), listener, self, job.directory)
 
     def close(self) -> None:
         """See `Launcher.close`."""
         for _, peer in self._joined.values():
             peer.close()
-        if self._reception is not None:
-            self._reception.close()
+        if self._listener is not None:
+            self._listener.close()
         for placed in self._placed.values():
             ray.kill(placed.actor)
-        self._placed, self._joined, self._reception = {}, {}, None
+        self._placed, self._joined, self._listener = {}, {}, None
         self._started.clear()  # the next run is another one
         if self._connected:
             ray.shutdown()
@@ -146,10 +146,10 @@ class Ray:
         self._place()
         return gone
 
-    def take(self, joined: Joined, peer: Peer) -> tuple[Distant, Node]:
+    def take(self, joined: Joined, peer: Peer) -> tuple[RemoteNode, Node]:
         """See `Recruits.take`."""
         self._names[joined.rank] = f"node{len(self._names)}"
-        return self._distant(joined, peer), self._node(joined)
+        return self._remote_node(joined, peer), self._node(joined)
 
     def _all_there(self, waited: float) -> bool:
         """Whether the nodes that have called can begin; for others that only might call, nobody waits long."""
@@ -169,9 +169,9 @@ class Ray:
             ) from error
         self._connected = True
 
-    def _open_listener(self) -> Reception:
-        self._reception = reception = Reception(self._opened)
-        return reception
+    def _open_listener(self) -> AgentListener:
+        self._listener = listener = AgentListener(self._opened)
+        return listener
 
     def _opened(self, refused: Callable[[str], None]) -> Listener:
         listener, self._notice = listener_and_notice("", None, certificate_in(os.environ), refused)
@@ -205,9 +205,9 @@ class Ray:
     def _node(self, joined: Joined) -> Node:
         return node_of(self._names[joined.rank], joined.node.devices, joined.node.cores)
 
-    def _distant(self, joined: Joined, peer: Peer) -> Distant:
+    def _remote_node(self, joined: Joined, peer: Peer) -> RemoteNode:
         assert self._job is not None
-        return Distant(self._names[joined.rank], joined.host, peer, self._job.directory)
+        return RemoteNode(self._names[joined.rank], joined.host, peer, self._job.directory)
 
     def _lonely(self, failures: str) -> WorkerError:
         waited = ", ".join(placed.host for number, placed in self._placed.items() if number not in self._joined)

@@ -12,14 +12,14 @@ from argosy.running.hosts.agent import Joined
 from argosy.stream.listener import Listener
 from argosy.stream.wire import Peer
 
-__all__ = ["Reception", "check_versions"]
+__all__ = ["AgentListener", "check_versions"]
 
 FIRST_WORD_SECONDS = 2.0
 MOST_REFUSALS = 1000
 """Lines of ``listener.log``: whoever knocks all day long is not to fill the disk."""
 
 
-class Reception:
+class AgentListener:
     """Of one run. Its `fileno` is readable when `enter` has something to do."""
 
     def __init__(self, opens: Callable[[Callable[[str], None]], Listener]) -> None:

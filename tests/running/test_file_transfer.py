@@ -10,10 +10,10 @@ import pytest
 from argosy.errors import CheckpointError
 from argosy.protocol.events import Checkpoint, Saved
 from argosy.protocol.trainer import Assign, Journaled, Lost, SectionReport, StartMember
-from argosy.running.hosts import distant, freight
+from argosy.running.hosts import file_transfer, remote_node
 from argosy.running.hosts.agent import BLOBS, Agent, EndWorker, Given, Ready, Said, Say, Start, Words
-from argosy.running.hosts.distant import Distant
-from argosy.running.hosts.freight import Arrivals, FilePiece, Outbox, pieces
+from argosy.running.hosts.file_transfer import Arrivals, FilePiece, Outbox, pieces
+from argosy.running.hosts.remote_node import RemoteNode
 from argosy.running.launch.processes import Processes
 from argosy.stream.wire import Peer
 
@@ -51,11 +51,11 @@ def test_a_file_arrives_whole_between_the_words_around_it(tmp_path: Path, size: 
 def test_of_a_large_file_hardly_more_than_a_piece_waits_in_memory(tmp_path: Path) -> None:
     here, there = Peer.pair()
     outbox = Outbox(here)
-    (tmp_path / "large").write_bytes(bytes(20 * freight.PIECE_BYTES))
+    (tmp_path / "large").write_bytes(bytes(20 * file_transfer.PIECE_BYTES))
     outbox.put_file("large", tmp_path / "large")
     outbox.flush()
-    assert sum(len(words) for words, _ in here._unsent) < 2 * freight.PIECE_BYTES
-    assert sum(len(piece.data) for piece in drained(outbox, there)) == 20 * freight.PIECE_BYTES
+    assert sum(len(words) for words, _ in here._unsent) < 2 * file_transfer.PIECE_BYTES
+    assert sum(len(piece.data) for piece in drained(outbox, there)) == 20 * file_transfer.PIECE_BYTES
 
 
 def test_what_never_became_whole_is_forgotten(tmp_path: Path) -> None:
@@ -78,10 +78,10 @@ def saved(epoch: int) -> Checkpoint:
     return Checkpoint(file=f"e{epoch:04d}-s0000000.pt", sha256="", epoch=epoch, section=0, position=0)
 
 
-def node(tmp_path: Path) -> tuple[Distant, Peer]:
+def node(tmp_path: Path) -> tuple[RemoteNode, Peer]:
     """One that does not see the run directory, and its agent's end; the test is the agent."""
     here, there = Peer.pair()
-    place = Distant("node1", "host-1", here, tmp_path)
+    place = RemoteNode("node1", "host-1", here, tmp_path)
     place.give({}, "mark")
     place.let_go()
     there.send(Ready(sees_directory=False))
@@ -142,11 +142,11 @@ def test_a_node_that_says_nothing_for_long_is_gone(tmp_path: Path, monkeypatch: 
     place, there = node(tmp_path)
     place.start("node1/feeder-0", "feeder")
     times = iter(range(1000))
-    monkeypatch.setattr(distant.time, "monotonic", lambda: 1e6 + next(times))
+    monkeypatch.setattr(remote_node.time, "monotonic", lambda: 1e6 + next(times))
     looks = 0
     while not (said := place.receive()):
         looks += 1
-    assert abs(looks - distant.SILENCE_SECONDS) <= 2
+    assert abs(looks - remote_node.SILENCE_SECONDS) <= 2
     assert "nothing was heard of it for 30 s" in said[0][1].detail
     there.close()
 
@@ -164,7 +164,7 @@ def test_blobs_come_before_the_word_that_they_are_there(tmp_path: Path) -> None:
     here, there = Peer.pair()
     descriptor = os.memfd_create("blob")
     os.write(descriptor, b"study")
-    place = Distant("node1", "host-1", here, tmp_path)
+    place = RemoteNode("node1", "host-1", here, tmp_path)
     place.give({"trainer": descriptor}, "mark")
     place.let_go()
     given = Given(("trainer",), "mark", str(tmp_path), tuple(sys.path))

@@ -19,12 +19,12 @@ from argosy.errors import WorkerError
 from argosy.protocol.events import Saved
 from argosy.protocol.trainer import Assign, Journaled, Lost, SectionReport
 from argosy.running.hosts.agent import BLOBS, EndWorker, Given, Kill, Ready, Said, Say, Signs, Start, Words
-from argosy.running.hosts.freight import Arrivals, FilePiece, Outbox
+from argosy.running.hosts.file_transfer import Arrivals, FilePiece, Outbox
 from argosy.stream.heartbeat import Heartbeat
 from argosy.stream.wire import Peer
 from argosy.training.member.files import KeptFiles
 
-__all__ = ["Distant"]
+__all__ = ["RemoteNode"]
 
 SILENCE_SECONDS = 30.0
 LISTENED_SECONDS = 1.0
@@ -33,7 +33,7 @@ FAREWELL_SECONDS = 10.0
 """How long an agent has to end what it started."""
 
 
-class Distant:
+class RemoteNode:
     """One node's."""
 
     def __init__(self, node: str, host: str, peer: Peer, directory: Path) -> None:
