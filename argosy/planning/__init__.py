@@ -111,7 +111,8 @@ def policy_called(name: str) -> Policy:
 def best_with_known_epochs(situation: Situation, charges: Charges) -> str:
     """``balanced``, or that policy whose simulated run on the whole cluster ends clearly sooner."""
     # A simulation asks the policy at each end of an epoch: where there are very many, several of them count as one.
-    as_one = math.ceil(max(situation.epochs_left.values(), default=1) / MOST_EPOCHS)
+    # None may be left of those that wait only to be saved.
+    as_one = max(math.ceil(max(situation.epochs_left.values(), default=1) / MOST_EPOCHS), 1)
     workload = Workload(
         profiles=situation.waiting,
         epochs={member: math.ceil(epochs / as_one) for member, epochs in situation.epochs_left.items()},

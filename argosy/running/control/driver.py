@@ -217,6 +217,8 @@ class Driver:
                 self._opened(worker, message)
             case Measured() if message.member in self.study.names:
                 self.measuring.hear(message)
+                if message.member in self.member_table.waiting:
+                    self.scheduler.make_room()
                 self._known()
             case Held():
                 self.scheduler.held(worker, message)

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
-from argosy.cluster import Node
+from argosy.cluster import Cluster, Node
 from argosy.errors import PlanError
 from argosy.planning import SKIPPING, Situation
 from argosy.planning.memory import require_fit
@@ -73,10 +73,10 @@ class LegStarts:
 
     def know_cluster(self) -> None:
         """Let the policy know which nodes can be used."""
-        cluster = self.driver.cluster
-        for node in self.unopened:
-            cluster = cluster.without(node)
-        self.launching.cluster = cluster
+        there = self.driver.cluster.nodes
+        opened = tuple(node for node in there if node.name not in self.unopened)
+        # Where all others are gone, what is planned waits for the data of those that came.
+        self.launching.cluster = Cluster(nodes=opened or there)
 
     # ---- measuring
 
@@ -179,10 +179,13 @@ class LegStarts:
             self.driver.measuring.want(map(self.driver.study.member, self.newcomers))
             self.newcomers_known()
 
-    def measure_newcomers(self) -> None:
-        """Let those be measured whom nobody measures: beside members that train, or where nobody does by themselves."""
+    def measure_unknown(self) -> None:
+        """Let those be measured whom nobody measures: beside members that train, or where nobody does by themselves.
+
+        Newcomers, and members that rested: of these the measurement may have been lost before they were called.
+        """
         measuring, devices = self.driver.measuring, self.scheduler.devices
-        if not measuring.missing & self.newcomers:
+        if not measuring.missing & self.newcomers.union(self.member_table.waiting):
             return
         if devices:
             measuring.only_at(devices)

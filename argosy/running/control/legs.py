@@ -107,6 +107,8 @@ class LiveLeg:
     """By member: the first section before which it is certain that it goes on."""
     last: dict[str, int | None] = field(default_factory=dict)
     """By member: the first section that it surely does not want; None where nobody knows."""
+    readers: tuple[str, ...] = ()
+    """Devices that the last credit named: its feeders announce nothing before all of them are connected."""
     asked: set[str] = field(default_factory=set)
     """Feeders that were told to hold and have not answered."""
     holding: bool = False

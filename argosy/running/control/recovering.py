@@ -36,7 +36,7 @@ class Recovering:
             boarding = leg.boarding.pop(device, None)
             gone += [name for name in here if boarding is None or name not in boarding.start]
             off += here
-        self._remove(gone, off)
+        self._remove(device, gone, off)
         return gone
 
     def drop_unsaved(self, device: str) -> list[str]:
@@ -44,7 +44,7 @@ class Recovering:
         gone = self._unsaved(device)
         for leg in self.scheduler.legs:
             leg.boarding.pop(device, None)
-        self._remove(gone, gone)
+        self._remove(device, gone, gone)
         return gone
 
     def _unsaved(self, device: str) -> list[str]:
@@ -52,15 +52,16 @@ class Recovering:
         pool, leaving = self.scheduler.pool, self.scheduler.leaving
         return [name for name, its in leaving.items() if its.device == device or not pool.knows(its.device)]
 
-    def _remove(self, gone: Collection[str], off: Collection[str]) -> None:
-        """Those that are `gone` leave nobody any more, and those that are `off` are aboard nowhere."""
+    def _remove(self, device: str, gone: Collection[str], off: Collection[str]) -> None:
+        """With the trainer of a device, those that are `gone` leave nobody any more, and those that are `off` are aboard nowhere."""
         scheduler = self.scheduler
         for name in gone:
             scheduler.judged.discard(name)
             scheduler.leaving.pop(name, None)
         for leg in scheduler.legs:
             removed = [name for name in off if leg.remove(name)]
-            if removed and leg.devices and not leg.asked:
+            # Members of the device may have ended since the leg's last credit named it.
+            if (removed or device in leg.readers) and leg.devices and not leg.asked:
                 # Its feeders wait for a reader that is no more; those that are asked get their credit when they have answered.
                 scheduler.allow(leg, leg.until)
                 scheduler.predictions.change(leg, ())

@@ -44,7 +44,8 @@ class Requests:
         if (reason := self._wanted or self._out_of_time()) and self.pausing is None:
             self.pausing = reason
             self.driver.pause()
-        for file, command in self.inbox.new():
+        # Before the data is open the directory may be another study's, and a run that ends has nothing to show.
+        for file, command in self.inbox.new() if self.driver.begun else ():
             try:
                 answer = self._command(file, command)
             except ArgosyError as error:

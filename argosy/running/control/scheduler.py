@@ -242,7 +242,7 @@ class LegScheduler:
         if self.changed:
             self.changed = False
             self.leg_starts.launch()
-        self.leg_starts.measure_newcomers()
+        self.leg_starts.measure_unknown()
 
     def call(self) -> None:
         """Let those resting members wait for a place whom a judge calls, or end."""
@@ -286,6 +286,7 @@ class LegScheduler:
         turns = (self._others_wait and leg.makes_room) or self.recovering.goes_to(leg) is not None
         horizon = until if turns else leg.horizon
         credit = Credit(leg=leg.number, until=until, horizon=_most(horizon, until), assignments=leg.numbers())
+        leg.readers = tuple(credit.assignments)
         self.pool.allow(leg.feeders, credit)
 
     def _barrier(self, leg: LiveLeg) -> None:

@@ -213,8 +213,9 @@ class WorkerPool:
 
     def farewell(self, seconds: float) -> Iterator[tuple[str, Any]]:
         """Ask everybody to exit, and yield what they still say, until all have gone or the time is over."""
-        remaining = {*self.feeders, *self.devices} if self.feeders else set()
-        for worker in remaining:
+        asked = self.everybody if self.feeders else ()
+        remaining = set(asked)
+        for worker in asked:
             self.workers.send(worker, Exit())
         deadline = time.monotonic() + seconds
         while remaining and time.monotonic() < deadline:

@@ -17,7 +17,7 @@ import torch
 from argosy.errors import ArgosyError, WorkerError
 from argosy.errors.system import files_refused, means_refused, refusals_told
 from argosy.errors.traces import trace_of
-from argosy.protocol.trainer import Assign, Attach, Exit, Failed, Measure
+from argosy.protocol.trainer import Assign, Attach, Exit, Failed, Measure, Unassign
 from argosy.running.launch.blobs import from_descriptor
 from argosy.running.launch.limits import memory_to_keep_in
 from argosy.settings import Settings
@@ -35,7 +35,7 @@ from argosy.training.device.heap import keep_freed_memory
 from argosy.training.trainer.guard import Poisoned
 from argosy.training.trainer.trainer import Trainer
 
-__all__ = ["work"]
+__all__ = ["without_feeder", "work"]
 
 SIGN_OF_LIFE_SECONDS = 1.0
 LISTEN_SECONDS = 0.01
@@ -173,12 +173,24 @@ def _serve(driver: Peer, commands: "_Commands", blocks: "_Blocks", trainer: Trai
                 times = os.times()
                 driver.send(trainer.used(times.user + times.system))
                 return
-            # A feeder that is gone has its driver start all again.
-            elif blocks.peers or not isinstance(command, Measure | Assign):
-                if isinstance(command, Measure) and command.assignment is not None:
+            elif (to_do := command if blocks.peers else without_feeder(command)) is not None:
+                if isinstance(to_do, Measure) and to_do.assignment is not None:
                     trainer.backend.empty_cache()  # a leg begins: other members may need less
-                with heartbeat.busy(f"obeying {type(command).__name__}", opaque=True):
-                    trainer.obey(command)
+                with heartbeat.busy(f"obeying {type(to_do).__name__}", opaque=True):
+                    trainer.obey(to_do)
+
+
+def without_feeder(command: Any) -> Any:
+    """What a trainer does of a command when its feeder is gone, after which the driver starts its leg again; None for nothing.
+
+    Members that are to leave do so: where they were the last of their leg, the driver has no leg to start again, and waits for them.
+    """
+    match command:
+        case Assign(leave=names):
+            return Unassign(members=names)
+        case Measure():
+            return None
+    return command
 
 
 class _Commands:

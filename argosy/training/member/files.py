@@ -181,5 +181,12 @@ def _file_of_best(weights: Mapping[str, Any]) -> str:
 def settle_links(folder: Path, saved: Checkpoint) -> None:
     """Let ``last.pt`` and ``best.pt`` point to a checkpoint and to the best weights until then."""
     for name, file in (("last.pt", saved.file), ("best.pt", saved.best)):
-        if file is not None and (folder / file).exists() and (folder / name).resolve() != (folder / file).resolve():
+        if file is not None and not _points(folder / name, file) and (folder / file).exists():
             checkpoint.link(folder / file, name)
+
+
+def _points(link: Path, file: str) -> bool:
+    try:
+        return str(link.readlink()) == file
+    except OSError:
+        return False  # no link, or nothing at all

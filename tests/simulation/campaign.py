@@ -1,0 +1,110 @@
+"""Many simulated runs, on all cores: what went wrong, and what was reached."""
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+
+from simulation.runs import Outcome, play
+from simulation.scenario import drawn, shrunk
+
+__all__ = ["PLACES", "Covered", "main", "played"]
+
+PLACES = (
+    *("waiting", "joining", "starting", "assigned", "moving", "leaving", "resting", "recovering", "regrouping"),
+    "ended",
+)
+"""Where a member is."""
+EVENTS = (
+    *("SectionReport", "Progress", "Measured", "Opened", "Held", "Paused", "OutOfMemory", "Fed"),
+    *("Lost trainer", "Lost feeder", "Lost node", "Came"),
+)
+"""What a driver hears."""
+CHUNK = 100
+
+
+@dataclass
+class Covered:
+    """What so many runs have reached."""
+
+    runs: int = 0
+    rounds: int = 0
+    faults: Counter[str] = field(default_factory=Counter)
+    pairs: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """(where a member was, what the driver heard)."""
+    wrong: dict[int, str] = field(default_factory=dict)
+    """By seed."""
+
+    def add(self, outcome: Outcome) -> None:
+        """One more."""
+        self.runs += 1
+        self.rounds += outcome.rounds
+        self.faults.update(fault.kind for fault in outcome.happened)
+        self.pairs.update(outcome.covered)
+        if outcome.wrong:
+            self.wrong[outcome.scenario.seed] = outcome.wrong[0].strip().splitlines()[-1]
+
+    def join(self, other: "Covered") -> None:
+        """Those of others."""
+        self.runs += other.runs
+        self.rounds += other.rounds
+        self.faults.update(other.faults)
+        self.pairs.update(other.pairs)
+        self.wrong.update(other.wrong)
+
+    def to_json(self) -> dict[str, object]:
+        """With the pairs that were never reached."""
+        never = [f"{place} x {event}" for place in PLACES for event in EVENTS if not self.pairs[place, event]]
+        return {
+            "runs": self.runs,
+            "rounds": self.rounds,
+            "faults": dict(sorted(self.faults.items())),
+            "pairs": f"{len(PLACES) * len(EVENTS) - len(never)} of {len(PLACES) * len(EVENTS)}",
+            "never": never,
+            "wrong": {str(seed): what for seed, what in sorted(self.wrong.items())},
+        }
+
+
+def played(seeds: range) -> Covered:
+    """Play these; whatever chance there is comes from each seed alone."""
+    covered = Covered()
+    for seed in seeds:
+        covered.add(play(drawn(seed)))
+    return covered
+
+
+def _chunks(first: int, seeds: int) -> Iterator[range]:
+    for start in range(first, first + seeds, CHUNK):
+        yield range(start, min(start + CHUNK, first + seeds))
+
+
+def main() -> int:
+    """The command; returns 1 where a run went wrong."""
+    parser = argparse.ArgumentParser(prog="python -m simulation", description=__doc__)
+    parser.add_argument("--seeds", type=int, default=200_000)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument(
+        "--story", type=int, help="tell the end of this seed's story, as small as it goes, and play no other"
+    )
+    parser.add_argument("--json", action="store_true")
+    asked = parser.parse_args()
+    if asked.story is not None:
+        found = drawn(asked.story)
+        small = shrunk(found, lambda smaller: bool(play(smaller).wrong)) if play(found).wrong else found
+        print(play(small).told())
+        return 0
+    covered, began = Covered(), time.monotonic()
+    with ProcessPoolExecutor() as pool:
+        for part in pool.map(played, _chunks(asked.first, asked.seeds)):
+            covered.join(part)
+            if not asked.json and part.wrong:
+                print(part.wrong, file=sys.stderr)
+    seconds = time.monotonic() - began
+    result = {**covered.to_json(), "runs_per_second_and_core": round(covered.runs / seconds / (os.cpu_count() or 1), 1)}
+    print(json.dumps(result, indent=None if asked.json else 2))
+    return bool(covered.wrong)

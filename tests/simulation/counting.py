@@ -1,0 +1,247 @@
+"""Members that only count: what a step makes of their one weight is arithmetic on where the batch lies in the stream.
+
+A weight so proves which batches were stepped on, in which order, and that none was missed or came twice: `weight_after` tells it
+of a list of stream epochs without any trainer.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+from argosy.stream.blocks import Place
+from argosy.stream.order import Digest
+from argosy.study import Member
+from argosy.training.member.live import Best
+
+__all__ = ["Counted", "CountingBlock", "CountingMember", "loss_after", "weight_after"]
+
+MASK = 2**61 - 1
+"""A weight is less; files and journals hold it exactly."""
+
+
+def stepped(weight: int, epoch: int, start: int, rows: int) -> int:
+    """The weight after a batch of so many rows, from this element of a stream epoch on."""
+    return (
+        (weight ^ (epoch * 1_000_003 + start * 101 + rows)) * 6_364_136_223_846_793_005 + 1_442_695_040_888_963_407
+    ) & MASK
+
+
+def weight_after(epochs: Sequence[int], length: int, batch: int) -> int:
+    """The weight of a member that has trained on these stream epochs."""
+    weight = 0
+    for epoch in epochs:
+        for start in range(0, length, batch):
+            weight = stepped(weight, epoch, start, min(batch, length - start))
+    return weight
+
+
+def loss_after(weight: int, epoch: float) -> float:
+    """Falls from section to section, more or less."""
+    return (1.0 + weight % 997 / 997) / (1.0 + epoch)
+
+
+class CountingBlock:
+    """A block of the stream without samples."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self.leaves = ()
+        self.touched = False
+        self.sound = SimpleNamespace(any=lambda: True)
+
+    def private(self) -> "CountingBlock":
+        """See `argosy.stream.blocks.Block.private`."""
+        return self
+
+
+@dataclass
+class Counts:
+    """Stands in the place of a tally and of a validation."""
+
+    rows: int = 0
+    weight: int = 0
+
+    @property
+    def digest(self) -> Digest:
+        """What was stepped on."""
+        return Digest(self.rows, self.weight, 0)
+
+    def mean_by_now(self, name: str) -> float:
+        """See `argosy.training.member.tally.Tally.mean_by_now`."""
+        return math.nan
+
+
+@dataclass(slots=True)
+class CountingMember:
+    """Has what a trainer asks of a `argosy.training.member.live.LiveMember`."""
+
+    member: Member
+    backend: Any
+    spend: Callable[[float], None]
+    """Lets virtual time pass."""
+    row_seconds: float
+    """That a row takes."""
+    length: int
+    lengths: dict[str, int]
+    trips: Callable[["CountingMember"], None] = lambda live: None
+    """Called before each step: raises what the script wants."""
+    weight: int = 0
+    epoch: int = 0
+    section: int = 0
+    steps: int = 0
+    seconds: float = 0.0
+    samples: int = 0
+    position: int = 0
+    carried: int = 0
+    stream_epoch: int = -1
+    private: bool = False
+    diverged: bool = False
+    best: Best | None = None
+    best_is_current: bool = False
+    best_weight: int | None = None
+    val_cutter: Any = None
+    loss_scale: Any = None
+    schedule: Any = None
+    model: Any = None
+    train: Counts = field(default_factory=Counts)
+    val: Counts = field(default_factory=Counts)
+    randomness: Any = field(default_factory=lambda: SimpleNamespace(uses_others=False))
+    optimizer: Any = field(default_factory=lambda: SimpleNamespace(param_groups=[]))
+    _loaded: int = 0
+    """Elements that were gathered when it was saved, until its epoch begins."""
+
+    def begin_epoch(self, orders: Any, stream_epoch: int, position: int = 0) -> None:
+        """See `LiveMember.begin_epoch`."""
+        self.stream_epoch, self.position = stream_epoch, position
+        self.carried, self._loaded = self._loaded, 0
+        self.begin_section()
+
+    def begin_section(self) -> None:
+        """See `LiveMember.begin_section`."""
+        self.val, self.val_cutter = Counts(), "val" in self.lengths or None
+
+    # ---- a program's
+
+    def cut(self, place: Place) -> Iterator[tuple[int, int]]:
+        """The batches that a block completes: where each begins, and its rows."""
+        stop = place.start + place.rows
+        if place.start > self.position + self.carried:
+            raise AssertionError(
+                f"{self.member.name} stands at {self.position}+{self.carried} of epoch {place.epoch}, and is given a block from "
+                f"{place.start} on: samples are missed"
+            )
+        while (rows := min(self.member.batch_size, self.length - self.position)) > 0 and self.position + rows <= stop:
+            yield self.position, rows
+        self.carried = max(self.carried, stop - self.position, 0)
+
+    def step(self, start: int, rows: int) -> None:
+        """On a batch."""
+        self.trips(self)
+        self.spend(rows * self.row_seconds)
+        if self.best_is_current:
+            self.best_is_current, self.best_weight = False, self.weight
+        self.weight = stepped(self.weight, self.stream_epoch, start, rows)
+        self.position, self.carried, self.steps = start + rows, 0, self.steps + 1
+        self.samples += rows
+        self.seconds += rows * self.row_seconds
+        self.train.rows += rows
+        self.train.weight = self.weight
+
+    # ---- a section's end
+
+    def end_section(self, sections: int) -> dict[str, float]:
+        """See `LiveMember.end_section`."""
+        loss = loss_after(self.weight, self.epoch + (self.section + 1) / sections)
+        metrics = {"train_loss": loss, "lr": 0.1}
+        if self.val_cutter is not None:
+            metrics["val_loss"] = loss
+        if self.best is None or self.best.beaten_by(loss, "min"):
+            self.best, self.best_is_current, self.best_weight = Best(self.epoch, self.section, loss), True, None
+        ends_epoch = self.section + 1 == sections
+        self.section, self.seconds, self.samples, self.val_cutter = self.section + 1, 0.0, 0, None
+        if ends_epoch:
+            self.epoch, self.section, self.train, self.position, self.carried = self.epoch + 1, 0, Counts(), 0, 0
+        return metrics
+
+    # ---- files
+
+    def best_state(self) -> dict[str, Any] | None:
+        """See `LiveMember.best_state`."""
+        if self.best is None or not (self.best_is_current or self.best_weight is not None):
+            return None
+        weight = self.weight if self.best_weight is None else self.best_weight
+        return {"model": weight, "epoch": self.best.epoch, "section": self.best.section, "value": self.best.value}
+
+    def best_is_saved(self) -> None:
+        """See `LiveMember.best_is_saved`."""
+        self.best_is_current, self.best_weight = False, None
+
+    def state_dict(self, *, carried: bool = False) -> dict[str, Any]:
+        """See `LiveMember.state_dict`."""
+        return {
+            "weight": self.weight,
+            "epoch": self.epoch,
+            "section": self.section,
+            "position": self.position,
+            "carried": self.carried if carried else 0,
+            "steps": self.steps,
+            "samples": self.samples,
+            "seconds": self.seconds,
+            "train": [self.train.rows, self.train.weight],
+            "best": None if self.best is None else [self.best.epoch, self.best.section, self.best.value],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> int:
+        """See `LiveMember.load_state_dict`."""
+        self.weight, self.epoch, self.section, self.steps = (
+            state[name] for name in ("weight", "epoch", "section", "steps")
+        )
+        self.samples, self.seconds, self.train = state["samples"], state["seconds"], Counts(*state["train"])
+        self.best = None if state["best"] is None else Best(*state["best"])
+        self._loaded = state["carried"]
+        return int(state["position"])
+
+
+class Counted:
+    """The program of a counting member."""
+
+    def __init__(self, live: CountingMember) -> None:
+        self.live = live
+        self._batch: tuple[int, int] | None = None
+
+    @property
+    def members(self) -> tuple[CountingMember, ...]:
+        """See `Program.members`."""
+        return (self.live,)
+
+    def active(self, *, keep: bool = False) -> AbstractContextManager[None]:
+        """See `Program.active`."""
+        return nullcontext()
+
+    def cut(self, block: CountingBlock) -> Iterator[tuple[int, int]]:
+        """See `Program.cut`."""
+        return self.live.cut(block.place)
+
+    def begin(self, batch: tuple[int, int]) -> None:
+        """See `Program.begin`."""
+        self._batch = batch
+
+    def finish(self) -> int:
+        """See `Program.finish`."""
+        assert self._batch is not None
+        self.live.step(*self._batch)
+        return self._batch[1]
+
+    def evaluate(self, block: CountingBlock) -> Iterator[None]:
+        """See `Program.evaluate`."""
+        stop = block.place.start + block.place.rows
+        if self.live.val.rows < stop:  # else it was left for a command behind it
+            self.live.spend(block.place.rows * self.live.row_seconds / 3)
+            self.live.val.rows = stop
+            yield
+
+    def release(self) -> None:
+        """See `Program.release`."""

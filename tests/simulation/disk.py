@@ -1,0 +1,75 @@
+"""A disk that loses its power: what was flushed stays, and of the rest chance decides.
+
+Files are real ones, in memory. Each call of ``fsync`` says of a file or a folder that what it holds is on the disk. When the
+power goes, a name that was made, moved or removed since its folder was flushed is as it was then or as it is now, each by
+itself; of what was appended to a file since, a part may be there; what was written over is the old or the new.
+"""
+
+import os
+import random
+from pathlib import Path
+
+__all__ = ["Disk"]
+
+
+class Disk:
+    """Of one run directory."""
+
+    def __init__(self, root: Path, chance: random.Random) -> None:
+        self.root, self.chance = root, chance
+        self._content: dict[int, bytes] = {}
+        """By inode, what was flushed."""
+        self._names: dict[Path, dict[str, int | str]] = {}
+        """By folder, the names that were flushed: an inode, or the target of a link."""
+
+    def flushed(self, descriptor: int) -> None:
+        """A file or folder is on the disk."""
+        there = Path(f"/proc/self/fd/{descriptor}")
+        if there.is_dir():
+            self._names[there.readlink()] = _names(there)
+        else:
+            self._content[os.fstat(descriptor).st_ino] = there.read_bytes()
+
+    def all_flushed(self) -> None:
+        """All that there is is on the disk."""
+        self._content.clear()
+        self._names.clear()
+        for path in (self.root, *self.root.rglob("*")):
+            if path.is_dir() and not path.is_symlink():
+                self._names[path] = _names(path)
+            elif not path.is_symlink():
+                self._content[path.stat().st_ino] = path.read_bytes()
+
+    def lose_power(self) -> None:
+        """Leave what is found after that; it is on the disk."""
+        folders = [path for path in self.root.rglob("*") if path.is_dir() and not path.is_symlink()]
+        for folder in (self.root, *sorted(folders)):
+            before, now = self._names.get(folder, {}), _names(folder)
+            for name in sorted({*before, *now}):
+                if before.get(name) != now.get(name) and not (folder / name).is_dir() and self.chance.random() < 0.5:
+                    self._take_back(folder / name, before.get(name))
+        for path in sorted(self.root.rglob("*")):
+            if path.is_file() and not path.is_symlink():
+                self._tear(path)
+        self.all_flushed()
+
+    def _take_back(self, path: Path, before: int | str | None) -> None:
+        """Let a name be what it was when its folder was flushed."""
+        path.unlink(missing_ok=True)
+        if isinstance(before, str):
+            path.symlink_to(before)
+        elif before in self._content:
+            path.write_bytes(self._content[before])
+            self._content[path.stat().st_ino] = self._content[before]
+
+    def _tear(self, path: Path) -> None:
+        now, flushed = path.read_bytes(), self._content.get(path.stat().st_ino, b"")
+        if now != flushed and now.startswith(flushed):
+            path.write_bytes(now[: self.chance.randint(len(flushed), len(now))])
+        elif now != flushed:
+            path.write_bytes(self.chance.choice([now, flushed]))
+
+
+def _names(folder: Path) -> dict[str, int | str]:
+    with os.scandir(folder) as entries:
+        return {e.name: str(Path(e).readlink()) if e.is_symlink() else e.inode() for e in entries}

@@ -1,0 +1,213 @@
+"""Bugs of the control plane that were mended once, to be planted again: the simulator must find each of them."""
+
+import inspect
+import textwrap
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FunctionType
+from typing import Any
+
+from argosy import planning
+from argosy.running.control import ending
+from argosy.running.control.driver import Driver
+from argosy.running.control.faults import Faults
+from argosy.running.control.leg_starts import LegStarts
+from argosy.running.control.legs import LiveLeg
+from argosy.running.control.member_table import MemberTable
+from argosy.running.control.recovering import Recovering
+from argosy.running.control.scheduler import LegScheduler
+from argosy.running.directory.journal import Journal
+from argosy.running.launch import worker
+from argosy.training.member.files import KeptFiles
+from argosy.training.trainer.trainer import Trainer
+
+__all__ = ["PLANTED", "Planted"]
+
+
+@dataclass(frozen=True, slots=True)
+class Planted:
+    """A bug, as a change of one place in one function."""
+
+    what: str
+    function: Callable[..., Any]
+    mended: str
+    before: str
+    commit: str
+    """Which mended it; empty where the simulator found it itself."""
+    found: int | None = None
+    """The first seed that shows it; None where none of the first 20,000 does."""
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        """Inside, the bug is there."""
+        assert isinstance(self.function, FunctionType)
+        source = textwrap.dedent(inspect.getsource(self.function))
+        assert source.count(self.mended) == 1, f"{self.what}: {self.function.__qualname__} has changed"
+        scope: dict[str, Any] = {}
+        code = compile(source.replace(self.mended, self.before), f"<planted: {self.what}>", "exec", dont_inherit=True)
+        exec(code, self.function.__globals__, scope)
+        (changed,) = scope.values()
+        sound, self.function.__code__ = self.function.__code__, changed.__code__
+        try:
+            yield
+        finally:
+            self.function.__code__ = sound
+
+
+PLANTED = (
+    Planted(
+        "who leaves a leg whose feeder dies just then is never let go",
+        worker.without_feeder,
+        "return Unassign(members=names)",
+        "return None",
+        "",
+    ),
+    Planted(
+        "a run whose members wait only to be saved cannot be planned",
+        planning.best_with_known_epochs,
+        "max(math.ceil(max(situation.epochs_left.values(), default=1) / MOST_EPOCHS), 1)",
+        "math.ceil(max(situation.epochs_left.values(), default=1) / MOST_EPOCHS)",
+        "",
+    ),
+    Planted(
+        "a feeder waits for a trainer whose member had ended before it was lost",
+        Recovering._remove,
+        "(removed or device in leg.readers)",
+        "removed",
+        "",
+    ),
+    Planted(
+        "all nodes but one that is not open yet are gone, and the cluster is empty",
+        LegStarts.know_cluster,
+        "opened or there",
+        "opened",
+        "",
+    ),
+    Planted(
+        "a resting member whose measuring trainer was lost is never known",
+        LegStarts.measure_unknown,
+        "self.newcomers.union(self.member_table.waiting)",
+        "self.newcomers",
+        "",
+    ),
+    Planted(
+        "a feeder that is lost before it has opened the data is not started again",
+        Faults.lost,
+        "self.driver.pool.free_team(self.driver.pool.devices, ())",
+        "pass",
+        "9497b67",
+    ),
+    Planted(
+        "a trainer that was started again hears whom to step before it reads from its feeder",
+        LegScheduler.board,
+        "self.pool.attach(leg.feeders, device)",
+        "pass",
+        "fe4ee7b",
+    ),
+    Planted(
+        "who is told to stop while it waits to board is trained to its end",
+        LegScheduler.board,
+        "if told:",
+        "if False:",
+        "fefc2eb",
+    ),
+    Planted(
+        "who waits to board boards in the middle of a regrouping",
+        Faults.regroup,
+        "leg.boarding.clear()",
+        "pass",
+        "ddd80b0",
+    ),
+    Planted(
+        "a hold ends before what was credited",
+        LiveLeg.held,
+        "max(self.credit, self._certain)",
+        "self._certain",
+        "a492612",
+    ),
+    Planted(
+        "a hold gives credit beyond what everybody is sure to want",
+        LiveLeg.held,
+        "self.until = min(self.until, max(self.credit, self._certain))",
+        "pass",
+        "772ccda",
+    ),
+    Planted(
+        "a member that had trained enough when its driver was killed is forgotten by the next one",
+        Driver.run,
+        "self.faults.settle_earlier()",
+        "pass",
+        "7ffcbd7",
+    ),
+    Planted(
+        "a run whose driver was killed behind its last word is never said to be done",
+        ending.end_run,
+        "or untold",
+        "",
+        "93d5f3e",
+    ),
+    Planted(
+        "a pause just before the data are open is lost",
+        Driver._opened,
+        "if self.phase is Phase.OPENING:",
+        "if True:",
+        "4983b21",
+    ),
+    Planted(
+        "members that were leaving a trainer that is lost while others are measured wait for ever",
+        Faults.lost,
+        "self._settle(name)",
+        "pass",
+        "14bb73e",
+    ),
+    Planted(
+        "resting members do not outlive their driver",
+        MemberTable.begin,
+        "self.waiting = [name for name in self.unfinished() if name not in self.resting]",
+        "self.waiting = [name for name in self.unfinished() if not self.state.member(name).sections]",
+        "f0e3e3d",
+    ),
+    Planted(
+        "members that were being saved when their leg regrouped are still to leave it",
+        LegScheduler.clear,
+        "self.leaving.pop(name, None)",
+        "pass",
+        "14bb73e",
+    ),
+    Planted(
+        "a member that ends while it is leaving is still to leave",
+        LegScheduler.ended,
+        "self.leaving.pop(member, None) is not None",
+        "False",
+        "14bb73e",
+    ),
+    Planted(
+        "a member joins a leg with an epoch of the stream that is behind it",
+        MemberTable._begun,
+        "p.stream_epoch + (not p.at_an_epochs_end)",
+        "p.stream_epoch - 1",
+        "e0d9e7d",
+    ),
+    Planted(
+        "files go that are journaled and younger than the one that is settled",
+        KeptFiles.journaled,
+        "kept = (*self._settled, *self._unsettled)",
+        "kept = self._settled[-1:]",
+        "a974802",
+    ),
+    Planted(
+        "what is acted on is not on the disk yet",
+        Journal.commit,
+        "os.fdatasync(self._descriptor)",
+        "pass",
+        "639a3b3",
+    ),
+    Planted(
+        "a command that comes while blocks are kept makes a trainer forget them",
+        Trainer._follow,
+        "if number > assignment or self.kept:",
+        "if number > assignment + 1 or self.kept:",
+        "1a27403",
+    ),
+)

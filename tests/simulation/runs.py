@@ -1,0 +1,385 @@
+"""A whole run in virtual time and in one process: the real driver and the real conversation of its trainers, from a seed.
+
+Time and the disk are those of the process: its clock, its chance and its ``fsync`` are replaced while a run is played, so that
+nothing of the driver can ask another one. What members do is counted (`counting`), what workers say takes its time (`world`),
+what goes wrong is in the script (`script`); what must hold is in `invariants`.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
+from unittest import mock
+
+import torch
+
+import argosy
+from argosy.cluster import Cluster, Device, Node
+from argosy.errors import DiskError
+from argosy.errors.system import refusals_told
+from argosy.profiles import ProfileCache
+from argosy.protocol.trainer import Lost
+from argosy.results.fold import RunState
+from argosy.running.control import driver as driving
+from argosy.running.control import resume
+from argosy.running.control.verdicts import GO_ON, Fate, Verdict
+from argosy.running.directory import inbox
+from argosy.running.directory.journal import Journal, Lock, read_journal
+from argosy.running.launch.launcher import Job
+from argosy.running.watch.energy import Meter
+from argosy.running.watch.view import Silent
+from argosy.settings import Settings
+from argosy.study import Study
+from argosy.training.device.process_state import ProcessState
+from argosy.training.member import checkpoint
+from argosy.training.trainer import guard, trials, units
+from simulation.counting import Counted, CountingBlock, CountingMember
+from simulation.disk import Disk
+from simulation.invariants import ends_well, holds
+from simulation.scenario import Scenario
+from simulation.script import Script
+from simulation.world import Killed, SimulatedWorkers, Terms, World, measured
+
+__all__ = ["Outcome", "play"]
+
+PATIENCE_SECONDS = 3600.0
+"""Virtual time after which a driver that has not ended makes no progress."""
+MOST_ROUNDS = 20_000
+MOST_DRIVERS = 12
+MEMORY = Path("/dev/shm")
+TEMPORARY = tempfile.gettempdir()
+"""Asked for here, as the first question is answered by writing a file, which a full disk would refuse."""
+PROCESS_STATE = ProcessState.here()
+"""As it was before anything is replaced."""
+
+
+@dataclass(kw_only=True)
+class Outcome:
+    """What came of a scenario."""
+
+    scenario: Scenario
+    story: list[tuple[float, str, str, Any]]
+    """(when, who, does what, with what)."""
+    wrong: list[str] = field(default_factory=list)
+    """What did not hold; empty where all is well."""
+    happened: list[Any] = field(default_factory=list)
+    """Faults whose time came."""
+    drivers: int = 0
+    rounds: int = 0
+    covered: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """(where a member was, what the driver heard)."""
+    journal: str = ""
+    """Digest of what was journaled."""
+
+    def told(self, last: int = 80) -> str:
+        """The end of the story, in words."""
+        lines = [f"{at:9.4f} {who:>14} {what} {_short(about)}" for at, who, what, about in self.story[-last:]]
+        return "\n".join([repr(self.scenario), *lines, *self.wrong])
+
+
+def _short(about: Any) -> str:
+    text = about.__class__.__name__ if isinstance(about, tuple) else str(about)
+    return text if len(text) < 200 else f"{text[:200]}…"
+
+
+def play(scenario: Scenario) -> Outcome:
+    """Run a scenario to its end, driver after driver."""
+    memory = MEMORY if MEMORY.is_dir() else Path(TEMPORARY)
+    directory = Path(tempfile.mkdtemp(prefix="argosy-simulation-", dir=memory))
+    world = World(scenario.seed)
+    script = Script(scenario, world)
+    outcome = Outcome(scenario=scenario, story=world.story, happened=script.happened)
+    disk = Disk(directory, world.random)
+    try:
+        with _replaced(world, script, disk):
+            _drivers(scenario, directory, world, script, disk, outcome)
+            outcome.wrong += ends_well(scenario, directory, script.driver.study.names, script.excused)
+            outcome.journal = _digest(directory)
+    except AssertionError as error:
+        outcome.wrong.append(str(error))
+    except Exception:  # whatever a driver raises is wrong
+        outcome.wrong.append(traceback.format_exc(-6))
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+    return outcome
+
+
+def _drivers(scenario: Scenario, directory: Path, world: World, script: Script, disk: Disk, outcome: Outcome) -> None:
+    while outcome.drivers < MOST_DRIVERS:
+        outcome.drivers += 1
+        world.tell("driver", "starts")
+        try:
+            if not _drive(scenario, directory, world, script, outcome):
+                return
+        except DiskError:
+            if not script.full:
+                raise
+            script.full = False
+        except Killed:
+            world.forget()
+            script.dead = False
+            if script.power:
+                disk.lose_power()
+            world.spend(world.random.uniform(1.0, 5.0))
+    raise AssertionError("drivers come and go without an end")
+
+
+def _drive(scenario: Scenario, directory: Path, world: World, script: Script, outcome: Outcome) -> bool:
+    """One driver's life; whether there is something left to do."""
+    study, cluster = _study(scenario), _cluster(scenario)
+    judges = [Waits(dict(enumerate(scenario.rests)))] if any(scenario.rests) else []
+
+    def watched(*given: Any, **named: Any) -> Watched:
+        script.driver = driver = Watched(*given, **named)
+        driver.outcome = outcome
+        return driver
+
+    with (
+        refusals_told(directory),
+        Lock(directory / "run.lock") as lock,
+        Journal(directory / "journal.jsonl") as journal,
+        mock.patch.object(driving, "Driver", watched),
+    ):
+        state = RunState.of(read_journal(directory))
+        job = Job(
+            study=study,
+            settings=_settings(scenario),
+            directory=directory,
+            lock=lock.descriptor,
+            process_state=PROCESS_STATE,
+        )
+        workers = SimulatedWorkers(world, script, job, _terms(scenario))
+        driving.drive(job, cluster, workers, journal, state, Silent(), judges=judges)
+    assert not workers.there, f"workers are left: {list(workers.there)}"
+    table = script.driver.member_table
+    return bool(table.unfinished())
+
+
+class Watched(driving.Driver):
+    """Looks at all that must hold after each round, and counts what was heard of members that were where."""
+
+    outcome: Outcome
+    places: dict[str, str] = {}  # noqa: RUF012  # another one after each round
+    """Where each member was then."""
+    _since = 0.0
+
+    def _round(self) -> None:
+        super()._round()
+        self.outcome.rounds += 1
+        self._since = self._since or time.monotonic()
+        assert time.monotonic() - self._since < PATIENCE_SECONDS, f"no end after an hour, in phase {self.phase.name}"
+        assert self.outcome.rounds < MOST_ROUNDS, f"rounds without an end, in phase {self.phase.name}"
+        self.places = holds(self)
+
+    def _hear(self, worker: str, message: Any) -> None:
+        event = type(message).__name__
+        if isinstance(message, Lost):
+            event = f"Lost {'node' if message.node_gone else 'feeder' if 'feeder' in worker else 'trainer'}"
+        self.outcome.covered.update((place, event) for place in self.places.values())
+        super()._hear(worker, message)
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """Rests members after so many sections, until each of the others has ended, rests, or has come as far."""
+
+    after: dict[int, int]
+
+    def _left(self, member: str, state: RunState) -> int:
+        number = int(member[1:]) if member.startswith("m") else -1
+        return self.after.get(number, 0) - len(state.member(member).sections)
+
+    def verdict(self, member: str, state: RunState, study: Study) -> Verdict:
+        """See `Judge.verdict`."""
+        left = self._left(member, state)
+        if left > 0:
+            return Verdict(Fate.GO_ON, certain=left)
+        rests = left == 0 and state.member(member).sections and member.startswith("m")
+        return Verdict(Fate.REST, "until others are there") if rests and not self._over(member, state, study) else GO_ON
+
+    def _over(self, member: str, state: RunState, study: Study) -> bool:
+        sections = len(state.member(member).sections)
+        others = [state.member(name) for name in study.names if name != member]
+        return all(
+            other.status in ("done", "stopped", "failed", "diverged", "resting") or len(other.sections) >= sections
+            for other in others
+        )
+
+    def called(self, resting: Collection[str], state: RunState, study: Study) -> Sequence[str]:
+        """See `Judge.called`."""
+        return [name for name in sorted(resting) if self._over(name, state, study)]
+
+
+# ---- what is run
+
+
+def network(number: int) -> torch.nn.Module:
+    """Never built: members only count."""
+    raise AssertionError(number)
+
+
+def optimizer(parameters: Any, lr: float) -> Any:
+    """Never built."""
+    raise AssertionError(lr)
+
+
+@lru_cache(maxsize=4)
+def _study(scenario: Scenario) -> Study:
+    """Its members have different networks, so that each is measured."""
+    train = [torch.zeros(scenario.length, 1), torch.zeros(scenario.length)]
+    val = [torch.zeros(scenario.val, 1), torch.zeros(scenario.val)] if scenario.val else None
+    members = [
+        argosy.Member(
+            f"m{number}",
+            model=partial(network, number),
+            optimizer=partial(optimizer, lr=0.1),
+            batch_size=batch,
+            stop=argosy.MaxEpochs(epochs),
+        )
+        for number, (epochs, batch) in enumerate(zip(scenario.epochs, scenario.batches, strict=True))
+    ]
+    return argosy.Study(
+        data=argosy.Data(arrays=train) if val is None else argosy.Data(arrays=train, val=val),
+        members=members,
+        stop=argosy.MaxEpochs(1),
+        objective="train_loss",
+        validations_per_epoch=scenario.per_epoch,
+    )
+
+
+def _cluster(scenario: Scenario) -> Cluster:
+    several, nodes = len(scenario.nodes) > 1, []
+    for number, count in enumerate(scenario.nodes):
+        node = f"node{number}" if several else "local"
+        names = [f"{node}/cpu:{slot}" if several else f"cpu:{slot}" for slot in range(count)]
+        devices = tuple(Device(name=name, node=node, kind="cpu", memory_bytes=10**9) for name in names)
+        nodes.append(Node(name=node, devices=devices, cores=4))
+    return Cluster(nodes=tuple(nodes))
+
+
+def _settings(scenario: Scenario) -> Settings:
+    return Settings(
+        policy=scenario.policy,
+        numerics="exact",
+        checkpoint_seconds=scenario.checkpoint_seconds,
+        hang_seconds=20.0,
+        sharing="local" if len(scenario.nodes) > 1 else "auto",
+    )
+
+
+def _terms(scenario: Scenario) -> Terms:
+    return Terms(
+        lengths={"train": scenario.length, **({"val": scenario.val} if scenario.val else {})},
+        per_epoch=scenario.per_epoch,
+        block_size=scenario.block,
+        row_seconds={f"m{number}": ms / 1000 for number, ms in enumerate(scenario.row_ms)},
+    )
+
+
+def _digest(directory: Path) -> str:
+    """Of all that does not tell of this process."""
+    lines = (directory / "journal.jsonl").read_text().splitlines()
+    kept = [line for line in lines if json.loads(line)["event"] not in ("Used", "RunEnded", "RunStarted")]
+    return hashlib.sha256("\n".join(kept).encode()).hexdigest()
+
+
+# ---- what stands in the place of the real things
+
+
+def _measuring(live: CountingMember, block: CountingBlock, backend: Any, **how: Any) -> Iterator[None]:
+    """See `argosy.training.choice.measure.measuring`."""
+    for _ in range(3):
+        live.spend(live.member.batch_size * live.row_seconds)
+        yield
+    return measured(live)  # as that one does
+
+
+def _written(state: Any, path: Path) -> str:
+    text = json.dumps(state).encode()
+    with checkpoint.created(path) as file:
+        file.write(text)
+    return hashlib.sha256(text).hexdigest()
+
+
+def _loaded(path: Path, sha256: str | None = None) -> Any:
+    checkpoint.check(path, sha256)
+    return json.loads(path.read_bytes())
+
+
+class _InTurn:
+    """In the place of a pool of threads, whose order is nobody's."""
+
+    map: ClassVar[Callable[..., Any]] = staticmethod(map)
+
+    def __enter__(self) -> "_InTurn":
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        pass
+
+
+@contextmanager
+def _replaced(world: World, script: Script, disk: Disk) -> Iterator[None]:
+    """Inside, time and chance are the world's, the disk is one that may lose its power, and members only count."""
+
+    loses_power = any(fault.kind == "power" for fault in script.scenario.faults)
+
+    def calls(name: str) -> Callable[..., Any]:
+        real = getattr(os, name)
+
+        def call(*given: Any, **named: Any) -> Any:
+            script.writes(before=True)
+            done = real(*given, **named)
+            if name in ("fsync", "fdatasync"):
+                world.spend(1e-4)
+                if loses_power:
+                    disk.flushed(given[0])
+            script.writes(before=False)
+            return done
+
+        return call
+
+    def syncfs(descriptor: int) -> int:
+        script.writes(before=True)
+        if loses_power:
+            disk.all_flushed()
+        script.writes(before=False)
+        return 0
+
+    replacements: list[tuple[Any, str, Any]] = [
+        *((time, name, lambda: world.now) for name in ("monotonic", "time", "perf_counter", "thread_time")),
+        (time, "sleep", world.spend),
+        (time, "time_ns", lambda: int(world.now * 1e9)),
+        (os, "urandom", world.random.randbytes),
+        *((os, name, calls(name)) for name in ("fsync", "fdatasync", "write", "rename")),
+        (checkpoint, "_libc", SimpleNamespace(syncfs=syncfs)),
+        (checkpoint, "_dirty_bytes", int),
+        (checkpoint, "_write", _written),
+        (checkpoint, "load", _loaded),
+        (resume, "ThreadPoolExecutor", _InTurn),
+        (trials, "measuring", _measuring),
+        (units, "Solo", Counted),
+        (guard, "has_batch_norm", lambda model: False),
+        (guard, "memory_returned", lambda backend, patience: False),
+        (driving, "interrupts", lambda pause: nullcontext()),
+        (Meter, "here", classmethod(lambda cls, *, gpus: cls({}))),
+        (inbox, "LOOK_SECONDS", 0.02),
+        # What earlier runs have seen of members' rates must not matter.
+        (ProfileCache, "load", lambda cache, key: None),
+        (ProfileCache, "save", lambda cache, key, value: None),
+    ]
+    with ExitStack() as inside:
+        for where, what, other in replacements:
+            inside.enter_context(mock.patch.object(where, what, other))
+        yield

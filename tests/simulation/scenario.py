@@ -1,0 +1,128 @@
+"""What a simulated run is about: members, devices, a policy, and the faults and requests that it meets. A scenario is a value.
+
+`drawn` makes one of a seed. `shrunk` makes a smaller one of one that goes wrong.
+"""
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+__all__ = ["Fault", "Scenario", "drawn", "shrunk"]
+
+MESSAGES = ("SectionReport", "Measured", "Opened", "Held", "Paused", "Fed")
+COMMANDS = (
+    *("Assign", "Unassign", "Measure", "Attach", "Credit", "Hold", "Feed", "Pause", "Journaled", "Open", "Save"),
+    "enlist",
+)
+OF_WORKERS = ("kill", "kill", "kill", "kill", "hang", "stop")
+OF_MEMBERS = ("oom", "raise", "diverge")
+OF_DRIVERS = ("driver", "power", "full")
+OF_PEOPLE = ("end", "end", "pause", "clone", "warm clone", "node goes", "node comes")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fault:
+    """Something that goes wrong, or that a person asks for."""
+
+    kind: str
+    at: str
+    """What it waits for: ``say Held``, ``obey Assign``, ``step``, ``block``, ``build``, ``round``, ``write``."""
+    count: int
+    """Which of these, from 1."""
+    before: bool = True
+    """Whether that does not happen any more."""
+
+    def __str__(self) -> str:
+        return f"{self.kind} {'before' if self.before else 'after'} {self.at} {self.count}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scenario:
+    """A run. Of each member: its epochs, its batch size, and what a row takes."""
+
+    seed: int
+    """Of all chance: how long each word is on its way, who is heard first."""
+    epochs: tuple[int, ...]
+    batches: tuple[int, ...]
+    row_ms: tuple[float, ...]
+    rests: tuple[int, ...] = ()
+    """Sections after which each member rests until others have come as far, 0 for never; empty where no judge is there."""
+    nodes: tuple[int, ...] = (2,)
+    """Devices of each."""
+    length: int = 20
+    val: int = 0
+    block: int = 8
+    per_epoch: int = 1
+    policy: str = "balanced"
+    checkpoint_seconds: float = 300.0
+    faults: tuple[Fault, ...] = ()
+
+
+def drawn(seed: int, *, faults: bool = True) -> Scenario:
+    """Of a seed: 1 to 6 members, 2 to 4 devices, up to 8 sections, 3 faults on average."""
+    r = random.Random(seed)
+    members, per_epoch = r.randint(1, 6), r.choice([1, 1, 2])
+    most = 8 // per_epoch
+    slow = r.choice([1, 1, 1, 20])  # where sections take long, it pays to move members between devices
+    rests = tuple(r.choice([0, 1, 2, 3]) for _ in range(members)) if r.random() < 0.4 else ()
+    return Scenario(
+        seed=seed,
+        epochs=tuple(r.randint(1, most) for _ in range(members)),
+        batches=tuple(r.choice([4, 5, 8, 16]) for _ in range(members)),
+        row_ms=tuple(slow * r.choice([1.0, 2.0, 5.0, 20.0]) for _ in range(members)),
+        rests=rests,
+        nodes=r.choice([(2,), (2,), (3,), (4,), (1, 1), (2, 1), (2, 2)]),
+        length=r.choice([16, 20, 33]),
+        val=r.choice([0, 6]),
+        block=r.choice([8, 16, 64]),
+        per_epoch=per_epoch,
+        policy=r.choice(["balanced", "balanced", "balanced", "rounds", "fleet", "solo"]),
+        checkpoint_seconds=r.choice([0.05, 1.0, 300.0, 300.0]),
+        faults=tuple(_fault(r) for _ in range(r.choice([0, 1, 2, 3, 3, 4, 5, 6]) if faults else 0)),
+    )
+
+
+def _fault(r: random.Random) -> Fault:
+    kind = r.choice((*OF_WORKERS, *OF_MEMBERS, *OF_DRIVERS, *OF_PEOPLE))
+    if kind in OF_DRIVERS:
+        at = "write" if kind == "full" else r.choice(["round", "write"])
+        return Fault(kind=kind, at=at, count=r.randint(1, 60), before=r.random() < 0.5)
+    if kind in OF_MEMBERS:
+        at = "step" if kind == "diverge" else r.choice(["step", "step", "step", "build"])
+        return Fault(kind=kind, at=at, count=r.randint(1, 60))
+    if kind in OF_PEOPLE:
+        return Fault(kind=kind, at="round", count=r.randint(1, 60))
+    how = r.choice(["say", "say", "obey", "obey", "step", "block"])
+    if how in ("step", "block"):
+        return Fault(kind=kind, at=how, count=r.randint(1, 80))
+    what = r.choice(MESSAGES if how == "say" else COMMANDS)
+    return Fault(kind=kind, at=f"{how} {what}", count=r.randint(1, 12), before=r.random() < 0.5)
+
+
+def shrunk(scenario: Scenario, wrong: Callable[[Scenario], bool]) -> Scenario:
+    """The scenario without what it takes not to go wrong: fewer faults, fewer members, fewer epochs."""
+    smaller = True
+    while smaller:
+        smaller = False
+        for candidate in _smaller(scenario):
+            if wrong(candidate):
+                scenario, smaller = candidate, True
+                break
+    return scenario
+
+
+def _smaller(scenario: Scenario) -> Iterator[Scenario]:
+    for number in range(len(scenario.faults)):
+        yield replace(scenario, faults=_without(scenario.faults, number))
+    for number in range(len(scenario.epochs) if len(scenario.epochs) > 1 else 0):
+        fewer = {name: _without(getattr(scenario, name), number) for name in ("epochs", "batches", "row_ms", "rests")}
+        yield replace(scenario, **fewer)
+    if any(scenario.rests):
+        yield replace(scenario, rests=())
+    for number, epochs in enumerate(scenario.epochs):
+        if epochs > 1:
+            yield replace(scenario, epochs=(*scenario.epochs[:number], epochs - 1, *scenario.epochs[number + 1 :]))
+
+
+def _without(items: tuple[object, ...], number: int) -> tuple[object, ...]:
+    return (*items[:number], *items[number + 1 :])

@@ -1,0 +1,148 @@
+"""Lets the faults of a scenario happen when it is time, and tells what they are excused for."""
+
+import errno
+import os
+from collections import Counter
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+
+from argosy.cluster import Device, Node
+from argosy.running.directory.inbox import leave
+from simulation.counting import CountingMember
+from simulation.scenario import Fault, Scenario
+from simulation.world import Killed, SimulatedWorkers, World
+
+__all__ = ["Script"]
+
+STOPPED_SECONDS = 10.0
+"""How long a launcher takes to find a stopped process."""
+
+
+@dataclass
+class Script:
+    """Of one run, driver after driver."""
+
+    scenario: Scenario
+    world: World
+    seen: Counter[str] = field(default_factory=Counter)
+    happened: list[Fault] = field(default_factory=list)
+    excused: set[str] = field(default_factory=set)
+    """Members that may end otherwise than by their rules, as was asked."""
+    driver: Any = None
+    """The one at work."""
+    dead: bool = False
+    """Whether it is gone, so that nothing of it is done any more."""
+    power: bool = False
+    """Whether the power went with it."""
+    full: bool = False
+    """Whether the disk takes nothing more, until the driver has ended for that."""
+
+    def __post_init__(self) -> None:
+        self.left = {(fault.at, fault.count, fault.before): fault for fault in self.scenario.faults}
+
+    def _due(self, at: str, *, before: bool) -> Fault | None:
+        self.seen[at] += before
+        fault = self.left.pop((at, self.seen[at], before), None) if self.left else None
+        if fault is not None:
+            self.happened.append(fault)
+            self.world.tell("script", str(fault))
+        return fault
+
+    # ---- workers
+
+    def said(self, worker: Any, message: Any, *, before: bool) -> None:
+        """A worker says something, or has said it."""
+        self._to(worker, self._due(f"say {type(message).__name__}", before=before))
+
+    def obeys(self, worker: Any, command: Any, *, before: bool) -> None:
+        """A worker obeys, or has obeyed."""
+        name = command[0] if isinstance(command, tuple) else type(command).__name__
+        self._to(worker, self._due(f"obey {name}", before=before))
+
+    def serves(self, worker: Any) -> None:
+        """A trainer is about to look for a block."""
+        self._to(worker, self._due("block", before=True))
+
+    def steps(self, worker: Any, live: CountingMember) -> None:
+        """A member is about to step."""
+        fault = self._due("step", before=True)
+        if fault is not None and fault.kind == "diverge":
+            self.excused.add(live.member.name)
+            live.diverged = True
+            return
+        self._in_member(worker, live.member.name, fault)
+
+    def builds(self, worker: Any, member: str) -> None:
+        """A member is about to be built."""
+        self._in_member(worker, member, self._due("build", before=True))
+
+    def _in_member(self, worker: Any, member: str, fault: Fault | None) -> None:
+        if fault is not None and fault.kind in ("oom", "raise"):
+            self.excused.add(member)  # alone on a device it may fail for want of memory
+            raise torch.OutOfMemoryError("as the script says") if fault.kind == "oom" else RuntimeError("as it says")
+        self._to(worker, fault)
+        worker.check()
+
+    def _to(self, worker: Any, fault: Fault | None) -> None:
+        if fault is None:
+            return
+        workers, under_way = worker.workers, worker.mouth.under_way
+        if fault.kind == "hang":
+            worker.hung = True
+        elif fault.kind == "stop":
+            worker.hung = True
+            self.world.later(STOPPED_SECONDS, partial(workers.lose, worker, "it was stopped", keeps=None))
+        else:
+            keeps = self.world.random.choice([None, self.world.random.randint(0, under_way)])
+            workers.lose(worker, "it was killed by signal 9", keeps=keeps)
+
+    # ---- the driver
+
+    def round(self, workers: SimulatedWorkers) -> None:
+        """The driver has come to hear."""
+        for before in (True, False):
+            fault = self._due("round", before=before)
+            if fault is not None and fault.kind in ("driver", "power"):
+                self.die(fault)
+            elif fault is not None:
+                self._ask(workers, fault.kind)
+
+    def writes(self, *, before: bool) -> None:
+        """Somebody flushes, writes or renames a file, or has."""
+        if self.dead:
+            raise Killed
+        fault = self._due("write", before=before)
+        self.full |= fault is not None and fault.kind == "full"
+        if self.full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if fault is not None:
+            self.die(fault)
+
+    def die(self, fault: Fault) -> None:
+        """The driver's process is gone."""
+        self.dead, self.power = True, fault.kind == "power"
+        raise Killed
+
+    def _ask(self, workers: SimulatedWorkers, kind: str) -> None:
+        driver, chance = self.driver, self.world.random
+        names = list(driver.study.names)
+        if kind == "pause":
+            driver.requests.want_pause("as the script wants")
+        elif kind == "end":
+            self.excused.add(name := chance.choice(names))
+            leave(driver.directory, {"command": "stop", "member": name})
+        elif kind in ("clone", "warm clone"):
+            command = {"member": chance.choice(names), "name": f"c{self.seen['round']}", "set": {"optimizer.lr": 0.2}}
+            leave(driver.directory, {"command": "clone", "warm": kind == "warm clone", **command})
+        elif kind == "node goes":
+            there = [node.name for node in driver.cluster.nodes if node.name not in workers.gone_nodes]
+            if len(there) > 1:
+                workers.lose_node(chance.choice(there))
+        elif len(self.scenario.nodes) > 1:
+            name = f"late{self.seen['round']}"
+            device = Device(name=f"{name}/cpu:0", node=name, kind="cpu", memory_bytes=10**9)
+            driver.outcome.covered.update((place, "Came") for place in driver.places.values())
+            workers.bring_node(Node(name=name, devices=(device,), cores=1))

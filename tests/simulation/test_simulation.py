@@ -1,0 +1,70 @@
+"""Runs in virtual time: whatever happens to them they end as without it; and a simulator that finds nothing would be found out."""
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from simulation.campaign import played
+from simulation.planted import PLANTED, Planted
+from simulation.runs import play
+from simulation.scenario import Fault, Scenario, drawn, shrunk
+
+SEEDS, CHUNK = 2000, 100
+HERE = Path(__file__).resolve().parent.parent
+SECTIONS = Scenario(seed=1, epochs=(5, 4, 1), batches=(8, 16, 5), row_ms=(2.0, 5.0, 1.0), per_epoch=2)
+"""Twenty of them."""
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
+def test_whatever_happens_to_it_a_run_ends_as_without(first: int) -> None:
+    assert not played(range(first, first + CHUNK)).wrong, "python -m simulation --story SEED tells it"
+
+
+def test_a_seed_replays_bit_for_bit_whatever_the_order_of_sets() -> None:
+    told = "from simulation.runs import play; from simulation.scenario import drawn; print([play(drawn(s)).journal for s in range(20)])"
+    runs = [
+        subprocess.run(
+            [sys.executable, "-c", told],
+            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(HERE)},
+            capture_output=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    ]
+    assert runs[0] == runs[1]
+
+
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("kind", ["driver", "power"])
+def test_a_run_that_is_cut_off_at_any_of_its_writes_goes_on_to_the_same_weights(kind: str, before: bool) -> None:
+    write, happened = 0, True
+    while happened:
+        write += 1
+        outcome = play(replace(SECTIONS, faults=(Fault(kind=kind, at="write", count=write, before=before),)))
+        assert not outcome.wrong, outcome.told()
+        happened = bool(outcome.happened)
+    assert write > 100
+
+
+@pytest.mark.parametrize("planted", [planted for planted in PLANTED if planted.found is not None], ids=lambda p: p.what)
+def test_a_bug_that_was_mended_is_found_again(planted: Planted) -> None:
+    assert planted.found is not None
+    scenario = drawn(planted.found)
+    assert not play(scenario).wrong
+    with planted():
+        assert play(scenario).wrong
+
+
+def test_what_goes_wrong_is_told_as_small_as_it_goes() -> None:
+    (planted,) = (one for one in PLANTED if one.what.startswith("who leaves a leg"))
+    assert planted.found is not None
+    with planted():
+        small = shrunk(drawn(planted.found), lambda smaller: bool(play(smaller).wrong))
+        told = play(small).told()
+    assert len(small.faults) == 1
+    assert "no end after an hour" in told
+    assert "script kill" in told

@@ -1,0 +1,585 @@
+"""Virtual time, and the workers of a run in it: real trainers of counting members, feeders that keep the real course.
+
+What happens when is decided by a seed: how long each word is on its way, how long each thing takes, who is heard first. Time
+passes only where somebody spends it, so a run of minutes takes milliseconds, and the same seed makes the same run.
+"""
+
+import heapq
+import itertools
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, ClassVar
+
+from argosy.cluster import Node
+from argosy.protocol.events import Used
+from argosy.protocol.feeder import Credit, Feed, Hold, Leg, Open, Opened
+from argosy.protocol.trainer import Attach, Came, Exit, Failed, Lost, Measured
+from argosy.running.launch.launcher import Job
+from argosy.running.launch.worker import without_feeder
+from argosy.stream.course import Course
+from argosy.stream.gauges import StreamGauge
+from argosy.stream.heartbeat import SLOT_BYTES, Heartbeat
+from argosy.study import Member
+from argosy.training.device.devices import backend_of
+from argosy.training.trainer.trainer import Trainer
+from simulation.counting import CountingBlock, CountingMember
+
+__all__ = ["Killed", "SimulatedWorkers", "Terms", "World", "measured"]
+
+SLOTS = 6
+"""Blocks that a feeder may have with its readers."""
+
+
+class Killed(BaseException):
+    """The driver's process is gone: nothing of it is done any more."""
+
+
+@dataclass(order=True, slots=True)
+class _Event:
+    at: float
+    number: int
+    action: Callable[[], None] = field(compare=False)
+
+
+class World:
+    """Time, chance, and what is to happen."""
+
+    def __init__(self, seed: int) -> None:
+        self.now = 1000.0
+        """Seconds; far enough from 0 that nothing is due that was never done."""
+        self.random = random.Random(seed)
+        self.story: list[tuple[float, str, str, Any]] = []
+        """(when, who, does what, with what)."""
+        self._events: list[_Event] = []
+        self._numbers = itertools.count()
+
+    def spend(self, seconds: float) -> None:
+        """Let time pass for whoever acts."""
+        self.now += seconds
+
+    def later(self, seconds: float, action: Callable[[], None]) -> None:
+        """Do something then."""
+        heapq.heappush(self._events, _Event(self.now + seconds, next(self._numbers), action))
+
+    def tell(self, who: str, what: str, about: Any = "") -> None:
+        """A line of the story."""
+        self.story.append((self.now, who, what, about))
+
+    def run_until(self, end: float, over: Callable[[], bool]) -> None:
+        """Let happen what is due until then, or until it is over."""
+        while self._events and self._events[0].at <= end and not over():
+            event = heapq.heappop(self._events)
+            # Whoever acted last may have spent time that others have not.
+            self.now = event.at
+            event.action()
+        self.now = max(self.now, end) if not over() else self.now
+
+    def forget(self) -> None:
+        """Nothing of what was to happen does."""
+        self._events.clear()
+
+
+class _Line:
+    """One direction of a connection: words arrive in their order, some time after they were said."""
+
+    def __init__(self, world: World, arrives: Callable[[Any], None]) -> None:
+        self.world = world
+        self._arrives = arrives
+        self._last = 0.0
+        self._cut = False
+        self._under_way: deque[tuple[float, Any]] = deque()
+
+    def say(self, word: Any) -> None:
+        """On its way from here on."""
+        if self._cut:
+            return
+        world = self.world
+        at = max(world.now + world.random.expovariate(500.0), self._last)
+        self._last = at
+        self._under_way.append((at, word))
+        world.later(at - world.now, self._one)
+
+    def _one(self) -> None:
+        if self._under_way:
+            _, word = self._under_way.popleft()
+            self._arrives(word)
+
+    def cut(self, *, keeps: int | None) -> None:
+        """Say nothing more, and lose all that is under way but so many; None keeps all."""
+        self._cut = True
+        if keeps is not None:
+            while len(self._under_way) > keeps:
+                self._under_way.pop()
+
+    @property
+    def last(self) -> float:
+        """When the last of its words arrives."""
+        return self._last
+
+    @property
+    def under_way(self) -> int:
+        """Words that have not arrived."""
+        return len(self._under_way)
+
+
+class _Worker:
+    """One process."""
+
+    def __init__(self, workers: "SimulatedWorkers", name: str, node: str) -> None:
+        self.workers, self.world, self.name, self.node = workers, workers.world, name, node
+        self.alive = True
+        self.hung = False
+        self.heartbeat = Heartbeat(memoryview(bytearray(2 * SLOT_BYTES)))
+        self.birth = workers.births = workers.births + 1
+        self.heartbeat._words[0] = self.birth  # one that follows another of its name has another beat
+        self.ears = _Line(self.world, self._hear)
+        self.mouth = _Line(self.world, lambda message: workers.arrived.append((name, message)))
+        self.commands: deque[Any] = deque()
+        self._due = False
+        self._free_at = self.world.now + self.world.random.uniform(0.05, 0.5)
+        """When it has started, or has done what it is doing."""
+
+    def _hear(self, command: Any) -> None:
+        if self.alive:
+            self.commands.append(command)
+            self.wake()
+
+    def say(self, message: Any) -> None:
+        """To the driver."""
+        self.workers.script.said(self, message, before=True)
+        self.check()
+        self.mouth.say(message)
+        self.workers.script.said(self, message, before=False)
+        self.check()
+
+    def check(self) -> None:
+        """Go no further where it was ended, or hangs."""
+        if not self.alive or self.hung:
+            raise _Gone
+
+    def wake(self) -> None:
+        """Have a turn as soon as it is free."""
+        if not self._due and self.alive and not self.hung:
+            self._due = True
+            self.world.later(max(self._free_at - self.world.now, 0.0), self._turn)
+
+    def _turn(self) -> None:
+        self._due = False
+        if not self.alive or self.hung:
+            return
+        started = self.world.now
+        try:
+            did = self.act()
+        except _Gone:
+            did = False
+        except Exception as error:  # process boundary, as in `argosy.running.launch.worker`
+            self.mouth.say(Failed(error=error, traceback=""))
+            did = False
+        self._free_at, self.world.now = self.world.now, started
+        if self.hung:
+            self.heartbeat.start("hanging", opaque=self.birth % 2 == 0)
+        elif did:
+            self.wake()
+
+    def act(self) -> bool:
+        """Do one thing; False where there is nothing to do."""
+        raise NotImplementedError
+
+    def end(self) -> None:
+        """It is gone, whatever it was at."""
+        self.alive = False
+
+
+class _Gone(BaseException):
+    """A worker was ended in the middle of what it did."""
+
+
+class _Feeder(_Worker):
+    def __init__(self, workers: "SimulatedWorkers", name: str, node: str) -> None:
+        super().__init__(workers, name, node)
+        terms = workers.terms
+        self.course = Course(terms.lengths, per_epoch=terms.per_epoch, block_size=terms.block_size)
+        self.readers: dict[str, _Trainer] = {}
+        self.held: dict[int, set[_Trainer]] = {}
+        self._blocks = itertools.count()
+
+    @property
+    def address(self) -> str:
+        """That trainers call."""
+        return f"{self.name}#{self.birth}"
+
+    def act(self) -> bool:
+        """Obey, or announce a block."""
+        if self.commands:
+            command = self.commands.popleft()
+            self.world.spend(self.world.random.uniform(1e-5, 1e-3))
+            self.workers.script.obeys(self, command, before=True)
+            self.check()
+            self._obey(command)
+            self.workers.script.obeys(self, command, before=False)
+            self.check()
+            return True
+        return self._announce()
+
+    def _obey(self, command: Any) -> None:
+        terms = self.workers.terms
+        match command:
+            case Open():
+                self.world.spend(self.world.random.uniform(0.01, 0.3))
+                self.say(
+                    Opened(
+                        address=self.address,
+                        lengths=terms.lengths,
+                        fingerprints=dict.fromkeys(terms.lengths, "counted"),
+                        block_size=terms.block_size,
+                        seconds_per_sample=1e-5,
+                        opening_seconds=0.1,
+                    )
+                )
+            case Feed():
+                for fed in self.course.begin(command.leg):
+                    self.say(fed)
+            case Credit():
+                self.course.allow(command)
+            case Hold():
+                self.say(self.course.hold(command))
+            case Exit():
+                for fed in self.course.begin(Leg.empty()):
+                    self.say(fed)
+                self.say(Used(worker=self.name, cpu_seconds=0.0, gauge=StreamGauge().to_json()))
+                self.workers.left(self)
+
+    def _announce(self) -> bool:
+        course = self.course
+        if len(self.held) >= SLOTS or not course.assignments or any(n not in self.readers for n in course.assignments):
+            return False
+        place = course.peek()
+        if place is None or not course.may_announce(place):
+            return False
+        course.next()
+        self.world.spend(place.rows * 1e-5)
+        number = next(self._blocks)
+        self.held[number] = {self.readers[name] for name in course.assignments}
+        for name, assignment in course.assignments.items():
+            self.readers[name].blocks.say((self, number, CountingBlock(place), assignment))
+        fed = course.announced(place, place.rows)
+        if fed is not None:
+            self.say(fed)
+        return True
+
+    def admit(self, reader: "_Trainer") -> None:
+        """A trainer has called."""
+        if not self.alive or not reader.alive or reader.feeder is not self:
+            return
+        earlier = self.readers.get(reader.name)
+        if earlier is not None and earlier is not reader:
+            self.lose(earlier)
+        self.readers[reader.name] = reader
+        self.wake()
+
+    def released(self, number: int, reader: "_Trainer") -> None:
+        """A reader needs a block no more."""
+        if number in self.held:
+            self.held[number].discard(reader)
+            if not self.held[number]:
+                del self.held[number]
+        self.wake()
+
+    def lose(self, reader: "_Trainer") -> None:
+        """A reader is gone, or reads elsewhere."""
+        if self.readers.get(reader.name) is reader:
+            del self.readers[reader.name]
+        for number in list(self.held):
+            self.released(number, reader)
+
+    def end(self) -> None:
+        """See `_Worker.end`."""
+        super().end()
+        for reader in self.readers.values():
+            reader.blocks.say((self, None, None, 0))
+
+
+class _SimulatedTrainer(Trainer):
+    """Builds counting members."""
+
+    worker: "_Trainer"
+
+    def _build(self, name: str) -> Any:
+        return self.worker.build(self.known[name])
+
+
+class _Trainer(_Worker):
+    def __init__(self, workers: "SimulatedWorkers", name: str, node: str) -> None:
+        super().__init__(workers, name, node)
+        self.blocks = _Line(self.world, self._block)
+        self.read: deque[tuple[_Feeder, int, CountingBlock, int]] = deque()
+        self.feeder: _Feeder | None = None
+        self.held: list[tuple[CountingBlock, _Feeder, int]] = []
+        """Blocks that were taken, and where they are to be given back."""
+        job = workers.job
+        self.trainer = _SimulatedTrainer(
+            job.study.terms,
+            job.settings,
+            job.directory,
+            name=name,
+            backend=workers.backend,
+            emit=self.say,
+            listen=self._called,
+            heartbeat=self.heartbeat,
+        )
+        self.trainer.worker = self
+
+    def _called(self) -> bool:
+        return bool(self.commands) or self.world.random.random() < 0.2
+
+    def _block(self, word: Any) -> None:
+        feeder, number, block, assignment = word
+        if not self.alive or feeder is not self.feeder:
+            return
+        if number is None:
+            self.feeder = None
+        else:
+            self.read.append((feeder, number, block, assignment))
+        self.wake()
+
+    def act(self) -> bool:
+        """As `argosy.running.launch.worker` serves a trainer: a block, then all commands."""
+        took = self._give()
+        self._release()
+        obeyed = bool(self.commands)
+        while self.commands:
+            command = self.commands.popleft()
+            self.workers.script.obeys(self, command, before=True)
+            self.check()
+            self._obey(command)
+            self.workers.script.obeys(self, command, before=False)
+            self.check()
+        self._release()
+        return took or obeyed
+
+    def _obey(self, command: Any) -> None:
+        self.world.spend(self.world.random.uniform(1e-5, 2e-3))
+        match command:
+            case ("enlist", members):
+                self.trainer.enlist(members)
+            case Attach():
+                self._attach(command.address)
+            case Exit():
+                self.say(self.trainer.used(0.0))
+                self.workers.left(self)
+            case _:
+                to_do = command if self.feeder is not None else without_feeder(command)
+                if to_do is not None:
+                    self.trainer.obey(to_do)
+
+    def _give(self) -> bool:
+        self.workers.script.serves(self)
+        self.check()
+        if self.trainer.go_on():
+            return True
+        if self.read and self.trainer.ready:
+            feeder, number, block, assignment = self.read.popleft()
+            self.held.append((block, feeder, number))
+            self.trainer.take(block, assignment)
+            return True
+        return False
+
+    def _release(self) -> None:
+        using = [block for block, _ in self.trainer.kept] + [self.trainer.at_hand]
+        held, self.held = self.held, []
+        for block, feeder, number in held:
+            if any(block is one for one in using):
+                self.held.append((block, feeder, number))
+            elif feeder.alive:
+                self.world.later(self.world.random.expovariate(1000.0), partial(feeder.released, number, self))
+
+    def _attach(self, address: str) -> None:
+        self._close()
+        self.read.clear()
+        feeder = self.workers.feeder_at(address)
+        if feeder is not None:
+            self.feeder = feeder
+            self.trainer.know(self.workers.terms.lengths, dict.fromkeys(self.workers.terms.lengths, "counted"))
+            self.world.later(self.world.random.expovariate(1000.0), partial(feeder.admit, self))
+
+    def _close(self) -> None:
+        if self.feeder is not None and self.feeder.alive:
+            self.feeder.lose(self)
+        self.feeder = None
+
+    def build(self, member: Member) -> CountingMember:
+        """A member at its beginning."""
+        terms = self.workers.terms
+        self.world.spend(self.world.random.uniform(1e-4, 1e-2))
+        self.workers.script.builds(self, member.name)
+        return CountingMember(
+            member=member,
+            backend=self.workers.backend,
+            spend=self.world.spend,
+            row_seconds=terms.row_seconds.get(member.name, 0.002),
+            length=terms.lengths["train"],
+            lengths=terms.lengths,
+            trips=partial(self.workers.script.steps, self),
+        )
+
+    def end(self) -> None:
+        """See `_Worker.end`."""
+        super().end()
+        if self.feeder is not None and self.feeder.alive:
+            self.world.later(0.001, partial(self.feeder.lose, self))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Terms:
+    """What the workers of a run are about."""
+
+    lengths: dict[str, int]
+    per_epoch: int
+    block_size: int
+    row_seconds: dict[str, float]
+    """Of each member; others take 2 ms."""
+
+
+class SimulatedWorkers:
+    """`Workers` of one driver in a world."""
+
+    side_by_side: ClassVar[bool] = True
+
+    def __init__(self, world: World, script: Any, job: Job, terms: Terms) -> None:
+        self.world, self.script, self.job, self.terms = world, script, job, terms
+        self.backend = backend_of("cpu:0")
+        self.births = 0
+        self.there: dict[str, _Worker] = {}
+        self.gone_nodes: set[str] = set()
+        self.arrived: list[tuple[str, Any]] = []
+        self.unsent: list[tuple[str, Any]] = []
+        self._rendezvous = itertools.count()
+
+    # ---- the driver's
+
+    def start_feeder(self, name: str, node: str) -> None:
+        """See `Workers.start_feeder`."""
+        self._start(_Feeder, name, node)
+
+    def start_trainer(self, name: str, node: str) -> None:
+        """See `Workers.start_trainer`."""
+        self._start(_Trainer, name, node)
+
+    def _start(self, kind: type[_Worker], name: str, node: str) -> None:
+        if node in self.gone_nodes:
+            self._lost(name, "its node is gone", self.world.now, node_gone=True)
+            return
+        assert name not in self.there, f"{name} is started twice"
+        self.world.tell(name, "starts")
+        self.there[name] = kind(self, name, node)
+
+    def send(self, worker: str, command: Any) -> None:
+        """See `Workers.send`."""
+        self.unsent.append((worker, command))
+
+    def enlist(self, worker: str, members: tuple[Member, ...]) -> None:
+        """See `Workers.enlist`."""
+        self.unsent.append((worker, ("enlist", members)))
+
+    def kill(self, worker: str) -> None:
+        """See `Workers.kill`."""
+        if worker in self.there:
+            self.lose(self.there[worker], "it was killed", keeps=None)
+
+    def receive(self, timeout: float) -> list[tuple[str, Any]]:
+        """See `Workers.receive`."""
+        self.script.round(self)
+        unsent, self.unsent = self.unsent, []
+        for worker, command in unsent:
+            self.world.tell("driver", f"to {worker}", command)
+            if worker in self.there:
+                self.there[worker].ears.say(command)
+        self.world.run_until(self.world.now + timeout, lambda: bool(self.arrived))
+        if self.world.random.random() < 0.5:  # others have said something meanwhile
+            self.world.run_until(self.world.now + self.world.random.uniform(0, 0.02), lambda: False)
+        arrived, self.arrived = self.arrived, []
+        for worker, message in arrived:
+            self.world.tell(worker, "says", message)
+        self.world.spend(1e-4)
+        return arrived
+
+    def rendezvous(self) -> str:
+        """See `Workers.rendezvous`."""
+        return f"rendezvous/{next(self._rendezvous)}"
+
+    def heartbeat(self, worker: str) -> Heartbeat | None:
+        """See `Workers.heartbeat`."""
+        found = self.there.get(worker)
+        return None if found is None else found.heartbeat
+
+    def cpu_seconds(self, worker: str) -> float:
+        """See `Workers.cpu_seconds`."""
+        return 0.0
+
+    def __enter__(self) -> "SimulatedWorkers":
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.world.forget()
+        self.there.clear()
+
+    # ---- what becomes of workers
+
+    def feeder_at(self, address: str) -> _Feeder | None:
+        """The feeder that said so, if it lives."""
+        for worker in self.there.values():
+            if isinstance(worker, _Feeder) and worker.address == address:
+                return worker
+        return None
+
+    def left(self, worker: _Worker) -> None:
+        """It was told to exit, and has."""
+        self.lose(worker, "it was told to exit", keeps=None)
+
+    def lose(
+        self, worker: _Worker, detail: str, *, keeps: int | None, after: float = 0.0, node_gone: bool = False
+    ) -> None:
+        """A worker is gone; the driver has so many of its last words, and then hears of it."""
+        if self.there.get(worker.name) is not worker:
+            return
+        del self.there[worker.name]
+        worker.end()
+        worker.mouth.cut(keeps=keeps)
+        until = max(worker.mouth.last, self.world.now) + after
+        self._lost(worker.name, detail, until, node_gone=node_gone)
+
+    def _lost(self, name: str, detail: str, at: float, *, node_gone: bool = False) -> None:
+        delay = at - self.world.now + self.world.random.uniform(0.0, 0.05)
+        self.world.later(delay, lambda: self.arrived.append((name, Lost(detail=detail, node_gone=node_gone))))
+
+    def lose_node(self, node: str) -> None:
+        """A node is gone with all that is on it."""
+        self.gone_nodes.add(node)
+        for worker in [one for one in self.there.values() if one.node == node]:
+            self.lose(
+                worker, "its node is gone", keeps=self.world.random.randint(0, worker.mouth.under_way), node_gone=True
+            )
+
+    def bring_node(self, node: Node) -> None:
+        """A node that the driver may use from here on."""
+        self.arrived.append(("", Came(node=node)))
+
+
+def measured(live: CountingMember) -> Measured:
+    """What a trainer finds of a member."""
+    return Measured(
+        member=live.member.name,
+        samples_per_second=1.0 / live.row_seconds,
+        shard_seconds=(),
+        memory_bytes=10**6,
+        activation_bytes=10**5,
+        state_bytes=10**5,
+        gradient_bytes=8,
+        parameter_shapes="one weight",
+        batch_norm=False,
+        whole="it only counts",
+        notes=(),
+    )
