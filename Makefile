@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check format chaos fuzz pins newest clean
+.PHONY: demo test check format chaos fuzz simulate pins newest clean
 
 demo: $(VENV)/demo
 	$(BIN)/argosy demo --dir runs/demo
@@ -26,6 +26,9 @@ chaos: $(VENV)/dev
 
 fuzz: $(VENV)/dev
 	$(BIN)/python benchmarks/fuzz.py --json
+
+simulate: $(VENV)/dev
+	cd tests && $(abspath $(BIN))/python -m simulation --json
 
 format: $(VENV)/dev
 	$(BIN)/ruff format .

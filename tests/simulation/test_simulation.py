@@ -11,7 +11,7 @@ import pytest
 from simulation.campaign import played
 from simulation.planted import PLANTED, Planted
 from simulation.runs import play
-from simulation.scenario import Fault, Scenario, drawn, shrunk
+from simulation.scenario import Fault, Scenario, drawn
 
 SEEDS, CHUNK = 2000, 100
 HERE = Path(__file__).resolve().parent.parent
@@ -57,14 +57,3 @@ def test_a_bug_that_was_mended_is_found_again(planted: Planted) -> None:
     assert not play(scenario).wrong
     with planted():
         assert play(scenario).wrong
-
-
-def test_what_goes_wrong_is_told_as_small_as_it_goes() -> None:
-    (planted,) = (one for one in PLANTED if one.what.startswith("who leaves a leg"))
-    assert planted.found is not None
-    with planted():
-        small = shrunk(drawn(planted.found), lambda smaller: bool(play(smaller).wrong))
-        told = play(small).told()
-    assert len(small.faults) == 1
-    assert "no end after an hour" in told
-    assert "script kill" in told
