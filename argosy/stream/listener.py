@@ -15,10 +15,12 @@ without end: they crowd out callers of their own host alone, and those only for 
 
 import hmac
 import os
+import select
 import selectors
 import socket
 import ssl
 import struct
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -166,6 +168,26 @@ class Listener:
                 said = f"said nothing for {PATIENCE_SECONDS:g} s that would prove the run's key"
                 self._hang_up(silent, said if caller.received or self._seal is None else NO_CERTIFICATE)
         return entered
+
+    def serve(self, over: threading.Event, heard: Callable[[Peer], bool], *, tick_seconds: float) -> None:
+        """Let callers in and hear them until it is `over`, looked at after so many seconds at most; then close.
+
+        `heard` says whether a caller is still there; it is asked of all of them whenever one has said something.
+        """
+        peers: list[Peer] = []
+        while not over.is_set():
+            poll = select.poll()
+            poll.register(self, select.POLLIN)
+            for peer in peers:
+                poll.register(peer, select.POLLIN | (select.POLLOUT if peer.unsent else 0))
+            poll.poll(tick_seconds * 1000)
+            peers += [peer for _, peer in self.enter()]
+            for peer in peers:
+                peer.flush()
+            peers = [peer for peer in peers if heard(peer)]
+        for peer in peers:
+            peer.close()
+        self.close()
 
     def close(self) -> None:
         """No more callers."""

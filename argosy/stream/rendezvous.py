@@ -9,7 +9,6 @@ answers; it waits for no caller.
 import contextlib
 import datetime
 import os
-import select
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -55,26 +54,14 @@ class NetworkRendezvous:
         self._thread.join()
 
     def _serve(self) -> None:
-        peers: list[Peer] = []
-        while not self._over.is_set():
-            poll = select.poll()
-            poll.register(self._listener, select.POLLIN)
-            for peer in peers:
-                poll.register(peer, select.POLLIN | (select.POLLOUT if peer.unsent else 0))
-            poll.poll(TICK_SECONDS * 1000)
-            peers += [peer for _, peer in self._listener.enter()]
-            peers = [peer for peer in peers if self._hear(peer)]
-            self._answer_waiting()
-        for peer in peers:
-            peer.close()
-        self._listener.close()
+        self._listener.serve(self._over, self._hear, tick_seconds=TICK_SECONDS)
 
     def _hear(self, peer: Peer) -> bool:
         """Do what a caller asks; False where it has gone."""
-        peer.flush()
         try:
             for asked in peer.receive():
                 self._obey(peer, *asked)
+                self._answer_waiting()
         except (EOFError, WorkerError):
             self._waiting = [(other, names) for other, names in self._waiting if other is not peer]
             peer.close()

@@ -92,6 +92,13 @@ PLANTED = (
         "",
     ),
     Planted(
+        "a member that waits to be known hears nothing of one like it that was measured",
+        LegStarts.measured,
+        "not unknown <= measuring.missing",
+        "message.member in unknown",
+        "",
+    ),
+    Planted(
         "a feeder that is lost before it has opened the data is not started again",
         Faults.lost,
         "self.driver.pool.free_team(self.driver.pool.devices, ())",

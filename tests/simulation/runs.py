@@ -236,13 +236,13 @@ def optimizer(parameters: Any, lr: float) -> Any:
 
 @lru_cache(maxsize=4)
 def _study(scenario: Scenario) -> Study:
-    """Its members have different networks, so that each is measured."""
+    """Its members have different networks, but for those that are alike."""
     train = [torch.zeros(scenario.length, 1), torch.zeros(scenario.length)]
     val = [torch.zeros(scenario.val, 1), torch.zeros(scenario.val)] if scenario.val else None
     members = [
         argosy.Member(
             f"m{number}",
-            model=partial(network, number),
+            model=partial(network, number // scenario.alike),
             optimizer=partial(optimizer, lr=0.1),
             batch_size=batch,
             stop=argosy.MaxEpochs(epochs),

@@ -47,6 +47,8 @@ class Scenario:
     row_ms: tuple[float, ...]
     rests: tuple[int, ...] = ()
     """Sections after which each member rests until others have come as far, 0 for never; empty where no judge is there."""
+    alike: int = 1
+    """Members of one kind, which one of them is measured for."""
     nodes: tuple[int, ...] = (2,)
     """Devices of each."""
     length: int = 20
@@ -63,14 +65,17 @@ def drawn(seed: int, *, faults: bool = True) -> Scenario:
     r = random.Random(seed)
     members, per_epoch = r.randint(1, 6), r.choice([1, 1, 2])
     most = 8 // per_epoch
+    alike = r.choice([1, 1, 2])
+    kinds = [r.choice([4, 5, 8, 16]) for _ in range(members)]
     slow = r.choice([1, 1, 1, 20])  # where sections take long, it pays to move members between devices
     rests = tuple(r.choice([0, 1, 2, 3]) for _ in range(members)) if r.random() < 0.4 else ()
     return Scenario(
         seed=seed,
         epochs=tuple(r.randint(1, most) for _ in range(members)),
-        batches=tuple(r.choice([4, 5, 8, 16]) for _ in range(members)),
+        batches=tuple(kinds[number // alike] for number in range(members)),
         row_ms=tuple(slow * r.choice([1.0, 2.0, 5.0, 20.0]) for _ in range(members)),
         rests=rests,
+        alike=alike,
         nodes=r.choice([(2,), (2,), (3,), (4,), (1, 1), (2, 1), (2, 2)]),
         length=r.choice([16, 20, 33]),
         val=r.choice([0, 6]),

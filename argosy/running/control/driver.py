@@ -216,9 +216,7 @@ class Driver:
             case Opened():
                 self._opened(worker, message)
             case Measured() if message.member in self.study.names:
-                self.measuring.hear(message)
-                if message.member in self.member_table.waiting:
-                    self.scheduler.make_room()
+                self.scheduler.leg_starts.measured(message)
                 self._known()
             case Held():
                 self.scheduler.held(worker, message)

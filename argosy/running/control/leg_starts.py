@@ -11,7 +11,7 @@ from argosy.planning.memory import require_fit
 from argosy.plans import Flotilla
 from argosy.protocol.events import NodeCame, PlanMade
 from argosy.protocol.feeder import Credit, Leg, Probed, UseLoaders
-from argosy.protocol.trainer import Assign, SumsTimed
+from argosy.protocol.trainer import Assign, Measured, SumsTimed
 from argosy.running.control.clones import inherit
 from argosy.running.control.legs import Change, LiveLeg
 from argosy.running.control.refusals import check_batch_norm, check_batches
@@ -194,6 +194,15 @@ class LegStarts:
         elif not self.scheduler.legs and not self.sharing.waiting_for:
             self.member_table.enter(self.newcomers)
             self.driver.measure()
+
+    def measured(self, message: Measured) -> None:
+        """A trainer has found out what a member costs, and so do those like it: whoever waited for that may have a place now."""
+        measuring = self.driver.measuring
+        trains = self.driver.phase is Phase.TRAINING
+        unknown = measuring.missing.intersection(self.member_table.waiting) if trains else set()
+        measuring.hear(message)
+        if not unknown <= measuring.missing:
+            self.scheduler.make_room()
 
     def measures_beside(self, member: str) -> bool:
         """Whether a member is to be added, and measured beside those that train."""

@@ -9,7 +9,6 @@ found, and judges (`argosy.running.doctor.cluster_checks`); the others end when 
 
 import contextlib
 import os
-import select
 import socket
 import sys
 import threading
@@ -158,18 +157,7 @@ class _Desk:
         return MeasuredLink(to=there.rank, ahead_seconds=ahead, within_seconds=within, bytes_per_second=rate)
 
     def _serve(self) -> None:
-        peers: list[Peer] = []
-        while not self._over.is_set():
-            poll = select.poll()
-            poll.register(self._listener, select.POLLIN)
-            for peer in peers:
-                poll.register(peer, select.POLLIN)
-            poll.poll(TICK_SECONDS * 1000)
-            peers += [peer for _, peer in self._listener.enter()]
-            peers = [peer for peer in peers if _answered(peer)]
-        for peer in peers:
-            peer.close()
-        self._listener.close()
+        self._listener.serve(self._over, _answered, tick_seconds=TICK_SECONDS)
 
 
 def _answered(peer: Peer) -> bool:
