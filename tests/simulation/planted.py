@@ -34,9 +34,9 @@ class Planted:
     mended: str
     before: str
     commit: str
-    """Which mended it; empty where the simulator found it itself."""
+    """Which mended it; empty where none did, as it was never there."""
     found: int | None = None
-    """The first seed that shows it; None where none of the first 20,000 does."""
+    """The first seed that shows it; None where none of the first 4,000 does."""
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
@@ -61,35 +61,39 @@ PLANTED = (
         worker.without_feeder,
         "return Unassign(members=names)",
         "return None",
-        "",
+        "5a0bebf",
+        1209,
     ),
     Planted(
         "a run whose members wait only to be saved cannot be planned",
         planning.best_with_known_epochs,
         "max(math.ceil(max(situation.epochs_left.values(), default=1) / MOST_EPOCHS), 1)",
         "math.ceil(max(situation.epochs_left.values(), default=1) / MOST_EPOCHS)",
-        "",
+        "5a0bebf",
+        1196,
     ),
     Planted(
         "a feeder waits for a trainer whose member had ended before it was lost",
         Recovering._remove,
         "(removed or device in leg.readers)",
         "removed",
-        "",
+        "5a0bebf",
+        2869,
     ),
     Planted(
         "all nodes but one that is not open yet are gone, and the cluster is empty",
         LegStarts.know_cluster,
         "opened or there",
         "opened",
-        "",
+        "5a0bebf",
     ),
     Planted(
         "a resting member whose measuring trainer was lost is never known",
         LegStarts.measure_unknown,
         "self.newcomers.union(self.member_table.waiting)",
         "self.newcomers",
-        "",
+        "5a0bebf",
+        3552,
     ),
     Planted(
         "a member that waits to be known hears nothing of one like it that was measured",
@@ -104,6 +108,7 @@ PLANTED = (
         "self.driver.pool.free_team(self.driver.pool.devices, ())",
         "pass",
         "9497b67",
+        301,
     ),
     Planted(
         "a trainer that was started again hears whom to step before it reads from its feeder",
@@ -111,6 +116,7 @@ PLANTED = (
         "self.pool.attach(leg.feeders, device)",
         "pass",
         "fe4ee7b",
+        0,
     ),
     Planted(
         "who is told to stop while it waits to board is trained to its end",
@@ -146,6 +152,7 @@ PLANTED = (
         "self.faults.settle_earlier()",
         "pass",
         "7ffcbd7",
+        138,
     ),
     Planted(
         "a run whose driver was killed behind its last word is never said to be done",
@@ -153,6 +160,7 @@ PLANTED = (
         "or untold",
         "",
         "93d5f3e",
+        138,
     ),
     Planted(
         "a pause just before the data are open is lost",
@@ -160,6 +168,7 @@ PLANTED = (
         "if self.phase is Phase.OPENING:",
         "if True:",
         "4983b21",
+        251,
     ),
     Planted(
         "members that were leaving a trainer that is lost while others are measured wait for ever",
@@ -174,6 +183,7 @@ PLANTED = (
         "self.waiting = [name for name in self.unfinished() if name not in self.resting]",
         "self.waiting = [name for name in self.unfinished() if not self.state.member(name).sections]",
         "f0e3e3d",
+        3,
     ),
     Planted(
         "members that were being saved when their leg regrouped are still to leave it",
@@ -188,33 +198,38 @@ PLANTED = (
         "self.leaving.pop(member, None) is not None",
         "False",
         "14bb73e",
+        204,
     ),
     Planted(
         "a member joins a leg with an epoch of the stream that is behind it",
         MemberTable._begun,
         "p.stream_epoch + (not p.at_an_epochs_end)",
         "p.stream_epoch - 1",
-        "e0d9e7d",
+        "",
+        95,
     ),
     Planted(
         "files go that are journaled and younger than the one that is settled",
         KeptFiles.journaled,
         "kept = (*self._settled, *self._unsettled)",
         "kept = self._settled[-1:]",
-        "a974802",
+        "",
+        0,
     ),
     Planted(
         "what is acted on is not on the disk yet",
         Journal.commit,
         "os.fdatasync(self._descriptor)",
         "pass",
-        "639a3b3",
+        "",
+        44,
     ),
     Planted(
         "a command that comes while blocks are kept makes a trainer forget them",
         Trainer._follow,
         "if number > assignment or self.kept:",
         "if number > assignment + 1 or self.kept:",
-        "1a27403",
+        "",
+        34,
     ),
 )

@@ -36,10 +36,11 @@ def test_a_seed_replays_bit_for_bit_whatever_the_order_of_sets() -> None:
         for seed in ("1", "2")
     ]
     assert runs[0] == runs[1]
+    assert b"''" not in runs[0], "each has a journal"
 
 
 @pytest.mark.parametrize("before", [True, False])
-@pytest.mark.parametrize("kind", ["driver", "power"])
+@pytest.mark.parametrize("kind", ["driver", "power", "full"])
 def test_a_run_that_is_cut_off_at_any_of_its_writes_goes_on_to_the_same_weights(kind: str, before: bool) -> None:
     write, happened = 0, True
     while happened:
