@@ -1,6 +1,7 @@
 """Members that write into their input late and past torch's count of writes: on every layout they end alone, or harm none."""
 
 import ctypes
+import math
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -118,7 +119,7 @@ def slowly(seconds: float, batch: Any) -> Any:
 @pytest.fixture
 def _always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Time enough for a copy of every block."""
-    monkeypatch.setattr(watch, "SHARE", 1e9)
+    monkeypatch.setattr(watch.InputWatch, "_expected", lambda watched, block: -math.inf)  # of the first as well
 
 
 @pytest.mark.usefixtures("_always")
@@ -220,3 +221,16 @@ def test_blocks_are_copied_as_often_as_time_allows(monkeypatch: pytest.MonkeyPat
     wrote, last = True, copied[-1]
     assert any(map(steps, found[:5]))
     assert watched.shared_from == found[(last + 1) % 1000].place
+
+
+def test_nothing_is_claimed_of_blocks_that_were_not_compared() -> None:
+    first, second, third = blocks(np.arange(3), 1)
+    watched = InputWatch()
+    assert watched.shown(first, apart=False) is first, "nobody knows yet how long steps take"
+    with pytest.raises(argosy.errors.MemberError, match="may have been trained on what it wrote since sample 0 "):
+        watched.refuse("late")
+    watched.stepping_seconds = 1e9
+    for block in (second, third):
+        assert not watched.wrote(watched.shown(block, apart=False), block)
+    with pytest.raises(argosy.errors.MemberError, match="have seen nothing of it since sample 1 of train epoch 0"):
+        watched.refuse("late")

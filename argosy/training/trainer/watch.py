@@ -43,6 +43,8 @@ class InputWatch:
     """That were copied and compared in them."""
     shared_from: Place | None = None
     """The first block since the last comparison that was not compared."""
+    compared_from: Place | None = None
+    """The first block from which on all were compared, and found as they should be."""
     _copying: float = 0.0
     """Seconds that the last copy took."""
     _before: list[Bits] | None = None
@@ -56,7 +58,7 @@ class InputWatch:
         """
         self._before = None
         if self.seconds + self._expected(block) > SHARE * self.stepping_seconds:
-            self.shared_from = self.shared_from or block.place
+            self.shared_from, self.compared_from = self.shared_from or block.place, None
             return block
         started, shown = time.thread_time(), block
         if apart:
@@ -85,17 +87,20 @@ class InputWatch:
         self.seconds += time.thread_time() - started + self._copying
         self.bytes += _bytes(block)
         if not wrote:
-            self.shared_from = None
+            self.shared_from, self.compared_from = None, self.compared_from or block.place
         return wrote
 
     def refuse(self, member: str) -> None:
         """End a member that wrote; raises MemberError, whose words say what it has done to others."""
-        neighbours = "its neighbours have seen nothing of it"
+        # Blocks before these may have been written into as well: what is found on one block may not show on another.
         if self.shared_from is not None:
             neighbours = (
-                "it had a copy this time, but members beside it may have been trained on what it wrote since sample "
-                f"{self.shared_from.start} of {self.shared_from.split} epoch {self.shared_from.epoch}"
+                "it had a copy this time, but members beside it may have been trained on what it wrote since "
+                f"{_words(self.shared_from)}, or before"
             )
+        else:
+            since = "" if self.compared_from is None else f" since {_words(self.compared_from)}"
+            neighbours = f"its neighbours have seen nothing of it{since}"
         raise MemberError(
             f"member {member!r} wrote into its input, which members share, though it did not on its first batches; {neighbours}. "
             "Clone the input before changing it."
@@ -106,6 +111,10 @@ class InputWatch:
         if not self.bytes:
             return CALL_SECONDS + _bytes(block) / BYTES_PER_SECOND
         return self.seconds / self.bytes * _bytes(block)
+
+
+def _words(place: Place) -> str:
+    return f"sample {place.start} of {place.split} epoch {place.epoch}"
 
 
 def _bytes(block: Block) -> int:
