@@ -21,7 +21,7 @@ from argosy.protocol.events import SearchBegan
 from argosy.results.failures import raise_failures, warn_of_failures, warn_of_trials
 from argosy.results.fold import RunState
 from argosy.results.report import Report
-from argosy.running.control.clones import inherit
+from argosy.running.control.clone import inherit
 from argosy.running.control.costs import Costs
 from argosy.running.control.driver import drive
 from argosy.running.control.profiling import measure

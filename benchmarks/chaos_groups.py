@@ -26,9 +26,9 @@ import evidence
 import living
 import pytest
 import torch
+from argosy.running.control.scheduler import LegScheduler
 from seats import all_alone, check, train
 
-from argosy.running.control.scheduler import LegScheduler
 from argosy.running.directory.audit import audit
 from argosy.running.launch import processes
 

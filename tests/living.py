@@ -19,10 +19,9 @@ from argosy.protocol.events import Used
 from argosy.protocol.trainer import Lost
 from argosy.results.fold import MemberState, RunState
 from argosy.running.control import additions, ending
-from argosy.running.control.driver import drive
-from argosy.running.control.recovery import Loss, Way
+from argosy.running.control.driver import Driver, drive
+from argosy.running.control.losses import Loss, Way
 from argosy.running.control.rehearsal import Rehearsed
-from argosy.running.control.scheduler import LegScheduler
 from argosy.running.control.verdicts import GO_ON, Fate, Judge, Verdict
 from argosy.running.directory import inbox
 from argosy.running.directory.audit import audit
@@ -178,15 +177,15 @@ def keep_all_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ending, "settle_files", only_links)
 
 
-def at_every_round(monkeypatch: pytest.MonkeyPatch, act: Callable[[LegScheduler], None]) -> None:
+def at_every_round(monkeypatch: pytest.MonkeyPatch, act: Callable[[Driver], None]) -> None:
     """Let something happen behind the driver's back, at the end of each round in which members train."""
-    before = LegScheduler.go_on
+    before = Driver.go_on
 
-    def go_on(scheduler: LegScheduler) -> None:
-        before(scheduler)
-        act(scheduler)
+    def go_on(driver: Driver) -> None:
+        before(driver)
+        act(driver)
 
-    monkeypatch.setattr(LegScheduler, "go_on", go_on)
+    monkeypatch.setattr(Driver, "go_on", go_on)
 
 
 class Dead:
@@ -204,9 +203,9 @@ class Dead:
         return Used(worker="dead", cpu_seconds=cpu_seconds, gauge=asdict(TrainerGauge()))
 
 
-def lose(scheduler: LegScheduler, device: str) -> None:
+def lose(driver: Driver, device: str) -> None:
     """The trainer of a run without processes is gone, with all that it was told and has not done."""
-    workers = scheduler.pool.workers
+    workers = driver.pool.workers
     assert isinstance(workers, InlineWorkers)
     workers.trainers[device] = Dead()  # type: ignore[assignment]
     workers.said.append((device, Lost(detail="in a test")))

@@ -22,7 +22,7 @@ from argosy.protocol.events import (
     Used,
 )
 from argosy.results.fold import FILES_KEPT, RunState
-from argosy.running.control.clones import newest_file
+from argosy.running.control.clone import newest_file
 
 SECTIONS = 3
 

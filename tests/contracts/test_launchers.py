@@ -23,7 +23,7 @@ import argosy
 from argosy.api import LAUNCHERS, forecast_cluster, profile
 from argosy.errors import MemberError, MemberFailed, PlanError, StudyError
 from argosy.protocol.events import MemberEnded
-from argosy.running.control.scheduler import LegScheduler
+from argosy.running.control.driver import Driver
 from argosy.running.directory.audit import audit
 from argosy.running.watch.view import Silent
 from argosy.stream.order import Digest
@@ -146,10 +146,10 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def test_time_limit_pauses_and_the_same_call_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: dict[str, Any], launcher: str
 ) -> None:
-    def days_pass(scheduler: LegScheduler) -> None:
+    def days_pass(driver: Driver) -> None:
         """As soon as somebody has ended an epoch."""
-        if any(member.sections for member in scheduler.state.members.values()):
-            scheduler.driver.began -= 1e6
+        if any(member.sections for member in driver.state.members.values()):
+            driver.run.began -= 1e6
 
     def train(**settings: Any) -> argosy.Report:
         study = studies.study(stop=studies.Unsure(4))

@@ -18,8 +18,8 @@ from argosy.protocol.events import MemberStarted
 from argosy.results.fold import RunState
 from argosy.running.control import tolerance
 from argosy.running.control.driver import Driver
-from argosy.running.control.recovery import Way
-from argosy.running.control.scheduler import LegScheduler
+from argosy.running.control.losses import Way
+from argosy.running.control.members import State
 from argosy.running.directory import inbox
 from argosy.running.launch import inline
 from argosy.running.launch.inline import Inline
@@ -89,13 +89,13 @@ def test_whatever_happens_members_equal_themselves_alone(
     run = tmp_path / "run"
     (tmp_path / "newcomers.py").write_text(LATE.format(epochs=draw.randint(1, 3 * sections) / sections))
 
-    def act(scheduler: LegScheduler) -> None:
-        if scheduler.driver.phase is Phase.TRAINING and draw.random() < 0.1:
-            scheduler.make_room()
-        if scheduler.driver.phase is Phase.TRAINING and draw.random() < faults:
-            scheduler.driver.faults.regroup(draw.choice([None, scheduler.legs[:1]]))
-        if scheduler.driver.phase is not Phase.OVER and draw.random() < losses:
-            living.lose(scheduler, f"cpu:{draw.randrange(3)}")
+    def act(driver: Driver) -> None:
+        if driver.run.phase is Phase.TRAINING and draw.random() < 0.1:
+            driver.carry_out.make_room()
+        if driver.run.phase is Phase.TRAINING and draw.random() < faults:
+            driver.faults.regroup(draw.choice([None, driver.legs.live[:1]]))
+        if driver.run.phase is not Phase.OVER and draw.random() < losses:
+            living.lose(driver, f"cpu:{draw.randrange(3)}")
         if orders and draw.random() < 0.05:
             command = orders.pop(draw.randrange(len(orders)))
             inbox.leave(run, {"command": command, "study": str(tmp_path / "newcomers.py"), "member": "odd"})
@@ -145,12 +145,12 @@ def test_a_fault_while_members_move_finds_each_of_them_once(tmp_path: Path, monk
     moving = living.policy(monkeypatch, living.Dealt(lambda member, asked: asked + (member == "odd")))
     seen = []
 
-    def act(scheduler: LegScheduler) -> None:
-        if scheduler.driver.phase is Phase.TRAINING and any(leg.boarding for leg in scheduler.legs):
-            seen.append(scheduler.legs[0].until)
-            scheduler.driver.faults.regroup()
-        elif scheduler.driver.phase is Phase.TRAINING and len(seen) < 2:
-            scheduler.make_room()
+    def act(driver: Driver) -> None:
+        if driver.run.phase is Phase.TRAINING and any(leg.starting for leg in driver.legs.live):
+            seen.append(driver.legs.live[0].until)
+            driver.faults.regroup()
+        elif driver.run.phase is Phase.TRAINING and len(seen) < 2:
+            driver.carry_out.make_room()
 
     living.at_every_round(monkeypatch, act)
     study = studies.study(90, val=11, fleet=fleet(), epochs=4)
@@ -171,11 +171,11 @@ def test_who_shared_a_stream_with_a_lost_trainer_goes_on(
     living.way_on(monkeypatch, lambda: way)
     lost: list[int] = []
 
-    def act(scheduler: LegScheduler) -> None:
-        done = scheduler.state.member("plain").sections
-        if scheduler.driver.phase is Phase.TRAINING and len(done) > len(lost) and len(lost) < 2:
+    def act(driver: Driver) -> None:
+        done = driver.state.member("plain").sections
+        if driver.run.phase is Phase.TRAINING and len(done) > len(lost) and len(lost) < 2:
             lost.append(len(done))
-            living.lose(scheduler, "cpu:0")
+            living.lose(driver, "cpu:0")
 
     living.at_every_round(monkeypatch, act)
     study = studies.study(90, val=11, fleet=fleet(), epochs=4, validations_per_epoch=sections)
@@ -236,12 +236,12 @@ def test_a_member_that_is_added_joins_the_stream_and_nobody_notices(
 ) -> None:
     living.trusting(monkeypatch)
     (tmp_path / "newcomers.py").write_text(LATE.format(epochs=2))
-    run, left, killed = tmp_path / "run", list[LegScheduler](), list[str]()
+    run, left, killed = tmp_path / "run", list[Driver](), list[str]()
 
-    def add(scheduler: LegScheduler) -> None:
-        if not left and any(member.sections for member in scheduler.state.members.values()):
+    def add(driver: Driver) -> None:
+        if not left and any(member.sections for member in driver.state.members.values()):
             inbox.leave(run, {"command": "add", "study": str(tmp_path / "newcomers.py")})
-            left.append(scheduler)
+            left.append(driver)
 
     class Killing(Silent):
         """Kills the trainer of the newcomer when it has come aboard, before anything is heard of a file of it."""
@@ -325,9 +325,9 @@ def test_who_is_told_to_stop_stops_wherever_it_is(tmp_path: Path, monkeypatch: p
     def is_there(driver: Driver) -> bool:
         odd = driver.state.member("odd")
         return {
-            "measured": driver.phase is Phase.MEASURING,
-            "waits": "odd" in driver.member_table.waiting and driver.phase is Phase.TRAINING,
-            "rests": "odd" in driver.member_table.resting,
+            "measured": driver.run.phase is Phase.MEASURING,
+            "waits": "odd" in driver.members.waiting and driver.run.phase is Phase.TRAINING,
+            "rests": "odd" in driver.members.resting,
             "trains": odd.status == "training" and odd.epochs == 1,
         }[where]
 
@@ -386,11 +386,11 @@ def test_who_is_told_to_stop_while_it_waits_to_board_stops(tmp_path: Path, monke
         monkeypatch, living.Dealt(lambda member, asked: member == "late" or (member == "odd" and asked > 1))
     )
 
-    def act(scheduler: LegScheduler) -> None:
-        boarding = [name for leg in scheduler.legs for waiting in leg.boarding.values() for name in waiting.start]
+    def act(driver: Driver) -> None:
+        starting = driver.members.having(State.STARTING)
         if not left:
             left.append(inbox.leave(run, {"command": "add", "study": str(tmp_path / "newcomers.py")}))
-        elif "late" in boarding and len(left) == 1:
+        elif "late" in starting and len(left) == 1:
             left.append(inbox.leave(run, {"command": "stop", "member": "late"}))
 
     living.at_every_round(monkeypatch, act)
@@ -414,11 +414,11 @@ def test_members_are_the_same_under_every_policy_that_shows_them_the_same_epochs
 def test_who_was_paused_just_before_the_end_of_an_epoch_is_measured_on_a_whole_block(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def days_pass(scheduler: LegScheduler) -> None:
+    def days_pass(driver: Driver) -> None:
         """As soon as the first block of two is trained on."""
-        feeders = scheduler.pool.workers.feeders.values()  # type: ignore[attr-defined]
-        if scheduler.driver.phase is Phase.TRAINING and any(feeder.gauge.prepared >= 168 for feeder in feeders):
-            scheduler.driver.began -= 1e6
+        feeders = driver.pool.workers.feeders.values()  # type: ignore[attr-defined]
+        if driver.run.phase is Phase.TRAINING and any(feeder.gauge.prepared >= 168 for feeder in feeders):
+            driver.run.began -= 1e6
 
     study = studies.study(fleet=[studies.member("adam", batch_size=50, accumulate=3)], epochs=1)
     with monkeypatch.context() as patched:

@@ -4,7 +4,7 @@ from collections.abc import Collection
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import studies
 from torch.optim import SGD
@@ -14,8 +14,11 @@ from argosy.cli.steer import _setting
 from argosy.protocol.events import Answered
 from argosy.results.fold import RunState
 from argosy.running.control.additions import Additions
-from argosy.running.control.clones import Clone, Clones
-from argosy.running.control.member_table import MemberTable
+from argosy.running.control.clone import Clone
+from argosy.running.control.clones import Clones
+from argosy.running.control.measurements import Measurements
+from argosy.running.control.positions import Positions
+from argosy.running.control.run import Run
 from argosy.running.directory.identity import Identity
 from argosy.running.launch.launcher import Job
 from argosy.settings import Settings
@@ -38,12 +41,18 @@ def cloned(*, warm: bool = False, source: argosy.Member = MLP, **changes: Any) -
 
 def asked(source: str = "mlp", name: str = "late", *, warm: bool = True, adding: Collection[str] = ()) -> None:
     """The same of a run that has one member, which has not ended an epoch, as the driver takes it up."""
-    driver = SimpleNamespace(study=study(members=[MLP]), state=RunState(), begun=True)
-    driver.additions = SimpleNamespace(names=adding)
-    driver.member_table = SimpleNamespace(check_new=lambda name: None)
-    driver.scheduler = SimpleNamespace(leg_of=lambda member: None)
-    driver.requests = SimpleNamespace(answer=lambda *_: None)
-    clones = Clones(driver)
+    one = study(members=[MLP])
+    members = SimpleNamespace(addition=lambda member: "1-add.json" if member in adding else "")
+    run = SimpleNamespace(
+        study=one,
+        state=RunState(),
+        begun=True,
+        members=members,
+        positions=SimpleNamespace(check_new=lambda name: None),
+        legs=SimpleNamespace(of=lambda member: None),
+        answer=lambda *_: None,
+    )
+    clones = Clones(cast(Run, run), cast(Additions, None))
     clones.ask("1-clone.json", {"member": source, "name": name, "set": {"optimizer.lr": 0.2}, "warm": warm})
     clones.look()
 
@@ -53,16 +62,16 @@ def of_somebody_gone() -> None:
     command = {"command": "clone", "member": "mlp", "name": "late", "set": {"optimizer.lr": 0.2}, "warm": False}
     state = RunState.of([Answered(file="1-clone.json", command=command, answer="added late")])
     other = study(members=[studies.member("other")])
-    MemberTable(Job(study=other, settings=Settings(), directory=Path(), lock=-1), state).begin()
+    Positions(Job(study=other, settings=Settings(), directory=Path(), lock=-1), state).begin()
 
 
 def once_more() -> None:
     """An added member is that of the run, seed and all."""
     twin = studies.member("twin", seed=3)
-    driver = SimpleNamespace(
+    run = SimpleNamespace(
         study=study(members=[studies.member("mlp", seed=3)]), identity=Identity(Path(), {}, ProcessState.here())
     )
-    Additions(driver)._check_twins([twin])
+    Additions(cast(Run, run), cast(Measurements, None))._check_alike([twin])
 
 
 def in_no_group() -> None:

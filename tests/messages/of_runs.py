@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import pytest
 import studies
@@ -21,8 +21,10 @@ from argosy.protocol.feeder import Opened
 from argosy.results.fold import RunState
 from argosy.running.control.additions import Additions
 from argosy.running.control.driver import Driver
-from argosy.running.control.member_table import MemberTable
+from argosy.running.control.measurements import Measurements
+from argosy.running.control.positions import Positions
 from argosy.running.control.rehearsal import Rehearsed
+from argosy.running.control.run import Run
 from argosy.running.control.tolerance import LOSSES, Tolerance
 from argosy.running.directory.anew import begin_anew
 from argosy.running.directory.audit import audit
@@ -69,7 +71,7 @@ def opened_elsewhere() -> None:
     """The second node has other data."""
     there = Opened(address="", lengths={"train": 21}, fingerprints={}, block_size=64, **SECONDS)
     here = Opened(address="", lengths={"train": 20}, fingerprints={}, block_size=64, **SECONDS)
-    Driver._check_same_data(SimpleNamespace(data=there), SimpleNamespace(node="node1"), here)
+    Driver._check_same_data(SimpleNamespace(run=SimpleNamespace(data=there)), SimpleNamespace(node="node1"), here)
 
 
 def ended() -> None:
@@ -95,10 +97,10 @@ def copied(text: str = "study = 3\n") -> StudyCopy:
 
 def added(rehearsed: Rehearsed) -> None:
     """An added file whose members are here already, as the driver takes it up."""
-    orders, member_table = SimpleNamespace(answer=lambda *_: None), SimpleNamespace(newcomers=lambda _: ())
-    additions = Additions(SimpleNamespace(requests=orders, member_table=member_table))
+    run = SimpleNamespace(positions=SimpleNamespace(newcomers=lambda _: ()), answer=lambda *_: None)
+    additions = Additions(cast(Run, run), cast(Measurements, None))
     text = "import argosy, studies\nstudy = studies.study(fleet=[studies.member('mlp')])\n"
-    additions._copies["1-add.json"], additions._commands["1-add.json"] = copied(text), {}
+    additions._copies["1-add.json"] = copied(text)
     additions._take_up("1-add.json", rehearsed)
 
 
@@ -245,7 +247,7 @@ def left_out() -> None:
     """A member that has trained before."""
     state = RunState()
     state.member("vit").assign(0, 0)
-    MemberTable(Job(study=study(), settings=Settings(), directory=RUN, lock=-1), state).check_new("vit")
+    Positions(Job(study=study(), settings=Settings(), directory=RUN, lock=-1), state).check_new("vit")
 
 
 def equal_failures() -> None:

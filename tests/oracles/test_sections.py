@@ -10,7 +10,7 @@ import pytest
 import studies
 
 import argosy
-from argosy.running.control.scheduler import LegScheduler
+from argosy.running.control.driver import Driver
 from argosy.running.watch.phase import Phase
 from argosy.stream.blocks import Block
 from argosy.training.trainer.units import Unit
@@ -54,13 +54,13 @@ def test_a_run_goes_on_from_any_section(tmp_path: Path, monkeypatch: pytest.Monk
     argosy.train(study, directory=tmp_path / "whole", launcher="inline", block_size=16, devices="cpu:2")
     seen = [0]
 
-    def cut_off(scheduler: LegScheduler) -> None:
-        sections = sum(len(member.sections) for member in scheduler.state.members.values())
-        if scheduler.driver.phase is Phase.TRAINING and sections > seen[0]:
+    def cut_off(driver: Driver) -> None:
+        sections = sum(len(member.sections) for member in driver.state.members.values())
+        if driver.run.phase is Phase.TRAINING and sections > seen[0]:
             seen[0] = sections
             if killed:
                 raise Cut
-            scheduler.driver.requests.want_pause("cut off")
+            driver.requests.want_pause("cut off")
 
     living.at_every_round(monkeypatch, cut_off)
     runs, status = 0, ""

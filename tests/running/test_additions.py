@@ -15,8 +15,8 @@ from family import Run
 import argosy
 from argosy.errors import RunError
 from argosy.running.control import rehearsal
+from argosy.running.control.driver import Driver
 from argosy.running.control.rehearsal import Rehearsal, Rehearsed
-from argosy.running.control.scheduler import LegScheduler
 from argosy.running.directory import inbox
 from argosy.running.directory.audit import audit
 from argosy.running.directory.study_copy import StudyCopy
@@ -119,7 +119,7 @@ def test_what_cannot_join_is_refused_in_the_answer_and_what_can_is_read_from_its
     )
     left: list[Any] = []
 
-    def act(scheduler: LegScheduler) -> None:
+    def act(driver: Driver) -> None:
         if not left:
             for name, text in texts.items():
                 file = tmp_path / f"{name}.py"
@@ -129,7 +129,7 @@ def test_what_cannot_join_is_refused_in_the_answer_and_what_can_is_read_from_its
             (run / "commands" / "0-noise.json").write_text("{")
             (run / "commands" / "1-dance.json").write_text('{"command": "dance"}')
             (run / "commands" / "2-add.json").write_text('{"command": "add", "study": "/etc/passwd"}')
-        elif len(left) == len(texts) and "late" in scheduler.driver.additions.names:
+        elif len(left) == len(texts) and driver.members.addition("late"):
             left.append(inbox.leave(run, {"command": "stop", "member": "late"}))
             clone = {"member": "late", "name": "later", "set": {"optimizer.lr": 0.1}, "warm": False}
             inbox.leave(run, {"command": "clone", **clone})
@@ -147,10 +147,10 @@ def test_what_cannot_join_is_refused_in_the_answer_and_what_can_is_read_from_its
     assert answers["stop"] == "refused: late is being added; stop it when that is answered."
     assert answers["clone"] == "refused: member 'late' is being added; clone it when that is answered."
     assert answers["dance"].startswith(
-        "refused: nobody understands 'dance'; commands are stop, with a member, add and clone."
+        "refused: unknown command 'dance'; commands are stop, with a member, add and clone."
     )
     assert answers["/etc/passwd"].endswith("names no copy of a study file: use argosy add.")
-    assert any("nobody understands" in answer and "Expecting" in answer for answer in answers.values())
+    assert any("unknown command" in answer and "Expecting" in answer for answer in answers.values())
     assert "TypeError" in (run / "members" / "factory" / "log.txt").read_text()
     state, late = living.state_of(run), studies.member("late", batch_size=9, hidden=8)
     assert {name: member.status for name, member in state.members.items() if member.sections} == {

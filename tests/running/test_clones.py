@@ -20,8 +20,8 @@ import argosy
 from argosy.errors import RunError, StudyError
 from argosy.protocol.events import Checkpoint, Cloned, SectionEnded
 from argosy.results.fold import MemberState, RunState
-from argosy.running.control.clones import Clone, newest_file
-from argosy.running.control.scheduler import LegScheduler
+from argosy.running.control.clone import Clone, newest_file
+from argosy.running.control.driver import Driver
 from argosy.running.directory import inbox
 from argosy.running.directory.audit import audit
 from argosy.running.directory.study_json import NEWCOMERS, found_study, summarize, write_json
@@ -43,8 +43,8 @@ def asking(
     living.trusting(monkeypatch)
     left: list[str] = []
 
-    def act(scheduler: LegScheduler) -> None:
-        if not left and len(scheduler.driver.state.member("one").sections) >= after:
+    def act(driver: Driver) -> None:
+        if not left and len(driver.state.member("one").sections) >= after:
             left.extend(inbox.leave(run, {"command": "clone", **command}) for command in commands)
             left.extend(inbox.leave(run, command) for command in (also,) if command)
 
@@ -389,7 +389,7 @@ def test_members_that_would_be_the_same_bit_for_bit_are_refused(
     }.items():
         (tmp_path / f"{name}.py").write_text(head.format(member))
 
-    def act(scheduler: LegScheduler) -> None:
+    def act(driver: Driver) -> None:
         if not left:
             left.extend(
                 inbox.leave(run, {"command": "add", "study": str(tmp_path / f"{name}.py")})
@@ -415,8 +415,8 @@ def test_a_source_whose_file_is_damaged_or_gone_is_not_cloned(tmp_path: Path, mo
     done = studies.member("done", optimizer=RATE, stop=argosy.MaxEpochs(1))
     asked = dataclasses.replace(asked, members=[done, *asked.members])
 
-    def act(scheduler: LegScheduler) -> None:
-        state = scheduler.driver.state
+    def act(driver: Driver) -> None:
+        state = driver.state
         if state.member("done").status != "done" or len(answers(run)) < len(left):
             return
         file = run / "members/done" / state.member("done").saved[-1].file

@@ -20,7 +20,8 @@ from torch.optim import SGD
 
 import argosy
 from argosy.running.control import faults
-from argosy.running.control.scheduler import LegScheduler
+from argosy.running.control.driver import Driver
+from argosy.running.directory import inbox
 from argosy.running.launch import processes
 from argosy.training.choice.fusion_group import FusionGroup
 from argosy.training.programs.shard.parallel import Group, Sum
@@ -124,9 +125,9 @@ def test_a_lost_rank_is_replaced(
     monkeypatch.setattr(processes, "LOOK_SECONDS", 0.1)
     hurt: list[int] = []
 
-    def hurts(scheduler: LegScheduler) -> None:
-        workers: Any = scheduler.pool.workers
-        if not hurt and len(scheduler.state.member("wide").sections) >= 2:
+    def hurts(driver: Driver) -> None:
+        workers: Any = driver.pool.workers
+        if not hurt and len(driver.state.member("wide").sections) >= 2:
             hurt.append(workers.workers[device].pid)
             os.kill(hurt[0], number)
 
@@ -141,9 +142,9 @@ def test_a_run_that_was_paused_goes_on_in_the_same_shares(
 ) -> None:
     with monkeypatch.context() as patched:
 
-        def pauses(scheduler: LegScheduler) -> None:
-            if scheduler.state.member("wide").sections:
-                scheduler.driver.requests.want_pause("a test")
+        def pauses(driver: Driver) -> None:
+            if driver.state.member("wide").sections:
+                driver.requests.want_pause("a test")
 
         living.at_every_round(patched, pauses)
         report = train(tmp_path, patched, first)
@@ -248,9 +249,9 @@ def test_members_on_devices_of_two_nodes_become_what_they_are_alone_though_a_ran
 ) -> None:
     hurt: list[int] = []
 
-    def hurts(scheduler: LegScheduler) -> None:
-        workers: Any = scheduler.pool.workers
-        if not hurt and len(scheduler.state.member("wide").sections) >= 2:
+    def hurts(driver: Driver) -> None:
+        workers: Any = driver.pool.workers
+        if not hurt and len(driver.state.member("wide").sections) >= 2:
             hurt.append(workers.workers["node1/cpu:0"].pid)
             os.kill(hurt[0], signal.SIGKILL)
 
@@ -269,9 +270,9 @@ def test_a_member_on_several_devices_is_stopped_by_command(
     living.trusting(monkeypatch)
     told: list[Any] = []
 
-    def stops(scheduler: LegScheduler) -> None:
-        if not told and scheduler.state.member("wide").sections:
-            told.append(scheduler.driver.requests._stop("wide", "c0.json", {"command": "stop", "member": "wide"}))
+    def stops(driver: Driver) -> None:
+        if not told and driver.state.member("wide").sections:
+            told.append(inbox.leave(tmp_path, {"command": "stop", "member": "wide"}))
 
     living.at_every_round(monkeypatch, stops)
     members = [

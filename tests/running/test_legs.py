@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 
 from argosy.plans import Flotilla, Placement
 from argosy.protocol.feeder import Credit, Hold, Leg
-from argosy.running.control.legs import Change, LiveLeg, difference, reseated
+from argosy.running.control.legs import Change, Gate, LiveLeg, difference, placed_anew
 from argosy.stream.blocks import Place
 from argosy.stream.course import Course
 
 NAMES = st.lists(st.sampled_from("abcdefgh"), unique=True, max_size=6)
 DEVICES = ("d0", "d1", "d2")
+PLANNED = Flotilla(placements=(Placement(member="m", devices=("d0",), seconds_per_sample=1.0),))
 
 
 @st.composite
@@ -30,7 +31,7 @@ def assignments(draw: st.DrawFn) -> dict[str, list[str]]:
 def test_a_difference_leads_to_what_is_wanted_and_names_nobody_else(
     now: dict[str, list[str]], wanted: dict[str, list[str]]
 ) -> None:
-    changes, leg = difference(now, wanted), LiveLeg(number=0, feeders=(), until=0)
+    changes, leg = difference(now, wanted), LiveLeg(number=0, flotilla=PLANNED, feeders=(), until=0)
     for device, members in now.items():
         leg.change(device, 0, Change(start=tuple(members)))
     for device, change in changes.items():
@@ -69,7 +70,7 @@ def test_who_is_carried_together_by_others_or_in_other_shares_starts_anew() -> N
         ("moves", {"d1": 1.0}),
         ("stays", whole),
     )
-    anew = reseated(now, wanted)
+    anew = placed_anew(now, wanted)
     assert anew == {"shares", "parts", "joins"}
     changes = difference(
         {"d0": ["same", "shares"], "d1": ["same", "shares"]}, {"d0": ["same", "shares"], "d1": ["shares", "same"]}, anew
@@ -102,7 +103,7 @@ class World:
         self.orders: dict[str, deque[Credit | Hold]] = {name: deque() for name in self.feeders}
         self.answers: dict[str, deque[int]] = {name: deque() for name in self.feeders}
         first = draw.randrange(3) * self.per_epoch
-        self.leg = LiveLeg(number=7, feeders=tuple(self.feeders), until=first)
+        self.leg = LiveLeg(number=7, flotilla=PLANNED, feeders=tuple(self.feeders), until=first)
         self.ends: dict[str, int] = {}
         """By member: the section before which it is to end, whatever happens."""
         self.assignment, self.barriers = 0, 0
@@ -161,7 +162,7 @@ class World:
     def go_on(self) -> None:
         leg = self.leg
         if not leg.at_barrier:
-            if not leg.holding and leg.reach(turns=None) > leg.until:
+            if leg.gate is Gate.OPEN and leg.reach(turns=None) > leg.until:
                 self._allow(leg.reach(turns=None))
             return
         self.barriers += 1
@@ -169,7 +170,7 @@ class World:
             trainer = self.trainers[device]
             assert all(place.section < leg.until for place, _ in trainer.blocks), "somebody has not seen all"
             assert set(trainer.members.values()) == {leg.until}
-        leg.holding = False
+        leg.gate = Gate.OPEN
         for name in [name for name in leg.members if self.ends[name] == leg.until]:
             (device,) = leg.devices_of(name)
             leg.remove(name)

@@ -23,7 +23,7 @@ import argosy
 from argosy.cluster import Cluster
 from argosy.errors import MemberFailed
 from argosy.protocol.trainer import Measure
-from argosy.running.control.scheduler import LegScheduler
+from argosy.running.control.driver import Driver
 from argosy.running.directory import inbox
 from argosy.running.launch import inline
 from argosy.running.launch.inline import Inline, InlineWorkers
@@ -94,7 +94,7 @@ def test_who_was_to_measure_it_is_lost_and_another_one_does(
             lose(workers, device)
 
     at_measuring(monkeypatch, act)
-    living.at_every_round(monkeypatch, lambda scheduler: add(late="studies.member('late', hidden=9)"))
+    living.at_every_round(monkeypatch, lambda driver: add(late="studies.member('late', hidden=9)"))
     living.run(fleet(), tmp_path / "run", devices="cpu:1", block_size=16)
     assert (lost, answers(tmp_path / "run")) == (["cpu:0"], {"late": "added late"})
     assert came_while_others_trained(tmp_path / "run", "late")
@@ -105,8 +105,8 @@ def test_where_those_leave_beside_whom_it_was_to_be_measured_it_is_measured_besi
 ) -> None:
     asked: list[str] = []
 
-    def act(scheduler: LegScheduler) -> None:
-        feeder = next(iter(scheduler.pool.workers.feeders.values()))  # type: ignore[attr-defined]
+    def act(driver: Driver) -> None:
+        feeder = next(iter(driver.pool.workers.feeders.values()))  # type: ignore[attr-defined]
         place = feeder.course.peek()
         if place is not None and place.split == "train" and place.last:
             add(late="studies.member('late', hidden=9)")
@@ -128,7 +128,7 @@ def test_where_one_that_stood_for_others_is_refused_they_are_measured_themselves
 ) -> None:
     bad = "studies.member('bad', hidden=8, model=studies.partial(studies.Mlp, width=3))"
     both = {"half": f"studies.member('stands', hidden=9), {bad}", "late": "studies.member('late', hidden=9)"}
-    living.at_every_round(monkeypatch, lambda scheduler: add(**both))
+    living.at_every_round(monkeypatch, lambda driver: add(**both))
     living.run(fleet(), tmp_path / "run", devices="cpu:1", block_size=16)
     said = answers(tmp_path / "run")
     assert (said["half"].startswith("refused: member 'bad' failed"), said["late"]) == (True, "added late")
@@ -147,7 +147,7 @@ def test_one_that_takes_its_trainer_with_it_is_refused_the_second_time_and_nobod
 
     both = {"bad": "studies.member('bad', hidden=9)", "good": "studies.member('good', hidden=10)"}
     at_measuring(monkeypatch, act)
-    living.at_every_round(monkeypatch, lambda scheduler: add(**both))
+    living.at_every_round(monkeypatch, lambda driver: add(**both))
     run = tmp_path / "run"
     living.run(fleet("one", "two"), run, devices="cpu:2", block_size=16)
     assert lost == [("bad", "good"), ("bad",)]
@@ -181,9 +181,9 @@ def test_one_that_has_no_room_beside_others_is_measured_when_they_have_ended(
 ) -> None:
     asked: list[str] = []
 
-    def act(scheduler: LegScheduler) -> None:
+    def act(driver: Driver) -> None:
         add(large="studies.member('large', model=here.Large)")
-        OTHERS_TRAIN.set(any(name != "large" for leg in scheduler.legs for name in leg.members))
+        OTHERS_TRAIN.set(any(name != "large" for leg in driver.legs.live for name in leg.members))
 
     at_measuring(monkeypatch, lambda _, device, members: asked.extend([device] * ("large" in members)))
     living.at_every_round(monkeypatch, act)
@@ -215,7 +215,7 @@ def test_one_that_is_larger_than_every_device_is_refused(
     """Beside others, or when these have ended."""
     (profile,) = argosy.api.profile(fleet(), launcher=Inline()).profiles
     small(monkeypatch, 4 * profile.memory_bytes)
-    living.at_every_round(monkeypatch, lambda scheduler: add(big="studies.member('big', hidden=20_000)"))
+    living.at_every_round(monkeypatch, lambda driver: add(big="studies.member('big', hidden=20_000)"))
     report = living.run(fleet(epochs=epochs), tmp_path / "run", devices="cpu:1")
     said = answers(tmp_path / "run")["big"]
     assert said.startswith("refused: member 'big' needs ")
@@ -251,8 +251,8 @@ def test_a_trial_that_is_measured_beside_others_can_be_stopped(tmp_path: Path, m
     study, left = fakes.fleet(3, 2), list[str]()
     first, late = fakes.names_of(2)
 
-    def act(scheduler: LegScheduler) -> None:
-        if late in scheduler.leg_starts.newcomers and not left:
+    def act(driver: Driver) -> None:
+        if late in driver.members.new and not left:
             left.append(inbox.leave(tmp_path, {"command": "stop", "member": late}))
 
     living.at_every_round(monkeypatch, act)

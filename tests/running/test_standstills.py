@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
+from argosy.plans import Flotilla, Placement
 from argosy.running.control.hangs import LOOKS
 from argosy.running.control.legs import Change, LiveLeg
 from argosy.running.control.standstills import Standstills
@@ -12,6 +13,8 @@ from argosy.stream.heartbeat import Heartbeat, Sign
 SECONDS = 8.0
 TOGETHER = {("a", "b"): ("feeder", "a", "b", "c")}
 """Two devices that carry members together, and one of the same leg that does not."""
+
+PLANNED = Flotilla(placements=(Placement(member="m", devices=("d0",), seconds_per_sample=1.0),))
 
 
 def waits(step: int = 5) -> Sign:
@@ -99,7 +102,7 @@ def test_a_heartbeat_shows_that_it_waits_and_is_not_busy() -> None:
 
 
 def test_devices_are_together_that_wait_for_the_same_others() -> None:
-    leg = LiveLeg(number=0, feeders=(), until=0)
+    leg = LiveLeg(number=0, flotilla=PLANNED, feeders=(), until=0)
     assignments = {"a": ("x", "whole"), "b": ("x", "y"), "c": ("y",), "d": ("z", "other"), "e": ("z",), "f": ("alone",)}
     for device, members in assignments.items():
         leg.change(device, 1, Change(start=members))

@@ -8,7 +8,7 @@ import fakes
 import living
 import pytest
 
-from argosy.running.control.scheduler import LegScheduler
+from argosy.running.control.driver import Driver
 from argosy.running.directory import inbox
 from argosy.running.watch.phase import Phase
 
@@ -26,7 +26,7 @@ def test_while_newcomers_are_measured_as_nobody_else_trains(tmp_path: Path, monk
     late = fakes.Brings(study.members[1:], after=A)
     asked = fakes.replace(study, members=study.members[:1])
     living.at_every_round(
-        monkeypatch, lambda scheduler: phases.append(scheduler.driver.phase) if scheduler.leaving else None
+        monkeypatch, lambda driver: phases.append(driver.run.phase) if driver.members.leaving else None
     )
     workers, state = fakes.drive_fakes(asked, tmp_path, monkeypatch, {A: ["d1"]}, doomed=A, bringers=[late])
     assert (workers.vanished, phases[0]) == (["d1"], Phase.MEASURING)
@@ -38,9 +38,9 @@ def test_while_newcomers_are_measured_as_nobody_else_trains(tmp_path: Path, monk
 
 
 def test_while_another_leg_regroups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def act(scheduler: LegScheduler) -> None:
-        if A in scheduler.leaving and not scheduler.driver.state.lost:
-            scheduler.driver.faults.regroup(scheduler.legs)
+    def act(driver: Driver) -> None:
+        if A in driver.members.leaving and not driver.state.lost:
+            driver.faults.regroup(driver.legs.live)
 
     living.at_every_round(monkeypatch, act)
     study = fakes.fleet(1, 4)
@@ -63,8 +63,8 @@ def test_which_it_carried_together_with_others(tmp_path: Path, monkeypatch: pyte
     living.trusting(monkeypatch)
     left: list[str] = []
 
-    def act(scheduler: LegScheduler) -> None:
-        if not left and scheduler.legs:
+    def act(driver: Driver) -> None:
+        if not left and driver.legs.live:
             words = {"member": C, "name": "m7", "set": {"optimizer.lr": 0.2}, "warm": True}
             left.append(inbox.leave(tmp_path, {"command": "clone", **words}))
 

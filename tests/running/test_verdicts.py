@@ -14,7 +14,7 @@ from searches import outcome, tune
 
 import argosy
 from argosy.results.fold import RunState
-from argosy.running.control.scheduler import LegScheduler
+from argosy.running.control.driver import Driver
 from argosy.running.control.verdicts import GO_ON, Fate, Rules, Verdict, judge
 
 VERDICTS = st.builds(Verdict, st.sampled_from(Fate), st.sampled_from(["", "a", "b"]), st.integers(1, 5))
@@ -63,9 +63,9 @@ LATER = {"scheduler": "random", "n_trials": 4, "max_epochs": 2, "at_once": 2, "n
 def test_a_search_that_is_paused_as_the_trials_at_hand_end_is_not_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def days_pass(scheduler: LegScheduler) -> None:
-        if len(scheduler.leaving) == 2:
-            scheduler.driver.began -= 1e6
+    def days_pass(driver: Driver) -> None:
+        if len(driver.members.leaving) == 2:
+            driver.run.began -= 1e6
 
     with monkeypatch.context() as patched:
         living.at_every_round(patched, days_pass)

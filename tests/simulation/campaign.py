@@ -10,15 +10,13 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 
+from argosy.running.control.members import State
 from simulation.runs import Outcome, play
 from simulation.scenario import drawn, shrunk
 
 __all__ = ["PLACES", "Covered", "main", "played"]
 
-PLACES = (
-    *("waiting", "joining", "starting", "assigned", "moving", "leaving", "resting", "recovering", "regrouping"),
-    "ended",
-)
+PLACES = tuple(State)
 """Where a member is."""
 EVENTS = (
     *("SectionReport", "Progress", "Measured", "Opened", "Held", "Paused", "OutOfMemory", "Fed"),

@@ -8,50 +8,41 @@ from typing import Any
 
 from argosy.results.fold import MemberState, RunState
 from argosy.running.control.driver import Driver
+from argosy.running.control.members import State
 from argosy.running.directory.journal import read_journal
 from simulation.counting import weight_after
 from simulation.scenario import Scenario
 
-__all__ = ["ends_well", "holds", "place_of"]
+__all__ = ["agrees", "ends_well", "holds"]
 
 ENDED = ("done", "stopped", "failed", "diverged")
 
 
-def place_of(driver: Driver, name: str, unfinished: Collection[str]) -> str:
-    """Where a member is, as the driver has it spread over its parts; raises AssertionError where it is nowhere or in two places."""
-    scheduler, table = driver.scheduler, driver.member_table
-    legs = [leg for leg in scheduler.legs if leg.devices_of(name)]
+def agrees(driver: Driver, name: str) -> State:
+    """The state of a member; raises AssertionError where its legs and the journal do not say the same."""
+    state, leaving = driver.members.state(name), driver.members.leaves(name)
+    legs = [leg for leg in driver.legs.live if leg.devices_of(name)]
     assert len(legs) < 2, f"{name} is in two legs"
-    ended = driver.state.member(name).status in ENDED and name not in unfinished
-    leaving = scheduler.leaving.get(name)
-    places = {
-        "ended": ended and name not in driver.faults.afloat,
-        "resting": name in table.resting,
-        "regrouping": name in driver.faults.afloat,
-        "moving": bool(legs) and leaving is not None and leaving.verdict is None,
-        "leaving": leaving is not None and not (legs and leaving.verdict is None),
-        "assigned": bool(legs) and leaving is None,
-        "joining": name in scheduler.leg_starts.newcomers,
-        "waiting": name in table.waiting,
-    }
-    found = [place for place, there in places.items() if there]
-    if "assigned" in found and any(name in one.start for one in legs[0].boarding.values()):
-        found = ["starting" if place == "assigned" else place for place in found]
-    if "regrouping" in found:
-        return "regrouping"  # where it goes from there is settled when all are saved
-    if found == ["starting", "waiting"]:
-        return "starting"
-    if found == ["joining", "waiting"] and driver.phase.name == "MEASURING":
-        return "joining"
-    if found == ["waiting"] and name in (scheduler.recovering.apart | scheduler.recovering.meets.keys()):
-        return "recovering"
-    assert len(found) == 1, f"{name} is {' and '.join(found) or 'nowhere'}, in phase {driver.phase.name}"
-    return found[0]
+    starts = bool(legs) and any(name in one.start for one in legs[0].starting.values())
+    told = f"{name} is {state}, and {'in' if legs else 'not in'} a leg"
+    if state in (State.STARTING, State.ASSIGNED, State.MOVING):
+        assert legs, told
+    elif state is not State.REGROUPING:
+        assert not legs, told
+    if state in (State.STARTING, State.MOVING):
+        assert starts, f"{name} is {state}, and no assignment waits for it"
+    assert (leaving is not None) == (state in (State.MOVING, State.LEAVING)), f"{name} is {state} and has {leaving}"
+    status = driver.state.member(name).status
+    if state is State.ENDED:
+        assert status in ENDED, f"{name} has ended, and is {status} in the journal"
+    elif status in ENDED:
+        assert name in driver.run.positions.unfinished(), f"{name} is {state}, and {status} in the journal"
+    return state
 
 
-def holds(driver: Driver) -> dict[str, str]:
+def holds(driver: Driver) -> dict[str, State]:
     """Raise AssertionError for what does not, after a round; returns where each member is."""
-    devices = [device for leg in driver.scheduler.legs for device in leg.devices]
+    devices = [device for leg in driver.legs.live for device in leg.devices]
     assert len(devices) == len(set(devices)), f"a device is in two legs: {devices}"
     workers: Any = driver.pool.workers
     stepped = Counter(
@@ -59,10 +50,10 @@ def holds(driver: Driver) -> dict[str, str]:
     )
     twice = [name for name, count in stepped.items() if count > 1]
     assert not twice, f"two trainers have {twice}"
-    if driver.phase.name in ("OPENING", "OVER"):
+    if driver.run.phase.name in ("OPENING", "OVER"):
         return {}
-    unfinished = driver.member_table.unfinished()
-    return {name: place_of(driver, name, unfinished) for name in driver.study.names}
+    assert sorted(driver.members.having(*State)) == sorted(driver.run.study.names), "the table has other members"
+    return {name: agrees(driver, name) for name in driver.run.study.names}
 
 
 def ends_well(scenario: Scenario, directory: Path, names: Collection[str], excused: set[str]) -> Iterator[str]:

@@ -10,13 +10,15 @@ from typing import Any
 
 from argosy import planning
 from argosy.running.control import ending
+from argosy.running.control.carry_out import CarryOut
 from argosy.running.control.driver import Driver
 from argosy.running.control.faults import Faults
 from argosy.running.control.leg_starts import LegStarts
 from argosy.running.control.legs import LiveLeg
-from argosy.running.control.member_table import MemberTable
-from argosy.running.control.recovering import Recovering
-from argosy.running.control.scheduler import LegScheduler
+from argosy.running.control.measurements import Measurements
+from argosy.running.control.members import Members
+from argosy.running.control.outcomes import Outcomes
+from argosy.running.control.positions import Positions
 from argosy.running.directory.journal import Journal
 from argosy.running.launch import worker
 from argosy.training.member.files import KeptFiles
@@ -74,7 +76,7 @@ PLANTED = (
     ),
     Planted(
         "a feeder waits for a trainer whose member had ended before it was lost",
-        Recovering._remove,
+        CarryOut._remove,
         "(removed or device in leg.readers)",
         "removed",
         "5a0bebf",
@@ -89,30 +91,30 @@ PLANTED = (
     ),
     Planted(
         "a resting member whose measuring trainer was lost is never known",
-        LegStarts.measure_unknown,
-        "self.newcomers.union(self.member_table.waiting)",
-        "self.newcomers",
+        Measurements.measure_unknown,
+        "new.union(self.members.waiting)",
+        "new",
         "5a0bebf",
         3552,
     ),
     Planted(
         "a member that waits to be known hears nothing of one like it that was measured",
-        LegStarts.measured,
-        "not unknown <= measuring.missing",
+        Measurements.measured,
+        "not unknown <= self.measuring.missing",
         "message.member in unknown",
         "",
     ),
     Planted(
         "a feeder that is lost before it has opened the data is not started again",
         Faults.lost,
-        "self.driver.pool.free_team(self.driver.pool.devices, ())",
+        "self.pool.free_team(self.pool.devices, ())",
         "pass",
         "9497b67",
         301,
     ),
     Planted(
         "a trainer that was started again hears whom to step before it reads from its feeder",
-        LegScheduler.board,
+        CarryOut._start,
         "self.pool.attach(leg.feeders, device)",
         "pass",
         "fe4ee7b",
@@ -120,15 +122,15 @@ PLANTED = (
     ),
     Planted(
         "who is told to stop while it waits to board is trained to its end",
-        LegScheduler.board,
-        "if told:",
+        CarryOut._start,
+        "if stopped:",
         "if False:",
         "fefc2eb",
     ),
     Planted(
         "who waits to board boards in the middle of a regrouping",
         Faults.regroup,
-        "leg.boarding.clear()",
+        "leg.starting.clear()",
         "pass",
         "ddd80b0",
     ),
@@ -148,8 +150,8 @@ PLANTED = (
     ),
     Planted(
         "a member that had trained enough when its driver was killed is forgotten by the next one",
-        Driver.run,
-        "self.faults.settle_earlier()",
+        Driver.drive,
+        "self.outcomes.settle_earlier()",
         "pass",
         "7ffcbd7",
         138,
@@ -163,46 +165,37 @@ PLANTED = (
         138,
     ),
     Planted(
-        "a pause just before the data are open is lost",
-        Driver._opened,
-        "if self.phase is Phase.OPENING:",
-        "if True:",
-        "4983b21",
-        251,
-    ),
-    Planted(
         "members that were leaving a trainer that is lost while others are measured wait for ever",
         Faults.lost,
-        "self._settle(name)",
+        "self.outcomes.settle(name)",
         "pass",
         "14bb73e",
     ),
     Planted(
         "resting members do not outlive their driver",
-        MemberTable.begin,
-        "self.waiting = [name for name in self.unfinished() if name not in self.resting]",
-        "self.waiting = [name for name in self.unfinished() if not self.state.member(name).sections]",
+        Members.begin,
+        "State.RESTING if name in resting",
+        "State.ENDED if name in resting",
         "f0e3e3d",
-        3,
+        17,
     ),
     Planted(
         "members that were being saved when their leg regrouped are still to leave it",
-        LegScheduler.clear,
-        "self.leaving.pop(name, None)",
-        "pass",
+        Faults.regroup,
+        "[*leaving, *(name for leg in new for name in leg.members)]",
+        "[name for leg in new for name in leg.members]",
         "14bb73e",
     ),
     Planted(
         "a member that ends while it is leaving is still to leave",
-        LegScheduler.ended,
-        "self.leaving.pop(member, None) is not None",
-        "False",
+        Outcomes.end,
+        "self.members.end(member)",
+        "self.members.leaves(member) or self.members.end(member)",
         "14bb73e",
-        204,
     ),
     Planted(
         "a member joins a leg with an epoch of the stream that is behind it",
-        MemberTable._begun,
+        Positions._first_unbegun,
         "p.stream_epoch + (not p.at_an_epochs_end)",
         "p.stream_epoch - 1",
         "",

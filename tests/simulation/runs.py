@@ -104,7 +104,7 @@ def play(scenario: Scenario) -> Outcome:
     try:
         with _replaced(world, script, disk):
             _drivers(scenario, directory, world, script, disk, outcome)
-            outcome.wrong += ends_well(scenario, directory, script.driver.study.names, script.excused)
+            outcome.wrong += ends_well(scenario, directory, script.driver.run.study.names, script.excused)
             outcome.journal = _digest(directory)
     except AssertionError as error:
         outcome.wrong.append(str(error))
@@ -162,8 +162,7 @@ def _drive(scenario: Scenario, directory: Path, world: World, script: Script, ou
         workers = SimulatedWorkers(world, script, job, _terms(scenario))
         driving.drive(job, cluster, workers, journal, state, Silent(), judges=judges)
     assert not workers.there, f"workers are left: {list(workers.there)}"
-    table = script.driver.member_table
-    return bool(table.unfinished())
+    return bool(script.driver.run.positions.unfinished())
 
 
 class Watched(driving.Driver):
@@ -178,8 +177,10 @@ class Watched(driving.Driver):
         super()._round()
         self.outcome.rounds += 1
         self._since = self._since or time.monotonic()
-        assert time.monotonic() - self._since < PATIENCE_SECONDS, f"no end after an hour, in phase {self.phase.name}"
-        assert self.outcome.rounds < MOST_ROUNDS, f"rounds without an end, in phase {self.phase.name}"
+        assert time.monotonic() - self._since < PATIENCE_SECONDS, (
+            f"no end after an hour, in phase {self.run.phase.name}"
+        )
+        assert self.outcome.rounds < MOST_ROUNDS, f"rounds without an end, in phase {self.run.phase.name}"
         self.places = holds(self)
 
     def _hear(self, worker: str, message: Any) -> None:

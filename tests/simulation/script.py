@@ -128,17 +128,17 @@ class Script:
 
     def _ask(self, workers: SimulatedWorkers, kind: str) -> None:
         driver, chance = self.driver, self.world.random
-        names = list(driver.study.names)
+        names = list(driver.run.study.names)
         if kind == "pause":
             driver.requests.want_pause("as the script wants")
         elif kind == "end":
             self.excused.add(name := chance.choice(names))
-            leave(driver.directory, {"command": "stop", "member": name})
+            leave(driver.run.directory, {"command": "stop", "member": name})
         elif kind in ("clone", "warm clone"):
             command = {"member": chance.choice(names), "name": f"c{self.seen['round']}", "set": {"optimizer.lr": 0.2}}
-            leave(driver.directory, {"command": "clone", "warm": kind == "warm clone", **command})
+            leave(driver.run.directory, {"command": "clone", "warm": kind == "warm clone", **command})
         elif kind == "node goes":
-            there = [node.name for node in driver.cluster.nodes if node.name not in workers.gone_nodes]
+            there = [node.name for node in driver.run.cluster.nodes if node.name not in workers.gone_nodes]
             if len(there) > 1:
                 workers.lose_node(chance.choice(there))
         elif len(self.scenario.nodes) > 1:

@@ -17,7 +17,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 import argosy
 from argosy.errors import RunError
-from argosy.running.control.scheduler import LegScheduler
+from argosy.running.control.driver import Driver
 from argosy.running.directory import inbox
 from argosy.tuning.scheduler import is_out
 
@@ -102,8 +102,8 @@ def test_a_trial_that_a_person_stopped_is_not_best(tmp_path: Path, monkeypatch: 
     left: list[str] = []
     living.trusting(monkeypatch)
 
-    def act(scheduler: LegScheduler) -> None:
-        if not left and scheduler.state.member("net-1").sections:
+    def act(driver: Driver) -> None:
+        if not left and driver.state.member("net-1").sections:
             left.append(inbox.leave(tmp_path, {"command": "stop", "member": "net-1"}))
 
     living.at_every_round(monkeypatch, act)

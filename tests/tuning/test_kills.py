@@ -10,8 +10,8 @@ import pytest
 from searches import outcome, tune
 
 import argosy
-from argosy.running.control.recovery import Way
-from argosy.running.control.scheduler import LegScheduler
+from argosy.running.control.driver import Driver
+from argosy.running.control.losses import Way
 from argosy.running.watch.phase import Phase
 
 SEARCH = """
@@ -79,15 +79,10 @@ def test_who_falls_behind_is_compared_as_ever_and_goes_on_with_the_same_epochs(
     whole = tune(tmp_path / "whole", **terms)
     lost: list[str] = []
 
-    def act(scheduler: LegScheduler) -> None:
-        if (
-            not lost
-            and scheduler.driver.phase is Phase.TRAINING
-            and len(scheduler.devices) == 2
-            and scheduler.state.fed
-        ):
-            lost.append(scheduler.devices[0])
-            living.lose(scheduler, lost[0])
+    def act(driver: Driver) -> None:
+        if not lost and driver.run.phase is Phase.TRAINING and len(driver.legs.devices) == 2 and driver.state.fed:
+            lost.append(driver.legs.devices[0])
+            living.lose(driver, lost[0])
 
     living.way_on(monkeypatch, lambda: Way.APART)
     living.at_every_round(monkeypatch, act)

@@ -20,7 +20,7 @@ from torch.optim import SGD
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
 import argosy
-from argosy.running.control.scheduler import LegScheduler
+from argosy.running.control.driver import Driver
 from argosy.running.directory.audit import audit
 from argosy.running.watch.phase import Phase
 from argosy.tuning.hyperband import brackets
@@ -194,9 +194,9 @@ def test_a_search_whose_trials_begin_anew_ends_like_any_other_after_a_kill(
         return
     draw = random.Random(0)
 
-    def act(scheduler: LegScheduler) -> None:
-        if scheduler.driver.phase is Phase.TRAINING and draw.random() < 0.1:
-            scheduler.driver.faults.regroup()
+    def act(driver: Driver) -> None:
+        if driver.run.phase is Phase.TRAINING and draw.random() < 0.1:
+            driver.faults.regroup()
 
     living.at_every_round(monkeypatch, act)
     assert outcome(search(tmp_path / "faults", warm=False, packs=packs)) == outcome(report)

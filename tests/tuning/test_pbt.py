@@ -21,7 +21,7 @@ from torch.optim import SGD
 
 import argosy
 from argosy.errors import RunError
-from argosy.running.control.scheduler import LegScheduler
+from argosy.running.control.driver import Driver
 from argosy.running.directory.audit import audit
 from argosy.running.search.populations import changes
 from argosy.tuning.pbt import Pbt
@@ -253,15 +253,15 @@ class Snapshots:
         self.folder = folder
         self._seen: Any = None
 
-    def act(self, scheduler: LegScheduler) -> None:
+    def act(self, driver: Driver) -> None:
         """At the end of a round."""
-        members = scheduler.driver.state.members
+        members = driver.state.members
         here = len(members), sum(member.status in ("resting", "done") for member in members.values())
-        if scheduler.driver.begun and here != self._seen:
+        if driver.run.begun and here != self._seen:
             # The storage's lock comes and goes on a thread of its own.
             there = self.folder / f"killed-{'-'.join(map(str, here))}"
             shutil.copytree(
-                scheduler.driver.directory, there, symlinks=True, ignore=shutil.ignore_patterns("optuna.log.lock*")
+                driver.run.directory, there, symlinks=True, ignore=shutil.ignore_patterns("optuna.log.lock*")
             )
         self._seen = here
 
@@ -272,9 +272,9 @@ def test_faults_change_nothing_and_more_epochs_are_more_generations(
     whole = search(tmp_path / "whole", validations_per_epoch=2, max_epochs=3, epochs_per_generation=1)
     draw = Random(1)
 
-    def act(scheduler: LegScheduler) -> None:
+    def act(driver: Driver) -> None:
         if draw.random() < 0.1:
-            scheduler.driver.faults.regroup()
+            driver.faults.regroup()
 
     with monkeypatch.context() as patch:
         living.at_every_round(patch, act)

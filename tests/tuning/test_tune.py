@@ -29,7 +29,7 @@ from argosy.errors import MemberError, MemberFailed, RunError, StudyError
 from argosy.protocol.events import SectionEnded
 from argosy.protocol.packs import Packed
 from argosy.running.control import measuring
-from argosy.running.control.scheduler import LegScheduler
+from argosy.running.control.driver import Driver
 from argosy.running.directory import inbox
 from argosy.running.directory.studyfile import load_search
 from argosy.running.launch.inline import Inline
@@ -64,9 +64,9 @@ def test_a_rung_that_trains_in_turns_is_compared_when_all_have_had_theirs(tmp_pa
 def test_faults_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     whole, draw = tune(tmp_path / "whole", n_trials=9, numerics="exact"), random.Random(seed)
 
-    def act(scheduler: LegScheduler) -> None:
-        if scheduler.driver.phase is Phase.TRAINING and draw.random() < 0.1:
-            scheduler.driver.faults.regroup()
+    def act(driver: Driver) -> None:
+        if driver.run.phase is Phase.TRAINING and draw.random() < 0.1:
+            driver.faults.regroup()
 
     living.at_every_round(monkeypatch, act)
     assert outcome(tune(tmp_path / "run", n_trials=9, numerics="exact")) == outcome(whole)
@@ -103,8 +103,8 @@ def test_hyperband_is_the_table_and_a_killed_search_ends_like_any_other(
     monkeypatch.setattr(measuring, "WORTH_A_CORRECTION", math.inf)
     run, seen = tmp_path / "run", list[optuna.trial.FrozenTrial]()
 
-    def look(scheduler: LegScheduler) -> None:
-        if not seen and any(member.epochs == 5 for member in scheduler.state.members.values()):
+    def look(driver: Driver) -> None:
+        if not seen and any(member.epochs == 5 for member in driver.state.members.values()):
             seen.extend(stored(run).trials)
 
     with monkeypatch.context() as patched:
@@ -227,8 +227,8 @@ def test_people_stop_trials_and_clone_them_while_the_search_goes_on(
     living.trusting(monkeypatch)
     clone = {"command": "clone", "member": "net-0", "name": "mine", "set": {"optimizer.lr": 0.02}, "warm": False}
 
-    def act(scheduler: LegScheduler) -> None:
-        if not left and scheduler.state.member("net-1").sections:
+    def act(driver: Driver) -> None:
+        if not left and driver.state.member("net-1").sections:
             left.extend(inbox.leave(run, command) for command in ({"command": "stop", "member": "net-1"}, clone))
 
     living.at_every_round(monkeypatch, act)

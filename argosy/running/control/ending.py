@@ -1,44 +1,43 @@
-"""How a run is left: files as they are to stay, and the last word in the journal, whatever went wrong before."""
+"""How a run is left: files as they are to stay, and the last event in the journal, whatever went wrong before."""
 
 import contextlib
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from argosy.protocol.events import RunEnded
 from argosy.running.control.resume import settle_files
+from argosy.running.control.run import Run
 from argosy.running.directory.records import tree_cpu_seconds
-
-if TYPE_CHECKING:
-    from argosy.running.control.driver import Driver
+from argosy.running.watch.energy import Meter
 
 __all__ = ["end_run"]
 
 
-def end_run(driver: "Driver", *, status: str, reason: str) -> None:
-    """Tidy up and journal the end. Whatever one of these meets, the others are done."""
-    ended, state = _ended(driver, status, reason), driver.state
+def end_run(run: Run, meter: Meter, *, status: str, reason: str, close: Callable[[], None]) -> None:
+    """Tidy up and journal the end. Whatever one of these meets, the others are done; `close` is one of them."""
+    ended, state = _ended(run, meter, status, reason), run.state
     # Where an earlier driver was killed when all was done, this one says so.
     untold = state.started is not None and status == "done" != (state.ended.status if state.ended else "")
     with contextlib.ExitStack() as last_first:
-        last_first.callback(driver.view.end)
-        last_first.callback(driver.journal.commit)
-        if driver.begun or driver.requests.pausing or untold:
-            last_first.callback(driver.record, ended)
-        last_first.callback(driver.additions.close)
-        last_first.callback(driver.metrics.write)
+        last_first.callback(run.view.end)
+        last_first.callback(run.journal.commit)
+        if run.begun or run.pausing or untold:
+            last_first.callback(run.record, ended)
+        last_first.callback(close)
+        last_first.callback(run.metrics.write)
         # These two are done again at the end of the next run.
         with contextlib.suppress(OSError):
-            driver.measuring.remember(state, driver.study)
+            run.measuring.remember(state, run.study)
         with contextlib.suppress(OSError):
-            settle_files(state.members.values(), driver.directory)
+            settle_files(state.members.values(), run.directory)
 
 
-def _ended(driver: "Driver", status: str, reason: str) -> RunEnded:
-    driver.meter.look()
+def _ended(run: Run, meter: Meter, status: str, reason: str) -> RunEnded:
+    meter.look()
     return RunEnded(
         status=status,
         reason=reason,
-        seconds=time.monotonic() - driver.began,
-        cpu_seconds=tree_cpu_seconds() - driver.cpu_before,
-        joules=driver.meter.told,
+        seconds=time.monotonic() - run.began,
+        cpu_seconds=tree_cpu_seconds() - run.cpu_before,
+        joules=meter.told,
     )

@@ -1,31 +1,30 @@
 """Faults and what follows from them: a worker that is lost or hangs, an exchange that breaks, a device without memory.
 
-Whoever shares no stream with what was lost goes on. Members of a lost trainer fall behind the others of their leg, and how they
-go on is decided by what each way costs (`recovery`). What takes more, and every pause, is a *regrouping*: the trainers of the
-legs concerned save their members and let them go; when the last one has, or has been ended because its time was over, the policy
-is asked anew. A member goes on from its newest file, exactly.
+Members that share no stream with what was lost go on. Members of a lost trainer fall behind the others of their leg, and how they
+go on is decided by what each way costs (`losses`). What takes more, and every pause, is a *regrouping*: the trainers of the legs
+concerned save their members and let them go; when the last one has, or has been ended because its time was over, the policy is
+asked anew. A member goes on from its newest file, exactly. Other legs pass their barriers meanwhile.
 """
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
-from argosy.protocol.events import Divided, MemberEnded, MemberRested, Recovered, WorkerLost
+from argosy.protocol.events import Divided, MemberEnded, Recovered, WorkerLost
 from argosy.protocol.feeder import Parted
 from argosy.protocol.trainer import Broke, Lost, OutOfMemory, Pause
+from argosy.running.control.carry_out import CarryOut
+from argosy.running.control.decisions import Decisions
 from argosy.running.control.hangs import Hangs
-from argosy.running.control.legs import LiveLeg
-from argosy.running.control.recovery import Loss, Regrouping, Way, next_division
+from argosy.running.control.legs import Gate, LiveLeg
+from argosy.running.control.losses import Loss, Regrouping, Way, next_division
+from argosy.running.control.measurements import Measurements
+from argosy.running.control.outcomes import Outcomes
+from argosy.running.control.run import Run
 from argosy.running.control.standstills import Devices, Standstills
-from argosy.running.control.tolerance import Tolerance
-from argosy.running.control.verdicts import Fate, judge
 from argosy.running.watch.phase import Phase
 from argosy.stream.heartbeat import Sign
 from argosy.study import Member
-
-if TYPE_CHECKING:
-    from argosy.running.control.driver import Driver
 
 __all__ = ["Faults"]
 
@@ -38,158 +37,155 @@ HANGS_TO_LET_GO = 2
 class Faults:
     """Of one run."""
 
-    def __init__(self, driver: "Driver") -> None:
-        self.driver = driver
+    def __init__(
+        self, run: Run, decisions: Decisions, carry_out: CarryOut, outcomes: Outcomes, measurements: Measurements
+    ) -> None:
+        self.run, self.decisions, self.carry_out = run, decisions, carry_out
+        self.outcomes, self.measurements, self.starts = outcomes, measurements, measurements.starts
+        self.members, self.legs, self.pool, self.measuring = run.members, run.legs, run.pool, run.measuring
         self.regrouping = Regrouping()
-        self.regrouped_legs: list[LiveLeg] = []
-        """Those whose members are saved and let go."""
-        self.afloat: set[str] = set()
-        """Members that trained when a regrouping began, or were leaving a trainer that is gone."""
-        self.hangs = Hangs(driver.settings.hang_seconds)
-        self.standstills = Standstills(driver.settings.hang_seconds)
-        self._hung: dict[str, str] = {}
-        """What workers were doing that were killed for hanging, until they are lost."""
+        self.hangs = Hangs(run.settings.hang_seconds)
+        self.standstills = Standstills(run.settings.hang_seconds)
         self.saved_at: dict[str, float] = {}
         """By trainer: when members of it were saved last, or began; what they do from there on may have to be done again."""
-        self.tolerance = Tolerance(driver.directory / "workers")
+        self._hung: dict[str, str] = {}
+        """What workers were doing that were killed for hanging, until they are lost."""
         self._broken: dict[str, tuple[float, str, str]] = {}
         """By member whose group broke: when, on which worker, and why."""
 
+    # ---- memory
+
     def out_of_memory(self, worker: str, message: OutOfMemory) -> None:
-        """Next time the member gets a device for itself; where it had one, smaller micro-batches."""
-        if self.driver.scheduler.leg_starts.measures_beside(message.member):
-            self.driver.measuring.too_large_beside(message.member)
+        """Give the member a device for itself next time; where it had one, smaller micro-batches."""
+        if self.measurements.measures_beside(message.member):
+            self.measuring.too_large_beside(message.member)
             return
-        member, measured = self.driver.study.member(message.member), self.driver.measuring.measured.get(message.member)
-        device = self.driver.cluster.device(worker)
-        now = self.driver.member_table.accumulate(member.name)
+        member, device = self.run.study.member(message.member), self.run.cluster.device(worker)
+        measured, exact = self.measuring.measured.get(message.member), self.run.settings.numerics == "exact"
+        now = self.run.positions.accumulate(member.name)
         crowded = (
             measured is not None
             and measured.memory_bytes < device.memory_bytes
-            and len(self.driver.scheduler.assignment_of(worker)) > 1
+            and len(self.legs.members_on(worker)) > 1
         )
         if crowded:
-            self.driver.measuring.crowded(member.name, device.memory_bytes)
+            self.measuring.crowded(member.name, device.memory_bytes)
         elif (parts := self._division(member, now, message)) is not None:
-            self.driver.record(Divided(member=member.name, accumulate=parts))
+            self.run.record(Divided(member=member.name, accumulate=parts))
         else:
-            exact = self.driver.settings.numerics == "exact" and now < member.batch_size
-            advice = "Lower its batch_size" + (" or allow numerics='equivalent'." if exact else ".")
-            self.driver.end(member.name, "failed", f"out of memory alone on {worker}: {message.detail}. {advice}")
+            allow = " or allow numerics='equivalent'" if exact and now < member.batch_size else ""
+            advice = f"Lower its batch_size{allow}."
+            self.outcomes.end(member.name, "failed", f"out of memory alone on {worker}: {message.detail}. {advice}")
             return
-        if self.driver.phase is Phase.MEASURING:
-            self.driver.measure()
-        elif self.driver.phase is Phase.TRAINING:
+        if self.run.phase is Phase.MEASURING:
+            self.measurements.measure()
+        elif self.run.phase is Phase.TRAINING:
             self.regroup()
 
     def _division(self, member: Member, now: int, message: OutOfMemory) -> int | None:
         """Into how many micro-batches to cut its batches next; None where there is no such number, or none is allowed."""
-        if self.driver.settings.numerics == "exact" or member.optimizers is not None:
+        if self.run.settings.numerics == "exact" or member.optimizers is not None:
             return None
-        measured = self.driver.measuring.measured.get(member.name)
+        measured = self.measuring.measured.get(member.name)
         batch_norm = message.batch_norm if measured is None else measured.batch_norm
-        return next_division(member, self.driver.lengths["train"], now, batch_norm=batch_norm)
+        return next_division(member, self.run.lengths["train"], now, batch_norm=batch_norm)
 
     # ---- losses
 
     def lost(self, worker: str, lost: Lost) -> None:
+        """A worker is gone."""
         self.hangs.forget(worker)
         detail = self._hung.pop(worker, lost.detail)
         self._note_loss(worker, detail)
         given_up = self._gives_up_node_of(worker, lost)
-        self.driver.pool.lost(worker)
-        self.driver.scheduler.forget_measurements()
+        self.pool.lost(worker)
+        self.measurements.forget()
         if not lost.node_gone:
-            self._suspect_newcomers(worker, detail)
-        if self.driver.phase is Phase.OPENING:
-            # Nobody else would start a feeder again that has not opened the data.
-            self.driver.pool.free_team(self.driver.pool.devices, ())
-        elif self.driver.phase is Phase.MEASURING:
-            for name in self.driver.scheduler.recovering.drop_unsaved(worker):
-                self._settle(name)
-            self.driver.measure()
-        elif self.driver.phase is not Phase.OVER:
+            self._suspect_new(worker, detail)
+        if self.run.phase is Phase.OPENING:
+            # No other part starts a feeder again that has not opened the data.
+            self.pool.free_team(self.pool.devices, ())
+        elif self.run.phase is Phase.MEASURING:
+            for name in self.carry_out.drop_unsaved(worker):
+                self.outcomes.settle(name)
+            self.measurements.measure()
+        elif self.run.phase is not Phase.OVER:
             self._go_on_without(worker, given_up=given_up)
         self.regrouping.let_go(worker)
 
     def _gives_up_node_of(self, worker: str, lost: Lost) -> bool:
         """Whether the run goes on without the node of a lost worker, and members may have trained there."""
-        feeder, node = self.driver.pool.feeders.get(worker), self.driver.pool.node(worker)
-        given_up = lost.node_gone or (feeder is not None and self.tolerance.gives_up(node))
-        if not given_up or len(self.driver.cluster.nodes) == 1:
+        node = self.pool.node(worker)
+        given_up = lost.node_gone or (worker in self.pool.feeders and self.run.tolerance.gives_up(node))
+        if not given_up or len(self.run.cluster.nodes) == 1:
             return False
-        unused = node in self.driver.scheduler.leg_starts.unopened
+        unused = node in self.starts.unopened
         self._give_up(node, lost.detail if lost.node_gone else "its feeders do not live")
         return not unused
 
-    def _suspect_newcomers(self, trainer: str, detail: str) -> None:
-        """A trainer may be lost for a newcomer that it was to measure; one that this happens to twice has failed."""
-        driver = self.driver
-        why = driver.measuring.lost(trainer, driver.scheduler.leg_starts.newcomers)
+    def _suspect_new(self, trainer: str, detail: str) -> None:
+        """A trainer may be lost for a new member that it was to measure; one that this happens to twice has failed."""
+        why = self.measuring.lost(trainer, self.members.new)
         if why is not None:
-            driver.end(why, "failed", f"its trainer was lost for the second time ({detail})")
+            self.outcomes.end(why, "failed", f"its trainer was lost for the second time ({detail})")
 
     def does_without(self, worker: str, error: Exception) -> bool:
         """Whether this is of a node that came while the run went on and cannot be used, which is given up for that."""
-        node, unopened = self.driver.pool.node(worker), self.driver.scheduler.leg_starts.unopened
-        if node not in unopened or len(self.driver.cluster.nodes) == 1:
+        node = self.pool.node(worker)
+        if node not in self.starts.unopened or len(self.run.cluster.nodes) == 1:
             return False
         self._give_up(node, f"it cannot be used: {error}", answers=True)
         return True
 
     def _go_on_without(self, worker: str, *, given_up: bool) -> None:
-        legs, sailing = self.driver.scheduler.legs_of(worker), self.driver.phase is Phase.TRAINING
-        if sailing and not given_up and worker in self.driver.pool.devices and not self._shares(worker):
+        legs = self.legs.with_worker(worker)
+        regroups = self.run.phase is Phase.ENDING or any(leg.gate is Gate.REGROUPING for leg in legs)
+        if not given_up and not regroups and worker in self.pool.devices and not self._shares(worker):
             self._fall_behind(worker)
             return
-        self.afloat.update(self.driver.scheduler.recovering.drop_unsaved(worker))
+        self.carry_out.drop_unsaved(worker)
         if given_up:
             self.regroup()
-        elif any(leg not in self.regrouped_legs for leg in legs):
+        elif any(leg.gate is not Gate.REGROUPING for leg in legs):
             self.regroup(legs)
-        elif sailing:
-            self.driver.start_training()  # It fed nobody.
+        elif not regroups:
+            self.measurements.train()  # It fed no leg.
 
     def _shares(self, trainer: str) -> bool:
-        """Whether it carries a member together with others, which wait for it."""
-        scheduler = self.driver.scheduler
-        return any(len(leg.devices_of(name)) > 1 for leg in scheduler.legs for name in scheduler.assignment_of(trainer))
+        """Whether it steps a member together with others, which wait for it."""
+        return any(len(leg.devices_of(name)) > 1 for leg in self.legs.live for name in self.legs.members_on(trainer))
 
     def _fall_behind(self, trainer: str) -> None:
         """The members of a lost trainer wait for a place; the others of their leg go on, unless all going back is cheaper."""
-        driver = self.driver
-        recovering, legs = driver.scheduler.recovering, driver.scheduler.legs_of(trainer)
-        lost = recovering.take_off(trainer)
+        legs = self.legs.with_worker(trainer)
+        lost = self.carry_out.take_off(trainer)
         for name in lost:
-            self._settle(name)
-        lost = [name for name in lost if name in driver.member_table.waiting]
+            self.outcomes.settle(name)
+        lost = [name for name in lost if name in self.members.waiting]
         leg = next((leg for leg in legs if leg.devices), None)
         way = Way.APART if leg is None or not lost else self._way_on(trainer, lost, leg)
         self.saved_at.pop(trainer, None)
         if way is Way.BACK:
             self.regroup(legs)
         else:
-            recovering.fall_behind(lost, leg if way is Way.MEET else None)
-            driver.start_training()
+            self.carry_out.fall_behind(lost, leg if way is Way.MEET else None)
+            self.measurements.train()
 
     def _way_on(self, trainer: str, lost: Sequence[str], leg: LiveLeg) -> Way:
         """By the planner's own figures; it is journaled."""
-        driver, scheduler, launching = self.driver, self.driver.scheduler, self.driver.scheduler.launching
-        profiles = driver.measuring.profiles(lost, driver.study)
-        plan = launching.launch(scheduler.asking.situation(profiles, {}))
-        beside = [scheduler.flotillas[leg.number].keeping(leg.members) for leg in scheduler.legs if leg.members]
-        assignments = [
-            driver.measuring.profiles(assignment.members, driver.study) for assignment in leg.assignments.values()
-        ]
-        sections = driver.study.validations_per_epoch
-        ends = [driver.member_table.last_section(name) for name in lost]
-        last = max(section if section is not None else (leg.section // sections + 2) * sections for section in ends)
+        run, launching, positions = self.run, self.run.launching, self.run.positions
+        profiles = self.decisions.profiles(lost)
+        plan = launching.launch(self.decisions.situation(profiles, {}))
+        beside = [other.flotilla.keeping(other.members) for other in self.legs.live if other.members]
+        assignments = [self.decisions.profiles(assignment.members) for assignment in leg.assignments.values()]
+        ends = [positions.last_section(name) for name in lost]
+        beyond = (leg.section // run.per_epoch + 2) * run.per_epoch
         now = time.monotonic()
         loss = Loss(
             repeated_seconds=now - self.saved_at.get(trainer, now),
             restart_seconds=launching.restart_seconds([*assignments, profiles]),
-            to_meeting=driver.member_table.samples_until(leg.section + 1, lost, driver.lengths),
-            to_end=driver.member_table.samples_until(last, lost, driver.lengths),
+            to_meeting=positions.samples_until(leg.section + 1, lost, run.lengths),
+            to_end=positions.samples_until(max(beyond if end is None else end for end in ends), lost, run.lengths),
             sample_seconds=launching.sample_seconds(
                 [flotilla.samples_per_second for flotilla in (*beside, *plan.flotillas)]
             ),
@@ -197,149 +193,131 @@ class Faults:
         # Where the policy has nothing for its device alone, its members would wait for the others' end.
         way = Way.BACK if plan.waiting else loss.cheapest
         costs = {str(way): round(seconds, 3) for way, seconds in loss.costs.items()}
-        driver.record(Recovered(worker=trainer, members=tuple(lost), way=way, costs=costs))
+        run.record(Recovered(worker=trainer, members=tuple(lost), way=way, costs=costs))
         return way
 
     def parted(self, worker: str, parted: Parted) -> None:
-        """Where a feeder is gone, the exchanges of all the others break: only the first word counts."""
-        if not self.driver.pool.disband(worker, parted.team):
+        """Where a feeder is gone, the exchanges of all the others break: only the first message counts."""
+        if not self.pool.disband(worker, parted.team):
             return
         self._note_loss(f"{worker}/exchange", f"its exchange with the other nodes broke: {parted.detail}")
-        self.driver.scheduler.forget_measurements()
-        if self.driver.phase is Phase.MEASURING:
-            self.driver.measure()
-        elif self.driver.phase is not Phase.OVER:
+        self.measurements.forget()
+        if self.run.phase is Phase.MEASURING:
+            self.measurements.measure()
+        elif self.run.phase is not Phase.OVER:
             self._go_on_without(worker, given_up=False)
 
     def broke(self, worker: str, broke: Broke) -> None:
-        """A group breaks where a rank is gone, was told to leave, or has failed; of each there is other word, mostly sooner."""
+        """A group breaks where a rank is gone, was told to leave, or has failed; that is mostly reported sooner."""
         self._broken.setdefault(broke.member, (time.monotonic(), worker, broke.detail))
+
+    def _give_up(self, node: str, why: str, *, answers: bool = False) -> None:
+        """Go on without a node."""
+        self.starts.unopened.discard(node)
+        self.run.cluster = self.run.cluster.without(node)
+        left = ", ".join(other.name for other in self.run.cluster.nodes)
+        self.run.record(WorkerLost(worker=node, detail=f"given up, {why}; the run goes on with {left}"))
+        for device in self.pool.abandon(node, answers=answers):
+            self.regrouping.let_go(device)
+
+    def _note_loss(self, worker: str, detail: str) -> None:
+        self.run.record(WorkerLost(worker=worker, detail=detail))
+        self.run.tolerance.worker_lost(worker, detail)
+
+    # ---- signs of life
+
+    def look(self) -> None:
+        """Find workers that hang, groups that broke or stand still, and trainers that do not let go."""
+        now = time.monotonic()
+        shown: dict[str, tuple[Sign, ...]] = {}
+        for worker in self.pool.everybody:
+            signs = self.pool.signs(worker)
+            if signs is not None:
+                shown[worker] = signs
+                self.hangs.look(now, worker, signs, partial(self.pool.cpu_seconds, worker))
+        for worker, doing, still in self.hangs.hanging():
+            self._end(worker, f"no progress for {still:.0f} s while {doing}")
+        self._look_at_groups()
+        self._look_at_sums(shown)
+        for trainer in self.regrouping.late(time.monotonic()):
+            self._end(trainer, f"its members were not saved and let go within {self._patience:g} s")
+
+    def _end(self, worker: str, why: str) -> None:
+        self._hung[worker] = why
+        self.pool.kill(worker)
 
     def _look_at_groups(self) -> None:
         """Where nothing else was heard of a member whose group broke, its devices have lost each other."""
         for member, (when, worker, detail) in list(self._broken.items()):
-            waits = self.driver.phase is Phase.TRAINING and self.driver.scheduler.leg_of(member) is not None
-            if not waits or member in self.driver.scheduler.leaving or self.driver.requests.was_told_to_stop(member):
+            leg = self.legs.of(member)
+            waits = self.run.phase is Phase.TRAINING and leg is not None and leg.gate is not Gate.REGROUPING
+            if not waits or self.members.leaves(member) or self.members.is_told_to_stop(member):
                 del self._broken[member]
             elif time.monotonic() - when > BROKEN_SECONDS:
                 del self._broken[member]
                 self._note_loss(f"{worker}/group", f"the group of {member!r} broke: {detail}")
-                self.regroup(self.driver.scheduler.legs_of(worker))
+                self.regroup(self.legs.with_worker(worker))
 
     def _look_at_sums(self, shown: Mapping[str, Sequence[Sign]]) -> None:
         """Devices that wait for one another in vain have lost each other, though all of them live."""
         together: dict[Devices, list[str]] = {}
-        for leg in self.driver.scheduler.legs:
+        for leg in self.legs.live:
             workers = [*leg.feeders, *leg.devices]
-            # Who cannot board yet waits for somebody else.
-            if leg not in self.regrouped_legs and not leg.boarding and all(worker in shown for worker in workers):
+            # A device whose assignment cannot start yet waits for another one.
+            steps = leg.gate is not Gate.REGROUPING and not leg.starting
+            if steps and all(worker in shown for worker in workers):
                 together |= dict.fromkeys(leg.together, workers)
         for devices, detail in self.standstills.look(time.monotonic(), together, shown):
             self._note_loss(f"{devices[0]}/group", detail)
-            self.regroup(self.driver.scheduler.legs_of(devices[0]))
-
-    def _give_up(self, node: str, why: str, *, answers: bool = False) -> None:
-        """Go on without a node."""
-        self.driver.scheduler.leg_starts.unopened.discard(node)
-        self.driver.cluster = self.driver.cluster.without(node)
-        left = ", ".join(other.name for other in self.driver.cluster.nodes)
-        detail = f"given up, {why}; the run goes on with {left}"
-        self.driver.record(WorkerLost(worker=node, detail=detail))
-        for device in self.driver.pool.abandon(node, answers=answers):
-            self.regrouping.let_go(device)
-
-    def _note_loss(self, worker: str, detail: str) -> None:
-        self.driver.record(WorkerLost(worker=worker, detail=detail))
-        self.tolerance.worker_lost(worker, detail)
-
-    def look(self) -> None:
-        shown: dict[str, tuple[Sign, ...]] = {}
-        for worker in self.driver.pool.everybody:
-            heartbeat = self.driver.pool.workers.heartbeat(worker)
-            if heartbeat is not None:
-                shown[worker] = heartbeat.look()
-                seconds = partial(self.driver.pool.workers.cpu_seconds, worker)
-                self.hangs.look(time.monotonic(), worker, shown[worker], seconds)
-        for worker, doing, still in self.hangs.hanging():
-            self._hung[worker] = f"no progress for {still:.0f} s while {doing}"
-            self.driver.pool.workers.kill(worker)
-        self._look_at_groups()
-        self._look_at_sums(shown)
-        for trainer in self.regrouping.late(time.monotonic()):
-            self._hung[trainer] = f"its members were not saved and let go within {self._patience:g} s"
-            self.driver.pool.workers.kill(trainer)
+            self.regroup(self.legs.with_worker(devices[0]))
 
     # ---- regrouping
 
     @property
     def _patience(self) -> float:
-        return HANGS_TO_LET_GO * self.driver.settings.hang_seconds
+        return HANGS_TO_LET_GO * self.run.settings.hang_seconds
+
+    def pause(self) -> None:
+        """Save every member where it is, and end."""
+        self.run.phase = Phase.ENDING
+        self.regroup()
 
     def regroup(self, legs: Iterable[LiveLeg] | None = None) -> None:
-        """Let every trainer of these legs, or of all, save its members and let them go; `regrouped` goes on from there."""
-        scheduler = self.driver.scheduler
-        chosen = scheduler.legs if legs is None else legs
-        new = [leg for leg in chosen if leg not in self.regrouped_legs]
-        self.driver.phase = Phase.REGROUPING
-        self.regrouped_legs += new
-        leaving = scheduler.leaving_of(None if legs is None else new)
-        self.afloat.update(leaving, (name for leg in new for name in leg.members))
-        devices = [*leaving.values(), *(device for leg in new for device in (*leg.devices, *leg.boarding))]
-        busy = dict.fromkeys(device for device in devices if self.driver.pool.knows(device))
+        """Let every trainer of these legs, or of all, save its members and let them go; `look_whether_over` goes on from there."""
+        new = [leg for leg in (self.legs.live if legs is None else legs) if leg.gate is not Gate.REGROUPING]
+        numbers = None if legs is None else {leg.number for leg in new}
+        leaving = {name: its for name, its in self.members.leaving.items() if numbers is None or its.leg in numbers}
+        self.members.regroup(dict.fromkeys([*leaving, *(name for leg in new for name in leg.members)]))
+        devices = [*(its.device for its in leaving.values())]
         for leg in new:
-            leg.boarding.clear()  # Whoever waits to board has no part in it.
+            devices += [*leg.devices, *leg.starting]
+            leg.starting.clear()  # An assignment that waits to start has no part in it.
+            leg.gate = Gate.REGROUPING
+        busy = dict.fromkeys(device for device in devices if self.pool.knows(device))
         self.regrouping.begin(busy, until=time.monotonic() + self._patience)
         for device in busy:
-            self.driver.pool.send(device, Pause())
+            self.pool.send(device, Pause())
 
-    def regrouped(self) -> None:
-        """Nobody carries a member of these legs: end the run, or start again with what is there."""
-        driver = self.driver
-        self.regrouping.end()
-        afloat, self.afloat = self.afloat, set()
-        legs, self.regrouped_legs = self.regrouped_legs, []
-        driver.scheduler.clear(legs, afloat)
-        for name in sorted(afloat):
-            self._settle(name)
-        if driver.requests.pausing is not None:
-            for name in sorted(driver.member_table.waiting):
-                if name in afloat or driver.state.member(name).status == "training":
-                    driver.record(MemberEnded(member=name, status="paused", reason=driver.requests.pausing))
-            driver.phase = Phase.OVER
+    def look_whether_over(self) -> None:
+        """When no trainer has a member of the legs that regroup: end the run, or start again with what is there."""
+        if not self.regrouping.over:
             return
-        driver.scheduler.recovering.fall_behind(afloat.intersection(driver.member_table.waiting), None)
-        if driver.measuring.missing & set(driver.member_table.waiting):
-            driver.measure()
+        self.regrouping.end()
+        names = self.members.regrouping
+        for leg in self.legs.regrouping:
+            self.carry_out.end(leg)
+        self.measurements.forget_at_rest()
+        for name in sorted(names):
+            self.outcomes.settle(name)
+        waiting = set(self.members.waiting)
+        if self.run.pausing is not None:
+            for name in sorted(waiting):
+                if name in names or self.run.state.member(name).status == "training":
+                    self.run.record(MemberEnded(member=name, status="paused", reason=self.run.pausing))
+            self.run.phase = Phase.OVER
+            return
+        self.carry_out.fall_behind(waiting.intersection(names), None)
+        if self.measuring.missing & waiting and not self.legs.live:
+            self.measurements.measure()
         else:
-            driver.start_training()
-
-    def _settle(self, name: str) -> None:
-        """What becomes of a member that was saved, or lost, where a fault found it."""
-        if self.driver.requests.was_told_to_stop(name):
-            self.driver.end(name, "stopped", "by command")
-        elif name not in self.driver.member_table.waiting and not self.decided(name):
-            # One that waits had not boarded yet, and goes on where it was to.
-            self.driver.member_table.take_back([name])
-
-    def settle_earlier(self) -> None:
-        """An earlier driver may have gone between a member's last file and its word on that member."""
-        for name in self.driver.study.names:
-            status = self.driver.state.member(name).status
-            # One that was done, and waits, may do so because a search is to compare more than it was.
-            revived = status == "done" and name in self.driver.member_table.waiting
-            if (status in ("training", "paused") and name not in self.driver.member_table.resting) or revived:
-                self.decided(name)
-
-    def decided(self, name: str) -> bool:
-        """Let a member end or rest if that is its verdict, and its newest file is that of its last section."""
-        driver = self.driver
-        verdict = judge(driver.judges, name, driver.state, driver.study)
-        if verdict.fate is Fate.GO_ON or not driver.state.member(name).saved_at_its_end:
-            return False
-        if verdict.fate is Fate.END:
-            driver.end(name, "done", verdict.reason)
-        else:
-            driver.record(MemberRested(member=name, reason=verdict.reason))
-            driver.member_table.leave([name])
-            driver.member_table.rest(name)
-        return True
+            self.measurements.train()

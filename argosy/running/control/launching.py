@@ -45,7 +45,7 @@ class Launching:
         without: LiveLeg | None = None,
     ) -> Situation:
         """What the policy may know; the devices of the leg `without` count as free, its members have their homes there."""
-        busy = {device for leg in legs if leg is not without for device in (*leg.devices, *leg.boarding)}
+        busy = {device for leg in legs if leg is not without for device in (*leg.devices, *leg.starting)}
         homes = {name: tuple(leg.devices_of(name)) for leg in legs for name in leg.members}
         return Situation(
             waiting=tuple(waiting),

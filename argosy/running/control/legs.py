@@ -1,20 +1,28 @@
-"""Who is aboard where on each stream, and how far it may go: the driver's picture of its legs, without any doing.
+"""The legs of a run: which devices step which members on each stream, and how far each stream may go. No messages leave from here.
 
 Contract (credit and barriers). A leg's feeders announce sections up to its credit. When every assignment has reported all of
-them, the leg stands at a *barrier*: nobody steps, and assignments may change. Credit reaches as far as nothing can change
-(`LiveLeg.free_until`), so that nobody waits at the end of a section after which everybody goes on. Who wants a change sooner
-has the leg held: its feeders then say where they stopped, and the barrier is behind the last section that one of them has
-begun.
+them, the leg stands at a *barrier*: no trainer steps, and assignments may change. Credit reaches as far as nothing can change
+(`LiveLeg.free_until`), so that no trainer waits at the end of a section after which all go on. For a change that is wanted
+sooner the leg is held: its feeders then say where they stopped, and the barrier is behind the last section that one of them
+has begun.
 """
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 
 from argosy.plans import Flotilla
 from argosy.protocol.feeder import Leg
-from argosy.running.control.verdicts import Verdict
 
-__all__ = ["Starting", "Change", "Assignment", "Leaving", "LiveLeg", "difference", "reseated"]
+__all__ = ["Assignment", "Change", "Gate", "Legs", "LiveLeg", "Starting", "difference", "placed_anew"]
+
+
+class Gate(Enum):
+    """What a leg comes to."""
+
+    OPEN = "goes on as far as nothing can change"
+    HOLDING = "stands at the next barrier, for a change"
+    REGROUPING = "its trainers save their members and let them go"
 
 
 @dataclass(slots=True)
@@ -25,12 +33,12 @@ class Assignment:
     """Grows with every change of any assignment: blocks carry it."""
     members: list[str]
     section: int
-    """The first of the stream whose end it has not reported."""
+    """The first section of the stream whose end it has not reported."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Change:
-    """From one assignment of a device to the next: everybody else stays where it is, untouched."""
+    """From one assignment of a device to the next: all other members stay where they are, untouched."""
 
     leave: tuple[str, ...] = ()
     start: tuple[str, ...] = ()
@@ -45,19 +53,7 @@ class Starting:
     """Those of them that another device has not saved yet."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Leaving:
-    """A member that was told to leave its device, and is not saved yet."""
-
-    leg: int
-    """Number of the one that it leaves, or moves in."""
-    device: str
-    """That saves it."""
-    verdict: Verdict | None
-    """None: it goes on elsewhere."""
-
-
-def reseated(now: Flotilla, wanted: Flotilla) -> set[str]:
+def placed_anew(now: Flotilla, wanted: Flotilla) -> set[str]:
     """Members that other devices carry together, or in other shares: they leave all of them and start anew."""
     before = {placement.member: placement for placement in now.placements}
     return {
@@ -92,37 +88,40 @@ class LiveLeg:
     """One leg."""
 
     number: int
+    flotilla: Flotilla
+    """What was planned last."""
     feeders: tuple[str, ...]
     until: int
     """The first section without credit."""
     begins: Leg = field(default_factory=Leg.empty)
     """Where its first section does."""
+    gate: Gate = Gate.OPEN
+    judged: set[str] = field(default_factory=set)
+    """Members that have ended a section since the last barrier, where their verdicts count."""
     assignments: dict[str, Assignment] = field(default_factory=dict)
     """By device; one without members takes no part."""
     carriers: dict[str, set[str]] = field(default_factory=dict)
-    """By member aboard: the devices whose assignments it is in."""
+    """By member: the devices whose assignments it is in."""
     savers: dict[str, str] = field(default_factory=dict)
-    """By member: the device that saves it and speaks for it; of several the first."""
+    """By member: the device that saves it and reports for it; of several the first."""
     free_until: dict[str, int] = field(default_factory=dict)
     """By member: the first section before which it is certain that it goes on."""
     last: dict[str, int | None] = field(default_factory=dict)
-    """By member: the first section that it surely does not want; None where nobody knows."""
+    """By member: the first section that it surely does not want; None where that is not known."""
     readers: tuple[str, ...] = ()
     """Devices that the last credit named: its feeders announce nothing before all of them are connected."""
     asked: set[str] = field(default_factory=set)
     """Feeders that were told to hold and have not answered."""
-    holding: bool = False
-    """Whether a change waits for the barrier, so that there is no further credit."""
     credit: int = 0
     """The first section without credit when feeders were told to hold: sooner ones may have been begun."""
-    boarding: dict[str, Starting] = field(default_factory=dict)
+    starting: dict[str, Starting] = field(default_factory=dict)
     """By device."""
     makes_room: bool = True
     """Whether its members may have to make room for others where it stands next: then nothing is prepared beyond that."""
 
     @property
     def members(self) -> list[str]:
-        """All that are aboard."""
+        """Of all assignments."""
         return list(dict.fromkeys(name for assignment in self.assignments.values() for name in assignment.members))
 
     @property
@@ -136,13 +135,13 @@ class LiveLeg:
         return max((self.assignments[device].section for device in self.devices), default=self.until)
 
     def devices_of(self, member: str) -> list[str]:
-        """Where a member is aboard: several devices may carry it together."""
+        """The devices that step a member: several may do so together."""
         carriers = self.carriers.get(member, set())
         return list(carriers) if len(carriers) < 2 else [device for device in self.assignments if device in carriers]
 
     @property
     def together(self) -> list[tuple[str, ...]]:
-        """Devices that wait for one another: they carry members together, or with the same others."""
+        """Devices that wait for one another: they step members together, or with the same others."""
         carriers: dict[str, set[str]] = {}
         for device, assignment in self.assignments.items():
             for name in assignment.members:
@@ -156,7 +155,7 @@ class LiveLeg:
 
     @property
     def at_barrier(self) -> bool:
-        """Whether every assignment has reported all that it has credit for, and nobody who must be asked is still to answer."""
+        """Whether every assignment has reported all that it has credit for, and all feeders that were told to hold have answered."""
         return not self.asked and all(self.assignments[device].section >= self.until for device in self.devices)
 
     def reported(self, device: str, section: int) -> None:
@@ -164,11 +163,12 @@ class LiveLeg:
         self.assignments[device].section = max(self.assignments[device].section, section + 1)
 
     def remove(self, member: str) -> bool:
-        """A member is aboard no longer; whether it was."""
+        """A member is in no assignment any more; whether it was in one."""
         devices = self.devices_of(member)
         for device in devices:
             self.assignments[device].members.remove(member)
         self.carriers.pop(member, None)
+        self.judged.discard(member)
         self.forget(member)
         return bool(devices)
 
@@ -184,23 +184,23 @@ class LiveLeg:
         assignment.number, assignment.section = number, self.until
         for name in change.leave:
             if name in assignment.members:
-                self._goes(device, name)
+                self._leaves(device, name)
         for name in change.start:
             self.carriers.setdefault(name, set()).add(device)
         leave = set(change.leave)
         assignment.members = [*(name for name in assignment.members if name not in leave), *change.start]
 
-    def _goes(self, device: str, member: str) -> None:
+    def _leaves(self, device: str, member: str) -> None:
         """A member leaves one of its devices."""
         self.carriers[member].discard(device)
         if not self.carriers[member]:
             del self.carriers[member]
 
     def hold(self) -> list[str]:
-        """Let a change happen soon; returns the feeders that are to be asked where they stop."""
-        if self.holding:
+        """Let the leg come to a barrier soon; returns the feeders that are to be asked where they stop."""
+        if self.gate is not Gate.OPEN:
             return []
-        self.holding, self.asked, self.credit = True, set(self.feeders), self.until
+        self.gate, self.asked, self.credit = Gate.HOLDING, set(self.feeders), self.until
         return list(self.feeders)
 
     def held(self, feeder: str, until: int) -> bool:
@@ -212,12 +212,12 @@ class LiveLeg:
         self.until = until if first else max(self.until, until)
         self.asked.discard(feeder)
         if not self.asked:
-            # The epoch may have more sections than everybody is sure to want.
+            # The epoch may have more sections than all members are sure to want.
             self.until = min(self.until, max(self.credit, self._certain))
         return not self.asked
 
     def reach(self, *, turns: int | None) -> int:
-        """How far credit may go: to where somebody may end, and while others wait for their turn no further than `turns`."""
+        """How far credit may go: to where a member may end, and while others wait for their turn no further than `turns`."""
         certain = self._certain
         return certain if turns is None else max(min(certain, turns), self.until)
 
@@ -227,10 +227,57 @@ class LiveLeg:
 
     @property
     def horizon(self) -> int | None:
-        """The first section that nobody aboard can want."""
+        """The first section that no member can want; None where that is not known."""
         ends = [self.last[name] for name in self.members]
         return None if None in ends else max((end for end in ends if end is not None), default=self.until)
 
     def numbers(self) -> dict[str, int]:
         """The readers of what is announced next, and the numbers of their assignments."""
         return {device: self.assignments[device].number for device in self.devices}
+
+
+class Legs:
+    """All legs of a run that are under way."""
+
+    def __init__(self) -> None:
+        self.live: list[LiveLeg] = []
+        self.count = 0
+        """Legs so far; the newest one has this number."""
+        self.assignments = 0
+        """Assignments so far."""
+
+    def next_assignment(self) -> int:
+        """A number for an assignment."""
+        self.assignments += 1
+        return self.assignments
+
+    def numbered(self, number: int) -> LiveLeg | None:
+        """The leg of this number, while it is under way."""
+        return next((leg for leg in self.live if leg.number == number), None)
+
+    @property
+    def devices(self) -> list[str]:
+        """Devices with an assignment, or with one that is to start."""
+        return [device for leg in self.live for device in (*leg.devices, *leg.starting)]
+
+    @property
+    def members(self) -> list[str]:
+        """Members of all assignments."""
+        return [name for leg in self.live for name in leg.members]
+
+    @property
+    def regrouping(self) -> list[LiveLeg]:
+        """Legs whose trainers let their members go."""
+        return [leg for leg in self.live if leg.gate is Gate.REGROUPING]
+
+    def members_on(self, device: str) -> list[str]:
+        """Members that a device steps."""
+        return [name for leg in self.live if device in leg.assignments for name in leg.assignments[device].members]
+
+    def of(self, member: str) -> LiveLeg | None:
+        """The leg that has a member."""
+        return next((leg for leg in self.live if leg.devices_of(member)), None)
+
+    def with_worker(self, worker: str) -> list[LiveLeg]:
+        """Legs that a worker feeds, or steps members of."""
+        return [leg for leg in self.live if worker in (*leg.feeders, *leg.devices, *leg.starting)]

@@ -8,21 +8,18 @@ import contextlib
 import time
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from argosy.profiles import Profile
 from argosy.protocol.events import Passed, Profiled, SectionEnded
 from argosy.running.control.legs import LiveLeg
+from argosy.running.control.run import Run
 from argosy.stream.schedule import section_start
-
-if TYPE_CHECKING:
-    from argosy.running.control.scheduler import LegScheduler
 
 __all__ = ["Predictions"]
 
 
 @dataclass(slots=True)
-class _Page:
+class _Expected:
     """A leg, from where all its assignments are through a section."""
 
     section: int
@@ -42,11 +39,11 @@ class _Page:
 
 
 class Predictions:
-    """Of one run."""
+    """Of one run, by leg."""
 
-    def __init__(self, scheduler: "LegScheduler") -> None:
-        self.scheduler = scheduler
-        self._pages: dict[int, _Page] = {}
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self._of_legs: dict[int, _Expected] = {}
         """By number of the leg."""
         self._stepping: dict[tuple[str, int], float] = {}
         """Seconds of members' own work, by device and section of the stream, until the section is passed."""
@@ -59,13 +56,13 @@ class Predictions:
         new = [profile for profile in profiles if profile.member not in self._profiled]
         if not new:
             return
-        member_table, names = self.scheduler.member_table, [profile.member for profile in new]
+        positions, names = self.run.positions, [profile.member for profile in new]
         self._profiled.update(names)
-        self.scheduler.driver.record(
+        self.run.record(
             Profiled(
                 profiles=tuple(profile.to_json() for profile in new),
-                epochs={name: left for name in names if (left := member_table.epochs_left(name)) is not None},
-                sure=tuple(filter(member_table.surely_reaches_its_limit, names)),
+                epochs={name: left for name in names if (left := positions.epochs_left(name)) is not None},
+                sure=tuple(filter(positions.surely_reaches_its_limit, names)),
             )
         )
 
@@ -78,61 +75,61 @@ class Predictions:
 
     def begin(self, leg: LiveLeg) -> None:
         """A leg begins, and all its members with it."""
-        length, per_epoch = self.scheduler.driver.lengths["train"], self.scheduler.driver.study.validations_per_epoch
+        length, per_epoch = self.run.lengths["train"], self.run.per_epoch
         position = leg.begins.section // per_epoch * length + leg.begins.position
-        self._pages[leg.number] = _Page(section=leg.begins.section, position=position, began=time.monotonic())
+        self._of_legs[leg.number] = _Expected(section=leg.begins.section, position=position, began=time.monotonic())
         self.change(leg, leg.members)
 
     def change(self, leg: LiveLeg, starting: Collection[str]) -> None:
         """A leg has other assignments from here on, and these come aboard."""
-        page = self._pages[leg.number]
-        page.priced = (-1, 0)
-        self._predict(page, leg)
+        expected = self._of_legs[leg.number]
+        expected.priced = (-1, 0)
+        self._predict(expected, leg)
         if starting:
-            page.starting, page.changed = set(starting), time.monotonic()
+            expected.starting, expected.changed = set(starting), time.monotonic()
 
     def end(self, leg: LiveLeg) -> None:
         """A leg is over."""
-        self._pages.pop(leg.number, None)
+        self._of_legs.pop(leg.number, None)
 
     def started(self, member: str) -> None:
         """A member that came aboard is ready."""
-        for page in self._pages.values():
-            if member in page.starting:
-                page.starting.discard(member)
-                page.changing_seconds += (time.monotonic() - page.changed) * (not page.starting)
+        for expected in self._of_legs.values():
+            if member in expected.starting:
+                expected.starting.discard(member)
+                expected.changing_seconds += (time.monotonic() - expected.changed) * (not expected.starting)
 
     def stepped(self, ended: SectionEnded) -> None:
         """A member is through a section of its own."""
-        key = ended.device, ended.stream_epoch * self.scheduler.driver.study.validations_per_epoch + ended.section
+        key = ended.device, ended.stream_epoch * self.run.per_epoch + ended.section
         self._stepping[key] = self._stepping.get(key, 0.0) + ended.seconds
 
     def turn(self, leg: LiveLeg) -> None:
         """An assignment is through a section: journal what all of them are through."""
-        page, driver = self._pages[leg.number], self.scheduler.driver
-        through = min((leg.assignments[device].section for device in leg.devices), default=page.section)
-        if through <= page.section:
+        expected, run = self._of_legs[leg.number], self.run
+        through = min((leg.assignments[device].section for device in leg.devices), default=expected.section)
+        if through <= expected.section:
             return
-        now, per_epoch, length = time.monotonic(), driver.study.validations_per_epoch, driver.lengths["train"]
+        now, per_epoch, length = time.monotonic(), run.per_epoch, run.lengths["train"]
         position = through // per_epoch * length + section_start(through, length, per_epoch)
         epoch, section = divmod(through - 1, per_epoch)
         # A batch that ends behind a section's end was finished before this leg began.
-        samples = max(position - page.position, 0)
+        samples = max(position - expected.position, 0)
         passed = Passed(
             leg=leg.number,
             epoch=epoch,
             section=section,
             samples=samples,
-            seconds=round(now - page.began, 4),
-            predicted_seconds=round(samples * page.seconds_per_sample, 4),
+            seconds=round(now - expected.began, 4),
+            predicted_seconds=round(samples * expected.seconds_per_sample, 4),
             stepping=self._take_stepping(leg, through),
             planning_seconds=round(self._planning_seconds, 4),
-            changing_seconds=round(page.changing_seconds, 4),
+            changing_seconds=round(expected.changing_seconds, 4),
         )
-        driver.record(passed)
-        self._planning_seconds = page.changing_seconds = 0.0
-        page.section, page.position, page.began = through, position, now
-        self._predict(page, leg)
+        run.record(passed)
+        self._planning_seconds = expected.changing_seconds = 0.0
+        expected.section, expected.position, expected.began = through, position, now
+        self._predict(expected, leg)
 
     def _take_stepping(self, leg: LiveLeg, through: int) -> dict[str, float]:
         stepping = dict.fromkeys(leg.devices, 0.0)
@@ -140,15 +137,15 @@ class Predictions:
             stepping[device] = round(stepping.get(device, 0.0) + self._stepping.pop((device, section)), 4)
         return stepping
 
-    def _predict(self, page: _Page, leg: LiveLeg) -> None:
+    def _predict(self, expected: _Expected, leg: LiveLeg) -> None:
         """Seconds per sample of the stream: of the flotilla's busiest device, at the rates that are known."""
-        priced = self.scheduler.driver.measuring.revision, len(leg.members)
-        if page.priced != priced:
-            page.priced, page.seconds_per_sample = priced, self._predicted(leg)
+        priced = self.run.measuring.revision, len(leg.members)
+        if expected.priced != priced:
+            expected.priced, expected.seconds_per_sample = priced, self._predicted(leg)
 
     def _predicted(self, leg: LiveLeg) -> float:
         if not leg.members:
             return 0.0
-        profiles = self.scheduler.driver.measuring.profiles(leg.members, self.scheduler.driver.study)
-        flotilla = self.scheduler.flotillas[leg.number].keeping(leg.members)
+        profiles = self.run.measuring.profiles(leg.members, self.run.study)
+        flotilla = leg.flotilla.keeping(leg.members)
         return 1.0 / flotilla.priced({profile.member: profile for profile in profiles}).samples_per_second

@@ -21,24 +21,23 @@ def measure(
     Raises PlanError where a member fails: a plan of the others would look like one of the study.
     """
     driver = Driver(job, cluster, workers, journal, RunState(), Silent(), node_devices=node_devices, only_measure=True)
+    run = driver.run
     with workers:
         try:
-            driver.run()
+            driver.drive()
         finally:
             driver.stop_workers()
-    member_table, measuring = driver.member_table, driver.measuring
-    ended = [
-        driver.state.member(one.name) for one in member_table.study.members if one.name not in member_table.waiting
-    ]
+    waiting, measuring = run.members.waiting, run.measuring
+    ended = [run.state.member(member.name) for member in run.study.members if member.name not in waiting]
     if ended:
         reasons = ", ".join(f"{member.name!r} ({last_line(member.reason)})" for member in ended)
         raise PlanError(
-            f"{len(ended)} of {len(member_table.study.members)} members could not be measured: {reasons}. Mend what they raised, or leave "
+            f"{len(ended)} of {len(run.study.members)} members could not be measured: {reasons}. Mend what they raised, or leave "
             "them out of the study."
         )
     return Costs(
-        profiles=tuple(measuring.profiles(member_table.waiting, member_table.study)),
+        profiles=tuple(measuring.profiles(waiting, run.study)),
         notes=measuring.notes,
-        lengths=dict(driver.lengths),
-        preparation_seconds_per_sample=driver.data.seconds_per_sample if driver.data else 0.0,
+        lengths=dict(run.lengths),
+        preparation_seconds_per_sample=run.data.seconds_per_sample if run.data else 0.0,
     )

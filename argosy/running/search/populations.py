@@ -8,7 +8,7 @@ from typing import Any
 from argosy.errors import StudyError
 from argosy.protocol.events import Checkpoint, Cloned
 from argosy.results.fold import MemberState
-from argosy.running.control.clones import LOADED, newest_file
+from argosy.running.control.clone import LOADED, newest_file
 from argosy.running.search.trials import Trial
 from argosy.study import Member
 from argosy.tuning.pbt import Pbt

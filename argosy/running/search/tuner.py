@@ -17,7 +17,7 @@ from typing import Any
 from argosy.errors import StudyError
 from argosy.protocol.events import Event, MemberEnded, Proposed, RunStarted, SearchBegan
 from argosy.results.fold import OVER, MemberState, RunState
-from argosy.running.control.clones import newest_file
+from argosy.running.control.clone import newest_file
 from argosy.running.control.verdicts import GO_ON, Fate, Newcomer, Verdict
 from argosy.running.search.populations import Population
 from argosy.running.search.rungs import InPacks

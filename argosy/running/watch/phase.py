@@ -11,5 +11,7 @@ class Phase(Enum):
     OPENING = "opening the data"
     MEASURING = "measuring members"
     TRAINING = "training"
-    REGROUPING = "saving members after a loss, or to end"
+    REGROUPING = "saving members after a loss"
+    """As it is shown; other legs train meanwhile."""
+    ENDING = "saving members, to end"
     OVER = "ending"

@@ -32,7 +32,7 @@ KINDS = (
 LOW_PRECISION = (torch.bfloat16, torch.float16)
 
 
-class State(Protocol):
+class MetricState(Protocol):
     """What a metric that is an object keeps."""
 
     def update(self, outputs: Any, targets: Any) -> Any:
@@ -52,7 +52,7 @@ class Validation:
     """Of the loss and of what is per sample."""
     _per_sample: dict[str, Callable[[Any, Any], Any]] = field(default_factory=dict)
     _of_the_set: dict[str, Callable[[Any, Any], Any]] = field(default_factory=dict)
-    _states: dict[str, State] = field(default_factory=dict)
+    _states: dict[str, MetricState] = field(default_factory=dict)
     _gathered: "_Gathered" = field(init=False)
     _ended: dict[str, float] = field(default_factory=dict)
     """What was computed at the end."""
@@ -114,7 +114,7 @@ class Validation:
             else:
                 raise self._refusal(name, value, f"a batch of {rows}")
 
-    def _state(self, name: str, metric: Any) -> State:
+    def _state(self, name: str, metric: Any) -> MetricState:
         """A state of this validation's own."""
         made: Any = copy.deepcopy(metric) if _is_state(metric) else metric()
         if not _is_state(made):
@@ -208,7 +208,7 @@ def _tensor(value: Any) -> torch.Tensor | None:
     return value.detach() if isinstance(value, torch.Tensor) and not value.is_complex() else None
 
 
-def _is_state(metric: Any) -> TypeGuard[State]:
+def _is_state(metric: Any) -> TypeGuard[MetricState]:
     return not isinstance(metric, type) and hasattr(metric, "update") and hasattr(metric, "compute")
 
 

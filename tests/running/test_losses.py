@@ -7,7 +7,7 @@ import studies
 from hypothesis import given
 from hypothesis import strategies as st
 
-from argosy.running.control.recovery import Loss, Regrouping, Way, next_division
+from argosy.running.control.losses import Loss, Regrouping, Way, next_division
 
 TRAINERS = ["cpu:0", "cpu:1", "cpu:2", "cpu:3"]
 

@@ -14,7 +14,8 @@ import argosy
 from argosy.errors import RunError
 from argosy.protocol.events import Answered, Checkpoint, MemberStarted, Saved, SectionEnded
 from argosy.results.fold import RunState
-from argosy.running.control.member_table import MemberTable
+from argosy.running.control.members import LAWFUL, Leaving, Members, State
+from argosy.running.control.positions import Positions
 from argosy.running.launch.launcher import Job
 from argosy.settings import Settings
 
@@ -29,27 +30,28 @@ class World:
         self.draw, self.directory = draw, directory
         study = studies.study(90, val=9, fleet=[studies.member(name) for name in NAMES], epochs=99)
         self.state = RunState()
-        self.member_table = MemberTable(Job(study=study, settings=Settings(), directory=directory, lock=-1), self.state)
-        self.member_table.begin()
+        job = Job(study=study, settings=Settings(), directory=directory, lock=-1)
+        self.positions = Positions(job, self.state)
+        self.members = Members(self.positions)
+        self.members.begin()
         self.aboard: dict[str, int] = {}
         """By member: its stream epoch."""
         self.epoch = 0
 
     def board(self) -> None:
         """Some of those that wait go on, or begin, with the stream where it is."""
-        member_table = self.member_table
-        member_table.join(member_table.waiting, self.epoch)
-        names = [
-            name for name in member_table.waiting if member_table.place(name) == self.epoch and self.draw.random() < 0.7
-        ]
-        assigned = member_table.assign(names)
+        positions, members = self.positions, self.members
+        positions.join(members.waiting, self.epoch)
+        names = [name for name in members.waiting if positions.place(name) == self.epoch and self.draw.random() < 0.7]
+        assigned = positions.assigned(names)
         if assigned is not None:
             assert set(assigned.members) <= set(names)
             self.state.apply(assigned)
-        assert member_table.assign(names) is None, "it is journaled"
-        member_table.leave(names)
+        assert positions.assigned(names) is None, "it is journaled"
+        members.place(names)
+        members.assign(names)
         for name in names:
-            start = member_table.start_member(name, ())
+            start = positions.start_member(name, ())
             assert start.stream_epoch == self.epoch == self.state.member(name).stream_epoch(start.epoch)
             place = {"epoch": start.epoch, "section": 0, "stream_epoch": self.epoch, "position": 0}
             self.state.apply(MemberStarted(member=name, device="cpu:0", threads=1, mkldnn=True, **place))
@@ -97,20 +99,28 @@ class World:
         what = self.draw.choice(["rest", "wait", "lost"])
         if what != "lost":
             self.save(name)
-        if what == "rest":
-            self.member_table.rest(name)
+        if what == "lost":
+            self.members.regroup([name])
         else:
-            self.member_table.take_back([name])
-            # A stream that is behind has to come again for those that were lost.
-            self.epoch = min([self.epoch, *map(self.member_table.place, self.member_table.waiting)])
-            for other in list(self.aboard):
-                self.save(other)
-                self.member_table.take_back([other])
-                del self.aboard[other]
+            self.members.leave(name, Leaving(leg=1, device="cpu:0", verdict=None), moves=False)
+        if what == "rest":
+            self.members.rest(name)
+            return
+        if what == "wait":
+            self.members.saved(name)
+        else:
+            self.members.take_back(name)
+        # A stream that is behind has to come again for those that were lost.
+        self.epoch = min([self.epoch, *map(self.positions.place, self.members.waiting)])
+        for other in list(self.aboard):
+            self.save(other)
+            self.members.regroup([other])
+            self.members.take_back(other)
+            del self.aboard[other]
 
     def call(self) -> None:
         """Somebody who rests wants to go on."""
-        self.member_table.call(self.draw.choice(sorted(self.member_table.resting)))
+        self.members.call(self.draw.choice(sorted(self.members.resting)))
 
 
 @given(st.integers(0, 2**32))
@@ -120,12 +130,12 @@ def test_nobody_sees_a_stream_epoch_twice_and_everybody_is_somewhere(seed: int) 
         world = World(draw, Path(folder))
         for _ in range(draw.randint(5, 60)):
             acts = [world.board]
-            acts += [world.go_on, world.leave] * bool(world.aboard) + [world.call] * bool(world.member_table.resting)
+            acts += [world.go_on, world.leave] * bool(world.aboard) + [world.call] * bool(world.members.resting)
             draw.choice(acts)()
-            member_table = world.member_table
-            assert sorted([*member_table.waiting, *member_table.resting, *world.aboard]) == NAMES
-            assert member_table.waiting == sorted(member_table.waiting)
-            assert member_table.joining <= set(member_table.waiting)
+            members = world.members
+            assert sorted([*members.waiting, *members.resting, *world.aboard]) == NAMES
+            assert members.waiting == sorted(members.waiting)
+            assert world.positions.unsettled <= set(members.waiting)
             for name in NAMES:
                 seen = [row.stream_epoch for row in world.state.member(name).sections]
                 assert seen == sorted(set(seen))
@@ -135,16 +145,36 @@ def test_nobody_sees_a_stream_epoch_twice_and_everybody_is_somewhere(seed: int) 
 def test_epochs_left_and_the_last_section_follow_the_rule(tmp_path: Path) -> None:
     member = studies.member("a", stop=argosy.MaxEpochs(1.5))
     study = replace(studies.study(90, val=9, fleet=[member]), validations_per_epoch=4)
-    member_table = MemberTable(Job(study=study, settings=Settings(), directory=tmp_path, lock=-1), RunState())
-    member_table.begin()
-    assert (member_table.waiting, member_table.place("a")) == (["a"], 0)
-    assert (member_table.epochs_left("a"), member_table.last_section("a")) == (2, 6)
-    assert member_table.leg_for(["a"], LENGTHS, number=3).section == 0
-    member_table.enter(["a"])
-    member_table.join(["a"], 7)
-    assert (member_table.place("a"), member_table.last_section("a")) == (28, 34)
-    member_table.join(["a"], 5)
-    assert member_table.place("a") == 28, "no stream epoch that is behind it"
+    positions = Positions(Job(study=study, settings=Settings(), directory=tmp_path, lock=-1), RunState())
+    members = Members(positions)
+    members.begin()
+    assert (members.waiting, positions.place("a")) == (["a"], 0)
+    assert (positions.epochs_left("a"), positions.last_section("a")) == (2, 6)
+    assert positions.leg_for(["a"], LENGTHS, number=3).section == 0
+    positions.enter(["a"])
+    positions.join(["a"], 7)
+    assert (positions.place("a"), positions.last_section("a")) == (28, 34)
+    positions.join(["a"], 5)
+    assert positions.place("a") == 28, "no stream epoch that is behind it"
+
+
+@pytest.mark.parametrize("state", State)
+def test_a_change_that_is_not_lawful_is_named(tmp_path: Path, state: State) -> None:
+    study = studies.study(90, val=9, fleet=[studies.member("a")])
+    positions = Positions(Job(study=study, settings=Settings(), directory=tmp_path, lock=-1), RunState())
+    for wanted in State:
+        members = Members(positions)
+        members.begin()
+        members._members["a"].state = state
+        members._of_state[State.WAITING].clear()
+        members._of_state[state].add("a")
+        if wanted in LAWFUL[state]:
+            members._to("a", wanted)
+            assert members.having(wanted) == ["a"]
+        else:
+            with pytest.raises(AssertionError, match=f"^a is {state} and cannot become {wanted}$"):
+                members._to("a", wanted)
+            assert members.having(state) == ["a"]
 
 
 def test_a_clone_that_was_made_of_somebody_who_is_gone_is_named(tmp_path: Path) -> None:
@@ -152,4 +182,4 @@ def test_a_clone_that_was_made_of_somebody_who_is_gone_is_named(tmp_path: Path) 
     state = RunState.of([Answered(file="1-clone.json", command=command, answer="added late")])
     job = Job(study=studies.study(fleet=[studies.member("a")]), settings=Settings(), directory=tmp_path, lock=-1)
     with pytest.raises(RunError, match=r"^clone 'late' was made of 'gone', which is not in the study: put it back\.$"):
-        MemberTable(job, state).begin()
+        Positions(job, state).begin()

@@ -1,0 +1,142 @@
+"""Legs at their barriers: members leave whose verdict it is, the policy is asked once, and assignments change.
+
+A barrier is where a leg stands when all its assignments have reported everything that it has credit for. A member that leaves is
+told to, one that starts waits until its last file is journaled, and all others go on at once with the next credit: a member that
+does not move is not saved, stopped or started again.
+"""
+
+from collections.abc import Iterable, Mapping
+
+from argosy.plans import Flotilla
+from argosy.protocol.feeder import Held
+from argosy.running.control.carry_out import CarryOut
+from argosy.running.control.decisions import Decisions
+from argosy.running.control.legs import Gate, LiveLeg, difference, placed_anew
+from argosy.running.control.predictions import Predictions
+from argosy.running.control.run import Run
+from argosy.running.control.verdicts import Fate, Verdict
+
+__all__ = ["Barriers", "assignments_of"]
+
+
+class Barriers:
+    """Of the legs of one run."""
+
+    def __init__(self, run: Run, decisions: Decisions, carry_out: CarryOut, predictions: Predictions) -> None:
+        self.run, self.decisions, self.carry_out, self.predictions = run, decisions, carry_out, predictions
+        self.members, self.legs, self.state = run.members, run.legs, run.state
+
+    # ---- what workers say
+
+    def judge(self, member: str) -> None:
+        """A member has ended a section: note how far it goes on for certain; where it does not, its leg comes to a barrier."""
+        leg = self.legs.of(member)
+        if leg is not None:
+            leg.judged.add(member)
+            self._verdict(leg, member)
+
+    def section_ended(self, device: str, section: int) -> None:
+        """An assignment is through a section."""
+        for leg in self.legs.live:
+            if device in leg.assignments:
+                leg.reported(device, section)
+                self.predictions.turn(leg)
+
+    def held(self, feeder: str, held: Held) -> None:
+        """A feeder has said where it stops; when all have, those that are behind may come as far as the others."""
+        for leg in self.legs.live:
+            if leg.number == held.leg and leg.held(feeder, held.until):
+                self.carry_out.allow(leg, leg.until)
+                self.run.wants_plan = True  # Members that are to meet it there may start.
+
+    # ---- legs go on
+
+    def go_on(self) -> None:
+        """Let every leg go on that can: from its barrier, or with more credit."""
+        for leg in list(self.legs.live):
+            if leg.gate is Gate.REGROUPING:
+                continue
+            if leg.at_barrier and not leg.starting and not self.decisions.is_awaiting(leg):
+                self._pass(leg)
+            elif leg.gate is Gate.OPEN and leg.members:
+                self._extend(leg)
+
+    def _extend(self, leg: LiveLeg) -> None:
+        if self.decisions.others_wait and leg.until % self.run.per_epoch == 0:
+            return  # The barrier that others wait for.
+        until = self.decisions.reach(leg)
+        if until > leg.until:
+            self.carry_out.allow(leg, until)
+
+    def _pass(self, leg: LiveLeg) -> None:
+        """No trainer steps: let those leave whose verdict it is, ask the policy if anything has changed, and go on."""
+        if self.decisions.all_meet(leg):
+            self.carry_out.all_have_met(leg)
+        fates = self._fates(leg)
+        wanted, anew = self._wanted(leg, fates)
+        joins, leg.gate = leg.gate is Gate.HOLDING, Gate.OPEN
+        now = {device: assignment.members for device, assignment in leg.assignments.items()}
+        changes = difference(now, wanted, anew)
+        if changes:
+            self.carry_out.change(leg, changes, fates)
+        if not leg.members:
+            self.carry_out.end(leg)
+            if not self.members.waiting:
+                # Others may spread over its devices.
+                self.carry_out.make_room()
+            return
+        if changes:
+            self.predictions.change(leg, [name for change in changes.values() for name in change.start])
+        too_soon = (fates or joins) and self.decisions.too_soon(leg)
+        self.carry_out.allow(leg, self.decisions.reach(leg))
+        if self.decisions.is_met(leg):
+            leg.gate = Gate.HOLDING
+        if too_soon:
+            self.carry_out.hold(leg, multiple=self.run.per_epoch)
+        # A member that found no place here may find one on devices that are free.
+        self.run.wants_plan |= joins and bool(self.members.waiting)
+
+    def _wanted(self, leg: LiveLeg, fates: Mapping[str, Verdict]) -> tuple[Mapping[str, Iterable[str]], set[str]]:
+        """The members of each device from this barrier on, and those of them that are to start anew."""
+        met = self.decisions.goes_to(leg)
+        if met is not None and met.until == leg.until:
+            return {}, set()
+        live = [name for name in leg.members if name not in fates]
+        if not (fates or leg.gate is Gate.HOLDING or self.members.unplaced):
+            return {device: tuple(assignment.members) for device, assignment in leg.assignments.items()}, set()
+        if leg.until % self.run.per_epoch == 0 and self.run.packs is None:
+            self.run.positions.join(self.members.waiting, leg.until // self.run.per_epoch)
+        profiles = self.decisions.profiles([*live, *self.members.unplaced])
+        self.predictions.profiled(profiles)
+        with self.predictions.planning():
+            found = self.decisions.goes_on(leg, live, profiles)
+        anew = set[str]()
+        if not found.keeps and found.flotilla is not None:
+            anew = placed_anew(leg.flotilla, found.flotilla)
+        leg.makes_room, leg.flotilla = not found.keeps, found.planned
+        return {} if found.flotilla is None else assignments_of(found.flotilla), anew
+
+    # ---- verdicts
+
+    def _fates(self, leg: LiveLeg) -> dict[str, Verdict]:
+        """Members that leave a leg at its barrier, judged again: what others have reached there may change a verdict."""
+        judged = [name for name in leg.members if name in leg.judged]
+        leg.judged.clear()
+        verdicts = {name: self._verdict(leg, name) for name in judged}
+        return {name: verdict for name, verdict in verdicts.items() if verdict.fate is not Fate.GO_ON}
+
+    def _verdict(self, leg: LiveLeg, member: str) -> Verdict:
+        verdict, here = self.run.verdict(member), self._next_section(member)
+        leg.free_until[member] = here + (verdict.certain if verdict.fate is Fate.GO_ON else 0)
+        if verdict.longest is not None:
+            leg.last[member] = here + verdict.longest
+        return verdict
+
+    def _next_section(self, member: str) -> int:
+        last = self.state.member(member).sections[-1]
+        return last.stream_epoch * self.run.per_epoch + last.section + 1
+
+
+def assignments_of(flotilla: Flotilla) -> dict[str, list[str]]:
+    """The members of each device, in the order of their steps."""
+    return {device: [placement.member for placement in flotilla.pack(device)] for device in flotilla.devices}

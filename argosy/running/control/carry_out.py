@@ -1,0 +1,222 @@
+"""Decisions become events and commands here, in the one lawful order: what is journaled first, what leaves after it.
+
+Everything that changes a leg or says something to a trainer about its members goes through `CarryOut`; the table of members
+changes with it. A command leaves when the round is journaled (`Driver.run`).
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
+
+from argosy.protocol.events import Split
+from argosy.protocol.feeder import Credit, Hold
+from argosy.protocol.trainer import Assign, Seat, Unassign
+from argosy.running.control.decisions import Decisions
+from argosy.running.control.legs import Change, Gate, LiveLeg, Starting
+from argosy.running.control.members import Leaving
+from argosy.running.control.predictions import Predictions
+from argosy.running.control.run import Run
+from argosy.running.control.verdicts import Verdict
+
+__all__ = ["CarryOut"]
+
+
+class CarryOut:
+    """Changes of the legs of one run."""
+
+    def __init__(self, run: Run, decisions: Decisions, predictions: Predictions) -> None:
+        self.run, self.decisions, self.predictions = run, decisions, predictions
+        self.members, self.positions, self.legs, self.pool = run.members, run.positions, run.legs, run.pool
+        self._rendezvous: dict[str, str] = {}
+        """By member that several devices step: where these find each other."""
+
+    # ---- credit
+
+    def allow(self, leg: LiveLeg, until: int) -> None:
+        """Give the feeders of a leg credit up to a section."""
+        leg.until = until
+        horizon = self.decisions.horizon(leg, until)
+        credit = Credit(leg=leg.number, until=until, horizon=horizon, assignments=leg.numbers())
+        leg.readers = tuple(credit.assignments)
+        self.pool.allow(leg.feeders, credit)
+
+    def hold(self, leg: LiveLeg, *, multiple: int) -> None:
+        """Let a leg come to a barrier soon, behind a section whose number divides by `multiple`."""
+        for feeder in leg.hold():
+            self.pool.send(feeder, Hold(leg=leg.number, multiple=multiple))
+
+    def make_room(self) -> None:
+        """Members wait: let every leg come to a barrier at an epoch's end, and ask the policy."""
+        self.run.wants_plan = True
+        for leg in [leg for leg in self.legs.live if self.decisions.goes_to(leg) is None]:
+            self.hold(leg, multiple=self.run.per_epoch)
+
+    # ---- assignments
+
+    def begin(self, leg: LiveLeg, assignments: Mapping[str, Iterable[str]], number: int) -> None:
+        """A new leg: its devices start on these members, with an assignment of this number."""
+        self.legs.live.append(leg)
+        members = leg.flotilla.members
+        self.expect(leg, members)
+        self._place(leg, members)
+        for device, names in assignments.items():
+            leg.change(device, number, Change(start=tuple(names)))
+            self._start(leg, device, start=names)
+        self.predictions.begin(leg)
+        self.allow(leg, self.decisions.reach(leg))
+
+    def change(self, leg: LiveLeg, changes: Mapping[str, Change], fates: Mapping[str, Verdict]) -> None:
+        """Change assignments at a barrier: a member that moves starts when the device that it leaves has saved it."""
+        started = {name for change in changes.values() for name in change.start}
+        for name in dict.fromkeys(name for change in changes.values() for name in change.leave):
+            leaving = Leaving(leg=leg.number, device=leg.savers[name], verdict=fates.get(name))
+            self.members.leave(name, leaving, moves=name in started)
+            if name not in started:
+                leg.forget(name)
+        self._place(leg, started)
+        for device, change in changes.items():
+            leg.change(device, self.legs.next_assignment(), change)
+            missing = {name for name in change.start if self.members.leaves(name) is not None}
+            self.expect(leg, [name for name in change.start if name not in missing])
+            if missing:
+                leg.starting[device] = Starting(start=change.start, missing=missing)
+                self.positions.settled(change.start)  # their next epoch is this leg's
+                self.pool.send(device, Unassign(members=change.leave))
+            else:
+                self._start(leg, device, leave=change.leave, start=change.start)
+
+    def expect(self, leg: LiveLeg, names: Iterable[str]) -> None:
+        """These are about to begin in a leg: note how far they go for certain, and at most."""
+        for name in names:
+            leg.free_until[name] = self.positions.place(name) + self.run.verdict(name).certain
+            leg.last[name] = self.positions.last_section(name)
+
+    def _place(self, leg: LiveLeg, names: Collection[str]) -> None:
+        """Note which device saves each of these; those that several devices step need a rendezvous."""
+        placements = [leg.flotilla.of(name) for name in names]
+        leg.savers |= {placement.member: placement.devices[0] for placement in placements}
+        self._rendezvous |= {split.member: self.pool.rendezvous() for split in placements if split.is_split}
+        self.members.place(names)
+
+    def _seat_of(self, leg: LiveLeg, name: str, device: str) -> Seat | None:
+        """The rank of a device among those that step a member; journaled before any of them does."""
+        placement, before = leg.flotilla.of(name), self.run.state.member(name).split
+        split = Split(member=name, devices=placement.devices, shares=placement.all_shares)
+        if split != before and (placement.is_split or before is not None):
+            self.run.record(split)
+        if not placement.is_split:
+            return None
+        rank, number = placement.devices.index(device), self.positions.number(name)
+        return Seat(rank=rank, shares=split.shares, number=number, rendezvous=self._rendezvous[name])
+
+    def _start(self, leg: LiveLeg, device: str, *, leave: tuple[str, ...] = (), start: Iterable[str]) -> None:
+        """Tell a trainer its assignment; the stream epochs that its members train on are journaled before."""
+        there, measured = set(leg.assignments[device].members), self.run.measuring.measured
+        names = [name for name in start if name in there]
+        assigned = self.positions.assigned(names)
+        if assigned is not None:
+            self.run.record(assigned)
+        self.members.assign(names)
+        # Without a feeder to read from, a trainer would take this for what was said before its feeder was lost.
+        self.pool.attach(leg.feeders, device)
+        self.pool.define(device, map(self.run.study.member, names))
+        starts = tuple(
+            replace(self.positions.start_member(name, measured[name].notes), seat=self._seat_of(leg, name, device))
+            for name in names
+        )
+        self.pool.send(device, Assign(assignment=leg.assignments[device].number, leave=leave, start=starts))
+        stopped = tuple(filter(self.members.is_told_to_stop, names))
+        if stopped:
+            # They were told to stop when no trainer knew them.
+            self.pool.send(device, Unassign(members=stopped))
+
+    def saved(self, member: str) -> None:
+        """A member's last file is journaled, or there will be none: assignments that waited for it wait no longer."""
+        for leg in self.legs.live:
+            for device, starting in list(leg.starting.items()):
+                starting.missing.discard(member)
+                if not starting.missing:
+                    del leg.starting[device]
+                    self._start(leg, device, start=starting.start)
+
+    def unassign(self, member: str) -> None:
+        """A member has ended, wherever it was."""
+        for leg in self.legs.live:
+            devices = leg.devices_of(member)
+            for device in devices if len(devices) > 1 else ():
+                # One of its ranks has said so.
+                self.pool.send(device, Unassign(members=(member,)))
+            if leg.remove(member):
+                self.run.wants_plan = True
+        self.saved(member)
+
+    def stop(self, member: str) -> None:
+        """Let the devices that step a member save it and let it go, as a person wants it to stop."""
+        leg = self.legs.of(member)
+        if leg is not None and leg.gate is not Gate.REGROUPING:
+            for device in leg.devices_of(member):
+                self.pool.send(device, Unassign(members=(member,)))
+
+    def end(self, leg: LiveLeg) -> None:
+        """A leg has no members any more."""
+        self.legs.live.remove(leg)
+        self.pool.rest(leg.feeders)
+        self.all_have_met(leg)
+        self.predictions.end(leg)
+        self.run.wants_plan = True
+
+    # ---- losses
+
+    def take_off(self, device: str) -> list[str]:
+        """Take the members of a lost trainer out of its assignment. Returns those that it was training or saving.
+
+        Members that were about to start there wait again, or will when they are saved.
+        """
+        gone = self._unsaved(device)
+        off = list(gone)
+        for leg in self.legs.live:
+            here = list(leg.assignments[device].members) if device in leg.assignments else []
+            starting = leg.starting.pop(device, None)
+            gone += [name for name in here if starting is None or name not in starting.start]
+            off += here
+        self._remove(device, gone, off)
+        return gone
+
+    def drop_unsaved(self, device: str) -> list[str]:
+        """Members that a lost trainer was to save, as far as their legs do not regroup: no file of them is to come."""
+        gone = self._unsaved(device)
+        for leg in self.legs.live:
+            leg.starting.pop(device, None)
+        self._remove(device, gone, gone)
+        return gone
+
+    def _unsaved(self, device: str) -> list[str]:
+        """Members that a trainer which is gone was to save, or one of a node that was given up."""
+        leaving = self.members.leaving
+        return [name for name, its in leaving.items() if its.device == device or not self.pool.knows(its.device)]
+
+    def _remove(self, device: str, gone: Collection[str], off: Collection[str]) -> None:
+        """Without the trainer of a device, no file of the members that are `gone` is to come, and those `off` are in no leg."""
+        self.members.regroup(gone)
+        for leg in self.legs.live:
+            removed = [name for name in off if leg.remove(name)]
+            # Members of the device may have ended since the leg's last credit named it.
+            if (removed or device in leg.readers) and leg.devices and not leg.asked:
+                # Its feeders wait for a reader that is no more; those that are asked get their credit when they have answered.
+                self.allow(leg, leg.until)
+                self.predictions.change(leg, ())
+        for name in off:
+            if name not in gone:
+                self.members.take_off(name)
+        for name in gone:
+            self.saved(name)
+
+    def fall_behind(self, names: Collection[str], leg: LiveLeg | None) -> None:
+        """Lost members wait for a device, and are to meet their leg again, which is held for them, or go on apart."""
+        self.members.fall_behind(names, 0 if leg is None else leg.number)
+        if leg is not None:
+            self.hold(leg, multiple=1)
+
+    def all_have_met(self, leg: LiveLeg) -> None:
+        """No member is to meet this leg any more."""
+        meeting = self.members.meeting.items()
+        self.members.catch_up([name for name, number in meeting if number == leg.number])

@@ -1,0 +1,113 @@
+"""What a clone is: another member but for some hyper-parameters, from nothing or from where the other one is.
+
+A clone that goes on from another member's weights begins with a file of that member's, which was written at an epoch's end.
+"""
+
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+from argosy.bindings import rebound
+from argosy.disk.files import flush_folder, make_folder, opened, replacing
+from argosy.errors import RunError, StudyError
+from argosy.errors.spelling import meant
+from argosy.protocol.events import Checkpoint, Cloned
+from argosy.results.fold import MemberState
+from argosy.study import Member
+from argosy.training.member.checkpoint import check
+
+__all__ = ["LOADED", "Clone", "inherit", "newest_file"]
+
+LOADED = ("optimizer", "loss", "augment")
+"""Parts of a member whose numbers may differ from those of the one whose weights it takes over."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Clone:
+    """What a person asked for."""
+
+    source: str
+    name: str
+    changes: Mapping[str, Any]
+    """By the names of hyper-parameters, as ``optimizer.lr``."""
+    warm: bool
+    """Whether it goes on from the other one's weights, instead of from nothing."""
+
+    @classmethod
+    def of(cls, command: Mapping[str, Any]) -> "Clone":
+        """From a command; raises RunError for one that lacks something."""
+        match command:
+            case {"member": str(source), "name": str(name), "set": dict(changes), "warm": bool(warm)}:
+                return cls(source=source, name=name, changes=changes, warm=warm)
+        raise RunError(f"the command to clone {command.get('member')!r} lacks something: use argosy clone.")
+
+    def member(self, source: Member) -> Member:
+        """The clone; raises StudyError for changes that it cannot have."""
+        if not self.changes:
+            raise StudyError(
+                f"{self.name!r} would be {source.name!r} once more; say with --set what is to differ, as "
+                "--set optimizer.lr=0.01."
+            )
+        known, changed = source.hyperparameters, source
+        for name, value in self.changes.items():
+            if name not in known:
+                raise StudyError(
+                    f"member {source.name!r} has no hyper-parameter {name!r}{meant(name, known)}; set one of {', '.join(known)}."
+                )
+            _check(name, known[name], value, warm=self.warm)
+            part, _, key = name.partition(".")
+            new: Any = rebound(getattr(changed, part), key, value) if key else value
+            changed = replace(changed, **cast(Any, {part: new}))
+        if changed.hyperparameters == source.hyperparameters:
+            raise StudyError(
+                f"{self.name!r} would be {source.name!r} once more: it has these values already; give it another one."
+            )
+        return replace(changed, name=self.name, repetition=None)
+
+
+def _check(name: str, before: Any, value: Any, *, warm: bool) -> None:
+    """Raise StudyError for a value that cannot take the place of the one before."""
+    numbers = all(isinstance(one, int | float) and not isinstance(one, bool) for one in (before, value))
+    if not numbers and type(value) is not type(before):
+        kind = "an int" if isinstance(before, int) and not isinstance(before, bool) else f"a {type(before).__name__}"
+        raise StudyError(f"{name} is {before!r}, and {value!r} is of another kind; give {kind}.")
+    if warm and name.partition(".")[0] not in LOADED:
+        raise StudyError(
+            f"{name} is part of what the member is built as, and with --warm the clone goes on with that; clone it without "
+            f"--warm, or change what belongs to {', '.join(LOADED)}."
+        )
+
+
+def newest_file(source: MemberState) -> Checkpoint | None:
+    """The one of an epoch's end, among the two that are surely there still; without its best weights, which no clone takes over."""
+    found = source.saved[-2:]
+    if len({saved.file for saved in found}) == 1:
+        found = found[:1]  # the second one has best weights from behind the file
+    found.reverse()
+    ends = (saved for saved in found if (saved.section, saved.position, saved.carried) == (0, 0, 0))
+    return next((replace(saved, best=None, best_sha256=None) for saved in ends), None)
+
+
+def inherit(directory: Path, cloned: Cloned) -> None:
+    """Let a clone have the file that it goes on from, which its source deletes one day.
+
+    Raises CheckpointError where it is not there.
+    """
+    checkpoint = cloned.checkpoint
+    if checkpoint is None:
+        return
+    there, here = directory / "members" / cloned.source, directory / "members" / cloned.member
+    make_folder(here)
+    name = checkpoint.file
+    check(there / name)
+    # A driver that was killed before it journaled the clone may have left one of that name.
+    (here / name).unlink(missing_ok=True)
+    try:
+        os.link(there / name, here / name)
+    except PermissionError:
+        with opened(there / name) as file, replacing(here / name) as copy:
+            shutil.copyfileobj(file, copy)  # a file system without links
+    flush_folder(here)

@@ -1,0 +1,265 @@
+"""Members whose costs are not known are measured, and wait like all others when they are: at the beginning, and later.
+
+At the beginning, and where no member trains, all trainers measure on the first block of a leg of its own. Members that join
+later are measured beside those that train. An addition is whole or nothing: its command is answered when all of its members are
+known and fit.
+"""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from argosy.errors import PlanError
+from argosy.planning.memory import require_fit
+from argosy.protocol.feeder import Credit, Leg
+from argosy.protocol.trainer import Measured, SumsTimed
+from argosy.running.control.carry_out import CarryOut
+from argosy.running.control.clone import inherit
+from argosy.running.control.leg_starts import LegStarts
+from argosy.running.control.members import State
+from argosy.running.control.outcomes import Outcomes
+from argosy.running.control.refusals import check_batch_norm, check_batches
+from argosy.running.control.run import Run
+from argosy.running.control.splitting import Timing
+from argosy.running.watch.phase import Phase
+from argosy.stream.schedule import section_start
+
+__all__ = ["Measurements"]
+
+
+class Measurements:
+    """Of the members of one run."""
+
+    def __init__(
+        self, run: Run, carry_out: CarryOut, outcomes: Outcomes, starts: LegStarts, *, only_measure: bool
+    ) -> None:
+        self.run, self.carry_out, self.outcomes, self.starts = run, carry_out, outcomes, starts
+        self.members, self.legs, self.pool = run.members, run.legs, run.pool
+        self.positions, self.measuring = run.positions, run.measuring
+        self.only_measure = only_measure
+        self.timing = Timing(run.pool)
+
+    # ---- where no member trains
+
+    def measure(self) -> None:
+        """Let every trainer measure its share of the waiting members that are not known, on a leg of their own."""
+        self.run.phase = Phase.MEASURING
+        if self.measuring.missing & set(self.members.waiting):
+            self._measure_at_rest()
+        else:
+            self.settle()
+
+    def settle(self) -> None:
+        """The costs of a member are known, or wanted no more: go on with what waited for that."""
+        run = self.run
+        if run.phase in (Phase.TRAINING, Phase.MEASURING):
+            self._welcome_known()
+        if run.phase is not Phase.MEASURING:
+            return
+        waiting = self.members.waiting
+        if self.measuring.missing & set(waiting):
+            self._measure_rest()
+            return
+        self._fail_unfit(waiting)
+        waiting = self.members.waiting
+        check_batch_norm(map(run.study.member, waiting), run.lengths, self.measuring.measured)
+        if self.only_measure:
+            if self.measuring.needs_groups(waiting):
+                self.measure()
+            else:
+                run.phase = Phase.OVER
+            return
+        if self._time_sums():
+            return
+        run.write_study()
+        self.train()
+
+    def train(self) -> None:
+        """All members that wait are known: let the policy say where each trains."""
+        self.run.phase = Phase.TRAINING
+        self.run.wants_plan = True
+        self._welcome()
+
+    def _measure_at_rest(self) -> None:
+        """Feed a leg to all trainers, on whose first block they measure."""
+        devices, waiting = self.pool.devices, self.members.waiting
+        team = self.pool.free_team(devices, ())
+        if team is None:
+            return
+        self.legs.count += 1
+        assignment = self.legs.next_assignment()
+        leg = self._with_training_samples(self.positions.leg_for(waiting, self.run.lengths, number=self.legs.count))
+        self.pool.feed(team, leg, self.starts.sharing.pipeline)
+        ends = [self.positions.last_section(name) for name in waiting]
+        # A clone may be at its end already.
+        horizon = None if None in ends else max(leg.section + 1, *(end for end in ends if end is not None))
+        names = [feeder.name for feeder in team]
+        for device in devices:
+            self.pool.attach(names, device)
+        assignments = dict.fromkeys(devices, assignment)
+        self.pool.allow(names, Credit(leg=leg.number, until=leg.section + 1, horizon=horizon, assignments=assignments))
+        self.starts.measuring_leg = (team, leg, assignment)
+        self.measuring.again()
+        self._measure(devices, assignment)
+
+    def _with_training_samples(self, leg: Leg) -> Leg:
+        """The leg itself, or from a block before the end of its first section: members may want fewer samples of that, or none.
+
+        A few samples say little of what a batch takes, and are too few for some models.
+        """
+        length, per_epoch = self.run.lengths["train"], self.run.per_epoch
+        assert self.run.data is not None
+        start, stop = section_start(leg.section, length, per_epoch), section_start(leg.section + 1, length, per_epoch)
+        latest = max((stop or length) - self.run.data.block_size, start)
+        return replace(leg, position=min(leg.position, latest))
+
+    def _measure_rest(self) -> None:
+        """Hand out the members that are still unknown; where one failed, another one like it takes its place."""
+        if self.starts.measuring_leg is not None and self.measuring.representatives:
+            self._measure(self.pool.devices, self.starts.measuring_leg[2])
+
+    def _measure(self, devices: Iterable[str], assignment: int | None) -> None:
+        study = self.run.study
+        accumulate = {member.name: self.positions.accumulate(member.name) for member in study.members}
+        for device, command in self.measuring.commands(tuple(devices), assignment, accumulate).items():
+            self.pool.define(device, map(study.member, command.members))
+            self.pool.send(device, command)
+
+    # ---- sums over devices
+
+    def _time_sums(self) -> bool:
+        """Find out what sums over devices take, where a member may be split; whether that is still to be waited for."""
+        if self.timing.over or self.measuring.link is not None or not self.measuring.may_split:
+            return False
+        self.timing.ask(self.pool.devices)
+        return True
+
+    def sums_timed(self, device: str, timed: SumsTimed) -> None:
+        """A trainer has answered."""
+        link = self.timing.hear(device, timed)
+        if link is not None:
+            self.measuring.know_link(link)
+        self.settle()
+
+    # ---- beside members that train
+
+    def measure_unknown(self) -> None:
+        """Let those be measured that no trainer measures: beside members that train, or, where none does, by themselves.
+
+        New members, and members that rested, whose measurement may have been lost before they were called.
+        """
+        devices, new = self.legs.devices, self.members.new
+        if not self.measuring.missing & new.union(self.members.waiting):
+            return
+        if devices:
+            self.measuring.only_at(devices)
+            if self.measuring.representatives_beside:
+                self._measure([min(devices, key=lambda device: len(self.legs.members_on(device)))], None)
+        elif not self.legs.live and not self.starts.sharing.waiting_for:
+            self.members.enter(new)
+            self.measure()
+
+    def measured(self, message: Measured) -> None:
+        """A trainer has found out what a member costs, and so do those like it: members that waited for that may have a place."""
+        trains = self.run.phase is Phase.TRAINING
+        unknown = self.measuring.missing.intersection(self.members.waiting) if trains else set[str]()
+        self.measuring.hear(message)
+        if not unknown <= self.measuring.missing:
+            self.carry_out.make_room()
+        self.settle()
+
+    def measures_beside(self, member: str) -> bool:
+        """Whether a member is to be added, and measured beside those that train."""
+        return member in self.members.new and self.run.phase is not Phase.MEASURING
+
+    def forget(self) -> None:
+        """A worker is gone: what trainers measured together comes to nothing."""
+        self.starts.forget_measured()
+        self.timing.forget()
+
+    def forget_at_rest(self) -> None:
+        """Legs were regrouped: no trainer measures any more that was told to."""
+        self.starts.measuring_leg = None
+        self.timing.forget()
+        self.measuring.again()
+
+    # ---- members that join
+
+    def bring(self) -> None:
+        """Let those join that a search brings."""
+        run = self.run
+        if run.pausing is not None:
+            return
+        brought = [new for bringer in run.bringers for new in bringer.bring(run.state)]
+        if not brought:
+            return
+        members = [member for new in brought for member in new.members]
+        check_batches(members, run.lengths)
+        for new in brought:
+            if new.cloned is not None:
+                inherit(run.directory, new.cloned)
+                self.measuring.as_source(new.cloned.member, new.cloned.source)
+            for event in new.events:
+                run.record(event)
+        # Before study.json names them, which the next driver compares with what it finds here.
+        run.journal.commit()
+        self.positions.extend(members)
+        run.view.study(run.study)
+        self.expect(member.name for member in members)
+        # Others may have waited for these.
+        self.outcomes.call()
+
+    def expect(self, names: Iterable[str], *, addition: str = "") -> None:
+        """Members are to be added, by a command or a search: they are in the study, and their costs are not known."""
+        self.members.expect(names, addition=addition)
+        if self.run.phase is Phase.TRAINING:
+            self._welcome()
+
+    def _welcome(self) -> None:
+        """New members whose like is known wait at once, the others are to be measured."""
+        if self.members.new:
+            self.measuring.want(map(self.run.study.member, self.members.new))
+            self._welcome_known()
+
+    def _welcome_known(self) -> None:
+        """New members whose costs are known wait like all others from here on."""
+        self._answer_additions()
+        measured = self.measuring.measured
+        ready = (name for name in self.members.new if name in measured and not self.members.addition(name))
+        entering = sorted(ready, key=self.positions.number)
+        if not entering:
+            return
+        self.members.enter(entering)
+        self.outcomes.announce(entering)
+        self._fail_unfit(entering)
+        for name in entering:
+            # A clone may have come before others that it is to begin with.
+            if self.members.state(name) is not State.ENDED:
+                self.outcomes.decided(name)
+        self.carry_out.make_room()
+
+    def _answer_additions(self) -> None:
+        """Answer commands of which the costs of all members are known: they are here from now on, or refused."""
+        for addition, names in self.members.of_additions().items():
+            if not all(name in self.measuring.measured for name in names):
+                continue
+            try:
+                self._check_fit(names)
+            except PlanError as error:
+                self.outcomes.refuse(addition, str(error))
+            else:
+                self.members.answered(addition)
+                self.run.answer(addition, f"added {', '.join(names)}")
+
+    def _fail_unfit(self, names: Iterable[str]) -> None:
+        """Trials of a search that can train nowhere here have failed; the others go on."""
+        for name in tuple(names) if self.run.bringers else ():
+            try:
+                self._check_fit([name])
+            except PlanError as error:
+                self.outcomes.end(name, "failed", str(error))
+
+    def _check_fit(self, names: Iterable[str]) -> None:
+        """Raise PlanError for one of these, whose costs are known, that can train nowhere here."""
+        members, cluster = [self.run.study.member(name) for name in names], self.starts.launching.cluster
+        check_batch_norm(members, self.run.lengths, self.measuring.measured)
+        require_fit([self.measuring.profile(member) for member in members], cluster.devices)

@@ -1,0 +1,124 @@
+"""What the parts of a driver share: what a run was started with, what it knows, and the one way into its journal.
+
+Parts of the driver take a `Run` and say in their names what they do with it. `Run` itself decides nothing and sends nothing.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from argosy.cluster import Cluster
+from argosy.planning import POLICIES
+from argosy.planning.policy import NamedPolicy
+from argosy.protocol.events import Answered, Event
+from argosy.protocol.feeder import Opened
+from argosy.results.fold import RunState
+from argosy.running.control.launching import Launching
+from argosy.running.control.legs import Legs
+from argosy.running.control.measuring import Measuring
+from argosy.running.control.members import Members
+from argosy.running.control.positions import Positions
+from argosy.running.control.tolerance import Tolerance
+from argosy.running.control.verdicts import Bringer, Judge, Verdict, judge
+from argosy.running.control.worker_pool import WorkerPool
+from argosy.running.directory.identity import Identity
+from argosy.running.directory.journal import Journal
+from argosy.running.directory.records import Metrics, tree_cpu_seconds
+from argosy.running.launch.launcher import Job, Workers
+from argosy.running.watch.phase import Phase
+from argosy.running.watch.view import View
+from argosy.study import Study
+
+__all__ = ["Run"]
+
+
+class Run:
+    """One run of a driver."""
+
+    def __init__(
+        self,
+        job: Job,
+        cluster: Cluster,
+        workers: Workers,
+        journal: Journal,
+        state: RunState,
+        view: View,
+        measuring: Measuring,
+        *,
+        judges: Sequence[Judge],
+        bringers: Sequence[Bringer] = (),
+        packs: NamedPolicy | None = None,
+    ) -> None:
+        self.directory = job.directory
+        self.settings = job.settings
+        self.cluster = cluster
+        self.journal = journal
+        self.state = state
+        """The fold of the journal."""
+        self.view = view
+        self.judges = tuple(judges)
+        self.bringers = bringers
+        self.packs = packs
+        """A policy in the place of that of the settings."""
+        self.began, self.cpu_before = time.monotonic(), tree_cpu_seconds()
+        self.phase = Phase.OPENING
+        self.pausing: str | None = None
+        """Why the run is being saved to end."""
+        self.begun = False
+        """Whether the directory was found to be this study's, or empty."""
+        self.lengths: Mapping[str, int] = {}
+        """Samples of each split."""
+        self.data: Opened | None = None
+        """What the first feeder said of its node's data; that of other nodes must be the same."""
+        self.positions = Positions(job, state, self.judges)
+        self.members = Members(self.positions)
+        self.legs = Legs()
+        self.pool = WorkerPool(workers, cluster)
+        self.measuring = measuring
+        name = self.settings.policy
+        self.launching = Launching(
+            cluster=cluster, policy_name=packs.name if packs else name, policy=packs or POLICIES[name]
+        )
+        self.identity = Identity(job.directory, state.members, job.process_state, of_search=bool(bringers))
+        self.metrics = Metrics(job.directory)
+        self.tolerance = Tolerance(job.directory / "workers")
+        self.commands: dict[str, Mapping[str, Any]] = {}
+        """Commands of people that are not answered yet, by the name of the file of each."""
+        self.wants_plan = False
+        """Whether members wait or devices are free that the policy has not been asked about."""
+        self.costs_settled = False
+        """Whether the costs of a member have become known, or are wanted no more, since that was last looked at."""
+
+    @property
+    def study(self) -> Study:
+        """With the members that were added."""
+        return self.positions.study
+
+    @property
+    def per_epoch(self) -> int:
+        """Sections of an epoch."""
+        return self.positions.study.validations_per_epoch
+
+    def verdict(self, member: str) -> Verdict:
+        """What the judges say of a member where its history ends."""
+        return judge(self.judges, member, self.state, self.study)
+
+    def record(self, event: Event) -> None:
+        """Journal an event, before anything else leaves, fold it into the state, and show it."""
+        self.journal.append(event)
+        self.state.apply(event)
+        self.view.hear("", event)
+
+    def answer(self, file: str, answer: str) -> None:
+        """A command is done with."""
+        self.record(Answered(file=file, command=self.commands.pop(file), answer=answer))
+
+    def known_of_study(self) -> dict[str, Any]:
+        """What only open data and built networks tell of it."""
+        assert self.data is not None
+        fingerprints, measured = self.data.fingerprints, self.measuring.measured
+        return {"lengths": self.lengths, "fingerprints": fingerprints, "measured": measured}
+
+    def write_study(self) -> None:
+        """Write ``study.json``; raises RunError where the directory holds another study's run."""
+        self.identity.write(self.study, **self.known_of_study())
