@@ -1,5 +1,6 @@
 """Members that come, go, rest and move are what they would be alone, and nobody else notices."""
 
+import itertools
 import random
 from collections import Counter
 from dataclasses import replace
@@ -15,6 +16,7 @@ import argosy
 from argosy.cluster import Cluster
 from argosy.plans import Flotilla, Placement
 from argosy.protocol.events import MemberStarted
+from argosy.protocol.trainer import Lost
 from argosy.results.fold import RunState
 from argosy.running.control import tolerance
 from argosy.running.control.driver import Driver
@@ -22,7 +24,7 @@ from argosy.running.control.losses import Way
 from argosy.running.control.members import State
 from argosy.running.directory import inbox
 from argosy.running.launch import inline
-from argosy.running.launch.inline import Inline
+from argosy.running.launch.inline import Inline, InlineWorkers
 from argosy.running.launch.launcher import discover
 from argosy.running.watch.phase import Phase
 from argosy.running.watch.view import Silent
@@ -315,6 +317,36 @@ def test_members_that_do_not_fit_take_turns_epoch_by_epoch(tmp_path: Path, monke
         assert [row.stream_epoch for row in state.member(name).sections] == [0, 1, 2]
     # Two turns an epoch, and the block that all were measured on.
     assert 2.0 <= state.preparations <= 2.0 + 16 / 270
+
+
+def test_a_leg_that_regroups_holds_up_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The trainer of one leg does not let its member go; the other leg passes its barriers, where a third member waits."""
+    living.trusting(monkeypatch)
+    held: list[tuple[str, str, int]] = []
+    rounds, passed = itertools.count(), list[int]()
+
+    def act(driver: Driver) -> None:
+        workers = driver.pool.workers
+        assert isinstance(workers, InlineWorkers)
+        assert next(rounds) < 5000
+        sections = {name: len(member.sections) for name, member in driver.state.members.items()}
+        if not held and len(driver.legs.live) == 2 and sum(sections.values()) > 1:
+            first, other = driver.legs.live
+            (device,), (name,) = first.devices, other.members
+            workers.trainers[device] = living.Dead()  # type: ignore[assignment]
+            driver.faults.regroup([first])
+            held.append((device, name, sections[name]))
+        elif held and not passed and sections[held[0][1]] >= held[0][2] + 2:
+            assert driver.legs.regrouping
+            passed.append(sections[held[0][1]])
+            workers.said.append((held[0][0], Lost(detail="in a test")))
+
+    living.at_every_round(monkeypatch, act)
+    study = studies.study(90, val=11, fleet=fleet()[:3], epochs=5)
+    living.run(study, tmp_path, policy="solo", devices="cpu:2", block_size=16)
+    assert passed
+    assert {member.status for member in living.state_of(tmp_path).members.values()} == {"done"}
+    living.equal_alone(study, tmp_path)
 
 
 @pytest.mark.parametrize("where", ["measured", "waits", "rests", "trains"])
