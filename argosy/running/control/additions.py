@@ -25,7 +25,7 @@ __all__ = ["Additions"]
 
 
 class Additions:
-    """Of one run, by the names of the commands that brought them."""
+    """The additions of one run, by the names of the commands that brought them."""
 
     def __init__(self, run: Run, measurements: Measurements) -> None:
         self.run, self.measurements = run, measurements

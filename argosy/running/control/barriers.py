@@ -20,7 +20,7 @@ __all__ = ["Barriers", "assignments_of"]
 
 
 class Barriers:
-    """Of the legs of one run."""
+    """The barriers of one run's legs."""
 
     def __init__(self, run: Run, decisions: Decisions, carry_out: CarryOut, predictions: Predictions) -> None:
         self.run, self.decisions, self.carry_out, self.predictions = run, decisions, carry_out, predictions

@@ -33,7 +33,7 @@ class Waiting:
 
 
 class Clones:
-    """Of one run: those that wait for a file of their source's."""
+    """Clones that wait for a file of their source's."""
 
     def __init__(self, run: Run, additions: Additions) -> None:
         self.run, self.additions = run, additions

@@ -23,7 +23,7 @@ class Link:
     """What a sum over the ranks of a group takes: a ring, in which each rank sends 2 (m - 1) times its m-th part."""
 
     hop_seconds: float
-    """Of the least that a rank can send."""
+    """Seconds of a hop with the least that a rank can send."""
     bytes_per_second: float
 
     @classmethod
@@ -34,7 +34,7 @@ class Link:
         return cls(hop_seconds=short_seconds / hops, bytes_per_second=hops / devices * LONG_BYTES / spent)
 
     def seconds(self, devices: int, size: int) -> float:
-        """Of a sum of so many bytes over so many devices."""
+        """Return what a sum of so many bytes over so many devices takes."""
         hops = 2 * (devices - 1)
         return hops * (self.hop_seconds + size / devices / self.bytes_per_second)
 
@@ -51,7 +51,7 @@ class Costs:
     notes: tuple[str, ...]
     lengths: dict[str, int]
     preparation_seconds_per_sample: float
-    """Of one core; 0 where nothing is prepared."""
+    """Seconds of one core; 0 where nothing is prepared."""
 
 
 def profile_of(
@@ -91,7 +91,7 @@ def even_out(profiles: Sequence[Profile], members: Iterable[Member], measured: M
 
 
 def alike(member: Member, measured: Measured) -> str:
-    """A digest that members have in common who may be one program, as far as is known before their trainers try them."""
+    """A digest that members share which may become one program, as far as is known before their trainers try them."""
     factories = (
         member.loss,
         member.step,

@@ -125,7 +125,7 @@ class Decisions:
         return self.positions.leg_for([name], self.run.lengths, number=0).position >= position
 
     def profiles(self, names: Sequence[str]) -> list[Profile]:
-        """Of these members, as far as their costs are known."""
+        """Return the profiles of these members, as far as their costs are known."""
         return self.measuring.profiles(names, self.run.study)
 
     def goes_on(self, leg: LiveLeg, live: Sequence[str], profiles: Sequence[Profile]) -> GoesOn:

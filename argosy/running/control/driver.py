@@ -272,7 +272,7 @@ class Driver:
             self.barriers.section_ended(worker, report.section)
 
     def _number_of_leg(self, member: str) -> int:
-        """Of the leg where a member trains, or that it is leaving; 0 where there is none."""
+        """Return the number of the leg that a member trains in or leaves; 0 where there is none."""
         leaving, leg = self.members.leaves(member), self.legs.of(member)
         return leaving.leg if leaving is not None else leg.number if leg is not None else 0
 

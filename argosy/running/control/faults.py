@@ -35,7 +35,7 @@ HANGS_TO_LET_GO = 2
 
 
 class Faults:
-    """Of one run."""
+    """The faults of one run, and the ways out of them."""
 
     def __init__(
         self, run: Run, decisions: Decisions, carry_out: CarryOut, outcomes: Outcomes, measurements: Measurements
@@ -230,7 +230,7 @@ class Faults:
         """Find workers that hang, groups that broke or stand still, and trainers that do not let go."""
         now = time.monotonic()
         shown: dict[str, tuple[Sign, ...]] = {}
-        for worker in self.pool.everybody:
+        for worker in self.pool.workers_known:
             signs = self.pool.signs(worker)
             if signs is not None:
                 shown[worker] = signs

@@ -9,9 +9,9 @@ __all__ = ["Hangs"]
 
 LOOKS = 4
 """A worker is looked at so often without any progress before it hangs: while the driver itself was held up (a suspended
-machine), nobody could be seen to move."""
+machine), no worker could be seen to move."""
 SHARE = 0.01
-"""Of a core that opaque code uses at least. A thread that only waits and wakes up now and then uses less."""
+"""Share of a core that opaque code uses at least. A thread that only waits and wakes up now and then uses less."""
 
 
 @dataclass(slots=True)
@@ -23,7 +23,7 @@ class _Still:
     seconds: float = 0.0
     """How long it has been seen like that."""
     cpu_seconds: float | None = None
-    """Of the worker when it was seen for the second time."""
+    """CPU time of the worker when it was seen for the second time."""
     elapsed: float = 0.0
     """Seconds since then."""
 
@@ -60,7 +60,7 @@ class Hangs:
         return found
 
     def forget(self, worker: str) -> None:
-        """It is gone; whoever gets its name starts anew."""
+        """A worker is gone; another one of its name starts anew."""
         self._still.pop(worker, None)
 
     def _compare(self, now: float, still: _Still | None, sign: Sign, cpu_seconds: Callable[[], float]) -> _Still:

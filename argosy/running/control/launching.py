@@ -1,4 +1,4 @@
-"""What a policy is asked, and what its answer means for those who train already: who stays, moves, leaves and joins.
+"""What a policy is asked, and what its answer means for members that train already: which stay, move, leave and join.
 
 Pure but for the policy, which is pure itself. The policy is asked once for each change, with everything that a run knows.
 """
@@ -28,7 +28,7 @@ class Launching:
     policy: Policy
     """The planner."""
     preparation_seconds: float = 0.0
-    """Of one sample, on one core."""
+    """Seconds of one core for one sample."""
     samples_per_epoch: int = 1
     opening_seconds: float = 0.0
     """That a feeder takes to open the data, as each further one does."""
@@ -69,7 +69,7 @@ class Launching:
         return sum(node.cores for node in self.cluster.nodes) / self.preparation_seconds
 
     def foresee(self, situation: Situation) -> None:
-        """All epochs of everybody are known: go by the policy with which all are through first."""
+        """The epochs of all members are known: go by the policy with which all are through first."""
         self.policy_name = best_with_known_epochs(situation, self.charges)
         self.policy = POLICIES[self.policy_name]
 
@@ -87,7 +87,7 @@ class Launching:
         )
 
     def sample_seconds(self, paces: Sequence[float]) -> float:
-        """What everybody loses by each sample of the last of these streams, which go on at once."""
+        """Seconds that all members lose by each sample of the last of these streams, which go on at once."""
         if self.preparation_rate is not None:
             return max(sum(paces) / self.preparation_rate - 1.0, 0.0) / paces[-1]
         return self.preparation_seconds / sum(node.cores for node in self.cluster.nodes)

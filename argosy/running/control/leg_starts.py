@@ -23,7 +23,7 @@ __all__ = ["LegStarts"]
 
 
 class LegStarts:
-    """Of one run."""
+    """Starts the legs of one run."""
 
     def __init__(self, run: Run, decisions: Decisions, carry_out: CarryOut, predictions: Predictions) -> None:
         self.run, self.decisions, self.carry_out, self.predictions = run, decisions, carry_out, predictions

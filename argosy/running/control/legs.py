@@ -121,7 +121,7 @@ class LiveLeg:
 
     @property
     def members(self) -> list[str]:
-        """Of all assignments."""
+        """The members of all its assignments."""
         return list(dict.fromkeys(name for assignment in self.assignments.values() for name in assignment.members))
 
     @property

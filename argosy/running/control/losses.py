@@ -1,8 +1,8 @@
-"""A fault, and the ways out of it: what each of them costs everybody, and whom a regrouping waits for.
+"""A fault, and the ways out of it: what each of them costs all members, and which trainers a regrouping waits for.
 
 Members of a lost trainer go on from their newest files, and the others of their leg are ahead of these. Either all of them go
 *back*: saved, let go, and planned anew from the least position. Or the lost ones get a leg of their own while the others go on:
-until they *meet* at the end of a section, where who is ahead waits, or *apart*, to the end, with a stream that is prepared for
+until they *meet* at the end of a section, where members that are ahead wait, or *apart*, to the end, with a stream that is prepared for
 them alone. What a device could not hold is cut into more micro-batches. Pure bookkeeping and arithmetic.
 """
 
@@ -33,17 +33,17 @@ class Loss:
     repeated_seconds: float
     """Work of its members that is in no file."""
     restart_seconds: float
-    """To save everybody, and to load them again."""
+    """To save all members, and to load them again."""
     to_meeting: int
     """Samples of the stream from where its members go on to the end of the section that the others are in."""
     to_end: int
     """And to where their limits are; where no rule knows one, to the end of the epoch after this."""
     sample_seconds: float
-    """What everybody loses by one sample that is prepared once more."""
+    """Seconds that all members lose by one sample that is prepared once more."""
 
     @property
     def costs(self) -> dict[Way, float]:
-        """Seconds that everybody loses by each way."""
+        """Seconds that all members lose by each way."""
         return {
             Way.APART: self.to_end * self.sample_seconds,
             Way.MEET: self.to_meeting * self.sample_seconds + self.repeated_seconds,
@@ -85,11 +85,11 @@ class Regrouping:
         self.under_way = True
 
     def let_go(self, trainer: str) -> None:
-        """It carries nobody any more, by its own word or because it is gone."""
+        """A trainer has no member any more, as it says or because it is gone."""
         self.waiting_for.pop(trainer, None)
 
     def late(self, now: float) -> list[str]:
-        """Those whose time is over, each named once: they are to be ended, and waited for until they are gone."""
+        """Trainers whose time is over, each named once: they are to be ended, and waited for until they are gone."""
         late = [trainer for trainer, until in self.waiting_for.items() if until < now]
         self.waiting_for |= dict.fromkeys(late, math.inf)
         return late

@@ -27,7 +27,7 @@ __all__ = ["Measurements"]
 
 
 class Measurements:
-    """Of the members of one run."""
+    """Measures the members of one run, and welcomes those that join."""
 
     def __init__(
         self, run: Run, carry_out: CarryOut, outcomes: Outcomes, starts: LegStarts, *, only_measure: bool

@@ -1,4 +1,4 @@
-"""What members cost: who must be measured, who is known already, and the profiles that follow."""
+"""What members cost: which must be measured, which are known already, and the profiles that follow."""
 
 import functools
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -31,7 +31,7 @@ class Measuring:
         node_devices: int | None = None,
         groups: int = 1,
         link: Link | None = None,
-        nobody: str = "",
+        unsplit: str = "",
         exact: bool = False,
     ) -> None:
         self.device_kind = device_kind
@@ -40,19 +40,19 @@ class Measuring:
         self.groups = groups
         """Devices of the largest groups that are measured."""
         self.link = link
-        """Between devices; without one nobody is split."""
-        self.nobody = nobody
-        """Why nobody is split, where there are several devices."""
+        """Costs of a sum between devices; without it no member is split."""
+        self.unsplit = unsplit
+        """Why no member is split, where there are several devices."""
         self.samples_per_epoch: int | None = None
-        """Of the stream; None until the data is open."""
+        """Samples of a stream epoch; None until the data is open."""
         self.observed = Observed(exact=exact)
         self.measured: dict[str, Measured] = {}
         self.missing: set[str] = set()
-        """Members that nobody knows the costs of."""
+        """Members whose costs are not known."""
         self._asked: dict[str, str] = {}
         """By those of the missing that a trainer was told to measure: its device."""
         self._suspects: set[str] = set()
-        """Newcomers whose trainer was lost before it had measured them."""
+        """New members whose trainer was lost before it had measured them."""
         self._large: set[object] = set()
         """Kinds of work that no device had the memory for beside members that train."""
         self._works: dict[str, object] = {}
@@ -63,7 +63,7 @@ class Measuring:
         self._needs: dict[str, int] = {}
         """Bytes of a step of such a program, their part of it."""
         self._profiles: dict[str, Profile] = {}
-        """Of all that are known; empty where somebody became known since."""
+        """Profiles of all members that are known; empty where another one became known since."""
         self._trained: dict[object, tuple[int, float]] = {}
         """Samples and seconds in this run, by kind of work."""
         self._rates: dict[object, float] = {}
@@ -91,7 +91,7 @@ class Measuring:
         self._suspects.discard(member)
 
     def dismiss(self, names: Iterable[str]) -> None:
-        """These have come to nothing: whoever has one of their names later is somebody else."""
+        """These have come to nothing: a later member of one of their names is another one."""
         for name in names:
             self.forget(name)
             self._works.pop(name, None)
@@ -99,7 +99,7 @@ class Measuring:
         self._changed()
 
     def again(self) -> None:
-        """Nobody measures any more who was told to."""
+        """No trainer measures any more that was told to."""
         self._asked.clear()
 
     def only_at(self, devices: Collection[str]) -> None:
@@ -109,7 +109,7 @@ class Measuring:
     def lost(self, device: str, newcomers: Collection[str]) -> str | None:
         """A trainer is gone, and maybe for one of the newcomers that it was to measure: returns the one that it surely was.
 
-        All of these are measured one at a time from here on; who is, and has its trainer lost once more, has shown itself.
+        All of these are measured one at a time from here on; the one whose trainer is lost once more is the cause.
         """
         here = [name for name, asked in self._asked.items() if asked == device and name in self.missing]
         for name in here:
@@ -120,7 +120,7 @@ class Measuring:
         return None
 
     def too_large_beside(self, member: str) -> None:
-        """There was no memory for it beside members that train: its like are measured where nobody does."""
+        """There was no memory for it beside members that train: its like are measured where none trains."""
         self._large.add(self._works[member])
         self._asked.pop(member, None)
 
@@ -159,7 +159,7 @@ class Measuring:
 
     @property
     def representatives(self) -> list[str]:
-        """Of those whose costs are missing and that nobody measures, one for each kind of work; suspects one at a time."""
+        """Members to be measured next: of each kind of work one whose costs are missing; suspects one at a time."""
         return self._representatives(self._works)
 
     @property
@@ -168,7 +168,7 @@ class Measuring:
         return self._representatives({name: work for name, work in self._works.items() if work not in self._large})
 
     def _representatives(self, works: Mapping[str, object]) -> list[str]:
-        """A suspect that nobody else is measured beside shows whether its trainer is lost for it."""
+        """A suspect that is measured alone shows whether its trainer is lost for it."""
         asked = [name for name in self._asked if name in self.missing]
         first = {self._works[name]: name for name in asked}
         for name, work in works.items():
@@ -181,7 +181,7 @@ class Measuring:
     def commands(
         self, devices: Sequence[str], assignment: int | None, accumulate: Mapping[str, int]
     ) -> dict[str, Measure]:
-        """Who measures whom, each device its share; one without any still has to let go of the block of an earlier assignment."""
+        """What each device is to measure; one without members still has to let go of the block of an earlier assignment."""
         wanted, shares = self.representatives_beside if assignment is None else self.representatives, {}
         for number, device in enumerate(devices):
             share = tuple(wanted[number :: len(devices)])
@@ -211,7 +211,7 @@ class Measuring:
         self.revision += 1
 
     def profiles(self, names: Iterable[str], study: Study) -> list[Profile]:
-        """Of these members, as far as they are known, at rates over samples of the stream, of which not all are everybody's."""
+        """Profiles of these members, as far as they are known, at rates over samples of the stream, which a subset has only some of."""
         if not self._profiles:
             first = self.firsts(study)
             evened = even_out([self.profile(member) for member in first.values()], first.values(), self.measured)
@@ -257,7 +257,7 @@ class Measuring:
         return replace(profile, samples_per_second=rates, program_bytes=self._needs[profile.member])
 
     def firsts(self, study: Study) -> dict[object, Member]:
-        """Of all members that are known, the first of each kind of work: what is true of it is true of the others."""
+        """The first known member of each kind of work: what is true of it is true of the others."""
         found: dict[object, Member] = {}
         for member in study.members:
             if member.name in self.measured:
@@ -272,7 +272,7 @@ class Measuring:
                 self.observed.remember(self.profile(member), member, self.measured[member.name], found.sections[-1])
 
     def profile(self, member: Member) -> Profile:
-        """Of one member, at the rate that runs have seen."""
+        """Return the profile of one member, at the rate that runs have seen."""
         measured = self.measured[member.name]
         profile = profile_of(
             measured,
@@ -288,7 +288,7 @@ class Measuring:
         """What is unusual about members."""
         unusual = [f"{name}: {note}" for name, measured in self.measured.items() for note in measured.notes]
         whole = [f"{name}: not split, as {m.whole}" for name, m in self.measured.items() if m.whole]
-        return (*unusual, *whole, *([f"nobody is split: {self.nobody}"] if self.nobody else []))
+        return (*unusual, *whole, *([f"no member is split: {self.unsplit}"] if self.unsplit else []))
 
     @property
     def may_split(self) -> bool:
@@ -305,7 +305,7 @@ def _work(member: Member) -> object:
     """What decides the work of a member's steps, as far as two members can be told to do the same."""
     factories = [getattr(member, name) for name in FACTORIES]
     sizes = (member.batch_size, member.accumulate, member.precision, member.clip_grad_norm is None)
-    # Metrics cost little; but who is measured tries them.
+    # Metrics cost little; but a member that is measured tries them.
     return (*map(_alike, (*factories, *member.metrics.values())), *sizes)
 
 

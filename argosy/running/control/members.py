@@ -84,7 +84,7 @@ class _Member:
     """The command that brought it, until that is answered."""
     told_to_stop: bool = False
     has_started: bool = True
-    """Of one that regroups: whether a trainer had it."""
+    """Whether a trainer had it, when its leg began to regroup."""
 
 
 class Members:

@@ -11,7 +11,7 @@ __all__ = ["Outcomes"]
 
 
 class Outcomes:
-    """Of the members of one run."""
+    """Decides what becomes of the members of one run."""
 
     def __init__(self, run: Run, carry_out: CarryOut) -> None:
         self.run, self.carry_out = run, carry_out

@@ -32,9 +32,9 @@ from argosy.training.programs.solo import Solo
 __all__ = ["Pair", "measure_pairs"]
 
 ROUNDS = 7
-"""Of which each lets one member, the other one, and both of them train on a block; the first one warms up."""
+"""Rounds of timing. Each lets one member, the other one, and both train on a block; the first round warms up."""
 BATCHES = 4
-"""Of the largest member in a block, at least."""
+"""Batches of the largest member in a block, at least."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,7 +99,7 @@ class _Bench:
         return [Solo(live) for live in lives], False
 
     def _seconds(self, programs: Sequence[Program[Any]]) -> float:
-        """Of a block, from its preparation to the last step on it."""
+        """Return the seconds from the preparation of a block to the last step on it."""
         epoch = next(self._epochs)
         for program in programs:
             for live in program.members:

@@ -108,7 +108,7 @@ class Positions:
         self.unsettled -= names
 
     def number(self, name: str) -> int:
-        """Of a member in the study."""
+        """The place of a member in the study's order."""
         return self._order[name]
 
     def unfinished(self) -> list[str]:

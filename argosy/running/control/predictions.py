@@ -39,7 +39,7 @@ class _Expected:
 
 
 class Predictions:
-    """Of one run, by leg."""
+    """What is predicted of each leg of one run, and what came."""
 
     def __init__(self, run: Run) -> None:
         self.run = run

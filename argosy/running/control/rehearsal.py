@@ -79,7 +79,7 @@ class Rehearsal:
         # The process has the same place in the file, where it writes.
         lines = os.pread(self._said.fileno(), os.fstat(self._said.fileno()).st_size, 0).splitlines(keepends=True)
         lines = [line for line in lines if line.endswith(b"\n")]
-        over = over or len(lines) == len(self._files)  # What it does once all is said concerns nobody.
+        over = over or len(lines) == len(self._files)  # What it does after its last line does not matter.
         if len(lines) > self._told:
             self._told, self._since = len(lines), time.monotonic()
         late = time.monotonic() - self._since > LIMIT_SECONDS
@@ -105,7 +105,7 @@ def main(given: Mapping[str, Any]) -> None:
     """Life of the process."""
     die_with_parent(given["driver"])
     name_process("rehearse")
-    # What files print goes where nobody looks.
+    # What files print is thrown away.
     words = os.dup(1)
     os.dup2(2, 1)
     for file in given["files"]:

@@ -19,7 +19,7 @@ __all__ = ["Requests"]
 
 
 class Requests:
-    """Of one run. A command is answered when what it asked for is done."""
+    """Requests to one run. A command is answered when what it asked for is done."""
 
     def __init__(self, run: Run, carry_out: CarryOut, outcomes: Outcomes, faults: Faults, additions: Additions) -> None:
         self.run, self.carry_out, self.outcomes, self.faults, self.additions = (

@@ -28,7 +28,7 @@ class Resume:
 
     member: str
     stream_epoch: int
-    """Of its own epoch that it goes on in."""
+    """Stream epoch of the member's epoch that it goes on in."""
     checkpoint: Checkpoint | None = None
     notes: tuple[str, ...] = ()
     """Checkpoints that could not be used, and why."""
@@ -45,7 +45,7 @@ class Resume:
 
     @property
     def elements(self) -> int:
-        """Of its sequence of that epoch, that the stream need not bring again."""
+        """Elements of its sequence of that epoch that the stream need not bring again."""
         return self.checkpoint.position + self.checkpoint.carried if self.checkpoint else 0
 
     @property
@@ -63,7 +63,7 @@ def resume_points(states: Iterable[MemberState], directory: Path) -> dict[str, R
 def resume_point(state: MemberState, directory: Path, *, proved: bool = False) -> Resume:
     """The same for one member; with `proved`, the sums need not be computed.
 
-    Raises CheckpointError where one of the newest two is missing that should be taken: nobody but people deletes these.
+    Raises CheckpointError where one of the newest two is missing that should be taken: only people delete these.
     """
     notes: list[str] = []
     folder = directory / "members" / state.name

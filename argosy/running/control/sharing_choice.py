@@ -43,11 +43,11 @@ class SharingChoice:
 
     @property
     def measured(self) -> bool:
-        """Whether everybody has answered who was asked."""
+        """Whether all feeders that were asked have answered."""
         return bool(self._heard) and not self.waiting_for
 
     def choose(self, cluster: Cluster, flotilla: Flotilla, *, preparation_seconds: float) -> SharingChosen:
-        """Decide for a flotilla; `preparation_seconds` of one sample serve where nobody was asked."""
+        """Decide for a flotilla; `preparation_seconds` of one sample serve where none was asked."""
         heard = self._heard
         seconds = sum(p.cpu_seconds_per_sample for p in heard) / len(heard) if heard else preparation_seconds
         needs = Needs(
@@ -92,7 +92,7 @@ def _told(settings: Settings) -> Choice | None:
 
 
 def _exchanges(heard: Sequence[Probed]) -> list[Exchange]:
-    """Of each pipeline the rate of the slowest node, and the cost of all."""
+    """Return for each pipeline the rate of the slowest node, and the cost of all."""
     found: dict[tuple[str, int], list[tuple[float, float]]] = {}
     for probed in heard:
         for sharing, preparing, rate, cpu in probed.exchanges:

@@ -19,13 +19,13 @@ MOST_RANKS = 4
 def measuring_of_run(settings: Settings, cluster: Cluster, *, side_by_side: bool) -> Measuring:
     """What a run finds out of its members: of shares as well, where it has devices to split them over."""
     devices = len(cluster.devices)
-    nobody = _why_nobody(settings, side_by_side=side_by_side) if devices > 1 else ""
-    groups = 1 if nobody else min(devices, MOST_RANKS)
+    unsplit = _why_unsplit(settings, side_by_side=side_by_side) if devices > 1 else ""
+    groups = 1 if unsplit else min(devices, MOST_RANKS)
     exact = settings.numerics == "exact"
-    return Measuring(device_kind=cluster.devices[0].kind, groups=groups, nobody=nobody, exact=exact)
+    return Measuring(device_kind=cluster.devices[0].kind, groups=groups, unsplit=unsplit, exact=exact)
 
 
-def _why_nobody(settings: Settings, *, side_by_side: bool) -> str:
+def _why_unsplit(settings: Settings, *, side_by_side: bool) -> str:
     """Why no member is split, however many devices there are; empty where some may be."""
     if settings.numerics == "exact":
         return "numerics is 'exact', and sums over devices round otherwise"
@@ -45,7 +45,7 @@ class Timing:
         """Whether all that can be known is known."""
 
     def ask(self, devices: Sequence[str]) -> None:
-        """Of these devices the first ones; nobody else is asked before they have answered."""
+        """Ask the first of these devices; others are not asked before they have answered."""
         if self._asked:
             return
         self._asked, self._found = tuple(devices)[:MOST_RANKS], {}
@@ -54,7 +54,7 @@ class Timing:
             self.pool.send(device, TimeSums(rendezvous=rendezvous, rank=rank, size=len(self._asked)))
 
     def forget(self) -> None:
-        """Somebody is gone who was asked."""
+        """A trainer that was asked is gone."""
         self._asked, self._found = (), {}
 
     def hear(self, device: str, timed: SumsTimed) -> Link | None:

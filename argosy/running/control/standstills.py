@@ -1,6 +1,6 @@
 """Tells devices that wait for one another in vain from those that wait for a slow one: pure bookkeeping over their signs of life.
 
-Devices that carry members together stand still together where one of them waits for a sum and none of them is busy: who is busy
+Devices that carry members together stand still together where one of them waits for a sum and none of them is busy: a busy one
 makes progress, or hangs by itself. One that has nothing to do may be given a block to step on yet, by a feeder that prepares it,
 or when a slower device of the leg lets go of another.
 """
@@ -21,7 +21,7 @@ Marks = tuple[str | int, ...]
 
 @dataclass(slots=True)
 class _Silence:
-    """Devices as they were when nobody was busy."""
+    """Devices as they were when none was busy."""
 
     marks: Marks
     looked: float
@@ -59,14 +59,14 @@ class Standstills:
         if marks and (still is None or still.marks != marks):
             return _Silence(marks, now)
         if still is not None:
-            # While the driver itself was held up, nobody could be seen to move.
+            # While the driver itself was held up, no device could be seen to move.
             still.seconds += min(now - still.looked, self.seconds / LOOKS) if marks else 0.0
             still.looked = now
         return still
 
 
 def _marks(devices: Devices, workers: Collection[str], shown: Shown) -> Marks:
-    """What changes with any progress; empty where somebody may be about to make some."""
+    """What changes with any progress; empty where a device may be about to make some."""
     signs = [shown[device][0] for device in devices]
     if not any(sign.waits for sign in signs):
         return ()

@@ -56,6 +56,6 @@ class Tolerance:
 
 
 def _cause(member: str, trace: str) -> str:
-    """The last line of a traceback and where it was raised, whoever's it is and whatever the numbers."""
+    """The last line of a traceback and where it was raised, whichever member raised it and whatever the numbers."""
     last = "\n".join(trace.strip().splitlines()[-3:])
     return re.sub(r"\d+", "", last.replace(repr(member), ""))

@@ -1,7 +1,7 @@
-"""What becomes of a member after a section: it goes on, rests, or ends. One seam for everybody who has a say in it.
+"""What becomes of a member after a section: it goes on, rests, or ends. One seam for all that have a say in it.
 
 A judge is one class with three answers, all functions of what is journaled: stopping rules, a budget, a search. The driver asks
-each of them after every section; who ends a member counts before who rests it, and that before who lets it go on. A verdict
+each of them after every section; a verdict to end counts before one to rest, and that before one to go on. A verdict
 counts at the barrier behind the section, where it is asked for again: what others have reached there is known by then.
 
 Who brings members (`Bringer`) may judge them as well, and need not.
@@ -35,16 +35,16 @@ class Verdict:
     fate: Fate
     reason: str = ""
     certain: int = 1
-    """Of a member that goes on: sections for which that is sure, whatever comes of them."""
+    """Sections for which it is sure that the member goes on, whatever comes of them."""
     longest: int | None = None
-    """And those after which it surely does not, so that none are prepared for it; None where nobody knows."""
+    """And those after which it surely does not, so that none are prepared for it; None where that is not known."""
 
 
 GO_ON = Verdict(Fate.GO_ON)
 
 
 class Judge(Protocol):
-    """Somebody with a say."""
+    """One that has a say."""
 
     def verdict(self, member: str, state: RunState, study: Study) -> Verdict:
         """On a member where its history ends; asked after each of its sections, and before its first."""
@@ -64,7 +64,7 @@ class Newcomer:
     members: tuple[Member, ...]
     proposed: Proposed
     cloned: Cloned | None = None
-    """Of one that takes over what another member is."""
+    """Where it takes over what another member is: of which."""
 
     @property
     def events(self) -> tuple[Event, ...]:
@@ -73,12 +73,12 @@ class Newcomer:
 
 
 class Bringer(Protocol):
-    """Somebody who lets members join while a run goes on."""
+    """Lets members join while a run goes on."""
 
     def bring(self, state: RunState) -> Sequence[Newcomer]:
         """Members that join now, each once; asked in every round of the driver after `Judge.called`, so it must be quick.
 
-        Whoever brings them finds their events in the journal of a later driver, and has them in the study that it starts with.
+        The bringer finds their events in the journal of a later driver, and has them in the study that it starts with.
         """
 
     def has_more(self, state: RunState) -> bool:
@@ -89,7 +89,7 @@ class Rules:
     """The study's stopping rules: a function of the member's own history and of nothing else."""
 
     def verdict(self, member: str, state: RunState, study: Study) -> Verdict:
-        """See `Judge.verdict`."""
+        """End a member when its stopping rule gives a reason."""
         rule, history = study.stop_of(study.member(member)), state.member(member).history
         reason = rule.reason(history)
         if reason is not None:
@@ -97,7 +97,7 @@ class Rules:
         return Verdict(Fate.GO_ON, certain=rule.certain(history, study.validations_per_epoch))
 
     def called(self, resting: Collection[str], state: RunState, study: Study) -> Sequence[str]:
-        """Nobody: rules rest nobody."""
+        """Return none: rules let no member rest."""
         return ()
 
 

@@ -1,4 +1,4 @@
-"""The driver's picture of its workers: which feeders are open, who reads from whom, who is about to be replaced."""
+"""The driver's picture of its workers: which feeders are open, and which trainers read from which of them."""
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -56,7 +56,7 @@ class WorkerPool:
         return self.workers.side_by_side
 
     @property
-    def everybody(self) -> tuple[str, ...]:
+    def workers_known(self) -> tuple[str, ...]:
         """Every worker."""
         return (*self.feeders, *self.node_of)
 
@@ -239,8 +239,8 @@ class WorkerPool:
         return gone
 
     def farewell(self, seconds: float) -> Iterator[tuple[str, Any]]:
-        """Ask everybody to exit, and yield what they still say, until all have gone or the time is over."""
-        asked = self.everybody if self.feeders else ()
+        """Ask every worker to exit, and yield what they still say, until all have gone or the time is over."""
+        asked = self.workers_known if self.feeders else ()
         remaining = set(asked)
         for worker in asked:
             self.workers.send(worker, Exit())
