@@ -60,7 +60,7 @@ __all__ = [
 
 
 def ray_cluster(address: str | None = None) -> Launcher:
-    """`argosy.Ray` at an address; raises RunError where Ray is not installed."""
+    """Return `argosy.Ray` at an address; raises RunError where Ray is not installed."""
     try:
         from argosy.running.hosts.ray_cluster import Ray  # imports ray
     except ModuleNotFoundError as error:
@@ -104,10 +104,10 @@ def train(
     By default the directory is ``runs/`` and the name of the script, ``runs/argosy`` in a notebook. With ``fresh=True`` the run
     begins anew, and what was in the directory is kept beside it; with names, as ``fresh=["mlp"]``, these members do.
     With `progress`, a bar shows how far the run is, below what a script prints or as the output of a notebook's cell; `view` is
-    anything else that watches. Trackers, as ``["tensorboard"]``, are told all figures; they are named in `argosy.tracking`.
+    anything else that watches. Trackers, as ``["tensorboard"]``, get all figures; they are named in `argosy.tracking`.
     Settings are described in `argosy.settings.Settings`. Raises StudyError, PlanError and RunError for what the caller
-    must change, WorkerError where a process was lost. Of each member that failed or diverged a MemberFailed warning says why, while
-    the others are trained to the end; with `raise_on_failure` a MemberError is raised then that names them all.
+    must change, WorkerError where a process was lost. For each member that failed or diverged a MemberFailed warning says why, while
+    the others are trained to the end; with `raise_on_failure` a MemberError then names them all.
     """
     settings = Settings(
         devices=devices,
@@ -176,7 +176,7 @@ def run(
     view: View | None,
     trackers: Sequence[Tracker | str] = (),
 ) -> Report:
-    """`train` with its settings as a value; the `fresh` members begin anew. Neither a view nor a tracker can hold it up."""
+    """Do what `train` does, with its settings as a value; the `fresh` members begin anew. Neither a view nor a tracker can hold it up."""
     directory = directory.absolute()  # what the study runs may change the folder that this process is in
     watching = _watched(view, trackers, directory)
     with _claimed(directory, settings, launcher) as (lock, journal):
@@ -198,7 +198,7 @@ def _watched(view: View | None, trackers: Sequence[Tracker | str], directory: Pa
 
 @contextlib.contextmanager
 def _claimed(directory: Path, settings: Settings, launcher: Launcher) -> Iterator[tuple[Lock, Journal]]:
-    """A run directory for one driver alone."""
+    """Claim a run directory for one driver alone."""
     own_directory(directory)
     with (
         contextlib.closing(launcher),
@@ -247,7 +247,7 @@ def tune(
     same directory, by default ``runs/`` and the name of the script with ``-search``, goes on, and with more `n_trials` or
     `max_epochs` further than before; with `fresh` it begins anew, and what was there is kept. Optuna's storage is a file in the
     directory, or at any URL that Optuna knows, under `study_name`. Raises what `train` raises; of trials that failed or diverged
-    one MemberFailed warning tells the first.
+    one MemberFailed warning names the first.
     """
     search = Search(
         build=build,
@@ -289,7 +289,7 @@ def run_search(
     view: View | None,
     trackers: Sequence[Tracker | str] = (),
 ) -> SearchReport:
-    """`tune` with what it is told as values."""
+    """Do what `tune` does, with its arguments as values."""
     from argosy.running.search.tuner import Tuner  # imports Optuna
 
     if settings.retry_failed:
@@ -312,8 +312,8 @@ def run_search(
         begins = [SearchBegan(terms=tuner.terms), *(event for new in brought for event in new.events)]
         study = tuner.study
         job = Job(study=study, settings=settings, directory=directory, lock=lock.descriptor)
-        # What is refused must not have been journaled: to undo the change would be refused then. Of trials alone: members that
-        # people have brought come later.
+        # What is refused must not have been journaled: to undo the change would be refused then. Trials alone are checked:
+        # members that the user added come later.
         trials = {name: one for name, one in state.members.items() if name in study.names}
         Identity(directory, trials, job.process_state, of_search=True).check(study)
         tuner.show(directory, store)
@@ -336,7 +336,7 @@ def run_search(
 
 
 def plan(study: Study, *, settings: Settings | None = None, launcher: Launcher | None = None) -> Plan:
-    """Measure the members on this machine and say who would share which device at which pace, without training."""
+    """Measure the members on this machine and say which would share which device at which pace, without training."""
     settings, launcher = settings or Settings(), launcher or Processes()
     cluster = launcher.discover(settings)
     costs = profile(study, settings=settings, launcher=launcher)
@@ -353,8 +353,8 @@ def profile(
 ) -> Costs:
     """Measure what members and preparation cost, without training.
 
-    With `node_devices`, as FLEET measures (48 batches, the last 20 count), and groups of up to M_t devices as well: by
-    the steps of one of their shards here, and an all-reduce at the speed of a usual link.
+    With `node_devices`, members are measured as by FLEET (48 batches, the last 20 count), and groups of up to M_t devices
+    as well: by the steps of one of their shards here, and an all-reduce at the speed of a usual link.
     """
     settings, launcher = settings or Settings(), launcher or Processes()
     with tempfile.TemporaryDirectory(prefix="argosy-profile-") as folder:
@@ -378,7 +378,7 @@ def forecast_cluster(
     launcher: Launcher | None = None,
     profiles: Sequence[Profile] | None = None,
 ) -> Forecast:
-    """What a cluster that need not exist, written as in ``2x4x80GB``, would do with a study.
+    """Predict what a cluster that need not exist, written as in ``2x4x80GB``, would do with a study.
 
     Profiles carried from one of its devices are better than those measured here; the forecast says which they are.
     """

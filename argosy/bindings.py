@@ -8,7 +8,7 @@ __all__ = ["bound", "rebound"]
 
 
 def bound(factory: partial[Any]) -> dict[str, Any]:
-    """By name, positional ones first; by number where their parameters do not tell.
+    """Return the bound arguments by name, positional ones first; by number where their parameters have no names.
 
     >>> bound(partial(lambda hidden, *rest, depth: ..., 128, 3, depth=2))
     {'hidden': 128, '1': 3, 'depth': 2}
@@ -17,7 +17,7 @@ def bound(factory: partial[Any]) -> dict[str, Any]:
 
 
 def rebound(factory: partial[Any], name: str, value: Any) -> partial[Any]:
-    """The same with another value in the place of the one that `bound` has under this name.
+    """Return the same with another value in the place of the one that `bound` has under this name.
 
     >>> bound(rebound(partial(lambda hidden, depth: ..., 128, 3), "hidden", 16))
     {'hidden': 16, 'depth': 3}
@@ -30,7 +30,7 @@ def rebound(factory: partial[Any], name: str, value: Any) -> partial[Any]:
 
 
 def _positions(factory: partial[Any]) -> list[str]:
-    """What the positional arguments are called."""
+    """Return the names of the positional arguments."""
     numbered = [str(number) for number in range(len(factory.args))]
     try:
         parameters = inspect.signature(factory.func).parameters.values() if numbered else ()

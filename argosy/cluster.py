@@ -73,7 +73,7 @@ class Cluster:
 
     @classmethod
     def uniform(cls, *, nodes: int, node_devices: int, memory_bytes: int, kind: str, cores: int) -> "Cluster":
-        """Equal nodes with equal devices, named ``node0/cuda:0`` and so on."""
+        """Return equal nodes with equal devices, named ``node0/cuda:0`` and so on."""
 
         def node(name: str) -> Node:
             devices = tuple(

@@ -39,7 +39,7 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Placement:
-    """Which devices carry one member."""
+    """The devices that carry one member."""
 
     member: str
     devices: tuple[str, ...]
@@ -77,18 +77,18 @@ class Placement:
 
     @classmethod
     def whole(cls, profile: Profile, device: str) -> "Placement":
-        """The member on one device."""
+        """Place the member on one device."""
         return cls(member=profile.member, devices=(device,), seconds_per_sample=profile.seconds_per_sample)
 
     @classmethod
     def even(cls, profile: Profile, devices: Iterable[str]) -> "Placement":
-        """The member data-parallel in equal shares: 1 / r(m) on each device."""
+        """Place the member data-parallel in equal shares: 1 / r(m) on each device."""
         group = tuple(devices)
         return cls(member=profile.member, devices=group, seconds_per_sample=1.0 / profile.rate(len(group)))
 
     @classmethod
     def uneven(cls, profile: Profile, shares: Mapping[str, float]) -> "Placement":
-        """The member data-parallel, each device with its own share of every batch."""
+        """Place the member data-parallel, each device with its own share of every batch."""
         seconds = tuple(profile.shard_seconds(len(shares), share) for share in shares.values())
         return cls(
             member=profile.member,
@@ -104,16 +104,16 @@ class Placement:
         return len(self.devices) > 1
 
     def share(self, device: str) -> float:
-        """Part of every batch that this device takes."""
+        """Return the part of every batch that this device takes."""
         return self.all_shares[self.devices.index(device)]
 
     @property
     def all_shares(self) -> tuple[float, ...]:
-        """Part of every batch of each device."""
+        """Each device's part of every batch."""
         return self.shares or (1.0 / len(self.devices),) * len(self.devices)
 
     def seconds_on(self, device: str) -> float:
-        """Predicted work per sample on one device; zero if it does not carry the member."""
+        """Return the predicted work per sample on one device; zero if it does not carry the member."""
         if device not in self.devices:
             return 0.0
         return self.device_seconds[self.devices.index(device)] if self.device_seconds else self.seconds_per_sample
@@ -136,7 +136,7 @@ class Flotilla:
     """Members that train at the same time on one stream."""
 
     placements: tuple[Placement, ...]
-    """In the one global order that all begins of split steps follow."""
+    """Placements in the one global order that all begins of split steps follow."""
 
     def __post_init__(self) -> None:
         members = [placement.member for placement in self.placements]
@@ -162,7 +162,7 @@ class Flotilla:
         return tuple(placement for placement in self.placements if device in placement.devices)
 
     def load(self, device: str) -> float:
-        """Predicted seconds of work per stream sample on one device."""
+        """Return the predicted seconds of work per stream sample on one device."""
         return sum(placement.seconds_on(device) for placement in self.placements)
 
     @property
@@ -206,7 +206,7 @@ class Flotilla:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """A plain value; the orders are derived, and written for readers and checkers."""
+        """Return a plain JSON value; the orders are derived, and written for readers and checkers."""
         return {
             "placements": [_placement_to_json(placement) for placement in self.placements],
             "steps": {
@@ -231,7 +231,7 @@ class Plan:
 
     policy: str
     flotillas: tuple[Flotilla, ...]
-    """Run at the same time, on disjoint devices."""
+    """Flotillas that run at the same time, on disjoint devices."""
     waiting: tuple[str, ...]
     """Members without a device yet; the policy is asked again when devices become free."""
     notes: tuple[str, ...] = ()
@@ -268,7 +268,7 @@ class Plan:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "Plan":
-        """The plan that ``to_json`` wrote; PlanError for anything else."""
+        """Return the plan that ``to_json`` wrote; raises PlanError for anything else."""
         try:
             plan: Plan = conforming(value, cls, "it")
         except ValueError as error:
@@ -279,7 +279,7 @@ class Plan:
         return json.dumps(self.to_json(), indent=2)
 
     def explain(self) -> str:
-        """Who shares which device, who is split, and the predicted pace, in a few lines."""
+        """Explain in a few lines which members share a device or are split, and the predicted pace."""
         lines = [
             f"policy {self.policy}: {len(self.flotillas)} flotilla(s) at once, {len(self.waiting)} member(s) waiting"
         ]

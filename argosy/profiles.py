@@ -35,12 +35,12 @@ __all__ = [
 PROFILE_BATCHES = 48
 """Batches that one measurement of a rate trains at most (FLEET §6.1)."""
 TIMED_BATCHES = 20
-"""The last ones of them, which are timed."""
+"""Batches of these that are timed, the last ones."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardCost:
-    """What one shard of a split member works per stream sample, apart from the all-reduce."""
+    """Work of one shard of a split member per stream sample, apart from the all-reduce."""
 
     fixed_seconds: float
     """Work that every rank repeats whatever its share: launching the step, the optimizer."""
@@ -57,7 +57,7 @@ class ShardCost:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Profile:
-    """What one member costs to train."""
+    """Costs of training one member."""
 
     member: str
     device_kind: str
@@ -74,11 +74,11 @@ class Profile:
     node_devices: int = 4
     """Devices of one node where the rates were measured; fixes the anchor of Equation 5."""
     shard_cost: ShardCost | None = None
-    """Measured apart; None: fitted to the rates."""
+    """Cost of a shard, measured apart; None: fitted to the rates."""
     alike: str = ""
-    """Members that have this in common may be one program, and belong together; empty for one that is like no other."""
+    """Key of members that may be one program, and belong together; empty for one that is like no other."""
     program_bytes: int = 0
-    """Of a step of the program that steps it together with others, its part; 0 where none does, or where nobody counts them."""
+    """Its part of the memory of a step that a program makes for it and others; 0 where none does, or where it is not counted."""
 
     def __post_init__(self) -> None:
         if not self.samples_per_second or not all(0 < rate < math.inf for rate in self.samples_per_second):
@@ -102,7 +102,7 @@ class Profile:
         return self.memory_bytes - self.activation_bytes
 
     def rate(self, devices: int) -> float:
-        """r(m): measured as far as measured, beyond by FLEET's Equation 5.
+        """Return r(m): as measured, and for larger groups by FLEET's Equation 5.
 
         r(m) = m · r(M_b)/M_b · (r(M_b)/r(M_b-1) · (M_b-1)/M_b)^(m-M_b), with M_b = 2 × devices of a node, or the
         largest m measured if that is less. One rate alone says nothing about groups: r(m) is then r(1).
@@ -133,7 +133,7 @@ class Profile:
         return best
 
     def shard_seconds(self, devices: int, share: float) -> float:
-        """Work per stream sample of a device that carries ``share`` of every batch in a group of ``devices``.
+        """Return the work per stream sample of a device that carries ``share`` of every batch in a group of ``devices``.
 
         fixed + share × proportional + all-reduce(m), which is 1 / r(m) at the even share 1/m by construction.
         """
@@ -142,7 +142,7 @@ class Profile:
         return self.shard_overhead(devices) + share * self.shard.proportional_seconds
 
     def shard_overhead(self, devices: int) -> float:
-        """fixed + all-reduce(m): what a group of m costs each of its devices whatever the shares."""
+        """Return fixed + all-reduce(m): what a group of m costs each of its devices whatever the shares."""
         return max(0.0, 1.0 / self.rate(devices) - self.shard.proportional_seconds / devices)
 
     @property
@@ -151,7 +151,7 @@ class Profile:
         return self.shard_cost or fit_shard_cost(self.samples_per_second)
 
     def observed(self, samples_per_second: float, *, devices: int = 1, weight: float = 0.5) -> "Profile":
-        """This profile after a run has seen the member at that rate: every r(m) moves by the same factor."""
+        """Return this profile after a run has seen the member at that rate: every r(m) moves by the same factor."""
         factor = (1 - weight) + weight * samples_per_second / self.rate(devices)
         cost = self.shard_cost and ShardCost(
             fixed_seconds=self.shard_cost.fixed_seconds / factor,
@@ -165,7 +165,7 @@ class Profile:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "Profile":
-        """The profile that ``to_json`` wrote; PlanError for anything else."""
+        """Return the profile that ``to_json`` wrote; raises PlanError for anything else."""
         try:
             profile: Profile = conforming(value, cls, "it")
         except ValueError as error:
@@ -175,7 +175,7 @@ class Profile:
 
 @lru_cache(maxsize=65536)
 def fit_shard_cost(samples_per_second: tuple[float, ...]) -> ShardCost:
-    """Least squares of 1 / r(m) = fixed + proportional / m over the measured groups (m ≥ 2).
+    """Fit 1 / r(m) = fixed + proportional / m by least squares over the measured groups (m ≥ 2).
 
     Groups of one have no all-reduce, so they are left out. ``proportional`` is kept at most m / r(m) for every measured
     m, so that what remains for the all-reduce is never negative.
@@ -194,7 +194,7 @@ def fit_shard_cost(samples_per_second: tuple[float, ...]) -> ShardCost:
 
 
 def pack_memory_bytes(pack: Iterable[Profile]) -> int:
-    """Memory of members on one device: all that they hold between steps, and the largest need of one step."""
+    """Return the memory of members on one device: all that they hold between steps, and the largest need of one step."""
     resident, activation = 0, 0
     for profile in pack:
         resident += profile.resident_bytes
@@ -203,14 +203,14 @@ def pack_memory_bytes(pack: Iterable[Profile]) -> int:
 
 
 def largest_measured_group(rates: Sequence[float], *, node_devices: int) -> int:
-    """M_t = max(M_a, M_b): M_a = ⌈max r(1) / min r(1)⌉, M_b = 2 × devices of a node (FLEET §6.1)."""
+    """Return M_t = max(M_a, M_b): M_a = ⌈max r(1) / min r(1)⌉, M_b = 2 × devices of a node (FLEET §6.1)."""
     return max(math.ceil(max(rates) / min(rates)), 2 * node_devices)
 
 
 def measure_rates(
     measure: Mapping[str, Callable[[int], float]], *, devices: int, node_devices: int
 ) -> dict[str, tuple[float, ...]]:
-    """FLEET's profiling protocol (§6.1): r_i(1) … r_i(M_t) of every member, M_t at most the ``devices`` there are.
+    """Measure r_i(1) … r_i(M_t) of every member by FLEET's protocol (§6.1), M_t at most the ``devices`` there are.
 
     ``measure[member](m)`` trains the member on m devices and returns its rate.
     """
@@ -235,7 +235,7 @@ class PreparationRates:
             raise PlanError(f"preparation rates are given for {cores} cores; give them in rising order, from 1 on.")
 
     def rate(self, cores: int) -> float:
-        """Samples per second on that many cores: linear between measurements, flat beyond the last."""
+        """Return the samples per second on that many cores: linear between measurements, flat beyond the last."""
         below = (0, 0.0)
         for count, rate in self.samples_per_second:
             if cores <= count:
@@ -267,9 +267,9 @@ def load_profiles(path: Path) -> tuple[Profile, ...]:
 
 
 def cache_folder() -> Path:
-    """Where files lie that can be made again: below XDG_CACHE_HOME or the home directory.
+    """Return the folder of files that can be made again: below XDG_CACHE_HOME or the home directory.
 
-    Where neither can be written, in a folder of this user's among the temporary files.
+    Where neither can be written, it is a folder of this user's among the temporary files.
     """
     homes = [os.environ.get("XDG_CACHE_HOME") or "~/.cache", f"{tempfile.gettempdir()}/argosy-{os.geteuid()}"]
     for home in homes:
@@ -283,7 +283,7 @@ def cache_folder() -> Path:
 
 
 class Profiles(TypedDict):
-    """A file of them."""
+    """Contents of a file of profiles."""
 
     profiles: tuple[Any, ...]
 

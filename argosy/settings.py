@@ -12,23 +12,23 @@ __all__ = ["Settings", "Sharing"]
 Sharing = Literal["auto", "none", "local", "all-shared", "single-broadcast", "multi-broadcast"]
 
 MOST = {"nodes": 120, "loader_workers": 1023}
-"""Each node's ring has two slots for each, which are a gigabyte for so many. Of so many loader workers signs of life are seen."""
+"""Each node's ring has two slots for each node, a gigabyte for so many. A heartbeat has slots for so many loader workers."""
 LEAST = {"nodes": 1, "loader_workers": 0, "block_size": 1, "threads": 1, "cores": 1, "preparing_nodes": 1}
-"""Of what is counted."""
+"""Least values of settings that are counts."""
 
 
 T = TypeVar("T")
 
 
 def _setting(default: T, help: str, *, several_nodes: bool = False) -> T:
-    """A field, and what the command line says of it."""
+    """Return a field with its text for the command line."""
     return field(default=default, metadata={"help": help, "several_nodes": several_nodes})
 
 
 @known_keywords("argosy.Settings")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """Nothing in here changes a member's result but by rounding. A field is a keyword and a flag, and has the words that ``--help`` shows."""
+    """Settings of a run; none changes a member's result but by rounding. Each is a keyword and a flag, with its text for ``--help``."""
 
     devices: str | None = _setting(None, "cpu:2 for two CPU slots, cuda:0,1 for two GPUs; by default all there are.")
     policy: str = _setting("balanced", "balanced: all members share one stream. solo: a pipeline for each.")

@@ -25,10 +25,10 @@ __all__ = [
 ]
 
 History = Sequence[Mapping[str, float]]
-"""One row per finished section: its metrics, ``seconds`` of its training, and what is behind the member with it: ``epochs``
+"""One row per finished section: its metrics, ``seconds`` of its training, and the member's totals up to its end: ``epochs``
 (0.25, 0.5, …), optimizer ``steps`` and training ``samples``."""
 SLACK = 1e-9
-"""Of a number of epochs: five thirds, and one and two thirds, are not the same floating-point number."""
+"""Tolerance of a number of epochs: five thirds, and one and two thirds, are not the same floating-point number."""
 Mode = Literal["min", "max"]
 LOWER_IS_BETTER = {
     *("loss", "losses", "error", "errors", "err", "mse", "rmse", "mae", "mape", "nll", "logloss"),
@@ -40,7 +40,7 @@ HIGHER_IS_BETTER = {
     *("dice", "iou", "miou", "kappa", "mcc", "r2", "psnr", "ssim", "bleu"),
 }
 TURNED_ROUND = {"neg", "negative", "inverse"}
-"""As in sklearn's neg_mean_squared_error, which does not tell the direction either."""
+"""Words as in sklearn's neg_mean_squared_error, which does not tell the direction either."""
 
 
 class Stop(ABC):
@@ -48,7 +48,7 @@ class Stop(ABC):
 
     @abstractmethod
     def reason(self, history: History) -> str | None:
-        """Why the member stops after its last section, or None to go on, as every rule says before the first one."""
+        """Return why the member stops after its last section, or None to go on, as every rule says before the first one."""
 
     @property
     @abstractmethod
@@ -56,9 +56,9 @@ class Stop(ABC):
         """An upper bound of the epochs, where the rule knows one."""
 
     def certain(self, history: History, sections: int) -> int:
-        """Sections, of so many an epoch, that are sure to come before the rule can stop the member: at least 1.
+        """Return how many sections, of so many an epoch, come for sure before the rule can stop the member: at least 1.
 
-        Nobody has to wait for an answer before these are over.
+        No process has to wait for an answer before these are over.
         """
         return 1
 
@@ -84,16 +84,16 @@ class MaxEpochs(Stop):
         check_number("MaxEpochs: epochs", self.epochs, above=0)
 
     def reason(self, history: History) -> str | None:
-        """See `Stop.reason`."""
+        """Return a reason when so many epochs are over."""
         return f"{self.epochs:g} epochs" if _epochs(history) >= self.epochs - SLACK else None
 
     @property
     def max_epochs(self) -> float | None:
-        """The number itself."""
+        """The number of epochs itself."""
         return self.epochs
 
     def certain(self, history: History, sections: int) -> int:
-        """All that are left."""
+        """Return all sections that are left."""
         return max(sections_in(self.epochs - _epochs(history), sections), 1)
 
 
@@ -107,12 +107,12 @@ class MaxSteps(Stop):
         check_whole("MaxSteps: steps", self.steps, least=1)
 
     def reason(self, history: History) -> str | None:
-        """See `Stop.reason`."""
+        """Return a reason when so many steps are made."""
         return f"{self.steps} steps" if _so_far(history, "steps") >= self.steps else None
 
     @property
     def max_epochs(self) -> float | None:
-        """Unknown."""
+        """None: not known before."""
         return None
 
 
@@ -126,12 +126,12 @@ class MaxSamples(Stop):
         check_whole("MaxSamples: samples", self.samples, least=1)
 
     def reason(self, history: History) -> str | None:
-        """See `Stop.reason`."""
+        """Return a reason when so many samples are trained on."""
         return f"{self.samples} samples" if _so_far(history, "samples") >= self.samples else None
 
     @property
     def max_epochs(self) -> float | None:
-        """Unknown."""
+        """None: not known before."""
         return None
 
 
@@ -149,12 +149,12 @@ class MaxSeconds(Stop):
         check_number("MaxSeconds: seconds", self.seconds, above=0)
 
     def reason(self, history: History) -> str | None:
-        """See `Stop.reason`."""
+        """Return a reason when so many seconds of training are over."""
         return f"{self.seconds:g} s" if sum(row["seconds"] for row in history) >= self.seconds else None
 
     @property
     def max_epochs(self) -> float | None:
-        """Unknown."""
+        """None: not known before."""
         return None
 
 
@@ -177,26 +177,26 @@ class Plateau(Stop):
         mode_of(self.metric, self.mode, owner=f"Plateau({self.metric!r})")
 
     def reason(self, history: History) -> str | None:
-        """See `Stop.reason`."""
+        """Return a reason when the metric has not improved for `patience` sections."""
         since = self._since(history)
         return f"no better {self.metric} for {since} sections" if since >= self.patience else None
 
     @property
     def max_epochs(self) -> float | None:
-        """Unknown."""
+        """None: not known before."""
         return None
 
     @property
     def watches(self) -> frozenset[str]:
-        """The metric."""
+        """The metric's column."""
         return frozenset({self.metric})
 
     def certain(self, history: History, sections: int) -> int:
-        """What is left of the patience."""
+        """Return what is left of the patience."""
         return max(self.patience - self._since(history), 1)
 
     def _since(self, history: History) -> int:
-        """Rows since the metric improved."""
+        """Return the rows since the metric improved."""
         mode = mode_of(self.metric, self.mode)
         best, since = None, 0
         for value in _values(history, self.metric):
@@ -214,14 +214,14 @@ class Target(Stop):
     metric: str
     value: float
     mode: Mode | None = None
-    """As in `Plateau`."""
+    """``min`` or ``max``, as in `Plateau`."""
 
     def __post_init__(self) -> None:
         check_number("Target: value", self.value)
         mode_of(self.metric, self.mode, owner=f"Target({self.metric!r})")
 
     def reason(self, history: History) -> str | None:
-        """See `Stop.reason`."""
+        """Return a reason when the metric has reached the value."""
         found = (_values(history, self.metric) or [math.nan])[-1]
         if math.isnan(found) or better(self.value, found, mode_of(self.metric, self.mode)):
             return None
@@ -229,12 +229,12 @@ class Target(Stop):
 
     @property
     def max_epochs(self) -> float | None:
-        """Unknown."""
+        """None: not known before."""
         return None
 
     @property
     def watches(self) -> frozenset[str]:
-        """The metric."""
+        """The metric's column."""
         return frozenset({self.metric})
 
 
@@ -250,7 +250,7 @@ class Either(Stop):
         check_rule("a part of a combined rule", self.second)
 
     def reason(self, history: History) -> str | None:
-        """See `Stop.reason`."""
+        """Return the first rule's reason, or else the second's."""
         return self.first.reason(history) or self.second.reason(history)
 
     @property
@@ -260,11 +260,11 @@ class Either(Stop):
 
     @property
     def watches(self) -> frozenset[str]:
-        """Those of both."""
+        """Columns that either rule reads."""
         return self.first.watches | self.second.watches
 
     def certain(self, history: History, sections: int) -> int:
-        """Until the first of them can."""
+        """Return the sections before the first rule can stop it."""
         return min(self.first.certain(history, sections), self.second.certain(history, sections))
 
 
@@ -280,7 +280,7 @@ class Both(Stop):
         check_rule("a part of a combined rule", self.second)
 
     def reason(self, history: History) -> str | None:
-        """See `Stop.reason`."""
+        """Return both reasons when both rules have one."""
         reasons = self.first.reason(history), self.second.reason(history)
         return " and ".join(r for r in reasons if r) if all(reasons) else None
 
@@ -292,11 +292,11 @@ class Both(Stop):
 
     @property
     def watches(self) -> frozenset[str]:
-        """Those of both."""
+        """Columns that either rule reads."""
         return self.first.watches | self.second.watches
 
     def certain(self, history: History, sections: int) -> int:
-        """Until both of them can."""
+        """Return the sections before both rules can stop it."""
         return max(self.first.certain(history, sections), self.second.certain(history, sections))
 
 
@@ -308,7 +308,7 @@ def better(value: float, than: float, mode: Mode, by: float = 0.0) -> bool:
 
 
 def sections_in(epochs: float, sections: int) -> int:
-    """So many sections are over when so many epochs are, where each has `sections`."""
+    """Return how many sections are over when so many epochs are, where each has `sections`."""
     return math.ceil((epochs - SLACK) * sections)
 
 
@@ -336,19 +336,19 @@ def mode_of(metric: str, mode: Mode | None = None, *, owner: str = "") -> Mode:
 
 
 def _epochs(history: History) -> float:
-    """Epochs that are behind; rows that do not say it count one each."""
+    """Return the finished epochs; rows that do not say it count one each."""
     return history[-1].get("epochs", len(history)) if history else 0.0
 
 
 def _so_far(history: History, what: str) -> float:
-    """Steps or samples that are behind; 0 in rows that do not say it."""
+    """Return the steps or samples so far; 0 in rows that do not say it."""
     return history[-1].get(what, 0) if history else 0
 
 
 def _values(history: History, metric: str) -> list[float]:
-    """Of a metric, without rows from before it was added to the member's metrics; raises StudyError for one that none has.
+    """Return a metric's values, without rows from before the member had it; raises StudyError for one that no row has.
 
-    What begins with ``val_`` may be missing in all rows so far: a study is refused whose members will not report it.
+    What begins with ``val_`` may be missing in all rows so far: a study with members that will not report it is refused.
     """
     found = [row[metric] for row in history if metric in row]
     if history and not found and not metric.startswith("val_"):

@@ -30,7 +30,7 @@ from argosy.stopping import MaxEpochs, Mode, Stop, check_rule, mode_of
 __all__ = ["FACTORIES", "Data", "Member", "Repetition", "Study", "Terms", "accuracy"]
 
 OTHER_COLUMNS = frozenset({"lr", "seconds", "epochs", "steps", "samples"})
-"""Of a row of history, beside a member's losses and metrics."""
+"""Columns of a row of history, beside a member's losses and metrics."""
 LARGEST_SEED = 2**63
 FORMS = {
     "loss": "a function: (output, target) -> losses, as nn.CrossEntropyLoss() or a function of yours",
@@ -49,13 +49,13 @@ CALLS = {
     "step": (2, FORMS["step"]),
     "validate": (2, FORMS["validate"]),
 }
-"""With how many arguments what is called, and what it must be; a step that moves the weights has one more."""
+"""By field, the number of arguments that it is called with, and what it must be; a step that moves the weights has one more."""
 FACTORIES = ("model", "optimizer", "optimizers", "loss", "schedule", "augment", "step", "validate")
-"""Whose bound values are hyper-parameters."""
+"""Fields of which the bound values are hyper-parameters."""
 MOVES_ITSELF = {"clip_grad_norm": None, "accumulate": 1, "precision": "float32"}
-"""What a step does itself that moves the weights: the values that leave it out."""
+"""What a step that moves the weights does itself, and the values that leave it out."""
 Metric = Any
-"""One of three, and its value depends on no batch size:
+"""One of three kinds; its value depends on no batch size:
 
 * (output, target) -> one value per sample ``[B]``: averaged over the samples;
 * (outputs, targets) -> a number: of the whole set, once, with everything gathered on the host; it shows on a first batch;
@@ -65,7 +65,7 @@ Metric = Any
 
 
 def accuracy(output: Any, target: Any) -> Any:
-    """Share of right answers, per sample: output ``[B, classes]``, target ``[B]`` of class numbers -> ``[B]``; dimensions behind the
+    """Return whether each answer is right, as 1 or 0: output ``[B, classes]``, target ``[B]`` of class numbers -> ``[B]``; dimensions behind the
     classes are in the target as well, ``[B, classes, …]`` and ``[B, …]``. Raises StudyError for other shapes, as those of one logit."""
     check_classes(output, target)
     return (output.argmax(dim=1) == target).float()
@@ -79,11 +79,11 @@ class Data:
     train: Any = None
     """A map-style Dataset, or a function without arguments that returns one (built where it is read)."""
     val: Any = None
-    """The same for validation. Of one Dataset for both, as folds need it, samples are prepared once for both."""
+    """The same for validation. With one Dataset for both, as folds need it, samples are prepared once for both."""
     arrays: Sequence[Any] | None = None
     """Instead of `train`: tensors or arrays of equal length; one sample is one row of each."""
     val_arrays: Sequence[Any] | None = None
-    """Instead of `val`."""
+    """Instead of `val`, as `arrays`."""
     on_device: Callable[[Any], Any] | None = None
     """Deterministic work per sample, batch -> batch, done once per block and device for all members."""
     on_error: Literal["raise", "skip"] = "raise"
@@ -112,10 +112,10 @@ class Data:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Repetition:
-    """Which one of the members a member is that repeat one network: the report compares networks over their repetitions."""
+    """The place of a member among those that repeat one network: the report compares networks over their repetitions."""
 
     of: str
-    """What is repeated."""
+    """Name of what is repeated."""
     under: str
     """What differs, as ``seed=3``; repetitions of two networks under the same are compared as a pair."""
     overlap: float = 0.0
@@ -140,7 +140,7 @@ class Member:
     """Optimizer -> learning-rate scheduler of torch; with `optimizers`, these -> schedulers by name."""
     schedule_per: Literal["epoch", "step"] = "epoch"
     stop: Stop | None = None
-    """Instead of the study's rule."""
+    """Stopping rule, instead of the study's."""
     augment: Callable[[Any], Any] | None = None
     """Batch -> batch, in training only, on the member's device under its own random state."""
     subset: Sequence[int] | None = None
@@ -148,28 +148,28 @@ class Member:
     val_subset: Sequence[int] | None = None
     """The same for validation (cross-validation folds)."""
     drop_last: bool = False
-    """Leave out the last batch when it is short."""
+    """Whether to leave out the last batch when it is short."""
     eval_batch_size: int | None = None
     metrics: Mapping[str, Metric] = field(default_factory=dict)
-    """Reported as ``val_<name>``; ``loss`` is there already."""
+    """Metrics by name, reported as ``val_<name>``; ``loss`` is there already."""
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
-    """Of forward and backward, where `torch.autocast` finds that a layer bears it; weights stay as they are. With float16 the
+    """Precision of forward and backward, where `torch.autocast` allows it for a layer; weights stay as they are. With float16 the
     member has a loss scale, as `torch.amp.GradScaler` keeps one."""
     clip_grad_norm: float | None = None
     accumulate: int = 1
     """Micro-batches per step; the batch that the optimizer sees stays `batch_size`."""
     seed: int | None = None
-    """From 0, instead of the seed that follows from the study's seed and the member's name."""
+    """Seed from 0, instead of the one that follows from the study's seed and the member's name."""
     step: Callable[..., Any] | None = None
-    """Own training step: (model, batch) -> loss, instead of ``loss(model(x), y)`` on batches ``(x, y)``. It may give
-    (loss, outputs, targets), which `metrics` are given then."""
+    """Own training step: (model, batch) -> loss, instead of ``loss(model(x), y)`` on batches ``(x, y)``. It may return
+    (loss, outputs, targets): `metrics` then get these outputs and targets."""
     validate: Callable[[Any, Any], Any] | None = None
     """Instead of `step` in validation, of the same form."""
     optimizers: Callable[[Any], Mapping[str, Any]] | None = None
     """Instead of `optimizer`, for a step that moves the weights itself, as that of a GAN: network -> optimizers by name. The
     step is (model, batch, optimizers) -> loss then, the loss is what is reported, and gradients do not outlive a step."""
     repetition: Repetition | None = None
-    """Given by `argosy.replicate`; it decides nothing of what the member becomes."""
+    """Set by `argosy.replicate` and its like; it changes nothing in the member's result."""
 
     def __post_init__(self) -> None:
         check_name(self.name)
@@ -196,7 +196,7 @@ class Member:
         return found
 
     def reported(self, *, has_val: bool) -> set[str]:
-        """Names of the metrics in a row of its history."""
+        """Return the names of the metrics in a row of its history."""
         return {"train_loss", *(("val_loss", *(f"val_{name}" for name in self.metrics)) if has_val else ())}
 
 
@@ -211,7 +211,7 @@ class Terms:
     has_val: bool
     on_device: Callable[[Any], Any] | None
     stop: Stop
-    """Of members without a rule of their own."""
+    """Rule of members without one of their own."""
 
 
 @known_keywords("argosy.Study")
@@ -261,7 +261,7 @@ class Study:
             )
 
     def _check_member(self, member: Member) -> None:
-        """What a member and the study must agree on."""
+        """Raise StudyError where a member and the study do not agree."""
         reported = member.reported(has_val=self.data.has_val)
         if self.objective not in reported:
             raise StudyError(
@@ -292,7 +292,7 @@ class Study:
 
     @property
     def names(self) -> Collection[str]:
-        """Of the members, in their order."""
+        """Names of the members, in their order."""
         return self._by_name.keys()
 
     @property
@@ -315,7 +315,7 @@ class Study:
 
 
 def _of_its_split(metric: str, known: Collection[str]) -> list[str]:
-    """Of the known ones those that may have been meant: of validation none of training."""
+    """Return the known metrics that may have been meant: for one of validation, none of training."""
     return [name for name in known if name.startswith("val_") or not metric.startswith("val_")]
 
 
@@ -364,7 +364,7 @@ def _check_functions(member: Member) -> None:
 
 
 def _check_steps(member: Member) -> None:
-    """Who computes the loss, and who moves the weights."""
+    """Raise StudyError unless one field computes the loss, and one moves the weights."""
     if (member.optimizer is None) == (member.optimizers is None):
         given = "neither optimizer= nor" if member.optimizer is None else "both optimizer= and"
         raise StudyError(
@@ -387,7 +387,7 @@ def _check_steps(member: Member) -> None:
 
 
 def _check_calls(member: Member) -> None:
-    """That all functions take what they are called with; after `_check_steps`, which decides what that is."""
+    """Raise StudyError unless all functions take what they are called with, which `_check_steps`, called before, decides."""
     for name, (arguments, form) in CALLS.items():
         value = getattr(member, name)
         if value is not None:
@@ -397,7 +397,7 @@ def _check_calls(member: Member) -> None:
 
 
 def _check_metrics(member: Member) -> None:
-    """Metrics by names that are columns of tables; they have forms of their own where they are not functions."""
+    """Raise StudyError unless these are metrics by names that columns of tables can have."""
     if not isinstance(member.metrics, Mapping):
         raise StudyError(
             f"member {member.name!r}: metrics is {shown(member.metrics)}; it must be a dict, as {{'accuracy': accuracy}}."

@@ -89,7 +89,7 @@ def _fold_of_each(
 
 
 def _by_labels(label_N: Any, folds: int, random: np.random.RandomState) -> Indices:
-    """Samples of a label are dealt out one by one, those of the next label from the fold on where they ended."""
+    """Deal out the samples of a label one by one, those of the next label from the fold on where they ended."""
     labels, counts = np.unique(label_N, return_counts=True)
     if counts.min() < folds:
         few = labels[counts.argmin()]
@@ -101,7 +101,7 @@ def _by_labels(label_N: Any, folds: int, random: np.random.RandomState) -> Indic
 
 
 def _by_groups(group_N: Any, folds: int, random: np.random.RandomState) -> Indices:
-    """The largest group goes to the smallest fold, then the next one; equals in an order that is drawn."""
+    """Give the largest group to the smallest fold, then the next one; equals in an order that is drawn."""
     groups, group_N, counts = np.unique(group_N, return_inverse=True, return_counts=True)
     if len(groups) < folds:
         raise StudyError(
@@ -117,7 +117,7 @@ def _by_groups(group_N: Any, folds: int, random: np.random.RandomState) -> Indic
 
 
 def _dealt(order: Indices, folds: int) -> Indices:
-    """One after another to fold 0, 1, …, 0, 1, …"""
+    """Deal samples one after another to fold 0, 1, …, 0, 1, …"""
     fold_N = np.empty(len(order), np.int64)
     fold_N[order] = np.arange(len(order)) % folds
     return fold_N

@@ -16,7 +16,7 @@ __all__ = ["grid", "repeated", "replicate"]
 
 
 def grid(build: Callable[..., Member], **axes: Sequence[Any]) -> list[Member]:
-    """One member per point of a grid, named after it: a function or class among the values by its own name.
+    """Return one member per point of a grid, named after it: a function or class among the values by its own name.
 
     >>> from functools import partial
     >>> def mlp(lr, hidden):
@@ -55,7 +55,7 @@ def replicate(member: Member, seeds: int | Sequence[int] = 8) -> list[Member]:
 
 
 def repeated(member: Member, what: str, *, overlap: float = 0.0, **changes: Any) -> Member:
-    """The member as a repetition of itself with these changes; one that is a repetition already is one in two ways."""
+    """The member as a repetition of itself with these changes; one that is a repetition already becomes one in two ways."""
     of, under = member.name, what
     if member.repetition is not None:
         of, under = member.repetition.of, f"{member.repetition.under}-{what}"

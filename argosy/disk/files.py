@@ -38,9 +38,9 @@ OTHERS = stat.S_IWGRP | stat.S_IWOTH
 PASSING = stat.S_IXGRP | stat.S_IXOTH
 """Rights without which no other user reaches what is in a directory."""
 FOLDERS = ("commands", "members", "workers")
-"""Of a run directory; what lies in these decides what a run does."""
+"""Folders of a run directory; what lies in these decides what a run does."""
 LONGEST_LINE = 2**26
-"""Bytes of a line of a journal."""
+"""Most bytes of a line of a journal."""
 
 
 def check_directory(directory: Path) -> None:
@@ -55,7 +55,7 @@ def check_directory(directory: Path) -> None:
 
 
 def _directory(path: Path) -> os.stat_result:
-    """Of what is a directory, and needs no right to be read."""
+    """Return the status of a directory, which need not be readable."""
     descriptor = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         return os.fstat(descriptor)
@@ -89,12 +89,12 @@ def make_folder(folder: Path) -> None:
 
 
 def opened(path: Path) -> BufferedReader:
-    """A plain file for reading; raises RunError for anything else, and OSError where it cannot be opened."""
+    """Open a plain file for reading; raises RunError for anything else, and OSError where it cannot be opened."""
     return os.fdopen(_plain(path, os.O_RDONLY), "rb")
 
 
 def own_text(path: Path, *, most: int = 2**20) -> str:
-    """What a small file says that this user alone may write; raises RunError, OSError, and ValueError for what is no text."""
+    """Return the text of a small file that this user alone may write; raises RunError, OSError, and ValueError for what is no text."""
     with opened(path) as file:
         status = os.fstat(file.fileno())
         check_own(path, status)
@@ -104,7 +104,7 @@ def own_text(path: Path, *, most: int = 2**20) -> str:
 
 
 def lines_of(path: Path, start: int = 0) -> Iterator[bytes]:
-    """The whole lines of a file from a position on; a last one without its end is left out. Raises what `opened` raises."""
+    """Yield the whole lines of a file from a position on; a last one without its end is left out. Raises what `opened` raises."""
     with opened(path) as file:
         file.seek(start)
         while line := file.readline(LONGEST_LINE):
@@ -115,12 +115,12 @@ def lines_of(path: Path, start: int = 0) -> Iterator[bytes]:
 
 
 def appending(path: Path) -> BinaryIO:
-    """A plain file of this user at its end, made where there is none; raises RunError for anything else."""
+    """Open a plain file of this user at its end, made where there is none; raises RunError for anything else."""
     return os.fdopen(append_descriptor(path), "ab", buffering=0)
 
 
 def append_descriptor(path: Path, mode: int = 0o644) -> int:
-    """The same as a descriptor, that of the journal and of the lock for as long as a run has them; it can be read as well."""
+    """Open the same as a descriptor that can be read as well: a run keeps those of its journal and its lock."""
     descriptor = _plain(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, mode)
     owner = os.fstat(descriptor).st_uid
     if owner != os.geteuid():
@@ -132,15 +132,15 @@ def append_descriptor(path: Path, mode: int = 0o644) -> int:
 
 
 def created(path: Path, mode: int = 0o644) -> BinaryIO:
-    """A new file under a name that nothing stands under; raises FileExistsError where something does, a link included."""
+    """Create a file under a name that is free; raises FileExistsError where it is not, a link included."""
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | FLAGS, mode), "wb")
 
 
 @contextlib.contextmanager
 def replacing(path: Path, *, mode: int = 0o644, durable: bool = False) -> Iterator[BinaryIO]:
-    """A new file that takes the name when the block ends: whole or not at all, and `durable` on the disk.
+    """Write a new file that takes the name when the block ends: whole or not at all, and `durable` on the disk.
 
-    It is written under a name that nothing can stand under; what stands under `path` is replaced, and not followed.
+    It is written under a name that no other file can have; what stands under `path` is replaced, and not followed.
     """
     unfinished = beside(path)
     with created(unfinished, mode) as file:
@@ -159,7 +159,7 @@ def replacing(path: Path, *, mode: int = 0o644, durable: bool = False) -> Iterat
 
 
 def beside(path: Path) -> Path:
-    """An unfinished file's name, which no other user can foresee."""
+    """Return a name for an unfinished file, which no other user can foresee."""
     return path.with_name(f".{path.name}.{os.urandom(8).hex()}")
 
 
@@ -173,7 +173,7 @@ def flush_folder(folder: Path) -> None:
 
 
 def _plain(path: Path, flags: int, mode: int = 0o644) -> int:
-    """A descriptor of a plain file; opening a pipe neither waits nor counts as one."""
+    """Open a plain file as a descriptor; a pipe neither blocks nor counts as one."""
     try:
         descriptor = os.open(path, flags | FLAGS, mode)
     except OSError as error:

@@ -19,11 +19,11 @@ from argosy.errors.checks import check_name
 __all__ = ["Name", "Positive", "conforming", "parsed"]
 
 DEEPEST = 64
-"""Values inside each other."""
+"""Most levels of values inside each other."""
 MOST_SHOWN = 60
-"""Letters of a value in a message."""
+"""Most letters of a value in a message."""
 LARGEST = 2**256
-"""What whole numbers are below: seeds may be long, and any number must have a float beside it."""
+"""Bound that whole numbers are below: seeds may be long, and any number must have a float beside it."""
 
 
 def _check_positive(value: int) -> None:
@@ -32,7 +32,7 @@ def _check_positive(value: int) -> None:
 
 
 Name = Annotated[str, functools.lru_cache(2**16)(check_name)]
-"""Of a member or of a file: a part of a path that leads nowhere else."""
+"""Name of a member or of a file: a part of a path that leads nowhere else."""
 Positive = Annotated[int, _check_positive]
 Read = Callable[[Any, str, set[str]], Any]
 """(value, where it stands, fields that this version does not know) -> the value; raises ValueError."""
@@ -72,7 +72,7 @@ def _finite(text: str) -> float:
 
 
 def _check_depth(value: Any) -> None:
-    """Without recursion, which is what must not be needed."""
+    """Raise ValueError for deep nesting, without recursion, which it would exhaust."""
     level, depth = [value], 0
     while level:
         depth += 1
@@ -83,11 +83,11 @@ def _check_depth(value: Any) -> None:
 
 
 def conforming(value: Any, kind: Any, where: str, strange: set[str] | None = None) -> Any:
-    """The value of this annotation that JSON spells so: arrays are tuples, objects dictionaries or dataclasses.
+    """Return a JSON value as one of this annotation: arrays become tuples, objects dictionaries or dataclasses.
 
-    Raises ValueError, which names `where`, what is there and what must be. A number of its own must be finite; figures by name, as
-    losses, may be NaN or infinite. What a dataclass does not know is left out and added to `strange`, as ``Kind.field``; what a
-    TypedDict does not know stays.
+    Raises ValueError, which names `where`, what is there and what must be. A single number must be finite; numbers by name, as
+    losses, may be NaN or infinite. Fields that a dataclass does not have are left out and added to `strange`, as ``Kind.field``;
+    those that a TypedDict does not have stay.
     """
     return _reader(kind)(value, where, set() if strange is None else strange)
 
@@ -167,7 +167,7 @@ PLAIN: dict[Any, Read] = {
     str: _text,
     Any: _tuples,
 }
-"""Readers of what has nothing inside."""
+"""Readers of values that have no others inside."""
 
 
 def _checked(reader: Read, checks: Sequence[Callable[[Any], None]]) -> Read:

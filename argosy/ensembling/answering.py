@@ -1,4 +1,4 @@
-"""What a network says to a batch, as the predictions of a report and of an ensemble need it: one tensor."""
+"""Calls a network on a batch and returns its output as one tensor, for the predictions of reports and ensembles."""
 
 import inspect
 from collections.abc import Mapping
@@ -12,9 +12,10 @@ __all__ = ["answer"]
 
 
 def answer(network: nn.Module, inputs: Any) -> Tensor:
-    """A dict whose names are parameters of ``forward`` goes there by name, and of what comes back ``logits`` count where it has them.
+    """Return the network's output for a batch, as one tensor; raise RunError where it returns none.
 
-    Both as networks of Hugging Face have it. Raises RunError where no tensor comes back.
+    As with Hugging Face: a dict whose keys are parameters of ``forward`` is passed as keyword arguments, and ``logits`` is taken
+    from an output that has it.
     """
     made = network(**inputs) if isinstance(inputs, Mapping) and _takes(network, inputs) else network(inputs)
     made = getattr(made, "logits", made)
@@ -27,5 +28,5 @@ def answer(network: nn.Module, inputs: Any) -> Tensor:
 
 
 def _takes(network: nn.Module, names: Mapping[str, Any]) -> bool:
-    """Whether these are parameters of its ``forward``; else it is given the dict itself."""
+    """Whether these names are parameters of the network's ``forward``; if not, it is given the dict itself."""
     return names.keys() <= inspect.signature(network.forward).parameters.keys()

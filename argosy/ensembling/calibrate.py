@@ -1,4 +1,4 @@
-"""How sure a network should be of what it says: temperature scaling (Guo et al. 2017)."""
+"""Calibration of a network's confidence: temperature scaling (Guo et al. 2017)."""
 
 import math
 
@@ -9,16 +9,16 @@ from torch.nn import functional
 __all__ = ["temperature"]
 
 SPAN = 20.0
-"""Temperatures lie between its inverse and this: of a network that is never wrong the best one would be 0."""
+"""Temperatures lie between 1 / SPAN and SPAN: the best one of a network that is never wrong would be 0."""
 HALVINGS = 50
 
 
 def temperature(logits_NC: Tensor, target_N: Tensor) -> float:
-    """The temperature by which logits are divided for the least negative log-likelihood of these targets.
+    """Return the temperature that, dividing the logits, gives the least negative log-likelihood of these targets.
 
-    With β for its inverse that is convex, and its derivative, the mean of Σ p z - z_target with p = softmax(β z), rises with β: so
-    the β where it is zero is found by bisection. Classes may be ruled out by -inf; where
-    the likelihood of the targets is not finite at all, the temperature is 1.
+    The likelihood is convex in β = 1 / temperature, and its derivative, the mean of Σ p z - z_target with p = softmax(β z),
+    rises with β, so bisection finds the β where it is zero. Logits of -inf rule out classes; where the likelihood of the
+    targets is not finite, the temperature is 1.
     """
     logits_NC = logits_NC.double()
     if not functional.cross_entropy(logits_NC, target_N).isfinite():

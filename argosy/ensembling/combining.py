@@ -1,4 +1,4 @@
-"""What several networks say together, from what each of them says: pure functions of tensors."""
+"""Combines the outputs of several networks into one prediction: pure functions of tensors."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -10,14 +10,14 @@ from torch.nn import functional
 __all__ = ["Combine", "combined", "quantiles", "variance"]
 
 Combine = Literal["probabilities", "logits", "votes", "mean"]
-"""How classes are told: by the mean of the members' probabilities, by the probabilities of their mean logits, or by votes. Numbers
-are told by their mean."""
+"""How outputs are combined: classes by the members' mean probabilities, by the probabilities of their mean logits, or by votes;
+numbers by their mean."""
 
 
 def combined(outputs_MB: Tensor, weights_M: Tensor, temperatures_M: Tensor, combine: Combine) -> Tensor:
-    """Of outputs ``[members, B, …]`` and weights that sum to one: numbers ``[B, …]``, or probabilities ``[B, classes, …]``.
+    """Combine outputs ``[members, B, …]`` into numbers ``[B, …]`` or probabilities ``[B, classes, …]``; weights sum to one.
 
-    Classes are in the first dimension behind the batch, where cross-entropy has them; their logits are divided by temperatures.
+    Classes are the first dimension after the batch, as for cross-entropy; logits are divided by the temperatures.
     """
     if combine == "mean":
         return _mean(outputs_MB, weights_M)
@@ -28,7 +28,7 @@ def combined(outputs_MB: Tensor, weights_M: Tensor, temperatures_M: Tensor, comb
 
 
 def said(logits_MBC: Tensor, combine: Combine) -> Tensor:
-    """What each member adds to the sum: its probabilities, its logits, or its vote."""
+    """Return each member's term of the weighted sum: its probabilities, its logits, or its vote."""
     if combine == "probabilities":
         return logits_MBC.softmax(dim=2)
     if combine == "votes":
@@ -38,15 +38,15 @@ def said(logits_MBC: Tensor, combine: Combine) -> Tensor:
 
 
 def variance(outputs_MB: Tensor, weights_M: Tensor) -> Tensor:
-    """How far members are apart: the weighted mean of their squared distances from the mean, ``[B, …]``."""
+    """Return the weighted variance of the members' outputs, ``[B, …]``."""
     return _mean((outputs_MB - _mean(outputs_MB, weights_M)) ** 2, weights_M)
 
 
 def quantiles(outputs_MB: Tensor, weights_M: Tensor, shares: Sequence[float]) -> Tensor:
-    """For each share the least output that so much of the weight lies at or below, ``[shares, B, …]``."""
+    """Return, for each share, the least output at or below which that share of the weight lies, ``[shares, B, …]``."""
     sorted_MB, order_MB = outputs_MB.sort(dim=0)
     behind_MB = weights_M[order_MB].cumsum(dim=0)
-    # Sums of weights may miss their share by a rounding.
+    # Rounding may leave a sum of weights just below its share.
     found = [(behind_MB < share - 1e-6).sum(dim=0, keepdim=True) for share in shares]
     last = len(outputs_MB) - 1
     return torch.cat([sorted_MB.gather(0, number.clamp(max=last)) for number in found])
@@ -57,5 +57,5 @@ def _mean(values_MB: Tensor, weights_M: Tensor) -> Tensor:
 
 
 def _over_members(numbers_M: Tensor, like_MB: Tensor) -> Tensor:
-    """One number for each member, beside its outputs."""
+    """Return one number per member, shaped to broadcast over its outputs."""
     return numbers_M.to(like_MB.dtype).view(-1, *[1] * (like_MB.dim() - 1))

@@ -1,4 +1,4 @@
-"""Several networks as one network."""
+"""An ensemble: several networks as one `nn.Module`."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -19,9 +19,9 @@ __all__ = ["Ensemble"]
 
 
 class Ensemble(nn.Module):
-    """Networks that answer together: of classes the probabilities ``[B, classes]``, else the mean of their numbers.
+    """Networks that predict together: probabilities of classes ``[B, classes]``, or the mean of their numbers.
 
-    A module as any other: it moves to devices, has a ``state_dict``, is trained further or exported with ``torch.export``.
+    It is an ordinary module: it moves to devices, has a ``state_dict``, and can be trained further or exported with ``torch.export``.
     """
 
     weights: Tensor
@@ -46,33 +46,33 @@ class Ensemble(nn.Module):
         self.register_buffer("weights", torch.tensor(weights, dtype=torch.float32))
         self.register_buffer("temperatures", torch.tensor(temperatures, dtype=torch.float32))
         self.seeds = tuple(seeds)
-        """Under which each was built, and is built again; of networks from elsewhere there are none."""
+        """Seed under which each network is built, also when loaded; empty for networks from elsewhere."""
         self.scores = tuple(scores)
-        """What it was found to be worth on the samples that it was made on: rows as of a table, its own first."""
+        """Scores on the samples that the ensemble was made on: the rows of a table, the ensemble's own first."""
         self.note = note
-        """What these scores are of, or why there are none."""
+        """Which samples the scores are of, or why there are none."""
         self.preparation = preparation
-        """What it does first to inputs as the study's dataset has them; None where it takes them as `Data.on_device` returns them."""
+        """Applied first, to inputs as the study's dataset has them; None where inputs come as `Data.on_device` returns them."""
 
     def forward(self, inputs: Any) -> Tensor:
-        """What they say together."""
+        """Return the combined prediction."""
         return combined(self.outputs(inputs), self.weights, self.temperatures, self.combine)
 
     def outputs(self, inputs: Any) -> Tensor:
-        """What each of them says, ``[members, B, …]``."""
+        """Return the output of each network, ``[members, B, …]``."""
         ready = inputs if self.preparation is None else self.preparation.inputs(inputs)
         return torch.stack([answer(network, ready) for network in self.networks])
 
     def variance(self, inputs: Any) -> Tensor:
-        """How far they are apart, ``[B, …]``."""
+        """Return the weighted variance of the networks' outputs, ``[B, …]``."""
         return variance(self.outputs(inputs), self.weights)
 
     def quantiles(self, inputs: Any, shares: Sequence[float]) -> Tensor:
-        """For each share the least answer that so much of their weight lies at or below, ``[shares, B, …]``."""
+        """Return, for each share, the least output at or below which that share of the weight lies, ``[shares, B, …]``."""
         return quantiles(self.outputs(inputs), self.weights, shares)
 
     def save(self, path: str | Path) -> None:
-        """Write it as plain data: under ``networks`` the state of each, by name, and beside it how they are combined."""
+        """Write the ensemble as plain data: each network's state under ``networks``, by name, and how they are combined."""
         states = {name: network.state_dict() for name, network in zip(self.names, self.networks, strict=True)}
         about = {"combine": self.combine, "scores": [dict(row) for row in self.scores], "note": self.note}
         numbers = {"weights": self.weights.tolist(), "temperatures": self.temperatures.tolist(), "seeds": self.seeds}
@@ -87,9 +87,9 @@ class Ensemble(nn.Module):
     def load(
         cls, path: str | Path, members: Iterable[Member], *, preparation: InputPreparation | None = None
     ) -> "Ensemble":
-        """Read what `save` wrote; members of the same names build the networks. Raises CheckpointError and RunError.
+        """Read a file that `save` wrote; members of the same names build the networks. Raises CheckpointError and RunError.
 
-        The file has no code: an ensemble that prepares its inputs is given its `preparation` again.
+        The file holds no code: an ensemble that prepares its inputs needs its `preparation` again.
         """
         found, by_name = checkpoint.load(Path(path).resolve()), {member.name: member for member in members}
         states = found.pop("networks")

@@ -1,4 +1,4 @@
-"""Makes an ensemble of networks from what they make of validation samples: temperatures, weights, and what it is worth."""
+"""Makes an ensemble from the networks' outputs for validation samples: temperatures, weights, and scores."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -21,7 +21,7 @@ APART = (
     "each member was validated on samples of its own, on which others may have been trained, so the ensemble itself has no score: "
     "'out of fold' is what members said of the samples that they held out, and below it each member's own"
 )
-"""Of scores of folds."""
+"""Note on the scores of members that were validated on folds."""
 
 
 def alike(
@@ -32,7 +32,7 @@ def alike(
     note: str,
     scores: Sequence[Mapping[str, Any]] = (),
 ) -> Ensemble:
-    """All of them with the same weight."""
+    """Return an ensemble of these networks with equal weights."""
     count = len(networks)
     return Ensemble(
         networks,
@@ -48,9 +48,9 @@ def alike(
 def apart(
     networks: Mapping[str, nn.Module], seeds: Sequence[int], held_out: Sequence[Predicted], *, combine: Combine
 ) -> Ensemble:
-    """An ensemble of networks that were validated on samples of their own each, as folds: what each `held_out` is scored.
+    """Return an ensemble of networks that were each validated on their own samples, as folds; their `held_out` outputs are scored.
 
-    Of the whole there is no score: of each sample that one network holds out, others of it were trained on it.
+    The ensemble itself has no score: a sample that one network held out may be a training sample of the others.
     """
     score, names = number_scores if combine == "mean" else class_scores, list(networks)
     try:
@@ -70,7 +70,7 @@ def apart(
 
 
 def _answers(networks: Mapping[str, nn.Module], predicted: Predicted, combine: Combine) -> tuple[Tensor, Tensor]:
-    """What one network says of samples that it holds out, and their targets."""
+    """Return one network's predictions for the samples that it held out, and their targets."""
     if combine == "mean":
         (numbers_N,), target_N = _numbers(networks, predicted)
         return numbers_N, target_N
@@ -87,7 +87,7 @@ def make(
     select: Select,
     calibrate: bool,
 ) -> Ensemble:
-    """An ensemble of the networks, or of those that are selected. Raises RunError where they cannot be one."""
+    """Return an ensemble of the networks, or of the selected ones. Raises RunError where they cannot form one."""
     outputs_MN, target_N = _numbers(networks, predicted) if combine == "mean" else _classes(networks, predicted)
     temperatures = [temperature(output, target_N) if calibrate else 1.0 for output in outputs_MN]
     temperatures_M = torch.tensor(temperatures, dtype=outputs_MN.dtype)
@@ -110,9 +110,9 @@ def make(
 def _scores(
     names: Sequence[str], outputs_MN: Tensor, target_N: Tensor, weights: Sequence[float], combine: Combine
 ) -> list[dict[str, Any]]:
-    """A row for the ensemble, and one for each network alone, with its weight.
+    """Return the scores of the ensemble, and of each network alone with its weight.
 
-    What has no weight is no part of the former: it may be NaN.
+    Networks of weight 0 are left out of the ensemble's own row, as their outputs may be NaN.
     """
     numbers = combine == "mean"
     score = number_scores if numbers else class_scores
@@ -129,7 +129,7 @@ def _scores(
 
 
 def _numbers(networks: Mapping[str, nn.Module], predicted: Predicted) -> tuple[Tensor, Tensor]:
-    """Outputs ``[M, N, …]`` and targets of the same shape."""
+    """Return outputs ``[M, N, …]`` and targets ``[N, …]``."""
     outputs_MN, target = _stacked(networks, predicted), predicted.targets
     if target is None or target.shape != outputs_MN.shape[1:]:
         raise RunError(
@@ -140,7 +140,7 @@ def _numbers(networks: Mapping[str, nn.Module], predicted: Predicted) -> tuple[T
 
 
 def _classes(networks: Mapping[str, nn.Module], predicted: Predicted) -> tuple[Tensor, Tensor]:
-    """Logits ``[M, N, classes]`` and class numbers ``[N]``; where a sample has several, as pixels, each counts."""
+    """Return logits ``[M, N, classes]`` and class numbers ``[N]``; each pixel of a sample counts as one."""
     outputs_MNC, target = _stacked(networks, predicted), predicted.targets
     shape, wanted = outputs_MNC.shape, outputs_MNC.shape[1:2] + outputs_MNC.shape[3:]
     whole = target is not None and not target.is_floating_point() and not target.is_complex()

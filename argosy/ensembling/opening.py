@@ -1,4 +1,4 @@
-"""A network with the weights that a member was left with."""
+"""Opens a member's network with its saved weights."""
 
 import contextlib
 import random
@@ -19,9 +19,9 @@ __all__ = ["opened", "random_states_kept"]
 
 
 def opened(member: Member, weights: Mapping[str, Any], seed: int) -> nn.Module:
-    """The member's network with these weights, in ``eval()`` on the CPU; raises RunError where it is another one.
+    """Return the member's network with these weights, in ``eval()`` on the CPU; raise RunError where they do not fit it.
 
-    It is built under the seed, as for training: what a network draws and its weights do not hold is the same again.
+    It is built under the seed, as for training, so random parts that its weights do not hold are the same again.
     """
     with random_states_kept(), Randomness.seeded(seed, backend_of("cpu:0")).building():
         network: nn.Module = member.model()
@@ -39,7 +39,7 @@ def opened(member: Member, weights: Mapping[str, Any], seed: int) -> nn.Module:
 
 @contextlib.contextmanager
 def random_states_kept() -> Iterator[None]:
-    """Inside, generators of the process may be seeded and drawn from, which are somebody else's."""
+    """Save the random states of the process, which belong to other code, and restore them at the end."""
     before = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
     try:
         yield

@@ -1,4 +1,4 @@
-"""What networks make of samples: every sample is prepared once, as the study prepares validation samples, for all networks."""
+"""Runs networks on samples. Each sample is prepared once for all networks, as the study prepares validation samples."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,26 +22,26 @@ from argosy.study import Data, Study
 __all__ = ["Predicted", "layout_of", "predict", "preparation_of", "samples_of"]
 
 ROWS = 256
-"""Samples that networks see at a time."""
+"""Samples in a batch."""
 
 
 class Predicted(NamedTuple):
-    """Of a set of samples, in their order."""
+    """The networks' outputs for a set of samples, in the order of the samples."""
 
     outputs: list[Tensor]
-    """Of each network, ``[N, …]``, on the host."""
+    """Output of each network, ``[N, …]``, on the host."""
     targets: Any
     """The second part of the samples, or their labels, ``[N, …]``; None where that is not one tensor."""
     indices: Tensor
-    """Of the samples, int64 ``[N]``."""
+    """Numbers of the samples in the dataset, int64 ``[N]``."""
     length: int
-    """Samples that there are."""
+    """Samples in the whole dataset."""
 
 
 def samples_of(study: Study, samples: Any) -> Data:
-    """The study's data with these samples for validation: arrays, alone or in a tuple, a Dataset, or what returns one.
+    """Return the study's data with these samples for validation: arrays, alone or in a tuple, a Dataset, or a function that returns one.
 
-    Raises StudyError for a table: its columns would be read by place, whatever their names.
+    Raises StudyError for a table: its columns would be read by position, whatever their names.
     """
     if any(hasattr(part, "columns") for part in (samples if isinstance(samples, tuple | list) else (samples,))):
         raise StudyError(
@@ -55,14 +55,14 @@ def samples_of(study: Study, samples: Any) -> Data:
 
 
 def layout_of(study: Study) -> Layout:
-    """Of the study's samples, which are opened for that. Raises StudyError for what cannot be had."""
+    """Open the study's samples and return their layout. Raises StudyError where they cannot be opened."""
     split = "val" if study.data.has_val else "train"
     with random_states_kept():
         return _opened(study.data, study.seed, split).layout
 
 
 def preparation_of(study: Study) -> InputPreparation | None:
-    """What the study does to batches on the device; None where it does nothing."""
+    """Return what the study does to batches on the device; None where it does nothing."""
     on_device = study.data.on_device
     return None if on_device is None else InputPreparation(on_device, cache(partial(layout_of, study)))
 
@@ -75,10 +75,10 @@ def predict(
     indices: Sequence[int] | None = None,
     preparation: InputPreparation | None = None,
 ) -> Predicted:
-    """Let networks answer to the validation samples of the data, or to some of them. Raises StudyError for what cannot be had.
+    """Run networks on the validation samples of the data, or on some of them. Raises StudyError where they cannot be opened.
 
-    They are on one device, where the preparation runs as well, and are put into ``eval()``. A sample that raised, where these are
-    skipped, is left out.
+    The networks are on one device, where the preparation runs as well, and are put into ``eval()``. Samples that raise are left
+    out where the study skips them.
     """
     device = next((tensor.device for tensor in networks[0].state_dict().values()), torch.device("cpu"))
     with random_states_kept(), torch.no_grad():
@@ -106,7 +106,7 @@ def _opened(data: Data, seed: int, split: str) -> Source:
 
 
 def _batch(block: Block, preparation: InputPreparation | None, device: torch.device) -> tuple[Any, Any]:
-    """Inputs, and the target on the host; None where samples have none."""
+    """Return inputs, and the target on the host, or None where samples have none."""
     sound = torch.from_numpy(block.sound)
     leaves = [(leaf if block.whole else leaf[sound]).to(device) for leaf in block.leaves]
     batch = unflatten(leaves, block.tree)
@@ -115,7 +115,7 @@ def _batch(block: Block, preparation: InputPreparation | None, device: torch.dev
 
 
 def _prepared(source: Source, indices: np.ndarray[Any, Any]) -> Block:
-    """These samples as the first epoch has them."""
+    """Read these samples as the first epoch has them."""
     rows = len(indices)
     place = Place(leg=0, split="val", epoch=0, section=0, start=0, rows=rows, last=True)
     memory = np.empty(source.layout.block_bytes(rows) + ALIGNMENT, np.uint8)

@@ -1,4 +1,4 @@
-"""`Data.on_device` in front of networks, for samples that need not have a target."""
+"""Applies `Data.on_device` to the inputs of networks, for samples with or without a target."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,22 +16,22 @@ __all__ = ["InputPreparation", "Prepared", "inputs_and_target"]
 
 @dataclass(frozen=True, slots=True)
 class InputPreparation:
-    """What `Data.on_device` does, with the form of the batches that it knows."""
+    """`Data.on_device`, with the layout of the batches that it expects."""
 
     on_device: Callable[[Any], Any]
     layout: Callable[[], Layout]
-    """Of the study's samples; asked where a batch has no target."""
+    """Returns the layout of the study's samples; called where a batch has no target."""
 
     def __call__(self, batch: Any) -> Any:
-        """Prepare a batch ``[B, …]``; one without a target gets zeros in its place. Raises RunError for inputs of another form."""
+        """Prepare a batch ``[B, …]``; a missing target is filled with zeros. Raises RunError for inputs of another structure."""
         return self.on_device(self._whole(batch) if inputs_and_target(batch)[1] is None else batch)
 
     def inputs(self, inputs: Any) -> Any:
-        """Prepare inputs alone."""
+        """Prepare inputs that come without a target."""
         return inputs_and_target(self.on_device(self._whole(inputs)))[0]
 
     def _whole(self, batch: Any) -> Any:
-        """The batch as the study has it."""
+        """Return the batch in the study's structure, with zeros for a missing target."""
         layout = self.layout()
         if isinstance(batch, Mapping) and layout.tree is not None and layout.tree[1] is not None:
             batch = {key: batch[key] for key in layout.tree[1] if key in batch}  # in the study's order
@@ -54,7 +54,7 @@ class InputPreparation:
 
 
 def _target_leaves(tree: Structure) -> list[bool]:
-    """For each leaf of a sample whether it belongs to the target: what is behind the first part, or is named labels."""
+    """Return for each leaf of a sample whether it belongs to the target: it is not in the first part, or is named labels."""
     if tree is None:
         return [False]
     _, keys, parts = tree
@@ -63,7 +63,7 @@ def _target_leaves(tree: Structure) -> list[bool]:
 
 
 class Prepared(nn.Module):
-    """A network that takes inputs as the study's dataset has them: `Data.on_device` is its first step."""
+    """A network that takes inputs as the study's dataset has them, and applies `Data.on_device` first."""
 
     def __init__(self, network: nn.Module, preparation: InputPreparation) -> None:
         super().__init__()
@@ -71,12 +71,12 @@ class Prepared(nn.Module):
         self.preparation = preparation
 
     def forward(self, inputs: Any) -> Any:
-        """What the network says to the prepared inputs."""
+        """Return the network's output for the prepared inputs."""
         return self.network(self.preparation.inputs(inputs))
 
 
 def inputs_and_target(batch: Any) -> tuple[Any, Any]:
-    """The second part of a batch is its target, or the labels of one that is a dict; None where it has neither."""
+    """Split a batch: its target is its second part, or the labels of a dict, or None where it has neither."""
     if isinstance(batch, Mapping):
         return batch, batch.get("labels")
     if isinstance(batch, tuple | list):

@@ -1,4 +1,4 @@
-"""Which members an ensemble is made of, and with what weights: greedy selection (Caruana et al. 2004)."""
+"""Chooses the members of an ensemble and their weights: greedy selection (Caruana et al. 2004)."""
 
 import math
 from collections.abc import Callable
@@ -12,14 +12,14 @@ from argosy.ensembling.combining import Combine, said
 __all__ = ["greedy"]
 
 ROUNDS = 50
-"""In each of them a member is added; the best of all the ensembles on the way is taken."""
+"""Each round adds a member; the best ensemble of all rounds is taken."""
 
 
 def greedy(outputs_MN: Tensor, target_N: Tensor, combine: Combine) -> list[float]:
-    """Weights that sum to one: how often each member was added, where each time it is the one that makes the ensemble best.
+    """Return weights that sum to one: how often each member was added, each time the one that makes the ensemble best.
 
     Best is the least negative log-likelihood of the targets, for votes the least share of wrong ones, for numbers the least mean
-    squared error; of equals the earliest ensemble, and the first member. A member may be added again. So on these samples the
+    squared error; ties go to the earliest ensemble and the first member. A member may be added again. On these samples the
     ensemble is never worse than the best member alone.
     """
     said_MN, loss = _terms(outputs_MN.double(), target_N, combine)
@@ -36,7 +36,7 @@ def greedy(outputs_MN: Tensor, target_N: Tensor, combine: Combine) -> list[float
 
 
 def _terms(outputs_MN: Tensor, target_N: Tensor, combine: Combine) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-    """What members add to a sum, no more of it than the loss of their mean asks for; and that loss."""
+    """Return the members' terms of the sum, reduced to what the loss of their mean needs, and that loss."""
     if combine == "mean":
         return outputs_MN - target_N, lambda errors_N: errors_N.pow(2).mean()
     said_MNC = said(outputs_MN, combine)
@@ -49,5 +49,5 @@ def _terms(outputs_MN: Tensor, target_N: Tensor, combine: Combine) -> tuple[Tens
 
 
 def _or_inf(loss: float) -> float:
-    """NaN is the loss of a network that no longer says anything."""
+    """Return infinity for NaN, the loss of a network that has diverged."""
     return math.inf if math.isnan(loss) else loss

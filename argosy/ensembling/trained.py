@@ -1,4 +1,4 @@
-"""The networks of a run: what a report needs the run's study, and torch, for."""
+"""The networks of a run: the part of a report that needs the study and torch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,14 +28,14 @@ OF_NUMBERS = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss)
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """See `argosy.report.Networks`."""
+    """Implement `argosy.results.report.Networks` with the run's study."""
 
     study: Study | None
     state: RunState
     directory: Path
 
     def load(self, name: str, *, preprocess: bool = False) -> nn.Module:
-        """See `Networks.load`."""
+        """Implement `Networks.load`. Raises RunError where nothing was saved or the study has no such member."""
         study = self._study()
         preparation = preparation_of(study) if preprocess else None
         saved = next((saved for saved in reversed(self.state.member(name).saved) if saved.best is not None), None)
@@ -53,7 +53,7 @@ class Trained:
         return network if preparation is None else Prepared(network, preparation).eval()
 
     def predict(self, network: nn.Module, samples: Any) -> Tensor:
-        """See `Networks.predict`."""
+        """Implement `Networks.predict`. Raises RunError without samples where the study has no validation data."""
         study = self._study()
         if samples is None and not study.data.has_val:
             raise RunError(
@@ -67,7 +67,7 @@ class Trained:
     def ensemble(
         self, names: Sequence[str], *, combine: Combine | None, select: Select, calibrate: bool, preprocess: bool
     ) -> Ensemble:
-        """See `Networks.ensemble`."""
+        """Implement `Networks.ensemble`, with the combination that fits the losses where none is given."""
         found = self._combined(names, combine=combine, select=select, calibrate=calibrate)
         found.preparation = preparation_of(self._study()) if preprocess else None
         return found
@@ -93,7 +93,7 @@ class Trained:
         return apart(networks, seeds, held_out, combine=combine)
 
     def out_of_fold(self, names: Sequence[str]) -> Tensor:
-        """See `Networks.out_of_fold`."""
+        """Return each sample's mean prediction by the members that held it out, ``[N, …]``."""
         study = self._study()
         parts = []
         for name in names:
@@ -112,7 +112,7 @@ class Trained:
         return total / times
 
     def _predicted(self, networks: Sequence[nn.Module], indices: Sequence[int] | None) -> Predicted:
-        """What networks answer to validation samples of the study."""
+        """Run networks on validation samples of the study."""
         study = self._study()
         return predict(networks, study.data, seed=study.seed, indices=indices, preparation=preparation_of(study))
 
@@ -126,7 +126,7 @@ class Trained:
 
 
 def _usual(members: Sequence[Member]) -> Combine:
-    """How members are combined that were trained by these losses; raises RunError for losses that do not tell."""
+    """Return how to combine members trained by these losses; raise RunError where the losses do not tell."""
     if all(_of_classes(member) for member in members):
         return "probabilities"
     if all(isinstance(member.loss, OF_NUMBERS) for member in members):

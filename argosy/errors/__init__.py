@@ -1,4 +1,4 @@
-"""Everything that Argosy raises, sorted by who must act.
+"""Everything that Argosy raises, sorted by what has to be done.
 
 ```
 ArgosyError

@@ -1,4 +1,4 @@
-"""What a value that a person gives must be: each function raises one StudyError that names it, what was found and what is wanted."""
+"""Checks of values that the user gives: each function raises one StudyError that names it, what was found and what is wanted."""
 
 import inspect
 import math
@@ -34,7 +34,7 @@ LONGEST_NAME = 255
 
 
 def check_name(name: Any) -> None:
-    """A name that a folder can have."""
+    """Raise StudyError unless a folder can have this name."""
     if not isinstance(name, str) or not re.fullmatch(r"[\w=+-][\w.=+-]*", name) or ".." in name:
         raise StudyError(
             f"member name {name!r} becomes a folder: use letters, digits and . _ = + - (no '/', no '..', no leading dot)."
@@ -47,13 +47,13 @@ def check_name(name: Any) -> None:
 
 
 def check_whole(what: str, value: Any, *, least: int) -> None:
-    """An int from `least`; True is none."""
+    """Raise StudyError unless the value is an int from `least`; True is none."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise StudyError(f"{what} is {shown(value)}; it must be a whole number (an int) from {least}.")
 
 
 def check_number(what: str, value: Any, *, least: float = -math.inf, above: float = -math.inf) -> None:
-    """A finite number."""
+    """Raise StudyError unless the value is a finite number within its bounds."""
     number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     if not number or value < least or value <= above:
         bound = f" above {above:g}" if above > -math.inf else f" from {least:g} up" if least > -math.inf else ""
@@ -61,14 +61,14 @@ def check_number(what: str, value: Any, *, least: float = -math.inf, above: floa
 
 
 def check_choice(what: str, value: Any, choices: Collection[str]) -> None:
-    """One of a few."""
+    """Raise StudyError unless the value is one of these choices."""
     if not isinstance(value, str) or value not in choices:
         *others, last = map(repr, choices)
         raise StudyError(f"{what} is {shown(value)}{meant(value, choices)}; it can be {', '.join(others)} or {last}.")
 
 
 def check_classes(output: Any, target: Any) -> None:
-    """Outputs ``[B, classes, …]`` and class numbers ``[B, …]``."""
+    """Raise StudyError unless these are outputs ``[B, classes, …]`` and class numbers ``[B, …]``."""
     if not hasattr(output, "argmax") or not hasattr(target, "shape"):
         raise StudyError(
             f"accuracy was given outputs that are {shown(output)} and targets that are {shown(target)}; it needs one tensor of each. Give "
@@ -88,13 +88,13 @@ def check_classes(output: Any, target: Any) -> None:
 
 
 def check_callable(what: str, value: Any, wanted: str) -> None:
-    """Something that can be called."""
+    """Raise StudyError unless the value can be called."""
     if not callable(value):
         raise StudyError(f"{what} is {shown(value)}; it must be {wanted}.")
 
 
 def check_built(what: str, value: Any) -> None:
-    """A function or an instance that can be called; a class would be built from what it is to work on."""
+    """Raise StudyError for a class: called, it would be built from what an instance is to work on."""
     if isinstance(value, type):
         raise StudyError(
             f"{what} is the class {value.__name__}; it is called with what it works on, so give an instance: "
@@ -103,7 +103,7 @@ def check_built(what: str, value: Any) -> None:
 
 
 def check_factory(what: str, value: Any, kind: str) -> None:
-    """Something that builds a new object at each call, and no object of torch that exists already."""
+    """Raise StudyError unless the value builds a new object at each call; a module of torch exists already."""
     exists = any(base.__module__.startswith("torch.nn") and base.__name__ == "Module" for base in type(value).__mro__)
     if exists or not callable(value):
         raise StudyError(
@@ -113,11 +113,11 @@ def check_factory(what: str, value: Any, kind: str) -> None:
 
 
 def check_takes(what: str, function: Any, arguments: int, wanted: str, keywords: Collection[str] = ()) -> None:
-    """A function that can be called with so many arguments and these keywords, where it tells its own."""
+    """Raise StudyError unless a function takes so many arguments and these keywords, where it has a signature."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
-        return  # a builtin that does not tell
+        return  # a builtin without a signature
     try:
         signature.bind(*[None] * arguments, **dict.fromkeys(keywords))
     except TypeError as error:
@@ -129,7 +129,7 @@ def check_takes(what: str, function: Any, arguments: int, wanted: str, keywords:
 
 
 def check_metric(owner: str, name: Any, metric: Any) -> None:
-    """A metric under the name of its column; it may have a form of its own where it is not a function."""
+    """Raise StudyError unless this is a metric, a function or an object, under a name that a column can have."""
     if not isinstance(name, str) or not re.fullmatch(r"[^\s,\"][^,\"\r\n]*", name):
         raise StudyError(
             f"{owner}: a metric has the name {name!r}; it becomes a column, val_<name>: give it a word without commas, "
@@ -146,7 +146,7 @@ def check_metric(owner: str, name: Any, metric: Any) -> None:
 
 
 def check_indices(what: str, subset: Any) -> None:
-    """Whole numbers from 0, one after another: a list, a range, an array or a tensor."""
+    """Raise StudyError unless these are whole numbers from 0, in one dimension: a list, a range, an array or a tensor."""
     if isinstance(subset, str) or not (hasattr(subset, "__len__") and hasattr(subset, "__getitem__")):
         raise StudyError(f"{what} is {shown(subset)}; it must be a list, an array or a tensor of indices.")
     shape = tuple(getattr(subset, "shape", (len(subset),)))
@@ -168,7 +168,7 @@ def check_indices(what: str, subset: Any) -> None:
 
 
 def check_arrays(what: str, arrays: Any) -> None:
-    """Several, of one length, of numbers."""
+    """Raise StudyError unless these are arrays of numbers, of one length; None passes."""
     if arrays is None:
         return
     if not isinstance(arrays, list | tuple):
@@ -199,7 +199,7 @@ def check_arrays(what: str, arrays: Any) -> None:
 
 
 def check_unmasked(what: str, array: Any) -> None:
-    """An array without a mask."""
+    """Raise StudyError for an array with a mask."""
     if hasattr(array, "filled"):
         raise StudyError(
             f"{what} is a masked array, and a tensor has no mask: what lies below it would be trained on. Give array.filled(value), or "
@@ -208,7 +208,7 @@ def check_unmasked(what: str, array: Any) -> None:
 
 
 def check_dataset(what: str, dataset: Any) -> None:
-    """A map-style dataset, or a function or class that gives one when it is called without arguments."""
+    """Raise StudyError unless this is a map-style dataset, or gives one when it is called without arguments."""
     if dataset is None:
         return
     check_no_stream(what, dataset)
@@ -219,14 +219,14 @@ def check_dataset(what: str, dataset: Any) -> None:
 
 
 def is_map_style(dataset: Any) -> bool:
-    """Whether samples can be had by their index; torch's Dataset alone, which IterableDataset is too, only raises there."""
+    """Return whether samples can be had by their index; torch's own method, which IterableDataset inherits, only raises."""
     by_index = getattr(dataset, "__getitem__", None)
     only_raises = getattr(by_index, "__qualname__", "") == "Dataset.__getitem__"
     return by_index is not None and not only_raises and hasattr(dataset, "__len__")
 
 
 def check_no_stream(what: str, dataset: Any) -> None:
-    """Samples that can only be had one after another are refused."""
+    """Raise StudyError for samples that can only be had one after another."""
     if is_map_style(dataset) or not hasattr(dataset, "__iter__"):
         return
     kind = dataset.__name__ if isinstance(dataset, type) else type(dataset).__name__
@@ -252,7 +252,7 @@ def _check_no_arguments(what: str, factory: Any) -> None:
     try:
         signature = inspect.signature(factory)
     except (TypeError, ValueError):
-        return  # a builtin that does not tell
+        return  # a builtin without a signature
     try:
         signature.bind()
     except TypeError as error:

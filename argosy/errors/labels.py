@@ -11,11 +11,11 @@ from argosy.errors import StudyError
 __all__ = ["check_none_missing", "labels_of", "rows_of"]
 
 SHOWN = 5
-"""Rows that a message names."""
+"""Most rows that a message names."""
 
 
 def labels_of(what: str, values: Any) -> npt.NDArray[Any]:
-    """One label for each row as an array of labels that can be sorted. Raises StudyError, which names rows, where labels are missing
+    """Return one label for each row, as an array that can be sorted. Raises StudyError, which names rows, where labels are missing
     (None, NaN, NaT, NA, masked) or are of types that have no order, and where there is not one dimension of them."""
     found = rows_of(what, values)
     if found.ndim != 1 or not len(found):
@@ -48,7 +48,7 @@ def check_none_missing(what: str, values: Any, found: npt.NDArray[Any]) -> None:
 
 
 def rows_of(what: str, values: Any) -> npt.NDArray[Any]:
-    """Values as an array; raises StudyError where rows are unlike."""
+    """Return values as an array; raises StudyError where rows are unlike."""
     try:
         return np.asarray(values.detach().cpu() if hasattr(values, "detach") else values)
     except ValueError:
@@ -64,7 +64,7 @@ def _is_missing(value: Any) -> bool:
 
 
 def _sortable(what: str, found: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Objects as the type that all of them have, where NumPy has one for it."""
+    """Return objects as the type that all of them have, where NumPy has one for it."""
     try:
         sorted(set(found))
     except TypeError:

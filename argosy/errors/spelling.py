@@ -1,4 +1,4 @@
-"""Words that are not known, and what was meant by them: names of keywords, members, metrics, choices."""
+"""Unknown words, and what was meant by them: names of keywords, members, metrics, choices."""
 
 import functools
 import inspect
@@ -64,7 +64,7 @@ OWNERS = {
 }
 """Where else a keyword may belong."""
 FOR_EXAMPLE = {"stop": "argosy.MaxEpochs(10)", "optimizer": "functools.partial(SGD, lr=0.1)"}
-"""Of keywords for which other libraries have a number."""
+"""Examples for keywords for which other libraries have a number."""
 WITHOUT = {
     "shuffle": "every epoch is drawn anew from Study.seed",
     "collate_fn": "samples are stacked as they are, so pad them in the dataset to one shape",
@@ -95,7 +95,7 @@ def near(word: str, known: Iterable[str]) -> list[str]:
 
 
 def meant(word: Any, known: Iterable[str]) -> str:
-    """For behind an unknown word in a message: what it may have been; empty where nothing is near.
+    """Return what to append to an unknown word in a message: what it may have been; empty where nothing is near.
 
     >>> meant("val_acc", ["val_loss", "val_accuracy"])
     " (did you mean 'val_accuracy'?)"
@@ -138,7 +138,7 @@ def _keywords(called: Callable[..., Any]) -> list[str]:
 
 
 def _instead(keyword: str, takes: Sequence[str]) -> str:
-    """What to give in the place of an unknown keyword."""
+    """Return what to give in the place of an unknown keyword."""
     word = keyword.casefold()
     same = [name for name, words in ELSEWHERE.items() if word in words.split()]
     for name in same:

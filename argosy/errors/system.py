@@ -28,13 +28,13 @@ MEANS = {
 
 
 def disk_refused(error: Exception, what: str) -> DiskError:
-    """What could not be done, why, and what mends it."""
+    """Return an error that says what could not be done, why, and what mends it."""
     number = error.errno if isinstance(error, OSError) else None
     return DiskError(f"{what}: {error}. {DISK.get(number or 0, 'See to the disk')}; the same command goes on.")
 
 
 def files_refused(error: Exception | None = None) -> OSError | None:
-    """Why this process can open no file, which may be behind an error that says something else; None where it can."""
+    """Return why this process can open no file, which may be behind an error that says something else; None where it can."""
     if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
         return error
     try:
@@ -45,7 +45,7 @@ def files_refused(error: Exception | None = None) -> OSError | None:
 
 
 def means_refused(error: Exception, what: str) -> WorkerError | None:
-    """The same where a process was refused descriptors, memory or other processes; None for any other error."""
+    """Return such an error where a process was refused descriptors, memory or other processes; None for any other error."""
     number = errno.ENOMEM if isinstance(error, MemoryError) else error.errno if isinstance(error, OSError) else None
     if number not in MEANS:
         return None
@@ -54,7 +54,7 @@ def means_refused(error: Exception, what: str) -> WorkerError | None:
 
 @contextlib.contextmanager
 def refusals_told(directory: Path) -> Iterator[None]:
-    """Inside, what the system refuses to a run is raised as an error for people; other errors pass."""
+    """Raise what the system refuses to a run, inside this context, as an error for the user; other errors pass."""
     try:
         yield
     except (OSError, MemoryError) as error:
@@ -67,7 +67,7 @@ def refusals_told(directory: Path) -> Iterator[None]:
 
 
 def _concerns(error: OSError, directory: Path) -> bool:
-    """Whether an error is about a run's own files, as far as it says; somebody's missing data is his own affair."""
+    """Return whether an error is about a run's own files, as far as it says, and not about the user's missing data."""
     if error.errno == errno.ENOENT:
         return not directory.exists()
     return error.filename is None or directory in Path(str(error.filename)).parents

@@ -1,7 +1,7 @@
-"""What a person reads of an error in code of their own: one sentence, or the traceback through their own lines.
+"""What the user reads of an error in code of their own: one sentence, or the traceback through their own lines.
 
-The lines themselves are looked up where the error is told, in another process, maybe on another host, when the script may be
-another one already, and a notebook's cell was never a file. So they go there with the code.
+The lines themselves are read where the error is shown, in another process, maybe on another host, when the script may have
+changed already, and a notebook's cell was never a file. So they are sent with the code.
 """
 
 import importlib.util
@@ -21,7 +21,7 @@ __all__ = ["first_line", "know_sources", "reason_of", "sources", "trace_of"]
 def trace_of(error: BaseException) -> str:
     """The sentence of an error of ours; else the traceback, without frames of Argosy and torch where there are others.
 
-    Where there are no others and torch has raised, its words alone: the code that is wrong is in no frame.
+    Where there are no others and torch has raised, its message alone: the code that is wrong is in no frame.
     """
     if isinstance(error, ArgosyError):
         return f"{type(error).__name__}: {error}"
@@ -39,7 +39,7 @@ def trace_of(error: BaseException) -> str:
 
 
 def _in_one_line(told: Iterable[str], trace: traceback.TracebackException) -> str:
-    """With notes of the error behind its words: their last line is what tables show."""
+    """Join an error's text and its notes: the last line is what tables show."""
     notes, trace.__notes__ = trace.__notes__ or [], None
     return "; ".join(["".join(told).rstrip("\n"), *notes]) + "\n"
 
@@ -49,7 +49,7 @@ def _is_own(frame: traceback.FrameSummary, folders: tuple[str, ...]) -> bool:
 
 
 def first_line(error: BaseException) -> str:
-    """Its type and the first line of its words."""
+    """Return an error's type and the first line of its message."""
     words = str(error).strip().splitlines() or [""]
     return f"{type(error).__name__}: {words[0]}"
 
@@ -57,8 +57,8 @@ def first_line(error: BaseException) -> str:
 def reason_of(error: Exception) -> str:
     """The first line of an error for which slower code takes over. Raises the error itself if it is a bug of Argosy.
 
-    A bug is what a line of Argosy raised. Excluded are the words that torch has for what it cannot do, which reach Python at the
-    line that asked for it, and the errors that Argosy raises on purpose.
+    A bug is what a line of Argosy raised. Excluded are torch's errors for what it cannot do, which reach Python at the line
+    that asked for it, and the errors that Argosy raises on purpose.
     """
     meant = isinstance(error, RuntimeError | MemoryError | ArgosyError)
     if not meant and _innermost(error).startswith(_folders("argosy")):
@@ -67,7 +67,7 @@ def reason_of(error: Exception) -> str:
 
 
 def sources() -> dict[str, str]:
-    """Texts by the name in tracebacks: of the script and of study files, which travel by value, and of what is no file."""
+    """Return texts by the name in tracebacks: of the script and of study files, which are sent by value, and of what is no file."""
     by_value = ("__main__", *cloudpickle.list_registry_pickle_by_value())
     scripts = [getattr(sys.modules.get(name), "__file__", None) for name in by_value]
     typed = [name for name, entry in linecache.cache.items() if len(entry) > 1 and not Path(name).exists()]
@@ -90,6 +90,6 @@ def _innermost(error: BaseException) -> str:
 
 
 def _folders(*packages: str) -> tuple[str, ...]:
-    """Where they lie."""
+    """Return the folders of these packages."""
     specs = map(importlib.util.find_spec, packages)
     return tuple(f"{Path(spec.origin).parent}/" for spec in specs if spec is not None and spec.origin is not None)

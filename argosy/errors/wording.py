@@ -1,4 +1,4 @@
-"""How figures are told to people: times in words, memory in units of its size, values in few letters, members by what they differ in."""
+"""How figures are shown to the user: times in words, memory in units of its size, values in few letters, members by what they differ in."""
 
 import re
 from collections import Counter
@@ -22,16 +22,16 @@ __all__ = [
 
 SIZES = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 FRAME = re.compile(r'(?m)^  File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in .*)?$')
-"""Of a traceback."""
+"""A frame of a traceback."""
 LIBRARIES = ("/site-packages/", "/dist-packages/", "<frozen ", "<string>")
-"""Parts of the names of files that are no user's own."""
+"""Parts of the names of files that are not the user's own."""
 PARTS = re.compile("-(?=[^-=]*=)")
-"""Between the parts of a name as grids make them."""
+"""Separator of the parts of a name as grids make them."""
 UNITS = ((86400, "days"), (3600, "h"), (60, "min"), (1, "s"))
 
 
 def visible(text: str, *, lines: bool = True) -> str:
-    r"""The text with what would not be seen, or would move the cursor, as Python's `repr` spells it; whole `lines` stay lines.
+    r"""Return the text with what would not be seen, or would move the cursor, as `repr` spells it; whole `lines` stay lines.
 
     Names, values and messages pass here where they are shown: an escape of a terminal is shown, and not obeyed.
 
@@ -45,7 +45,7 @@ def visible(text: str, *, lines: bool = True) -> str:
 
 
 def as_html(text: str, *, lines: bool = True) -> str:
-    """The text as it is, on a page."""
+    """Return the text escaped for a page."""
     return escape(visible(text, lines=lines))
 
 
@@ -68,7 +68,7 @@ def lasting(seconds: float) -> str:
 
 
 def sized(count: float) -> str:
-    """Bytes in the largest unit that they fill.
+    """Return bytes in the largest unit that they fill.
 
     >>> [sized(count) for count in (300, 5 * 2**20, 16e9)]
     ['0.3 KiB', '5.0 MiB', '14.9 GiB']
@@ -83,20 +83,20 @@ def told(value: Any) -> str:
 
 
 def differing(parameters: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
-    """Names of the hyper-parameters that are not the same in all members, in the order in which they come."""
+    """Return the names of the hyper-parameters that are not the same in all members, in the order in which they come."""
     names = dict.fromkeys(name for found in parameters.values() for name in found)
     return tuple(name for name in names if len({repr(found.get(name)) for found in parameters.values()}) > 1)
 
 
 def spelled(found: Mapping[str, Any], names: Sequence[str]) -> str:
-    """These hyper-parameters of one member, as ``lr=0.1 hidden=16``; without where they are bound, as far as one can tell."""
+    """Return these hyper-parameters of one member, as ``lr=0.1 hidden=16``; without where they are bound, if that is clear."""
     last = [name.rpartition(".")[2] for name in names]
     short = {name: tail if last.count(tail) == 1 else name for name, tail in zip(names, last, strict=True)}
     return " ".join(f"{told(short[name])}={told(found[name])}" for name in names if name in found)
 
 
 def cause(reason: str) -> str:
-    """Of a member's reason, what was raised and, of a traceback, the last line of the user's own code on the way there.
+    """Return what a member's reason says was raised and, for a traceback, the last line of the user's own code in it.
 
     >>> cause('Traceback (most recent call last):\\n  File "net.py", line 12, in forward\\n    x.view(3)\\nRuntimeError: no\\nmore')
     'RuntimeError: no (net.py:12)'
@@ -115,12 +115,12 @@ def cause(reason: str) -> str:
 
 
 def last_line(text: str) -> str:
-    """Of a traceback, the line that says what was raised."""
+    """Return the last line of a text; of a traceback, it says what was raised."""
     return visible(text.strip().rpartition("\n")[2])
 
 
 def shortened(names: Collection[str], width: int) -> dict[str, str]:
-    """Each name in so many letters, unlike all others: without what all share, then without the names of values, then without its middle.
+    """Return each name in so many letters, unlike all others: without what all share, then without the names of values, then without its middle.
 
     >>> shortened(["resnet-wide-lr=0.1-hidden=8", "resnet-wide-lr=0.01-hidden=8"], 10)
     {'resnet-wide-lr=0.1-hidden=8': '…lr=0.1', 'resnet-wide-lr=0.01-hidden=8': '…lr=0.01'}
@@ -144,7 +144,7 @@ def shortened(names: Collection[str], width: int) -> dict[str, str]:
 
 
 def _without_beginning(labels: Sequence[str]) -> list[str]:
-    """Without the letters that all begin with, cut before the last word or number that differs within."""
+    """Return the labels without the letters that all begin with, cut before the last word or number that differs within."""
     first, last = min(labels, default=""), max(labels, default="")
     same = next((at for at, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), 0)
     while same and (first[same - 1].isalnum() or first[same - 1] == "."):
@@ -164,7 +164,7 @@ def _fitting(label: str, width: int) -> str:
 
 
 def _numbered(labels: Sequence[str], width: int) -> list[str]:
-    """Of equal ones, those after the first end in a number."""
+    """Let equal labels after the first end in a number."""
     found = dict[str, None]()
     seen = Counter[str]()
     for label in labels:

@@ -46,14 +46,14 @@ POLICIES: dict[str, Policy] = {
 """``fleet-relative`` has the published Δ as a part of the rate of the fastest published network."""
 
 SKIPPING = ("fleet", "fleet-local", "fleet-relative")
-"""Policies whose flotillas have members at unlike epochs: who is behind skips epochs of the stream, lest the others wait for it
-with their devices. Under the other policies everybody trains every epoch of the stream."""
+"""Policies with flotillas of members at unlike epochs: a member that is behind skips epochs of the stream, so that the devices of
+the others do not wait. Under the other policies every member trains every epoch of the stream."""
 
 WITH_KNOWN_EPOCHS = {name: POLICIES[name] for name in ("balanced", "rounds", "solo")}
-"""What ``balanced`` compares where it knows the epochs of every member."""
+"""Policies that ``balanced`` compares where it knows the epochs of every member."""
 
 MOST_EPOCHS = 400
-"""Of a member, in such a comparison."""
+"""Most epochs of a member in such a comparison."""
 
 
 def make_plan(
@@ -69,7 +69,7 @@ def make_plan(
     preparation_samples_per_second: float | None = None,
     moving: Moving | None = None,
 ) -> Plan:
-    """What to start on these free devices; members that found no place are in ``Plan.waiting``.
+    """Decide what to start on these free devices; members without a place are in ``Plan.waiting``.
 
     ``cluster`` is every device, free or not. A member is split only if its profile says that it may be. ``balanced``
     with the epochs and samples of every member simulates itself, ``rounds`` and ``solo``, and takes the best.
@@ -109,9 +109,9 @@ def policy_called(name: str) -> Policy:
 
 
 def best_with_known_epochs(situation: Situation, charges: Charges) -> str:
-    """``balanced``, or that policy whose simulated run on the whole cluster ends clearly sooner."""
+    """Return ``balanced``, or the policy that ends clearly sooner in a simulation on the whole cluster."""
     # A simulation asks the policy at each end of an epoch: where there are very many, several of them count as one.
-    # None may be left of those that wait only to be saved.
+    # Members that wait only to be saved may have none left.
     as_one = max(math.ceil(max(situation.epochs_left.values(), default=1) / MOST_EPOCHS), 1)
     workload = Workload(
         profiles=situation.waiting,

@@ -28,7 +28,7 @@ class Balanced:
     """Split members in equal shares only, as ``exact`` does."""
 
     def launch(self, situation: Situation) -> tuple[Flotilla, ...]:
-        """Streams of their own for the longest members, one for the others; or a stream for each device, while others wait."""
+        """Start streams of their own for the longest members, one for the others; or a stream for each device, while others wait."""
         require_fit(situation.waiting, situation.devices)
         fitting = _fitting(situation.waiting, situation.free)
         if not fitting:
@@ -43,7 +43,7 @@ class Balanced:
         return (*own, *self._together(others, free, situation))
 
     def keeps(self, situation: Situation, started: Flotilla, live: tuple[Profile, ...]) -> bool:
-        """Until another plan for the live members pays for its moves, or others wait for their turn."""
+        """Keep the flotilla until another plan for the live members pays for its moves, or others wait for their turn."""
         running = started.keeping(profile.member for profile in live)
         if situation.waiting:
             return _takes_turns(situation, running, live) and not gives_way(situation, running, live)
@@ -56,7 +56,7 @@ class Balanced:
     def _together(
         self, members: Sequence[Profile], free: Sequence[Device], situation: Situation
     ) -> tuple[Flotilla, ...]:
-        """All members that are at the same epoch and that the memory of these devices holds."""
+        """Return a flotilla of the members at the same epoch that the memory of these devices holds."""
         fitting = _fitting(members, free)
         if not fitting:
             return ()
@@ -73,7 +73,7 @@ def _fitting(profiles: Sequence[Profile], devices: Sequence[Device]) -> list[Pro
 
 
 def _largest_fitting(profiles: Sequence[Profile], devices: Sequence[Device], even_shares: bool) -> Flotilla:
-    """The members in as few flotillas as memory allows, dealt out so that each does about the same work: the first one.
+    """Deal the members into as few flotillas of about equal work as memory allows; return the first one.
 
     The others wait; flotillas rotate once an epoch.
     """

@@ -15,12 +15,12 @@ __all__ = ["BestFit", "best_flotilla", "flotilla_at"]
 PACE_TOLERANCE = 5e-4
 """The bisection ends when the pace is known this well, relative."""
 FEW_MEMBERS = 8
-"""Up to so many, every number of members that are split first is tried."""
+"""With at most so many members, every number of members to split first is tried."""
 SMALLEST_SHARE = 0.02
 """Less of a batch than this is not worth a device: it would round to no sample."""
 SPLIT_GAIN = 0.1
-"""On CPUs, the part of the pace that splits must add to the best without any: a whole member comes out bit for bit, a split one does
-not, and rates that are known no better than this must not say which, unlike ones in each run."""
+"""On CPUs, the part of the pace that splits must add to the best without any: a whole member is reproduced bit for bit, a split one
+is not, and rates, which are known no better than this, must not choose differently in each run."""
 NODES_TRIED = 8
 """Nodes in which a group is sought before it may span nodes."""
 
@@ -34,13 +34,13 @@ class BestFit:
     """So many members at the head of the order are split before any member is placed whole."""
     even_shares: bool = False
     whole: bool = False
-    """Nobody is split, so that a member that does not fit whole fails the packing."""
+    """No member is split, so that one that does not fit whole fails the packing."""
 
 
 def best_flotilla(
     profiles: Sequence[Profile], devices: Sequence[Device], *, even_shares: bool = False
 ) -> Flotilla | None:
-    """All the members at the highest pace found; None if the memory of the devices does not hold them at once."""
+    """Return all the members at the highest pace found; None if the memory of the devices does not hold them at once."""
     if sum(profile.resident_bytes for profile in profiles) > sum(device.memory_bytes for device in devices):
         return None
     largest_first = tuple(sorted(profiles, key=lambda p: (-p.seconds_per_sample, p.member)))
@@ -73,15 +73,15 @@ def _unless_split_in_vain(
 
 
 def _least_seconds(profiles: Sequence[Profile], devices: Sequence[Device]) -> float:
-    """Seconds per sample below which whole members cannot come: their work divided evenly, or the slowest that stays whole."""
+    """Return the least seconds per sample that whole members could reach: their work divided evenly, or the slowest that stays whole."""
     slowest = max((profile.seconds_per_sample for profile in profiles if not profile.splittable), default=0.0)
     return max(sum(profile.seconds_per_sample for profile in profiles) / len(devices), slowest)
 
 
 def _spread(largest_first: Sequence[Profile], devices: Sequence[Device]) -> Flotilla | None:
-    """Each member whole on the least loaded device that has the memory for it (LPT, Graham 1969).
+    """Place each member whole on the least loaded device that has the memory for it (LPT, Graham 1969).
 
-    Many small members end up nearly even, in time as in memory, of which best fit would give most to the last devices.
+    Many small members end up nearly even, in time as in memory; best fit would fill most memory of the last devices.
     """
     bins = [Bin(device=device, room=0.0) for device in devices]
     least_loaded = [(0.0, position) for position in range(len(devices))]
@@ -101,7 +101,7 @@ def _spread(largest_first: Sequence[Profile], devices: Sequence[Device]) -> Flot
 
 
 def _bisect(fit: BestFit, devices: Sequence[Device]) -> Flotilla | None:
-    """The least seconds per sample at which this fit succeeds."""
+    """Return the flotilla of the least seconds per sample at which this fit succeeds."""
     total, high = sum(profile.seconds_per_sample for profile in fit.order), _least_seconds(fit.order, devices)
     # Splits may do better than work divided by devices, but nothing better than a member that may not be split.
     low = max(0.5 * total / len(devices), high * (1 - 1e-9) if high > total / len(devices) else 0.0)
@@ -154,7 +154,7 @@ def _split_all(profiles: Iterable[Profile], bins: Bins, placed: dict[str, Placem
 
 
 def _split_evenly(profile: Profile, bins: Bins) -> Placement | None:
-    """The smallest group whose devices all have room for an even share, the tightest of them."""
+    """Split a member over the fewest devices that each have room for an even share, the tightest of them."""
     for count in range(2, profile.largest_group(len(bins)) + 1):
         group = list(islice(bins.at_least(profile, 1.0 / profile.rate(count)), count))
         if len(group) == count:
@@ -163,7 +163,7 @@ def _split_evenly(profile: Profile, bins: Bins) -> Placement | None:
 
 
 def _split_unevenly(profile: Profile, bins: Bins) -> Placement | None:
-    """All but the last device of the group take what their room allows, the last takes what is left."""
+    """Split a member: all but the last device of its group take what their room allows, the last takes what is left."""
     group = _uneven_group(profile, bins)
     if group is None:
         return None
@@ -177,7 +177,7 @@ def _split_unevenly(profile: Profile, bins: Bins) -> Placement | None:
 
 
 def _uneven_group(profile: Profile, bins: Bins) -> list[Bin] | None:
-    """The smallest group whose rooms add up to the whole batch, inside one node where one has it."""
+    """Return the smallest group with room for the whole batch together, inside one node where one has it."""
     most = profile.largest_group(len(bins))
     if most < 2:
         return None
@@ -194,7 +194,7 @@ def _uneven_group(profile: Profile, bins: Bins) -> list[Bin] | None:
 
 
 def _count_needed(profile: Profile, roomiest: Sequence[Bin]) -> int | None:
-    """The fewest of these devices that can share one batch; a group pays its overhead on every device."""
+    """Return how few of these devices can share one batch; a group pays its overhead on every device."""
     batch = profile.shard.proportional_seconds
     for count in range(2, len(roomiest) + 1):
         overhead = profile.shard_overhead(count)
@@ -207,13 +207,13 @@ def _count_needed(profile: Profile, roomiest: Sequence[Bin]) -> int | None:
 
 
 def _tighten(profile: Profile, roomiest: Sequence[Bin], count: int, tightest_first: Iterable[Bin]) -> list[Bin]:
-    """All but the last of the group fill up; the last is the tightest that can take what is left."""
+    """Return a group: all but the last fill up, the last is the tightest that can take what is left."""
     left = _left_for_last(profile, roomiest, count)
     return [*roomiest, next(b for b in tightest_first if b.room >= left and b not in roomiest)]
 
 
 def _left_for_last(profile: Profile, full: Sequence[Bin], count: int) -> float:
-    """Work of the last device of a group when the others work as much as they have room for."""
+    """Return the work of the last device of a group when the others work as much as they have room for."""
     overhead = profile.shard_overhead(count)
     left = profile.shard.proportional_seconds - sum(bin_.room - overhead for bin_ in full)
     return overhead + max(left, SMALLEST_SHARE * profile.shard.proportional_seconds)

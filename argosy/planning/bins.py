@@ -49,18 +49,18 @@ class Bins:
         return len(self._bins)
 
     def tightest(self, profile: Profile, seconds: float) -> Bin | None:
-        """Best fit: the bin with the least room that still has ``seconds`` and the memory."""
+        """Return the bin with the least room that still has ``seconds`` and the memory (best fit)."""
         return next(self.at_least(profile, seconds), None)
 
     def at_least(self, profile: Profile, seconds: float) -> Iterator[Bin]:
-        """Bins with ``seconds`` of room and memory for the member, the tightest first."""
+        """Yield the bins with ``seconds`` of room and memory for the member, the tightest first."""
         for place in range(bisect_left(self._sorted, (seconds, -1)), len(self._sorted)):
             bin_ = self._bins[self._sorted[place][1]]
             if bin_.holds(profile):
                 yield bin_
 
     def roomiest(self, profile: Profile, node: str | None = None) -> Iterator[Bin]:
-        """Bins with memory for the member, the most room first; of one node only if it is named."""
+        """Return the bins with memory for the member, the most room first; of one node only if it is named."""
         if node is None:
             ordered: Iterable[int] = (position for _, position in reversed(self._sorted))
         else:

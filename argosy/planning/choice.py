@@ -11,8 +11,8 @@ from argosy.planning.simulate import simulate
 __all__ = ["CLEARLY", "simulate_best"]
 
 CLEARLY = 0.05
-"""Part of its makespan by which the first alternative is left for another: rates are not known better, and what several streams
-take of memory is in no figure."""
+"""Part of the first alternative's makespan that another must save to be taken: rates are not known better, and the memory of
+several streams is in no figure."""
 
 
 def simulate_best(
@@ -26,7 +26,7 @@ def simulate_best(
 ) -> Simulation:
     """The simulation of the policy with the least makespan, the first of equals; its name is in the result.
 
-    The first one is left only for another that needs less by more than this margin, a part of the first one's makespan.
+    Another than the first is taken only if it saves more than this margin, a part of the first one's makespan.
     Trying the others is planning, too: the planner's seconds are those of all.
     """
     before = clock()

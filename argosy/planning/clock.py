@@ -1,7 +1,7 @@
 """The two times of a simulation: seconds, and fed seconds, which pass slower while streams ask for more than can be prepared.
 
-How far a member has come depends on fed seconds alone, so a stream that starts or ends changes how fast they pass and nobody's
-end: what happens next is on the top of one of two heaps, however many members train.
+How far a member has come depends on fed seconds alone, so a stream that starts or ends changes how fast they pass and no
+member's end in them: the next event is on the top of one of two heaps, however many members train.
 """
 
 import heapq
@@ -22,23 +22,23 @@ class Runner:
     member: str
     leg: int
     samples_left: float
-    """Of its current epoch, as of ``since``."""
+    """Samples left of its current epoch, as of ``since``."""
     seconds_per_sample: float
     since: float = 0.0
-    """In fed seconds."""
+    """Time of the last count, in fed seconds."""
     event: int = 0
-    """Which of the clock's entries is still true: the end of its epoch or of its pause."""
+    """Number of the clock's entry that is still valid: the end of its epoch or of its pause."""
     paused: bool = True
 
     @property
     def epoch_left(self) -> float:
-        """Fed seconds, as of ``since``."""
+        """Fed seconds to the end of its epoch, as of ``since``."""
         return self.samples_left * self.seconds_per_sample
 
 
 @dataclass(slots=True)
 class Clock:
-    """What time it is, and who is next."""
+    """The current time, and the next events."""
 
     samples_per_epoch: int
     now: float = 0.0
@@ -46,13 +46,13 @@ class Clock:
     prepared: float = 1.0
     """The part of what the streams ask for that is prepared: fed seconds a second."""
     _pauses: list[tuple[float, int, Runner]] = field(default_factory=list)
-    """In seconds."""
+    """Heap of the ends of pauses, in seconds."""
     _epochs: list[tuple[float, int, Runner]] = field(default_factory=list)
-    """In fed seconds."""
+    """Heap of the ends of epochs, in fed seconds."""
     _numbers: Iterator[int] = field(default_factory=lambda: count(1))
 
     def pause(self, runner: Runner, seconds: float) -> None:
-        """It trains nothing for so long, then goes on."""
+        """Let a member train nothing for so long, then go on."""
         if not seconds:
             self._run(runner)
             return
@@ -60,19 +60,19 @@ class Clock:
         heapq.heappush(self._pauses, (self.now + seconds, runner.event, runner))
 
     def change(self, runner: Runner, seconds_per_sample: float) -> None:
-        """It goes on at another rate."""
+        """Let a member go on at another rate."""
         self.settle(runner)
         runner.seconds_per_sample = seconds_per_sample
         if not runner.paused:
             self._run(runner)
 
     def remove(self, runner: Runner) -> None:
-        """It trains no longer."""
+        """Let a member train no longer."""
         self.settle(runner)
         runner.event = 0
 
     def settle(self, runner: Runner) -> float:
-        """Count what it has trained so far; the fed seconds that it took."""
+        """Count what a member has trained since the last count; return the fed seconds that it took."""
         if runner.paused:
             return 0.0
         passed, runner.since = self.fed - runner.since, self.fed
@@ -80,7 +80,7 @@ class Clock:
         return passed
 
     def next_event(self) -> float | None:
-        """When an epoch or a pause ends; None: nobody trains."""
+        """Return when the next epoch or pause ends; None where no member trains."""
         times = []
         if pause := _first(self._pauses):
             times.append(pause[0])
@@ -89,7 +89,7 @@ class Clock:
         return min(times, default=None)
 
     def advance_to(self, time: float) -> list[Runner]:
-        """Let time pass and pauses end; whose epochs end at that time."""
+        """Let time pass and pauses end; return the members that end an epoch at that time."""
         fed, ended = self.fed + (time - self.now) * self.prepared, []
         # By the same sum as in `next_event`, too: a short epoch may end between two numbers that a late time can tell apart.
         while (epoch := _first(self._epochs)) and (self._is_over(epoch, fed) or self._time_of(epoch[0]) <= time):
@@ -112,7 +112,7 @@ class Clock:
 
 
 def _first(entries: list[tuple[float, int, Runner]]) -> tuple[float, int, Runner] | None:
-    """The earliest entry that is still true."""
+    """Return the earliest entry that is still valid."""
     while entries and entries[0][1] != entries[0][2].event:
         heapq.heappop(entries)
     return entries[0] if entries else None

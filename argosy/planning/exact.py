@@ -27,7 +27,7 @@ class Exact:
     most_devices: int = 4
 
     def launch(self, situation: Situation) -> tuple[Flotilla, ...]:
-        """One flotilla of all waiting members, at the highest pace there is."""
+        """Return one flotilla of all waiting members, at the highest pace there is."""
         members, devices = situation.waiting, situation.free
         if not members or not devices:
             return ()
@@ -45,12 +45,12 @@ class Exact:
         return (Flotilla(placements=tuple(placements)),)
 
     def keeps(self, situation: Situation, started: Flotilla, live: tuple[Profile, ...]) -> bool:
-        """Until another plan for the live members pays for its moves."""
+        """Keep the flotilla until another plan for the live members pays for its moves."""
         return keeps_unless_it_pays(self.launch, situation, started, live)
 
 
 def _solve(members: Sequence[Profile], devices: Sequence[Device]) -> list[list[int]]:
-    """Positions of each member's devices: minimise the largest load, memory allowing.
+    """Return the positions of each member's devices that minimise the largest load, memory allowing.
 
     Σ_m size[i,m] = 1;  Σ_d choice[i,m,d] = m · size[i,m];  Σ_i,m choice[i,m,d] / r_i(m) ≤ T;  memory of d;  min T.
     """
@@ -82,7 +82,7 @@ def _solve(members: Sequence[Profile], devices: Sequence[Device]) -> list[list[i
 def _limit_device(
     model: Any, position: int, device: Device, members: Sequence[Profile], choices: Choices, longest: Any
 ) -> None:
-    """Work of the device at most ``longest``, its pack within its memory."""
+    """Constrain the work of the device to at most ``longest``, and its pack to its memory."""
     here = [(members[number], size, variable) for (number, size, at), variable in choices.items() if at == position]
     model.addConstr(sum(variable / profile.rate(size) for profile, size, variable in here) <= longest)
     # In GiB, so that the coefficients are of one order of magnitude.

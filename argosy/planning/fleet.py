@@ -23,19 +23,19 @@ class Fleet:
     delta: float = 20.0
     """Rates further than this from the fastest member's are not similar; samples per second, as published."""
     relative: bool = False
-    """``delta`` is a part of the fastest member's rate: at 10,000 samples per second nothing is within 20 of anything."""
+    """Whether ``delta`` is a part of the fastest member's rate: at 10,000 samples per second no rate is within 20 of another."""
     alpha: float = 0.8
     """A flotilla stops when its busy devices are fewer than this part of those it started with."""
 
     def launch(self, situation: Situation) -> tuple[Flotilla, ...]:
-        """Algorithm 1, steps 1 and 2, once every device is free."""
+        """Run Algorithm 1, steps 1 and 2, once every device is free."""
         if len(situation.free) < len(situation.devices):
             return ()
         fastest = max((profile.rate(1) for profile in situation.waiting), default=0.0)
         return launch_greedily(situation, self.delta * fastest if self.relative else self.delta)
 
     def keeps(self, situation: Situation, started: Flotilla, live: tuple[Profile, ...]) -> bool:
-        """Algorithm 1, ``train``: go on until the devices not released are fewer than α · M.
+        """Go on until the devices not released are fewer than α · M (Algorithm 1, ``train``).
 
         M is the number of devices that the flotilla was given: all there are in the paper, fewer where every member has
         reached the peak of its rate.
@@ -45,7 +45,7 @@ class Fleet:
 
 
 def launch_greedily(situation: Situation, delta: float) -> tuple[Flotilla, ...]:
-    """Algorithms 2 to 4 over the free devices."""
+    """Run Algorithms 2 to 4 over the free devices."""
     if not situation.waiting or not situation.free:
         return ()
     require_fit(situation.waiting, situation.free)
@@ -60,11 +60,11 @@ def launch_greedily(situation: Situation, delta: float) -> tuple[Flotilla, ...]:
 
 
 def create_flotilla(candidates: Sequence[Profile], devices: int, delta: float) -> dict[str, int]:
-    """FLEET Algorithm 2: how many devices each member of the next flotilla gets.
+    """Return how many devices each member of the next flotilla gets (FLEET Algorithm 2).
 
     The fastest member on one device sets the rate; members join as long as one comes within ``delta`` of it with the
     devices left; devices left over go one at a time to the slowest member that another device makes faster (the paper
-    does not look whether it does: past the peak of r_i its loop slows the member down).
+    does not check whether it does: past the peak of r_i its loop slows the member down).
     """
     rates = {
         profile.member: [profile.rate(count) for count in range(1, profile.largest_group(devices) + 1)]
@@ -102,7 +102,7 @@ def similar_rates(
 def find_next(
     similar: Mapping[str, Sequence[tuple[float, int]]], taken: Mapping[str, int], devices: int
 ) -> tuple[str, int] | None:
-    """FLEET Equation 3: argmin over (member outside, m) of |r_i(m) - r_fast|, m at most the devices left."""
+    """Return argmin over (member outside, m) of |r_i(m) - r_fast|, m at most the devices left (FLEET Equation 3)."""
     options = (
         (*next(option for option in row if option[1] <= devices), member)
         for member, row in similar.items()

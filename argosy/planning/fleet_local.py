@@ -18,9 +18,9 @@ class FleetLocal:
     """As in FLEET-G; samples per second."""
 
     def launch(self, situation: Situation) -> tuple[Flotilla, ...]:
-        """Algorithms 2 to 4 over whatever is free."""
+        """Run Algorithms 2 to 4 over the free devices."""
         return launch_greedily(situation, self.delta)
 
     def keeps(self, situation: Situation, started: Flotilla, live: tuple[Profile, ...]) -> bool:
-        """Always: the others train on undisturbed."""
+        """Return True: the other members train on undisturbed."""
         return True

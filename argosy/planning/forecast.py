@@ -35,7 +35,7 @@ class Growth:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Forecast:
-    """A plan and what will come of it."""
+    """A plan and its predicted outcome."""
 
     plan: Plan
     simulation: Simulation
@@ -45,7 +45,7 @@ class Forecast:
     """Where the costs were measured."""
 
     def explain(self) -> str:
-        """Who shares what, who is split, pace, makespan, bottleneck, and what more devices would buy."""
+        """Explain which members share devices or are split, pace, makespan, bottleneck, and what more devices would buy."""
         split = [p.member for flotilla in self.plan.flotillas for p in flotilla.placements if p.is_split]
         run = self.simulation
         lines = [
@@ -65,7 +65,7 @@ class Forecast:
         return "\n".join(lines)
 
     def to_json(self) -> dict[str, Any]:
-        """The same as a plain value."""
+        """Return the forecast as a plain JSON value."""
         return {
             "profiles_from": self.profiles_from,
             "plan": self.plan.to_json(),
@@ -142,7 +142,7 @@ def explain_cluster(
 
 
 def _prepared(cluster: Cluster, preparation: PreparationRates | None) -> float | None:
-    """Samples per second that all nodes prepare together; None where it was not measured."""
+    """Return the samples per second that all nodes prepare together; None where it was not measured."""
     if preparation is None:
         return None
     return sum(preparation.rate(node.cores) for node in cluster.nodes)

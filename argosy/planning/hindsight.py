@@ -1,6 +1,6 @@
 """A run that is over, given to the simulator: its members at the rates that they had, for the epochs that they took.
 
-What the simulator makes of it is to be what came of it; under other policies, it is what would have come.
+Under its own policy the simulation should be what came of the run; under others, it is what would have come.
 """
 
 import math
@@ -22,19 +22,19 @@ __all__ = ["Hindsight"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hindsight:
-    """What is known of a run behind it. Members that were added are there from the beginning."""
+    """What is known of a finished run. Members that were added are there from the beginning."""
 
     policy: str
-    """That made the first plan."""
+    """Policy that made the first plan."""
     workload: Workload
     devices: tuple[Device, ...]
     charges: Charges
     seconds: float
-    """From the first start of a member to the last end of one, as long as a driver worked on the run."""
+    """Time from the first start of a member to the last end of one, while a driver worked on the run."""
 
     @classmethod
     def of(cls, moments: Iterable[tuple[float, Event]]) -> "Hindsight":
-        """From (seconds that drivers had worked by then, event), first to last; PlanError where they do not tell enough."""
+        """Build it from (seconds that drivers had worked by then, event), first to last; raises PlanError for too few events."""
         moments = list(moments)
         state = RunState.of(event for _, event in moments)
         plans = [event for _, event in moments if isinstance(event, PlanMade)]
@@ -60,13 +60,13 @@ class Hindsight:
         )
 
     def under(self, policy: str, *, clock: Callable[[], float] = lambda: 0.0) -> Simulation:
-        """The run under a policy; ``clock`` only times the planner."""
+        """Simulate the run under a policy; ``clock`` only times the planner."""
         planner = POLICIES[policy]
         return simulate(planner, self.workload, self.devices, charges=self.charges, name=policy, clock=clock)
 
 
 def _workload(state: RunState, length: int, profiled: Sequence[Profiled]) -> Workload:
-    """All that trained, in the order in which the policy met them."""
+    """Return all members that trained, in the order in which the policy got them."""
     profiles: dict[str, Mapping[str, Any]] = {}
     limits: dict[str, int] = {}
     for event in profiled:
@@ -84,7 +84,7 @@ def _workload(state: RunState, length: int, profiled: Sequence[Profiled]) -> Wor
 
 
 def _as_it_was(profile: Profile, member: MemberState, length: int) -> Profile:
-    """At the rate that the member had, validation included, over what the stream has of an epoch; shares of it stay as measured."""
+    """Return the profile at the rate that the member had, validation included, per sample of the stream; a split one as measured."""
     seconds = sum(section.seconds for section in member.sections)
     if member.split is not None or not seconds:
         return profile
@@ -92,7 +92,7 @@ def _as_it_was(profile: Profile, member: MemberState, length: int) -> Profile:
 
 
 def _saving_seconds(state: RunState) -> float:
-    """That a device took for files, over the epochs of the stream that it was through."""
+    """Return the time that a device took for files, per epoch of the stream that it was through."""
     sections = {(s.device, s.stream_epoch, s.section) for member in state.members.values() for s in member.sections}
     per_epoch = state.started.validations_per_epoch if state.started else 1
     return sum(state.saving.values()) * per_epoch / max(len(sections), 1)

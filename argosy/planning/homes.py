@@ -38,7 +38,7 @@ def settle(flotilla: Flotilla, devices: Sequence[Device], homes: Homes, profiles
 
 
 def _exchange_devices(pairs: Mapping[tuple[str, str], int], devices: Mapping[str, Device]) -> dict[str, str]:
-    """Nodes are exchanged first, as wholes, so that groups stay node-local; then the devices of each pair of nodes."""
+    """Exchange nodes first, as wholes, so that groups stay node-local; then the devices of each pair of nodes."""
     in_node: dict[str, list[str]] = defaultdict(list)
     for device in devices.values():
         in_node[device.node].append(device.name)
@@ -61,7 +61,7 @@ def _likeness(device: Device) -> tuple[str, int]:
 def _match(
     weights: Mapping[tuple[Seat, Seat], int], left: Mapping[Seat, object], right: Mapping[Seat, object]
 ) -> dict[Seat, Seat]:
-    """Greedy matching by falling weight between seats that are alike; the rest keep their own seat where it is left."""
+    """Match seats that are alike, greedily by falling weight; the rest keep their own seat where it is left."""
     matched: dict[Seat, Seat] = {}
     taken: set[Seat] = set()
     order = {seat: place for place, seat in enumerate([*left, *right])}
@@ -82,14 +82,14 @@ def _match(
 
 
 def arrivals(placement: Placement, homes: Homes) -> tuple[str, ...]:
-    """Devices of a placement that must receive the member's state; none for a member that never trained."""
+    """Return the devices of a placement that must receive the member's state; none for a member that never trained."""
     if placement.member not in homes:
         return ()
     return tuple(device for device in placement.devices if device not in homes[placement.member])
 
 
 def moving_seconds(flotillas: Iterable[Flotilla], homes: Homes, profiles: Iterable[Profile], moving: Moving) -> float:
-    """Time to bring states where the flotillas want them: that of the device with most to receive or to send.
+    """Return the time to bring states where the flotillas want them: that of the device with most to receive or to send.
 
     With one link for the whole cluster all that is received adds up. A state leaves one of its homes once, whatever the
     number of receivers (a broadcast).

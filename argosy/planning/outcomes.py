@@ -14,7 +14,7 @@ __all__ = ["Charges", "Failure", "Segment", "Simulation", "Workload"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Workload:
-    """What is to be trained."""
+    """Members to train, and for how long."""
 
     profiles: tuple[Profile, ...]
     epochs: Mapping[str, int]
@@ -36,19 +36,19 @@ class Workload:
 
     @property
     def visible_epochs(self) -> Mapping[str, int]:
-        """What the policy may know of how long members train."""
+        """Epochs until each member ends, as far as the policy may know them."""
         return self.epochs if self.epochs_known else self.limits
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Charges:
-    """What costs time besides training."""
+    """Costs in time besides training."""
 
     moving: Moving = field(default_factory=Moving)
     flotilla_seconds: float = 0.0
-    """Of every flotilla that is started: FLEET stops, saves and loads at each."""
+    """Time for every flotilla that is started: FLEET stops, saves and loads at each."""
     checkpoint_seconds: float = 0.0
-    """Of every epoch of every member."""
+    """Time for every epoch of every member."""
     slowdown: float = 1.0
     """Time of a real sample over that of a profiled one."""
     preparation_samples_per_second: float | None = None
@@ -56,11 +56,11 @@ class Charges:
     preparation_known: bool = True
     """Whether policies see that rate; where they do not, those that have the choice share one stream."""
     training_share: float = 0.0
-    """Part of the cores that prepare that a busy device takes: more than none where devices are CPUs."""
+    """Part of the preparing cores that a busy device takes: more than 0 where devices are CPUs."""
     opening_seconds: float = 0.0
-    """Of every stream more than there ever were at once: another feeder opens the data."""
+    """Time for every stream beyond the most that there ever were at once: another feeder opens the data."""
     one_pace: bool = True
-    """Members of a flotilla wait for one another in the stream; else each trains at its own rate, as if buffers were endless."""
+    """Whether members of a flotilla wait for one another in the stream; else each trains at its own rate, as if buffers were endless."""
 
     def __post_init__(self) -> None:
         check_number("Charges: flotilla_seconds", self.flotilla_seconds, least=0)
@@ -91,7 +91,7 @@ class Segment:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Simulation:
-    """What a run would do."""
+    """Outcome of a simulated run."""
 
     policy: str
     devices: int
@@ -107,7 +107,7 @@ class Simulation:
     wait_seconds: Mapping[str, float]
     """By device: time in which it did not train."""
     finished_seconds: Mapping[str, float]
-    """By member."""
+    """By member: time at which it converged."""
     timeline: tuple[Segment, ...]
     planner_seconds: float
 
@@ -119,7 +119,7 @@ class Simulation:
         return sum(self.wait_seconds.values()) / (self.devices * self.makespan_seconds)
 
     def to_json(self) -> dict[str, Any]:
-        """The figures, without the timeline."""
+        """Return the figures, without the timeline."""
         return {
             "policy": self.policy,
             "devices": self.devices,

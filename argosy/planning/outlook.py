@@ -21,13 +21,13 @@ class Outlook:
 
     longest_first: tuple[Profile, ...]
     seconds: tuple[float, ...]
-    """What each of them needs at most, on a device of its own."""
+    """Time that each of them needs at most, on a device of its own."""
     horizon_seconds: float
-    """In which all devices together are expected to be through with everything, what runs beside included."""
+    """Time in which all devices together are expected to finish everything, what runs beside included."""
 
     @classmethod
     def of(cls, waiting: Sequence[Profile], situation: Situation) -> "Outlook":
-        """What a situation holds for these members."""
+        """Return the outlook of these members in a situation."""
         seconds = dict(zip((p.member for p in waiting), alone_seconds(waiting, situation), strict=True))
         longest_first = tuple(sorted(waiting, key=lambda p: (-seconds[p.member], -p.seconds_per_sample, p.member)))
         return cls(
@@ -38,20 +38,20 @@ class Outlook:
 
     @property
     def long(self) -> tuple[Profile, ...]:
-        """Those that may last too long to wait for others; who may be split is sped up by more devices instead."""
+        """Members that may last too long to wait for others; one that may be split is sped up by more devices instead."""
         enough = LONG * self.horizon_seconds
         pairs = zip(self.longest_first, self.seconds, strict=True)
         return tuple(profile for profile, seconds in pairs if seconds > enough and not profile.splittable)
 
 
 def alone_seconds(profiles: Iterable[Profile], situation: Situation) -> list[float]:
-    """What each member needs at most on a device of its own; one without a limit may go as far as any other."""
+    """Return the time that each member needs at most on a device of its own; one without a limit may go as far as any other."""
     left, furthest, samples = situation.epochs_left, _furthest(situation), situation.samples_per_epoch
     return [samples * (left.get(p.member, furthest) or 1) / p.samples_per_second[0] for p in profiles]
 
 
 def horizon_seconds(situation: Situation, waiting_seconds: Iterable[float]) -> float:
-    """In which all devices together are expected to be through with members that wait so long, and with all that runs."""
+    """Return the time in which all devices together are expected to finish members that need so long, and all that runs."""
     left, furthest = situation.epochs_left, _furthest(situation)
     running = math.fsum(
         left.get(placement.member, furthest) * (sum(placement.device_seconds) or placement.seconds_per_sample)

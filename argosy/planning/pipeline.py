@@ -7,7 +7,7 @@ from dataclasses import dataclass
 __all__ = ["Choice", "Exchange", "Needs", "choose_pipeline"]
 
 AS_GOOD = 0.95
-"""Of the best rate: among pipelines that reach it, the one that costs least CPU time is chosen."""
+"""Part of the best rate: among pipelines that reach it, the one that costs least CPU time is chosen."""
 SPARE = 1.5
 """Loader workers are so many times what the measured rates would need."""
 
@@ -20,9 +20,9 @@ class Exchange:
     preparing: int
     """Nodes that prepare."""
     bytes_per_second: float
-    """Of the stream, as every node receives it."""
+    """Bytes of the stream, as every node receives it."""
     cpu_seconds_per_byte: float
-    """Of all nodes together."""
+    """CPU time of all nodes together."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,7 +31,7 @@ class Needs:
 
     nodes: int
     cores: int
-    """Of each node."""
+    """Cores of each node."""
     preparation_seconds: float
     """CPU time of one sample, on one core."""
     sample_bytes: int
@@ -48,9 +48,9 @@ class Choice:
     sharing: str
     preparing: int
     loader_workers: int
-    """On each preparing node."""
+    """Loader workers on each preparing node."""
     samples_per_second: float
-    """At which every node can be fed, at most as many as the members take."""
+    """Rate at which every node can be fed, at most what the members take."""
     reason: str
 
 
@@ -74,7 +74,7 @@ def choose_pipeline(needs: Needs, exchanges: Sequence[Exchange]) -> Choice:
 
 
 def _part(needs: Needs, exchange: Exchange) -> float:
-    """Of the stream's samples, those that one preparing node prepares."""
+    """Return the part of the stream's samples that one preparing node prepares."""
     return 1.0 if exchange.sharing == "local" else 1.0 / exchange.preparing
 
 
@@ -85,7 +85,7 @@ def _rate(needs: Needs, exchange: Exchange) -> float:
 
 
 def _cpu_seconds(needs: Needs, exchange: Exchange) -> float:
-    """CPU time of one sample of the stream, on all nodes, its training apart."""
+    """Return the CPU time of one sample of the stream on all nodes, without training."""
     prepared = needs.nodes if exchange.sharing == "local" else 1
     return prepared * needs.preparation_seconds + exchange.cpu_seconds_per_byte * needs.sample_bytes
 

@@ -15,14 +15,14 @@ __all__ = ["FILES", "Moving", "NamedPolicy", "Policy", "Situation"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Moving:
-    """What it costs to place members anew."""
+    """Costs of placing members anew."""
 
     rebalance_seconds: float = 0.0
-    """Of every re-balancing: finish the epoch, form the groups, start again."""
+    """Time for every re-balancing: finish the epoch, form the groups, start again."""
     bytes_per_second: float = math.inf
-    """Of one device; devices send and receive at the same time."""
+    """Bandwidth of one device; devices send and receive at the same time."""
     one_link: bool = False
-    """The whole cluster shares that bandwidth."""
+    """Whether the whole cluster shares that bandwidth."""
 
     def __post_init__(self) -> None:
         check_number("Moving: rebalance_seconds", self.rebalance_seconds, least=0)
@@ -31,7 +31,7 @@ class Moving:
 
 
 FILES = Moving(rebalance_seconds=0.1, bytes_per_second=2e8)
-"""In a run: a member moves through a file that is written, summed, flushed, read and loaded, while others of its device wait."""
+"""Costs in a run: a member moves through a file that is written, summed, flushed, read and loaded, while others of its device wait."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,12 +44,12 @@ class Situation:
     devices: tuple[Device, ...]
     """The whole cluster, free or not."""
     running: tuple[Flotilla, ...] = ()
-    """What trains beside, with the members that are still in it; not the flotilla that ``keeps`` is asked about."""
+    """Flotillas that train beside, with the members that are still in them; not the one that ``keeps`` is asked about."""
     epochs_done: Mapping[str, int] = field(default_factory=dict)
     epochs_left: Mapping[str, int] = field(default_factory=dict)
-    """Until its limit, of every member whose limit is known, wherever it is; it may end sooner."""
+    """Epochs until its limit, of every member with a known limit, wherever it is; it may end sooner."""
     epochs_certain: Mapping[str, int] = field(default_factory=dict)
-    """That a member trains whatever comes of them: until its limit where it has no other rule, until a trial's next rung."""
+    """Epochs that a member trains whatever their results: until its limit where it has no other rule, until a trial's next rung."""
     samples_per_epoch: int = 1
     homes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Devices that hold a member's weights and optimizer state."""
@@ -62,7 +62,7 @@ class Policy(Protocol):
     """A planner. Both answers are functions of the arguments alone."""
 
     def launch(self, situation: Situation) -> tuple[Flotilla, ...]:
-        """Flotillas to start on free devices; asked while devices are free, members wait, and there was an answer."""
+        """Return flotillas to start on free devices; asked while devices are free, members wait, and there was an answer."""
         ...
 
     def keeps(self, situation: Situation, started: Flotilla, live: tuple[Profile, ...]) -> bool:
@@ -78,5 +78,5 @@ class NamedPolicy(Policy, Protocol):
 
     @property
     def name(self) -> str:
-        """As it is reported."""
+        """Name in reports."""
         ...

@@ -13,7 +13,7 @@ from argosy.profiles import Profile
 __all__ = ["gives_way", "keeps_unless_it_pays", "work_rate"]
 
 LONGER = 0.9
-"""A member makes room for another that has more before it, once its own rest is under this part of the other's."""
+"""A member makes room for another that has more left to train, once its own rest is below this part of the other's."""
 
 
 def keeps_unless_it_pays(
@@ -24,7 +24,7 @@ def keeps_unless_it_pays(
 ) -> bool:
     """Keep the flotilla until others wait for their turn, or until a new plan saves more than moving costs.
 
-    It saves time to all until the next member is expected to leave, or to a member that gets a pace of its own until it ends.
+    It saves time for all until the next member is expected to leave, or for a member that gets a pace of its own until it ends.
     """
     if situation.waiting:
         return False
@@ -44,7 +44,7 @@ def keeps_unless_it_pays(
 def _seconds_saved(
     candidate: Sequence[Flotilla], running: Flotilla, live: Sequence[Profile], situation: Situation
 ) -> float:
-    """What all gain until the next one leaves: what is certain, or expected: its part of the epochs until the nearest limit."""
+    """Return the time that all gain until the next one leaves: over certain epochs, or its part of those to the nearest limit."""
     least = min(situation.epochs_left.get(profile.member, 1) for profile in live)
     certain = min(situation.epochs_certain.get(profile.member, 0) for profile in live)
     epochs = max(1.0, least / (len(live) + 1), certain)
@@ -55,7 +55,7 @@ def _seconds_saved(
 
 
 def _head_start(candidate: Sequence[Flotilla], running: Flotilla, situation: Situation) -> float:
-    """How much sooner a member is expected to end that leaves the shared pace for its own, at best."""
+    """Return how much sooner, at best, a member that leaves the shared pace for its own is expected to end."""
     shared = 1.0 / running.samples_per_second
     gains = (
         EXPECTED * situation.epochs_left.get(flotilla.members[0], 1) * (shared - 1.0 / flotilla.samples_per_second)
@@ -80,6 +80,6 @@ def gives_way(situation: Situation, running: Flotilla, live: Sequence[Profile]) 
 
 
 def work_rate(flotillas: Sequence[Flotilla], profiles: Sequence[Profile]) -> float:
-    """Useful work done per second, in seconds of one device: what flotillas of unlike members can be compared by."""
+    """Return the useful work done per second, in seconds of one device, which compares flotillas of unlike members."""
     work = {profile.member: profile.seconds_per_sample for profile in profiles}
     return math.fsum(f.samples_per_second * math.fsum(work[member] for member in f.members) for f in flotillas)

@@ -33,17 +33,17 @@ class Network:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplayCharges:
-    """What the replayed policies pay, each as its authors or this package would have it."""
+    """Costs of the replayed policies, each as its authors or this package would have it."""
 
     slowdown: float = 1.0
     flotilla_seconds: float = 0.0
-    """FLEET's policies: stop, save, load and start again."""
+    """Time that FLEET's policies take to stop, save, load and start again."""
     moving: Moving = field(default_factory=Moving)
-    """Every other policy that moves members."""
+    """Costs of every other policy that moves members."""
     preparation_samples_per_second: float | None = None
     """What the cluster prepares in all, which every policy pays; None: as much as is asked for."""
     one_pace: bool = False
-    """Also the published policies wait for the slowest of a flotilla; their published figures say that they did not."""
+    """Whether the published policies, too, wait for the slowest of a flotilla; their published figures say that they did not."""
 
     def of(self, policy: str) -> Charges:
         """The charges of one policy by name."""
@@ -67,7 +67,7 @@ def workload_of(
     node_devices: int = 4,
     epochs_known: bool = False,
 ) -> Workload:
-    """Profiles of networks of which only rate and size are known.
+    """Return the workload of networks of which only rate and size are known.
 
     On several devices a network scales as the curve of ``scaling`` (rates on 1, 2, … devices) with the nearest rate on
     one; without curves no network is split. Weights, gradients and momentum take three times the model, of which
@@ -111,7 +111,7 @@ def replay(
     draws: int = 21,
     clock: Callable[[], float] = lambda: 0.0,
 ) -> Simulation:
-    """One policy on one cluster; for a policy that draws at random, the run with the median makespan of so many.
+    """Simulate one policy on one cluster; for a policy that draws at random, return the run with the median makespan of so many.
 
     Where it may see the epochs of all members, ``balanced`` simulates the alternatives and takes the best, as it does in plans.
     """

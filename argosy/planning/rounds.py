@@ -22,7 +22,7 @@ class Rounds:
         require_fit(situation.waiting, situation.devices)
         if not situation.waiting or len(situation.free) < len(situation.devices):
             return ()
-        # The draw depends on who is left, so the same question has the same answer.
+        # The draw depends on the members left, so the same question has the same answer.
         draw = Random(f"{self.seed}/{'/'.join(profile.member for profile in situation.waiting)}")
         chosen = draw.sample(situation.waiting, min(len(situation.free), len(situation.waiting)))
         devices = sorted(situation.free, key=lambda device: -device.memory_bytes)
@@ -33,5 +33,5 @@ class Rounds:
         return (Flotilla(placements=tuple(placements)),)  # The largest fits the largest: never empty.
 
     def keeps(self, situation: Situation, started: Flotilla, live: tuple[Profile, ...]) -> bool:
-        """Always: a round ends when its last member has converged."""
+        """Return True: a round ends when its last member has converged."""
         return True

@@ -40,7 +40,7 @@ def simulate(
 
 
 def lower_bound_seconds(workload: Workload, devices: int, slowdown: float = 1.0) -> float:
-    """max(Σ work / M, longest member at its best rate): no policy of this cost model can be faster."""
+    """Return max(Σ work / M, longest member at its best rate): no policy of this cost model can be faster."""
     work, longest = 0.0, 0.0
     for profile in workload.profiles:
         samples = workload.epochs[profile.member] * workload.samples_per_epoch * slowdown
@@ -61,13 +61,13 @@ class _Leg:
     """Start of the current segment of the timeline."""
     running: Flotilla = field(init=False)
     devices: tuple[str, ...] = field(init=False)
-    """Those that still train."""
+    """Devices that still train."""
 
     def __post_init__(self) -> None:
         self.keep(self.runners)
 
     def keep(self, members: Iterable[str]) -> None:
-        """Only these train on."""
+        """Let only these members train on."""
         self.running = self.started.keeping(members)
         self.devices = self.running.devices
 
@@ -78,7 +78,7 @@ class _Leg:
 
     @property
     def busy(self) -> float:
-        """Devices, as many as its members keep busy all the time."""
+        """Number of devices that its members keep busy all the time."""
         return sum(
             placement.seconds_on(device) / self.runners[placement.member].seconds_per_sample
             for placement in self.running.placements
@@ -108,9 +108,9 @@ class _Run:
         self.device_changes = sorted(_changes(failures))
         self.legs: dict[int, _Leg] = {}
         self.unsettled = True
-        """Whether streams or their members have changed, so that what they ask for is to be added up anew."""
+        """Whether streams or their members have changed, so that their demand must be added up again."""
         self.streams = 1
-        """The most that there ever were at once."""
+        """Most streams that there ever were at once."""
         self.done = {profile.member: 0 for profile in workload.profiles}
         self.left = dict(workload.visible_epochs)
         self.waiting = [profile for profile in workload.profiles if workload.epochs[profile.member] > 0]
@@ -124,7 +124,7 @@ class _Run:
     # Questions to the policy.
 
     def situation(self, asked: _Leg | None = None) -> Situation:
-        """What the policy may know at this moment; ``asked``: the leg that the question is about."""
+        """Return what the policy may know at this moment; ``asked``: the leg that the question is about."""
         devices = tuple(device for device in self.all_devices if device.name not in self.lost)
         used = {name for leg in self.legs.values() for name in leg.devices}
         return Situation(
@@ -156,7 +156,7 @@ class _Run:
                 self._start(flotilla)
 
     def end_epochs(self, ended: Iterable[Runner]) -> None:
-        """Members whose epoch is over leave or go on; the policy may stop the flotilla that they are in."""
+        """Let members at the end of an epoch leave or go on; the policy may stop the flotilla that they are in."""
         for number, runners in groupby(sorted(ended, key=lambda runner: runner.leg), key=lambda runner: runner.leg):
             if number not in self.legs:
                 continue  # It has lost a device at the same time.
@@ -204,7 +204,7 @@ class _Run:
             self.clock.pause(runner, delay)
 
     def _evict(self, flotilla: Flotilla) -> None:
-        """Members that wait lose their place on the devices that the flotilla takes; their state goes to the host."""
+        """Take waiting members' places on the devices that the flotilla takes; their state goes to the host."""
         taken = set(flotilla.devices)
         for profile in self.waiting:
             if profile.member in self.homes:
@@ -212,7 +212,7 @@ class _Run:
                 self.homes[profile.member] = kept
 
     def _end_epoch(self, leg: _Leg, runners: Iterable[Runner]) -> None:
-        """Of some members of one leg."""
+        """End the epoch of some members of one leg."""
         self._count(leg)
         for runner in runners:
             self.done[runner.member] += 1
@@ -237,7 +237,7 @@ class _Run:
             del self.legs[leg.number]
 
     def _stop(self, leg: _Leg) -> None:
-        """All members wait; the epoch that a member is in starts again."""
+        """Stop a leg: its members wait, and the epoch that a member is in starts again."""
         self._count(leg)
         self._end_segment(leg)
         del self.legs[leg.number]
@@ -248,7 +248,7 @@ class _Run:
         self.waiting = [profile for profile in self.workload.profiles if profile.member in waiting]
 
     def change_devices(self) -> None:
-        """Devices that are lost or come back at this moment."""
+        """Lose or restore the devices that are lost or come back at this moment."""
         while self.device_changes and self.device_changes[0][0] <= self.clock.now:
             _, name, back = self.device_changes.pop(0)
             if back:
@@ -262,7 +262,7 @@ class _Run:
     # Time.
 
     def advance(self) -> list[Runner]:
-        """Train until the next end of an epoch or of a pause, or the next change of devices; whose epochs ended."""
+        """Train until the next end of an epoch or of a pause, or the next change of devices; return the members that ended one."""
         if self.unsettled:
             # All streams are slowed down alike where they ask for more than can be prepared.
             self.unsettled, self.clock.prepared = False, 1.0 / max(self._cores_wanted(), 1.0)
@@ -277,14 +277,14 @@ class _Run:
         return self.clock.advance_to(min(times))
 
     def _cores_wanted(self) -> float:
-        """By streams, and by devices that are CPUs: over the cores that prepare."""
+        """Return the cores wanted by streams, and by devices that are CPUs, over the cores that prepare."""
         wanted = sum(leg.demand for leg in self.legs.values()) / self.preparation
         if self.charges.training_share:
             wanted += self.charges.training_share * self.charges.slowdown * sum(leg.busy for leg in self.legs.values())
         return wanted
 
     def _seconds_per_sample(self, flotilla: Flotilla) -> dict[str, float]:
-        """Of each member: the cycle of the whole flotilla, or at its own rate the load of its busiest device."""
+        """Return by member the cycle of the whole flotilla, or, at its own rate, the load of its busiest device."""
         if self.charges.one_pace:
             pace = cycle_seconds(flotilla, self.profiles) * self.charges.slowdown
             return dict.fromkeys(flotilla.members, pace)
@@ -294,7 +294,7 @@ class _Run:
     # What came of it.
 
     def _count(self, leg: _Leg) -> None:
-        """What its devices have worked so far."""
+        """Count what a leg's devices have worked so far."""
         for placement in leg.running.placements:
             runner = leg.runners[placement.member]
             samples = self.clock.settle(runner) / runner.seconds_per_sample
@@ -335,7 +335,7 @@ class _Run:
 
 
 def _changes(failures: Iterable[Failure]) -> Iterable[tuple[float, str, bool]]:
-    """(time, device, whether it comes back) of every loss and repair."""
+    """Yield (time, device, whether it comes back) of every loss and repair."""
     for failure in failures:
         yield failure.at_seconds, failure.device, False
         if failure.repair_seconds is not None:

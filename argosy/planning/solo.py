@@ -1,4 +1,4 @@
-"""One member per device with a pipeline of its own, the next one when a device is free: what everybody does today."""
+"""One member per device with a pipeline of its own, the next one when a device is free: the usual practice today."""
 
 from dataclasses import dataclass
 
@@ -27,5 +27,5 @@ class SoloPolicy:
         return tuple(flotillas)
 
     def keeps(self, situation: Situation, started: Flotilla, live: tuple[Profile, ...]) -> bool:
-        """Always: a member stays until it has converged."""
+        """Return True: a member stays until it has converged."""
         return True

@@ -1,7 +1,7 @@
-"""One stream or several: who trains at a pace of its own.
+"""One stream or several: which members train at a pace of their own.
 
-Members of one stream move at one pace and are prepared for once. That costs nothing as long as all devices are busy and nobody
-is in a hurry; but whoever may last as long as all the rest together must not wait for others. So the members that are likely
+Members of one stream move at one pace and are prepared for once. That costs nothing as long as all devices are busy and no
+member is in a hurry; but one that may last as long as all the rest together must not wait for others. So the members that are likely
 to last longest get streams of their own, as many as it takes and as preparation can feed, and the others share one.
 """
 
@@ -30,7 +30,7 @@ def members_apart(outlook: Outlook, situation: Situation) -> tuple[Profile, ...]
     None: every free device gets a stream, the longest members first, and those that are left wait (LPT, Graham 1969).
     """
     if situation.preparation_samples_per_second is None or len(situation.devices) == 1:
-        return ()  # On one device nobody ends sooner for being alone.
+        return ()  # On one device no member ends sooner for being alone.
     sharing = _Sharing(outlook=outlook, situation=situation)
     needed, fed = sharing.needed, sharing.fed
     if needed is not None and fed == needed and sharing.is_worth_it(needed):
@@ -41,7 +41,7 @@ def members_apart(outlook: Outlook, situation: Situation) -> tuple[Profile, ...]
 
 
 def preparation_left(situation: Situation) -> float:
-    """Samples per second that can be prepared beside what runs."""
+    """Return the samples per second that can be prepared beside what runs."""
     available = situation.preparation_samples_per_second or 0.0
     if math.isinf(available):
         return available
@@ -61,7 +61,7 @@ class _Sharing:
 
     @cached_property
     def most_apart(self) -> int:
-        """Somebody shares, unless there is a device for everybody."""
+        """The most members apart: at least one shares, unless there is a device for each."""
         devices, members = len(self.situation.free), len(self.outlook.longest_first)
         return min(len(self.long), devices if members <= devices else devices - 1)
 
@@ -94,17 +94,17 @@ class _Sharing:
         return list(accumulate((profile.rate(1) for profile in self.long), initial=0.0))
 
     def pace_seconds(self, apart: int) -> float:
-        """Seconds per sample of the shared stream on the devices that are left."""
+        """Return the seconds per sample of the shared stream on the devices that are left."""
         devices = max(len(self.situation.free) - apart, 1)
         return max(self._shared_work[apart] / devices, self._slowest_shared[apart])
 
     def shares(self, apart: int) -> bool:
-        """Whether anybody is left for the shared stream."""
+        """Return whether any member is left for the shared stream."""
         return apart < len(self.outlook.longest_first)
 
     @cached_property
     def needed(self) -> int | None:
-        """The fewest apart so that nobody long is held up nor holds others up; None: too many, or one stream cannot hold the rest."""
+        """The fewest apart so that no long member is held up nor holds others up; None: too many, or one stream cannot hold the rest."""
         if self._is_crowded or not self._is_at_one_epoch:
             return None
         return next((n for n in range(self.most_apart + 1) if n == len(self.long) or self._are_alike(n)), None)

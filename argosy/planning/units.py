@@ -12,7 +12,7 @@ from argosy.profiles import Profile, pack_memory_bytes
 __all__ = ["gathered"]
 
 SLACK = 0.05
-"""Part of the pace that may be given for it: what a program gains is more, and only seen when it runs."""
+"""Part of the pace that may be given up for it: a program gains more, which only shows when it runs."""
 
 
 def gathered(flotilla: Flotilla, profiles: Sequence[Profile], devices: Sequence[Device]) -> Flotilla:
@@ -35,7 +35,7 @@ def gathered(flotilla: Flotilla, profiles: Sequence[Profile], devices: Sequence[
 
 
 def _parted(flotilla: Flotilla, units: Mapping[str, Sequence[Profile]]) -> Flotilla:
-    """With members in place of units."""
+    """Return the flotilla with members in place of units."""
     return Flotilla(
         placements=tuple(
             Placement.whole(profile, placement.devices[0])
@@ -46,7 +46,7 @@ def _parted(flotilla: Flotilla, units: Mapping[str, Sequence[Profile]]) -> Floti
 
 
 def _kinds(profiles: Sequence[Profile]) -> Sequence[Sequence[Profile]]:
-    """Members alike side by side; one that is like no other is a kind of its own."""
+    """Group the members by kind; one that is like no other is a kind of its own."""
     kinds: dict[str, list[Profile]] = defaultdict(list)
     for profile in profiles:
         kinds[profile.alike or f"only {profile.member}"].append(profile)
@@ -54,7 +54,7 @@ def _kinds(profiles: Sequence[Profile]) -> Sequence[Sequence[Profile]]:
 
 
 def _units(profiles: Sequence[Profile], most: int) -> Mapping[str, Sequence[Profile]]:
-    """Members that are placed together, by the name of the first: each kind in so many units at most, two members in each."""
+    """Return the members to place together, by the name of the first: each kind in so many units at most, two members in each."""
     units = {}
     for kind in _kinds(profiles):
         parts = max(min(most, len(kind) // 2), 1)
@@ -65,7 +65,7 @@ def _units(profiles: Sequence[Profile], most: int) -> Mapping[str, Sequence[Prof
 
 
 def _joint(unit: Sequence[Profile]) -> Profile:
-    """What the members of a unit cost together: in memory what their program takes, where it was measured, or one after another."""
+    """Return what the members of a unit cost together: in memory what their program takes, where it was measured, or one after another."""
     seconds = sum(profile.seconds_per_sample for profile in unit)
     one_by_one = max(profile.activation_bytes for profile in unit)
     activation = max(one_by_one, sum(profile.program_bytes for profile in unit))

@@ -16,7 +16,7 @@ CYCLES = 16
 
 
 def cycle_seconds(flotilla: Flotilla, profiles: Mapping[str, Profile]) -> float:
-    """Seconds per stream sample when every device runs ``Flotilla.steps`` over and over.
+    """Return the seconds per stream sample when every device runs ``Flotilla.steps`` over and over.
 
     A begin is charged the share and the all-reduce, a finish the part that every rank repeats, so an order adds up to the
     load of its device, and what a neighbour's step hides of the all-reduce is not counted as gained.
@@ -28,7 +28,7 @@ def cycle_seconds(flotilla: Flotilla, profiles: Mapping[str, Profile]) -> float:
 
 
 def cycle_seconds_of(orders: Mapping[str, TimedOrder]) -> float:
-    """Seconds of one cycle of any orders, in the steady state.
+    """Return the seconds of one cycle of any orders, in the steady state.
 
     The event graph is a max-plus system: a step starts when the one before it on its device has ended, a finish also not
     before every rank has ended its begin; its growth per cycle is the pace. Where all begins of a device come before its
@@ -55,7 +55,7 @@ def _timed(flotilla: Flotilla, device: str, profiles: Mapping[str, Profile]) -> 
 
 
 def _run_cycle(orders: Mapping[str, TimedOrder], start: Mapping[str, float]) -> dict[str, float]:
-    """When each device ends its cycle."""
+    """Return when each device ends its cycle."""
     clock, position = dict(start), dict.fromkeys(orders, 0)
     ranks_left = Counter(step.member for order in orders.values() for step, _ in order if step.half is Half.BEGIN)
     begun_at: dict[str, float] = defaultdict(float)

@@ -1,4 +1,4 @@
-"""What happens, as values. Journaled ones become one line each (`argosy.running.directory.lines`)."""
+"""Events of a run, as values. A journaled one becomes one line (`argosy.running.directory.lines`)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -41,7 +41,7 @@ __all__ = [
 ]
 
 REFUSED = "refused: "
-"""How an answer begins that nothing was done for."""
+"""Prefix of the answer to a command for which nothing was done."""
 
 
 def _check_lengths(lengths: Mapping[str, int]) -> None:
@@ -68,26 +68,26 @@ class RunStarted(Event):
     devices: tuple[Mapping[str, Any], ...] = ()
     """Each as `argosy.cluster.Device` has it; none in journals of versions that did not write it."""
     preparation_samples_per_second: float | None = None
-    """That all of them prepare together; None where nobody knows, or where their cores train as well."""
+    """Rate at which all of them prepare together; None where it is not known, or where their cores train as well."""
     opening_seconds: float = 0.0
-    """That a feeder took to open the data, as each further one does."""
+    """Time that a feeder took to open the data, as each further one does."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Profiled(Event):
-    """What members cost that plans meet for the first time; later ones go by what was seen since."""
+    """Costs of members that a plan places for the first time; later plans use what was observed since."""
 
     profiles: tuple[Mapping[str, Any], ...]
     """Each as `argosy.profiles.Profile` has it."""
     epochs: Mapping[str, int]
-    """Until their limits, of members that have one."""
+    """Epochs until their limits, of members that have one."""
     sure: tuple[str, ...]
-    """Those that surely train until there."""
+    """Members that certainly train until their limits."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanMade(Event):
-    """Flotillas start."""
+    """A plan was made, and its flotillas start."""
 
     plan: Mapping[str, Any]
 
@@ -104,34 +104,34 @@ class Proposed(Event):
     """A trial of a search: what its member is built from."""
 
     trial: int
-    """From 0."""
+    """Number of the trial, from 0."""
     member: Name
-    """The trial's name as well."""
+    """Name of the member, and of the trial."""
     parameters: Mapping[str, Any]
     members: tuple[Name, ...] = ()
-    """Those that train for it where these are several, as folds; `member` is what they repeat then."""
+    """Members that train for it where they are several, as folds; `member` is then the one that they repeat."""
     sections: int | None = None
-    """For which the member trains, where the trial begins anew with each of its budgets: then it comes once for each."""
+    """Sections that the member trains, where the trial begins anew with each of its budgets: one event for each."""
     in_step: bool = False
-    """Whether the member's epochs are those of the stream, whenever it comes; those that begin anew are so in any case."""
+    """Whether the member's epochs are those of the stream, whenever it joins; for trials that begin anew they are in any case."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SharingChosen(Event):
-    """How the nodes share the stream from here on."""
+    """The pipeline by which the nodes share the stream from here on."""
 
     sharing: str
     preparing: int
     """Nodes that prepare."""
     loader_workers: int
-    """That are enough on each of them."""
+    """Loader workers that are enough on each of them."""
     reason: str
-    """What was measured, or who told."""
+    """What was measured, or where it was set."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Assigned(Event):
-    """Which stream epochs members train on, journaled before anybody acts on it.
+    """Stream epochs that members train on, journaled before any process acts on it.
 
     From its own epoch on, a member's epochs are this stream epoch and those that follow, until it is assigned others.
     """
@@ -187,9 +187,9 @@ class Checkpoint(Event):
     section: int
     """Finished sections of the epoch after these."""
     position: int
-    """Elements of the member's sequence of that epoch that are behind it."""
+    """Elements of the member's sequence of that epoch that it has finished."""
     carried: int = 0
-    """Elements after these that the file holds itself, as a batch that is not full yet."""
+    """Elements after these that the file itself holds, of a batch that is not full yet."""
     best: Name | None = None
     """File with the weights of the best section so far; None where no section has ended."""
     best_sha256: str | None = None
@@ -197,14 +197,14 @@ class Checkpoint(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Cloned(Event):
-    """A member is to be what another one is, but for some hyper-parameters."""
+    """A member begins as a copy of another one, but for some hyper-parameters."""
 
     member: Name
     source: Name
     changes: Mapping[str, tuple[Any, Any]]
-    """By name, as ``optimizer.lr``: there and here."""
+    """By name, as ``optimizer.lr``: the source's value and the clone's."""
     checkpoint: Checkpoint | None
-    """Of the other one, that it begins with; None where it begins from nothing."""
+    """The source's checkpoint that it begins with; None where it begins from nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,14 +226,14 @@ class SectionEnded(Event):
     seconds: float
     """Time in the member's own steps and validation of this section."""
     samples: int
-    """Of this section, those that were stepped on."""
+    """Samples of this section that were stepped on."""
     digest: tuple[int, int, int]
     """Count, Σ mix64(index), Σ mix64(position·C ⊕ index) of what it stepped on in the epoch so far."""
     val_digest: tuple[int, int, int] | None
     best: bool
     """Whether its objective is the best so far."""
     steps: int = 0
-    """Of its optimizer since its beginning; 0 in journals of versions that did not write it."""
+    """Optimizer steps since the member's beginning; 0 in journals of versions that did not write it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,9 +243,9 @@ class Saved(Event):
     member: Name
     checkpoint: Checkpoint
     seconds: float = 0.0
-    """Its part of the time that files took which were written together; 0 in journals of versions that did not write it."""
+    """Its part of the time to write files together; 0 in journals of versions that did not write it."""
     leg: int = 0
-    """In which it was aboard, by the driver's number; 0 where that is over."""
+    """Number of the leg in which it was assigned; 0 where that leg is over."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -267,7 +267,7 @@ class MemberEnded(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Retried(Event):
-    """Members that had failed wait again: a person has mended what they failed of."""
+    """Members that had failed wait again: the user has mended what made them fail."""
 
     members: tuple[Name, ...]
 
@@ -289,28 +289,28 @@ class Fed(Event):
     epoch: int
     section: int
     samples: int
-    """Prepared for this section since the leg began, holes among them."""
+    """Samples prepared for this section since the leg began, holes among them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Passed(Event):
-    """All assignments of a leg are through a section: what was predicted of it when it began, and what came."""
+    """All assignments of a leg are through a section: what was predicted when it began, and what came of it."""
 
     leg: int
     epoch: int
     section: int
-    """Of the stream; the last one, where several were passed at once."""
+    """Section of the stream's epoch; the last one, where several were passed at once."""
     samples: int
-    """Of the stream, that it had on this leg."""
+    """Samples of the stream that it had on this leg."""
     seconds: float
-    """Since all were through the one before."""
+    """Time since all were through the section before."""
     predicted_seconds: float
     stepping: Mapping[str, float]
     """By device: time in its members' own steps and validation. The rest it waited, saved, or changed its assignment."""
     planning_seconds: float
-    """Of the policy, since the last section of any leg."""
+    """Time that the policy took, since the last section of any leg."""
     changing_seconds: float
-    """Until members that came aboard were ready, files that they travelled in included."""
+    """Time until newly assigned members were ready, the files that they moved in included."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -335,16 +335,16 @@ class Skipped(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerLost(Event):
-    """A worker ended without a word, or made no progress; its members go on from their newest checkpoints."""
+    """A worker ended without a last message, or made no progress; its members go on from their newest checkpoints."""
 
     worker: str
-    """With its node's name before it, where there are several nodes."""
+    """Name of the worker, after its node's where there are several nodes."""
     detail: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeCame(Event):
-    """A node can be used that was not there when the driver began."""
+    """A node joined after the driver began, and can be used."""
 
     node: str
     devices: tuple[Mapping[str, Any], ...]
@@ -353,14 +353,14 @@ class NodeCame(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Recovered(Event):
-    """How the members of a lost trainer go on, where others shared its stream."""
+    """The way in which the members of a lost trainer go on, where others shared its stream."""
 
     worker: str
     members: tuple[Name, ...]
     way: str
     """apart: on a stream of their own; meet: so until the others wait for them; back: all go back to their newest files."""
     costs: Mapping[str, float]
-    """Seconds that everybody would lose by each way, by the planner's figures."""
+    """Seconds that all members would lose by each way, by the planner's figures."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -394,6 +394,6 @@ class RunEnded(Event):
     reason: str
     seconds: float
     cpu_seconds: float = 0.0
-    """User and system time of the driver and of all processes that it started, and they."""
+    """User and system time of the driver and of all its descendants."""
     joules: Mapping[str, float] = field(default_factory=dict)
-    """Of the whole machine meanwhile, by what counts them; empty where nothing does."""
+    """Energy of the whole machine meanwhile, by the meter that counts it; empty where there is none."""

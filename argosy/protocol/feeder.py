@@ -1,4 +1,4 @@
-"""What the driver says to feeders, and what they answer apart from journaled events: values only."""
+"""Messages from the driver to feeders, and their answers apart from journaled events: values only."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,42 +23,42 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True)
 class Open:
-    """To a feeder: open the data; answered by Opened."""
+    """Message to a feeder: open the data; answered by Opened."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Opened:
-    """From a feeder: the data is there."""
+    """Message from a feeder: the data is there."""
 
     address: str
     """Where trainers get blocks."""
     lengths: Mapping[str, int]
     fingerprints: Mapping[str, str]
-    """Of each split."""
+    """Fingerprint of each split."""
     block_size: int
     seconds_per_sample: float
-    """Of one core that prepares a sample, seen on a few; 0 where blocks are gathered from arrays."""
+    """Time that one core takes to prepare a sample, measured on a few; 0 where blocks are gathered from arrays."""
     opening_seconds: float
-    """That it took until now, from when it was told to."""
+    """Time from the command until now."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Leg:
-    """Where a stretch of the stream begins that one flotilla reads.
+    """Start of the stretch of the stream that one flotilla reads.
 
-    Sections of the stream are numbered through: with k of them an epoch, section n is number n mod k of epoch n div k.
+    Sections are numbered through the whole stream: with k of them an epoch, section n is number n mod k of epoch n div k.
     """
 
     number: int
-    """Grows."""
+    """Number of the leg; grows."""
     section: int
-    """The first."""
+    """The first section."""
     position: int
     """Element of its epoch's order at which the section begins here: its own first one, or another where members go on."""
 
     @classmethod
     def empty(cls) -> "Leg":
-        """No stream at all."""
+        """Return a leg of no stream at all."""
         return cls(number=-1, section=0, position=0)
 
 
@@ -73,14 +73,14 @@ class Team:
     rank: int
     nodes: int
     key: str
-    """Of this leg alone."""
+    """Key of the team, for this leg alone."""
     rendezvous: str
     """Where the exchanges of the team find each other."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Feed:
-    """To a feeder: prepare this leg instead of what was before; within `Credit` alone it is announced."""
+    """Message to a feeder: prepare this leg instead of the one before; it is announced only within `Credit`."""
 
     leg: Leg
     team: Team | None = None
@@ -89,20 +89,20 @@ class Feed:
 
 @dataclass(frozen=True, kw_only=True)
 class Credit:
-    """To a feeder: announce a leg's blocks up to a section, to these readers, once all of them are connected."""
+    """Message to a feeder: announce a leg's blocks up to a section, to these readers, once all of them are connected."""
 
     leg: int
     until: int
     """The first section that may not be announced."""
     horizon: int | None
-    """The first section that nobody will want; None where that is not known. So far blocks are prepared ahead."""
+    """The first section that no member will want, up to which blocks are prepared ahead; None where that is not known."""
     assignments: Mapping[str, int]
-    """Readers, by name, and the number of the assignment that each of them has from the first block on that is announced now."""
+    """By reader, the number of its assignment from the next announced block on."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hold:
-    """To a feeder: announce nothing beyond the section that is begun; answered by Held."""
+    """Message to a feeder: announce nothing beyond the current section; answered by Held."""
 
     leg: int
     multiple: int
@@ -111,7 +111,7 @@ class Hold:
 
 @dataclass(frozen=True, kw_only=True)
 class Held:
-    """From a feeder: the first section that it does not announce, and that no reader has seen a block of."""
+    """Message from a feeder: the first section that it does not announce, and that no reader has seen a block of."""
 
     leg: int
     until: int
@@ -119,17 +119,17 @@ class Held:
 
 @dataclass(frozen=True, kw_only=True)
 class Probe:
-    """To a feeder: measure what it costs to prepare and to exchange blocks; answered by Probed, or Parted."""
+    """Message to a feeder: measure what it costs to prepare and to exchange blocks; answered by Probed, or Parted."""
 
     team: Team
 
 
 @dataclass(frozen=True, kw_only=True)
 class Probed:
-    """From a feeder: what sharing costs between the nodes of its team."""
+    """Message from a feeder: what sharing costs between the nodes of its team."""
 
     cpu_seconds_per_sample: float
-    """Of preparation, over the samples that it has prepared so far."""
+    """CPU time of preparation, over the samples that it has prepared so far."""
     sample_bytes: int
     exchanges: tuple[tuple[str, int, float, float], ...]
     """(pipeline, preparing nodes, bytes of the stream per second, CPU seconds of this node per byte)."""
@@ -137,14 +137,14 @@ class Probed:
 
 @dataclass(frozen=True, kw_only=True)
 class UseLoaders:
-    """To a feeder: so many loader workers are enough."""
+    """Message to a feeder: so many loader workers are enough."""
 
     count: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class Parted:
-    """From a feeder: the exchange with the other nodes broke."""
+    """Message from a feeder: the exchange with the other nodes broke."""
 
     team: str
     """Key of the team that it was in."""
@@ -153,6 +153,6 @@ class Parted:
 
 @dataclass(frozen=True, kw_only=True)
 class Flowing:
-    """From a feeder, about once a second: its gauge."""
+    """Message from a feeder, about once a second: its gauge."""
 
     gauge: Mapping[str, Any]

@@ -1,4 +1,4 @@
-"""What workers count of their work, as it stands in the journal."""
+"""Gauges of workers, as they stand in the journal."""
 
 from collections.abc import Mapping
 from typing import Any, TypedDict
@@ -44,5 +44,5 @@ class TrainerFigures(TypedDict):
 
 
 def check_gauge(gauge: Mapping[str, Any]) -> None:
-    """Raise ValueError for what neither a feeder nor a trainer tells of its work."""
+    """Raise ValueError for what is neither a feeder's gauge nor a trainer's."""
     conforming(dict(gauge), FeederFigures if "to_train" in gauge else TrainerFigures, "gauge")

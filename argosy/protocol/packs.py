@@ -1,4 +1,4 @@
-"""Which programs step the members that share a device, as journaled events."""
+"""Programs that step the members that share a device, as journaled events."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,25 +11,25 @@ __all__ = ["FellBack", "Packed", "StepsAlone"]
 
 @dataclass(frozen=True, kw_only=True)
 class Packed(Event):
-    """Which programs step these members of a device from here on; they may all be one."""
+    """The programs that step these members of a device from here on; one may step all of them."""
 
     device: str
     programs: tuple[tuple[Name, ...], ...]
     """The members of each; one alone is stepped by itself."""
     settled: bool
-    """Whether it is to stay so; else it is tried."""
+    """Whether the choice is final; else it is being tried."""
     seconds_per_sample: tuple[tuple[int, float], ...]
     """What was measured so far of plain programs: (members in a program, seconds of a training sample of one member)."""
     step_bytes: tuple[tuple[int, int], ...] = ()
-    """And (members in a program of this kind, bytes that a step takes for each of them), where the device counts them."""
+    """(Members in a program of this kind, bytes that a step takes for each of them), where the device counts them."""
     reason: str = ""
     """Why there are no more members in a program."""
     kind: str = "plain"
     """How the programs make their steps: plain, graphed (captured whole) or compiled."""
     seconds_by_kind: tuple[tuple[str, int, float], ...] = ()
-    """What was measured of those that are not plain: (kind, members in a program, seconds)."""
+    """What was measured of programs that are not plain: (kind, members in a program, seconds)."""
     refused: Mapping[str, str] = field(default_factory=dict)
-    """Kinds that are not for these members, and why."""
+    """Kinds of program that these members cannot have, and why."""
 
     @property
     def size(self) -> int:
@@ -38,7 +38,7 @@ class Packed(Event):
 
     @property
     def seconds(self) -> Mapping[tuple[str, int], float]:
-        """Of a training sample of one member, by kind of program and members in it."""
+        """Seconds of a training sample of one member, by kind of program and members in it."""
         plain = {("plain", size): seconds for size, seconds in self.seconds_per_sample}
         return plain | {(kind, size): seconds for kind, size, seconds in self.seconds_by_kind}
 
@@ -46,7 +46,7 @@ class Packed(Event):
     def improvement(self) -> float | None:
         """(sum of T_i - T_pack) / sum of T_i of the largest program that was measured; negative where it is slower.
 
-        T_i is what a member's sample takes alone in a plain program, T_pack what one of all of them takes together, by the
+        T_i is what a member's sample takes alone in a plain program, T_pack what one sample of each takes together, by the
         fastest kind. None where it is not known.
         """
         alone = ("plain", 1)
@@ -59,26 +59,26 @@ class Packed(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class StepsAlone(Event):
-    """These members of a device can be no program with others of it."""
+    """These members of a device cannot share a program with its others."""
 
     device: str
     reasons: Mapping[Name, str]
-    """By member."""
+    """Why, by member."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FellBack(Event):
-    """A faster program of these members raised, or did otherwise than each of them by itself; slower code steps them."""
+    """A faster program of these members raised, or gave other results than each of them by itself; slower code steps them."""
 
     device: str
     members: tuple[str, ...]
     kind: str
-    """Of the program: fused, graphed or compiled."""
+    """Kind of the program: fused, graphed or compiled."""
     reason: str
 
     @property
     def words(self) -> str:
-        """For people."""
+        """A sentence for the user."""
         first, more = ", ".join(map(repr, self.members[:3])), len(self.members) - 3
         names = f"{first} and {more} more" if more > 0 else first
         return f"{names} on {self.device}: no {self.kind} program, as {self.reason}"

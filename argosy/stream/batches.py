@@ -1,11 +1,11 @@
-"""Cuts a member's batches out of the blocks of its stream: a view where it can be, a copy where it must be.
+"""Cut a member's batches out of the blocks of its stream: a view where it can be, a copy where it must be.
 
-Batch j is elements j·b … (j+1)·b-1 of the member's sequence, so batches depend neither on the block size nor on anybody
-else (DESIGN.md §3.1, 3). A batch inside one block is a view of the block; one across blocks is gathered in memory of
+Batch j is elements j·b … (j+1)·b-1 of the member's sequence, so batches depend neither on the block size nor on other
+members (DESIGN.md §3.1, 3). A batch inside one block is a view of the block; one across blocks is gathered in memory of
 its own, so that a block can be released before the next one comes and no batch size can deadlock the ring.
 
-To cut a batch is not to have stepped on it: `Cutter.position` moves when a batch is committed, and whoever leaves a block
-and takes it up again gets the batch behind the last committed one.
+`Cutter.position` moves when a batch is committed, not when it is cut: a program that leaves a block and takes it up again
+gets the batch after the last committed one.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,7 +24,7 @@ __all__ = ["Batch", "Carried", "Cutter"]
 
 
 class Batch(NamedTuple):
-    """What one step of a member gets. A tuple, because one is made for every step of every member."""
+    """Input of one step of a member. A tuple, because one is made for every step of every member."""
 
     data: Any
     """The samples, stacked: the pytree of a sample, each leaf ``[rows, …]``."""
@@ -32,7 +32,7 @@ class Batch(NamedTuple):
     """Samples in it; fewer than the batch size at the end of an epoch, and where samples were broken."""
     digest: Digest
     stop: int = 0
-    """Element of the member's sequence behind its last one."""
+    """Element of the member's sequence just after its last one."""
     sound: npt.NDArray[np.bool_] | None = None
     """Whether each element is a sample of `data`, where some were broken."""
 
@@ -46,13 +46,13 @@ class Carried(NamedTuple):
     """Elements of the sequence, broken samples among them."""
     digest: Digest
     sound: npt.NDArray[np.bool_] | None = None
-    """As of a batch."""
+    """Like `Batch.sound`."""
 
 
 class Cutter:
-    """Cuts one epoch of one member.
+    """Cutter of one member's batches in one epoch.
 
-    `position` elements of the sequence are already behind it, and those of `carried` after them in its hands.
+    The first `position` elements of the sequence are done, and those of `carried`, which follow, are already gathered.
     """
 
     def __init__(
@@ -82,11 +82,11 @@ class Cutter:
 
     @property
     def carried(self) -> Carried | None:
-        """What is gathered for the next batch; nothing where that is one behind a batch that is under way."""
+        """Elements gathered for the next batch; None while they follow a batch that is under way."""
         return self._open.carried() if self._open is not None and self._open.first == self.position else None
 
     def same(self, other: "Cutter") -> bool:
-        """Whether both cut the same batches from here on, so that one of them can do for both."""
+        """Whether both cut the same batches from here on, so that one of them can serve both."""
         mine, theirs = (
             (
                 cutter.batch_size,
@@ -101,9 +101,9 @@ class Cutter:
         return mine == theirs and np.array_equal(self.positions, other.positions)
 
     def take(self, block: Block, *, private: bool = False, after: Batch | None = None) -> Iterator[Batch]:
-        """The batches that this block completes, behind the last committed one; with `private`, each may be written into.
+        """Yield the batches that this block completes, after the last committed one; with `private`, they may be written into.
 
-        `after` is a batch that is under way and not committed yet: then the batches behind that one.
+        `after` is a batch that is under way and not committed yet: then the batches after that one.
         """
         elements = _Elements(self.positions, block)
         first = self.position if after is None else after.stop
@@ -124,7 +124,7 @@ class Cutter:
             start = first = end
 
     def labels(self, block: Block) -> Indices:
-        """Class numbers of the rows of a block that become batches; broken ones have none."""
+        """Return the class numbers of those rows of a block that become batches; broken rows have none."""
         assert block.labels is not None
         place = block.place
         if self.positions is None:
@@ -135,7 +135,7 @@ class Cutter:
         return block.labels[rows[block.sound[rows]]]
 
     def completions(self, place: Place, after: Batch | None = None) -> list[int]:
-        """For each batch that `take` gives of such a block: up to which element of the epoch's order it needs the stream."""
+        """Return, for each batch that `take` would yield, up to which element of the epoch's order it needs the stream."""
         found, stop = [], place.start + place.rows
         first = self.position if after is None else after.stop
         while first < self.length:
@@ -147,7 +147,7 @@ class Cutter:
         return found
 
     def part(self, batch: Batch, low: float, high: float, order: Indices) -> Batch:
-        """The samples of a batch from one fraction of its elements to another; `order` is that of the epoch."""
+        """Return the samples of a batch from one fraction of its elements to another; `order` is that of the epoch."""
         first = (batch.stop - 1) // self.batch_size * self.batch_size
         size = batch.stop - first
         start, stop = round(low * size), round(high * size)
@@ -159,13 +159,13 @@ class Cutter:
         return Batch(data, rows, Digest.of(indices, elements), batch.stop)
 
     def commit(self, batch: Batch) -> None:
-        """The batch was stepped on."""
+        """Note that the batch was stepped on."""
         self.position = batch.stop
         if self._open is not None and self._open.first < batch.stop:
             self._open = None
 
     def _end(self, first: int) -> int:
-        """Where the batch that begins there ends."""
+        """Return the end of the batch that begins at element `first`."""
         return min(first + self.batch_size, self.length)
 
     def _gathering(self, first: int, end: int, block: Block) -> "_Gathering":
@@ -232,25 +232,25 @@ class _Gathering:
         self.digest = Digest()
 
     def add(self, piece: Carried) -> None:
-        """Put a piece behind what is there."""
+        """Append a piece."""
         self._copy(piece)
         self.elements += piece.elements
         self.digest = self.digest.plus(piece.digest)
 
     def completed(self, piece: Carried, block: Block, stop: int, *, private: bool) -> Batch:
-        """The batch with its last piece; that is not added, because it comes again if this batch is never committed."""
+        """Return the batch with its last piece, which is not added: it comes again if this batch is never committed."""
         rows = self._copy(piece)
         data = unflatten([_slice(leaf, 0, rows, private=private) for leaf in self.leaves], block.tree)
         sound = None if rows == stop - self.first else self.sound
         return Batch(data, rows, self.digest.plus(piece.digest), stop, sound)
 
     def carried(self) -> Carried:
-        """What is there."""
+        """Return what is gathered so far."""
         leaves, sound = [leaf[: self.digest.elements] for leaf in self.leaves], self.sound[: self.elements]
         return Carried(leaves, self.elements, self.digest, None if len(sound) == self.digest.elements else sound)
 
     def _copy(self, piece: Carried) -> int:
-        """Copy its rows behind those that are there; returns how many there are with them."""
+        """Append the rows of a piece; return how many rows there are with them."""
         start, stop = self.digest.elements, self.digest.elements + piece.digest.elements
         for target, leaf in zip(self.leaves, piece.leaves, strict=True):
             target[start:stop].copy_(leaf)

@@ -15,26 +15,26 @@ from argosy.stream.trees import Structure, described, flatten, unflatten
 __all__ = ["ALIGNMENT", "Block", "Layout", "Place", "Unfit", "sample_leaves"]
 
 ALIGNMENT = 64
-"""Bytes to which every leaf starts. Vectorised kernels may round differently on memory of another alignment, so
+"""Alignment of every leaf, in bytes. Vectorised kernels may round differently on memory of another alignment, so
 batches that start elsewhere are copied: then a batch computes the same whatever block it came in."""
 
 
 class Unfit(Exception):  # noqa: N818  # a clause about a sample, not a sentence
-    """What keeps a sample out of the stream; whoever knows its index makes a StudyError of it."""
+    """Reason why a sample cannot enter the stream; callers that know its index turn it into a StudyError."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Place:
-    """Which part of the stream a block is."""
+    """The part of the stream that a block holds."""
 
     leg: int
     """Number of the leg that it was prepared for."""
     split: str
     epoch: int
     section: int
-    """Of the stream, numbered through."""
+    """Number of the section, counted through the whole stream."""
     start: int
-    """Element of the epoch's order."""
+    """Element of the epoch's order at which the block begins."""
     rows: int
     last: bool
     """Whether the split's part of the section ends with this block."""
@@ -112,11 +112,11 @@ class Block:
     tree: Structure
     leaves: tuple[torch.Tensor, ...]
     indices: Indices
-    """Index of each row's sample, int64 ``[rows]``, written by whoever prepared it."""
+    """Index of each row's sample, int64 ``[rows]``, written by the process that prepared it."""
     sound: npt.NDArray[np.bool_]
     """Whether the row holds a sample; False is a hole left by a sample that raised."""
     labels: Indices | None = None
-    """Class numbers of the rows in host memory, where the leaves are elsewhere and the second of two is such numbers."""
+    """Class numbers of the rows, in host memory, where the leaves are elsewhere and the second of two holds such numbers."""
     versions: tuple[int, ...] = field(init=False)
     """Version counters of the leaves at birth: a member that writes into its input changes them."""
 
@@ -136,7 +136,7 @@ class Block:
 
     @property
     def touched(self) -> bool:
-        """Whether somebody wrote into the leaves."""
+        """Whether the leaves were written into."""
         return any(leaf._version != version for leaf, version in zip(self.leaves, self.versions, strict=True))
 
     def with_leaves(self, leaves: tuple[torch.Tensor, ...], tree: Structure) -> "Block":
@@ -144,7 +144,7 @@ class Block:
         return Block(self.place, tree, leaves, self.indices, self.sound)
 
     def copied_out(self, leaves: tuple[torch.Tensor, ...]) -> "Block":
-        """The block with copies of its leaves, which needs nothing of the memory that it lies in."""
+        """Return the block with these copies of its leaves, independent of the memory that it lies in."""
         return Block(self.place, self.tree, leaves, self.indices.copy(), self.sound.copy(), self._labels())
 
     def _labels(self) -> Indices | None:
@@ -155,7 +155,7 @@ class Block:
         return np.array(target.numpy(), dtype=np.int64)
 
     def private(self) -> "Block":
-        """A copy that one may write into."""
+        """Return a copy that may be written into."""
         leaves = tuple(leaf.clone() for leaf in self.leaves)
         return Block(self.place, self.tree, leaves, self.indices, self.sound, self.labels)
 
@@ -175,8 +175,8 @@ def _tensor(leaf: Any) -> torch.Tensor:
     if isinstance(leaf, float):
         return torch.tensor(leaf, dtype=torch.float64)
     if isinstance(leaf, np.ndarray | np.generic) and leaf.dtype.kind in "biufc":
-        # Torch warns of memory that must not be written to, as a row of a memory map, and has neither strides below 0, as an image
-        # that was flipped, nor foreign byte orders.
+        # Torch warns of read-only memory (a row of a memory map), and supports neither negative strides (a flipped image) nor
+        # foreign byte orders.
         taken = leaf.flags.writeable and leaf.dtype.isnative and min(leaf.strides, default=0) >= 0
         return torch.as_tensor(leaf if taken else np.array(leaf, dtype=leaf.dtype.newbyteorder("=")))
     raise Unfit(

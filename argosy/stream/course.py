@@ -1,8 +1,8 @@
-"""What a feeder prepares next, how far it may announce, and to whom: the same for every kind of feeder.
+"""What a feeder prepares next, how far it may announce, and to which readers: the same for every kind of feeder.
 
 Contract (credit). The driver says up to which section blocks may be announced, to which readers, and how far they may be
-wanted at all. Blocks are prepared ahead of the credit, never beyond the horizon. What is prepared is announced whoever reads
-it, so that assignments may change at the end of any section without a sample being prepared again. On a `Hold` the section that is
+wanted at all. Blocks are prepared ahead of the credit, never beyond the horizon. What is prepared is announced whichever trainers
+read it, so that assignments may change at the end of any section without a sample being prepared again. On a `Hold` the section that is
 begun is announced to its end, and nothing after it, until there is credit again.
 """
 
@@ -18,7 +18,7 @@ __all__ = ["Course"]
 
 
 class Course:
-    """One leg after another; pure bookkeeping."""
+    """Bookkeeping of a feeder, one leg after another; pure."""
 
     def __init__(self, lengths: Mapping[str, int], *, per_epoch: int, block_size: int) -> None:
         if lengths and lengths["train"] < per_epoch:
@@ -36,17 +36,17 @@ class Course:
         """The first section without credit."""
         self.horizon: int | None = 0
         self._preparing = 0
-        """The section whose blocks are prepared."""
+        """Section of the blocks that are being prepared."""
         self._places: Iterator[Place] = iter(())
         self._next: Place | None = None
         self._announcing = 0
-        """The section whose blocks are announced next."""
+        """Section of the block that is announced next."""
         self._begun = False
-        """Whether some block of it was."""
+        """Whether a block of that section was announced."""
         self._fed: dict[tuple[str, int], int] = {}
 
     def begin(self, leg: Leg) -> list[Fed]:
-        """Go on elsewhere; returns what was fed of sections that are not over. Nothing is prepared before there is credit."""
+        """Begin another leg; return what was fed of unfinished sections. Nothing is prepared before there is credit."""
         fed = [self._report(split, section) for split, section in list(self._fed)]
         self.leg, self.assignments, self.until, self.horizon = leg, {}, leg.section, leg.section
         self._preparing, self._places, self._next = leg.section - 1, iter(()), None
@@ -54,25 +54,25 @@ class Course:
         return fed
 
     def allow(self, credit: Credit) -> None:
-        """Take the driver's word for blocks that were not announced yet."""
+        """Apply the driver's credit to blocks that were not announced yet."""
         if credit.leg == self.leg.number:
             self.until, self.horizon, self.assignments = credit.until, credit.horizon, credit.assignments
 
     def hold(self, hold: Hold) -> Held:
-        """Announce no section that is not begun; none at all but those before the next multiple."""
+        """Limit the credit to the sections that have begun, rounded up to a multiple of `hold.multiple`."""
         until = -(-(self._announcing + self._begun) // hold.multiple) * hold.multiple
         self.until = min(self.until, until)
         return Held(leg=hold.leg, until=until)
 
     def next(self) -> Place | None:
-        """The next block to prepare; None where the horizon ends."""
+        """Return the next block to prepare; None at the horizon."""
         place = self.peek()
         if place is not None:
             self._next = None
         return place
 
     def peek(self) -> Place | None:
-        """The same, which stays the next."""
+        """Return the next block to prepare without taking it; None at the horizon."""
         while self._next is None:
             self._next = next(self._places, None)
             if self._next is None:
@@ -80,7 +80,7 @@ class Course:
                     return None
                 self._preparing += 1
                 self._places = places(self.leg, self._preparing, self.lengths, self.per_epoch, self.block_size)
-        # It may have come nearer since the section was begun.
+        # The horizon may have come nearer since the section was begun.
         return None if self.horizon is not None and self._next.section >= self.horizon else self._next
 
     def may_announce(self, place: Place) -> bool:
@@ -88,7 +88,7 @@ class Course:
         return place.section < self.until
 
     def announced(self, place: Place, samples: int) -> Fed | None:
-        """Note that a block was announced, for which so many samples were prepared here; what to report at a section's end."""
+        """Note that a block was announced, with so many samples prepared here; return what to report at a section's end."""
         self._begun = True
         key = (place.split, place.section)
         self._fed[key] = self._fed.get(key, 0) + samples

@@ -3,9 +3,9 @@
 Contract. An exchange serves one leg. It is the only process with communication groups (torch.distributed, gloo), so that
 the feeder keeps its one thread, is never held up by another node, and may fork. The feeder tells it which slots to carry,
 in an order that is the same on every node within each group, as collectives demand; the exchange answers each hop that is
-done. It owns a slot that it receives from its order to its first answer; a slot that it sends it only reads. Nobody waits
-for an exchange: whoever has no more use for it kills it, the kernel closes its connections, and the exchanges at their other
-ends break. One that breaks says why and ends. It dies with its feeder.
+done. It owns a slot that it receives from its order to its first answer; a slot that it sends it only reads. No
+process waits for an exchange: a feeder kills one that it no longer needs, the kernel closes its connections, and the exchanges
+at their other ends break. One that breaks reports why and ends. It dies with its feeder.
 """
 
 import contextlib
@@ -33,14 +33,14 @@ from argosy.stream.wire import Peer
 __all__ = ["Broken", "Exchanged", "ExchangeProcess", "Exchanges", "start_exchange"]
 
 NEVER = datetime.timedelta(days=365)
-"""Timeout of an exchange: another node may rightly be busy for long, and the driver decides who is lost."""
+"""Timeout of an exchange: another node may rightly be busy for long, and the driver decides which are lost."""
 PROBE_BYTES = 2**20
 PROBE_ROUNDS = 3
 """Blocks of each preparing node that a link is measured with, after one to warm up."""
 
 
 class Order(NamedTuple):
-    """From a feeder: carry so many bytes of a slot over these hops."""
+    """Message from a feeder: carry so many bytes of a slot over these hops."""
 
     slot: int
     size: int
@@ -48,26 +48,26 @@ class Order(NamedTuple):
 
 
 class Exchanged(NamedTuple):
-    """From an exchange: one more hop is done, so many are left."""
+    """Message from an exchange: one more hop of a slot is done, so many are left."""
 
     slot: int
     hops_left: int
 
 
 class Broken(NamedTuple):
-    """From an exchange, its last word."""
+    """Last message from an exchange that failed."""
 
     detail: str
 
 
 class Exchanges(NamedTuple):
-    """From an exchange that was told to measure: every candidate between these nodes, as in `Probed.exchanges`."""
+    """Message from an exchange that was told to measure: every candidate between these nodes, as in `Probed.exchanges`."""
 
     found: tuple[tuple[str, int, float, float], ...]
 
 
 class ExchangeProcess:
-    """The feeder's end."""
+    """The feeder's handle on its exchange."""
 
     def __init__(self, pid: int, connection: Connection) -> None:
         self.pid = pid
@@ -75,19 +75,19 @@ class ExchangeProcess:
 
     def carry(self, slot: int, size: int, hops: tuple[Hop, ...]) -> None:
         """Send a slot that is ready, or receive into one that is free."""
-        # One that has just died does not take it; its end-of-file is on the way.
+        # An exchange that has just died does not take it; its end-of-file is on the way.
         with contextlib.suppress(OSError):
             self.connection.send(Order(slot, size, hops))
 
     def take(self) -> Any:
-        """What it says; Broken where it is gone."""
+        """Return its next message; Broken where it is gone."""
         try:
             return self.connection.recv()
         except (EOFError, OSError):
             return Broken("its exchange died")
 
     def end(self) -> float:
-        """Kill it, and wait until it has gone; its CPU seconds."""
+        """Kill the exchange and wait until it has gone; return its CPU seconds."""
         self.connection.close()
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
@@ -155,7 +155,7 @@ class _Way:
         threading.Thread(target=self._wait, daemon=True).start()
 
     def start(self, order: Order) -> None:
-        """Start the first hop; does not wait."""
+        """Start the first hop, without waiting for it."""
         memory = torch.from_numpy(self.ring.slot(order.slot)[: order.size])
         self.under_way.put((dist.broadcast(memory, src=order.hops[0].root, group=self.group, async_op=True), order))
 
@@ -174,7 +174,7 @@ class _Way:
 
 
 def _meet(team: Team) -> Any:
-    """Join the world of a team; its store."""
+    """Join the world of a team; return its store."""
     store = store_at(team.rendezvous, team.nodes)
     dist.init_process_group("gloo", store=store, rank=team.rank, world_size=team.nodes, timeout=FORMING)
     return store
@@ -192,7 +192,7 @@ def _ways(pipeline: Pipeline, ring: Ring, say: _Voice) -> list[_Way]:
 
 
 def _measure(team: Team, sharing: str, preparing: int) -> tuple[str, int, float, float]:
-    """Let a pipeline carry blocks that nobody had to prepare."""
+    """Measure a pipeline on blocks that need no preparation; return it with its bytes/s and CPU seconds per byte."""
     pipeline = PIPELINES[sharing](team.nodes, preparing)
     groups, memory = _groups(pipeline), torch.zeros(PROBE_BYTES, dtype=torch.uint8)
     turns = pipeline.seen_by(team.rank)
@@ -207,7 +207,7 @@ def _measure(team: Team, sharing: str, preparing: int) -> tuple[str, int, float,
 
 
 def _exchange(groups: list[Any], memory: torch.Tensor, turns: list[Any]) -> None:
-    """Every hop of these blocks: first hops all under way at once, later ones when theirs has arrived."""
+    """Carry these blocks over every hop: first hops all at once, later ones when their block has arrived."""
     first = [
         (turn, dist.broadcast(memory, src=turn.hops[0].root, group=groups[turn.hops[0].group], async_op=True))
         for turn in turns

@@ -4,7 +4,7 @@ Contract. One thread, one selector: it never waits for one peer while another ha
 ahead as the ring has slots and announces blocks in their order, within the driver's credit, when every reader named there is
 connected (`argosy.stream.course`). Where nodes share the leg, it prepares its own blocks alone, and its exchange exchanges them
 for those of the others; a slot is free again when every reader and the exchange have given it back. What it does not know
-(which members live, when to stop, who is in the team) the driver tells it.
+(which members live, when to stop, which nodes are in the team) the driver tells it.
 """
 
 import os
@@ -71,7 +71,7 @@ class _Feeder:
         self.orders = orders
         self.heartbeat = heartbeat
         self.files = files
-        """That samples are read from by maps: no block goes out whose samples may be those of a file that has changed."""
+        """Memory-mapped files that samples are read from: no block goes out after one of them has changed."""
         self.gauge = StreamGauge(cores=cores)
         self.preparation = Preparation(
             ring,
@@ -92,7 +92,7 @@ class _Feeder:
         """Slots that blocks of this node fill, on average."""
         self.exchange: ExchangeProcess | None = None
         self.held: dict[int, set[Peer | ExchangeProcess]] = {}
-        """Who has not given back a slot yet."""
+        """By slot, the readers and the exchange that have not given it back yet."""
         self.sending: set[int] = set()
         """Slots of this node's own blocks that the exchange has."""
         self.selector = selectors.DefaultSelector()
@@ -102,7 +102,7 @@ class _Feeder:
         self._since = self._told = time.monotonic()
 
     def run(self, said: Iterable[Any]) -> None:
-        """Do what the driver has said already, and then what it says, until it says Exit or is gone."""
+        """Carry out the driver's commands, those in `said` first, until it sends Exit or is gone."""
         self._obey(said)
         self._watch(self.driver, lambda: self._obey(self.driver.receive()))
         self._watch(self.listener, self._admit)
@@ -116,13 +116,13 @@ class _Feeder:
             self._announce()
             self._write()
             for key, events in self.selector.select(timeout=0 if at_once else TELL_SECONDS):
-                # Not one that was let go since, on the word of somebody before it.
+                # Not one that an earlier handler of this round has unregistered.
                 if events & READ and self.selector.get_map().get(key.fd) is key:
                     key.data()
             self._measure_time(queues)
 
     def _write(self) -> None:
-        """What peers could not be told yet they are told when their sockets take it."""
+        """Flush unsent messages; watch the sockets that cannot take them yet for room."""
         for peer in (self.driver, *self.readers.values()):
             peer.flush()
             key = self.selector.get_key(peer)
@@ -132,7 +132,7 @@ class _Feeder:
     # ---- what peers say
 
     def _obey(self, commands: Iterable[Any]) -> None:
-        """Do what the driver has said."""
+        """Carry out the driver's commands."""
         for command in commands:
             if isinstance(command, Credit):
                 self.course.allow(command)
@@ -182,7 +182,7 @@ class _Feeder:
         self._watch(self.exchange.connection, self._hear_exchange)
 
     def _connections(self) -> list[Any]:
-        """What a forked child must close."""
+        """Return the connections that a forked child must close."""
         exchange: list[Connection] = [] if self.exchange is None else [self.exchange.connection]
         return [self.driver, *self.readers.values(), *exchange]
 
@@ -217,7 +217,7 @@ class _Feeder:
         self.driver.send(probed)
 
     def _exchanged(self, message: Exchanged) -> None:
-        """A hop is done: a block has arrived here, or is where it should be."""
+        """Handle a finished hop: a block has arrived here, or at the other nodes."""
         assert self.exchange is not None
         filling = self.preparation.of_slot(message.slot)
         if filling is not None and not filling.own:
@@ -230,7 +230,7 @@ class _Feeder:
         for name, peer in self.listener.enter():
             earlier = self.readers.pop(name, None)
             if earlier is not None:
-                # A trainer that was told to come again, or that took the place of another.
+                # The trainer was told to connect again, or replaces another of its name.
                 self._lose_reader(earlier)
             self.ring.lend(peer, {split: source.layout for split, source in self.sources.items()}, self.course.lengths)
             self.readers[name] = peer
@@ -320,7 +320,7 @@ class _Feeder:
         filling.holes.clear()
 
     def _queues(self) -> Queues:
-        """How things stand, for as long as nobody says anything."""
+        """Return the state of the queues, which holds until the next message."""
         own = [filling for filling in self.preparation.filling if filling.own]
         preparing = sum(filling.missing > 0 for filling in own)
         leaving = len(self.sending) + sum(not f.missing and bool(f.hops) and not f.handed for f in own)
@@ -335,7 +335,7 @@ class _Feeder:
         )
 
     def _measure_time(self, queues: Queues) -> None:
-        """Account for the time since the last look, in which they were like this."""
+        """Account for the time since the last call, in which the queues were in this state."""
         elapsed, gauge = time.monotonic() - self._since, self.gauge
         self._since += elapsed
         if self.course.assignments:
@@ -362,12 +362,12 @@ def feed(
     keep_bytes: int,
     files: Sequence[MappedFile] = (),
 ) -> None:
-    """Life of a feeder that may use so many cores: open the data when told so, then feed legs until told to exit."""
+    """Run a feeder that may use so many cores: open the data on command, then feed legs until told to exit."""
     command, *others = driver.wait()
     assert isinstance(command, Open)
     began = time.monotonic()
     count = settings.loader_workers if settings.loader_workers is not None else min(cores, MOST_LOADERS)
-    # Its name is one of the host that this process was started on, wherever a dataset takes it.
+    # Before the data are opened: its name is one of the host that this process was started on, wherever a dataset takes it.
     listener = Listener(key)
 
     def hang_up() -> None:

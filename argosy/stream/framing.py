@@ -1,4 +1,4 @@
-"""How one value lies on a connection: its length and its bytes, and between nodes a MAC over each of them.
+"""How one value is laid out on a connection: its length and its bytes, and between nodes a MAC over each of them.
 
 Contract. A receiver unpickles nothing but what its framing has taken from the bytes that arrived. `Plain` trusts what carries
 the bytes: the kernel of one machine, or TLS. `Authenticated` trusts only its two keys, one for each direction, which belong
@@ -16,37 +16,37 @@ from argosy.errors import WorkerError
 __all__ = ["Authenticated", "Framing", "Plain"]
 
 LARGEST = 2**30
-"""Bytes of one value."""
+"""Most bytes of one value."""
 LENGTH = struct.Struct("<Q")
 MAC_BYTES = 16
 HEADER_BYTES = LENGTH.size + MAC_BYTES
-"""Before an authenticated value."""
+"""Bytes in front of an authenticated value."""
 OF_LENGTH, OF_VALUE = b"length", b"value"
-"""What a MAC is over: one of the two never passes for the other."""
+"""Labels of what a MAC is over, so that one of the two never passes for the other."""
 
 
 class Framing(Protocol):
-    """Of one connection: both directions."""
+    """Framing of both directions of one connection."""
 
     def pack(self, value: bytes) -> bytes:
         """The frame of the next value to be sent."""
 
     def take(self, arrived: memoryview, at: int) -> tuple[memoryview, int] | None:
-        """The value of the frame that begins there, and where the next one begins; None while it is not whole.
+        """Return the value of the frame that begins at `at`, and where the next one begins; None while it is incomplete.
 
         Raises WorkerError for bytes that the other end has not sent.
         """
 
 
 class Plain:
-    """For connections that no other user can reach."""
+    """Framing for connections that no other user can reach: no MACs."""
 
     def pack(self, value: bytes) -> bytes:
-        """See `Framing.pack`."""
+        """Return the length and the value."""
         return LENGTH.pack(len(value)) + value
 
     def take(self, arrived: memoryview, at: int) -> tuple[memoryview, int] | None:
-        """See `Framing.take`."""
+        """Return the next value as soon as it has arrived whole."""
         start = at + LENGTH.size
         if len(arrived) < start:
             return None
@@ -55,9 +55,9 @@ class Plain:
 
 
 class Authenticated:
-    """For connections that other processes may read, cut and write into.
+    """Framing for connections that other processes may read, cut and write into.
 
-    The MAC is keyed BLAKE2b (RFC 7693), whose salt is the number of the frame in its direction.
+    The MAC is keyed BLAKE2b (RFC 7693); its salt is the number of the frame in its direction.
     """
 
     def __init__(self, *, sends: bytes, receives: bytes) -> None:
@@ -66,14 +66,14 @@ class Authenticated:
         self._sent = self._received = 0
 
     def pack(self, value: bytes) -> bytes:
-        """See `Framing.pack`."""
+        """Return the length and the value, each followed by its MAC."""
         length, number = LENGTH.pack(len(value)), self._sent
         self._sent += 1
         macs = _mac(self._sends, number, OF_LENGTH, length), _mac(self._sends, number, OF_VALUE, value)
         return b"".join((length, macs[0], value, macs[1]))
 
     def take(self, arrived: memoryview, at: int) -> tuple[memoryview, int] | None:
-        """See `Framing.take`: the MAC of a length is checked before its value is waited for."""
+        """Return the next value; the MAC of its length is checked before the value is waited for."""
         proved, start = at + LENGTH.size, at + HEADER_BYTES
         if len(arrived) < start:
             return None

@@ -18,16 +18,16 @@ class QueueGauge:
     """How full one queue was: 0 empty, 1 full."""
 
     mean: float = 0.0
-    """Over all the time."""
+    """Mean fill over the whole time."""
     history: list[float] = field(default_factory=list)
-    """Mean of each ``step_seconds``, one after another."""
+    """Mean fill of each ``step_seconds``, one after another."""
     step_seconds: float = 0.5
     _seconds: float = 0.0
     _step: float = 0.0
     _filled: float = 0.0
 
     def note(self, fill: float, seconds: float) -> None:
-        """It was so full for so long."""
+        """Note that the queue was so full for so long."""
         self._seconds += seconds
         self.mean += (fill - self.mean) * seconds / self._seconds if self._seconds else 0.0
         self._step += seconds
@@ -41,13 +41,13 @@ class QueueGauge:
                 self.step_seconds *= 2
 
     def to_json(self) -> dict[str, object]:
-        """A plain value."""
+        """Return the gauge as a plain JSON value."""
         return {"mean": round(self.mean, 4), "step_seconds": self.step_seconds, "history": list(self.history)}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Queues:
-    """How things stand with a feeder at some moment; fills are from 0, empty, to 1, full."""
+    """State of a feeder's queues at one moment; fills are from 0, empty, to 1, full."""
 
     preparing: bool
     """Whether it has a block under preparation."""
@@ -60,7 +60,7 @@ class Queues:
 
 @dataclass(kw_only=True, slots=True)
 class StreamGauge:
-    """What one feeder did."""
+    """Totals of one feeder's work."""
 
     cores: int = 1
     """Cores that it may use."""
@@ -70,25 +70,25 @@ class StreamGauge:
     speculative: int = 0
     """Samples prepared that no member used."""
     delivered: int = 0
-    """Samples handed to the trainers of the node, whoever prepared them."""
+    """Samples handed to the trainers of the node, prepared here or elsewhere."""
     exchanged_bytes: int = 0
-    """Sent to other nodes or received from them."""
+    """Bytes sent to other nodes or received from them."""
     seconds: float = 0.0
-    """Time with a leg to feed, from the first block on that a trainer has been through; queues are watched as long."""
+    """Time with a leg to feed, from the first block on that a trainer has been through; the queues' gauges cover the same time."""
     busy_seconds: float = 0.0
     """Time with at least one of its own blocks under preparation, from the first samples on."""
     filling_seconds: float = 0.0
     """Time with at least one block on its way into the ring, prepared here or elsewhere."""
     preparation_cpu_seconds: float = 0.0
-    """In tasks, of loader workers or of the feeder itself."""
+    """CPU time in tasks, of loader workers or of the feeder itself."""
     exchange_cpu_seconds: float = 0.0
-    """Of exchanges that have ended."""
+    """CPU time of exchanges that have ended."""
     to_prepare: QueueGauge = field(default_factory=QueueGauge)
     to_exchange: QueueGauge = field(default_factory=QueueGauge)
     to_train: QueueGauge = field(default_factory=QueueGauge)
 
     def note(self, queues: Queues, seconds: float, *, flowing: bool) -> None:
-        """Things stood so for so long. What workers and trainers do before the first samples is no stage of the stream."""
+        """Account for time in this state; what happens before the first samples is no stage of the stream and is left out."""
         if not (self.prepared or self.delivered):
             return
         self.busy_seconds += seconds * queues.preparing
@@ -100,7 +100,7 @@ class StreamGauge:
             self.to_train.note(queues.to_train, seconds)
 
     def to_json(self) -> dict[str, object]:
-        """A plain value."""
+        """Return the gauge as a plain JSON value."""
         plain: dict[str, object] = {}
         for name in self.__slots__:
             value = getattr(self, name)
@@ -110,7 +110,7 @@ class StreamGauge:
 
 @dataclass(kw_only=True, slots=True)
 class TrainerGauge:
-    """What one trainer did."""
+    """Totals of one trainer's work."""
 
     busy_seconds: float = 0.0
     """Time in members' steps, validation and checkpoints."""
@@ -121,4 +121,4 @@ class TrainerGauge:
     rows: int = 0
     """Samples of the stream taken, for training or validation, whatever the number of members that saw them."""
     training_seconds: float = 0.0
-    """Time in the steps on those, and their validation."""
+    """Time in the steps and the validation on those rows."""

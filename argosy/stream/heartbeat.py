@@ -1,9 +1,9 @@
-"""Signs of life without a word: what a process is doing and a count of its beats, in memory that another one looks at.
+"""Signs of life without messages: what a process is doing and a count of its beats, in memory that another one reads.
 
 Contract. One heartbeat per worker: a small memory file that the launcher makes and the worker inherits or receives, with a
-slot for the worker itself and one for each of its loader workers. Each slot has one writer, who never waits and never
-locks; the reader takes what is there, and may see a text that is being replaced, once. So the driver can look at a
-worker that is blocked, and at one that has not said its first word.
+slot for the worker itself and one for each of its loader workers. Each slot has one writer, which never waits and never
+locks; a reader takes what is there, and may once see a text that is being replaced. So the driver can check a worker
+that is blocked, or has not sent its first message.
 """
 
 import contextlib
@@ -17,11 +17,11 @@ from argosy.stream.memory import memory_file
 __all__ = ["MOST_LOADERS", "Heartbeat", "Sign"]
 
 MOST_LOADERS = 1023
-"""Of a worker, that can have a heartbeat."""
+"""Most loaders of one worker that can have a heartbeat."""
 SLOTS = 1 + MOST_LOADERS
 SLOT_BYTES = 256
 BEAT, STATE, NUMBER, LENGTH, IN_USE = range(5)
-"""Words of a slot, of 8 bytes each. The first slot's last one has the number of slots that were ever used."""
+"""Words of a slot, of 8 bytes each. IN_USE, in the first slot alone, is the highest number of a slot ever used."""
 TEXT = 8 * 5
 IDLE, BUSY, OPAQUE, WAITING = range(4)
 
@@ -34,13 +34,13 @@ class Sign:
     beat: int
     doing: str
     opaque: bool
-    """Whether it is in code that cannot beat, so that its CPU time has to tell."""
+    """Whether it is in code that cannot beat, so that only its CPU time shows progress."""
     waits: bool
-    """Whether it can do nothing before another worker has done its part: it is not busy, and that it beats is no progress."""
+    """Whether it waits for another worker to do its part: it is not busy, and its beats are no progress."""
 
 
 class Heartbeat:
-    """One writer's slot; that of a worker also has the slots of its loaders."""
+    """One writer's slot; a worker's also gives access to the slots of its loaders."""
 
     def __init__(self, memory: memoryview, number: int = 0) -> None:
         self._memory = memory
@@ -51,30 +51,30 @@ class Heartbeat:
 
     @classmethod
     def private(cls) -> "Heartbeat":
-        """In ordinary memory, where nobody else looks."""
+        """Create a heartbeat in ordinary memory, which no other process reads."""
         return cls(memoryview(bytearray(SLOTS * SLOT_BYTES)))
 
     @classmethod
     def create(cls) -> tuple["Heartbeat", int]:
-        """In a memory file, whose descriptor (the caller's to close) is for `open` in another process."""
+        """Create one in a memory file; its descriptor (the caller's to close) is for `open` in another process."""
         descriptor = memory_file("argosy-heartbeat", SLOTS * SLOT_BYTES)
         heartbeat = cls(memoryview(mmap.mmap(descriptor, 0)))
-        # A worker that follows another one of its name has another beat.
+        # So that a worker that replaces another of its name has another beat.
         heartbeat._words[BEAT] = time.monotonic_ns()
         return heartbeat, descriptor
 
     @classmethod
     def open(cls, descriptor: int) -> "Heartbeat":
-        """The heartbeat that another process created; the descriptor may be closed then."""
+        """Open the heartbeat that another process created; the descriptor may be closed afterwards."""
         return cls(memoryview(mmap.mmap(descriptor, 0)))
 
     @classmethod
     def of(cls, picture: bytes) -> "Heartbeat":
-        """What `picture` has taken, to be looked at elsewhere."""
+        """Return the heartbeat that `picture` has copied, to be read elsewhere."""
         return cls(memoryview(picture))
 
     def slot(self, number: int) -> "Heartbeat":
-        """Of loader 1, 2, … of this worker; whoever starts in a slot finds it idle."""
+        """Return the slot of loader 1, 2, … of this worker, made idle."""
         if not 0 < number <= MOST_LOADERS:
             raise ValueError(f"loader {number} has no heartbeat: a worker has at most {MOST_LOADERS} loaders")
         first = memoryview(self._memory)[:TEXT].cast("q")
@@ -86,7 +86,7 @@ class Heartbeat:
     # ---- the writer's
 
     def beat(self, number: int = 0) -> None:
-        """Progress. The number stands for ``{number}`` in what is being done."""
+        """Count a beat. The number stands for ``{number}`` in what is being done."""
         words = self._words
         words[NUMBER] = number
         words[BEAT] += 1
@@ -96,7 +96,7 @@ class Heartbeat:
         return self._during(OPAQUE if opaque else BUSY, doing)
 
     def waiting(self, doing: str) -> contextlib.AbstractContextManager[None]:
-        """Wait for another worker inside this context; the words tell for whom, and which time."""
+        """Wait for another worker inside this context; `doing` names it, and which wait this is."""
         return self._during(WAITING, doing)
 
     @contextlib.contextmanager
@@ -113,7 +113,7 @@ class Heartbeat:
         self._write(OPAQUE if opaque else BUSY, 0, doing.encode())
 
     def rest(self) -> None:
-        """Have nothing to do, whatever was being done."""
+        """Become idle, whatever was being done."""
         self._write(IDLE, 0, b"")
 
     def _write(self, state: int, number: int, doing: bytes) -> None:
@@ -128,7 +128,7 @@ class Heartbeat:
     # ---- the reader's
 
     def picture(self) -> bytes:
-        """The slots that were ever used, as they are."""
+        """Return a copy of the slots that were ever used."""
         return bytes(self._memory[: (self._words[IN_USE] + 1) * SLOT_BYTES])
 
     def look(self) -> tuple[Sign, ...]:

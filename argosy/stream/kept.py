@@ -1,12 +1,12 @@
 """Prepared samples that are kept: where the validation samples are the training samples again, each is prepared once an epoch.
 
-They are where `Data` has one Dataset as both, for folds of a cross-validation. What a sample becomes is a function of (seed, split,
+That is so where `Data` has one Dataset as both, for folds of a cross-validation. What a sample becomes is a function of (seed, split,
 epoch, index), and where nothing was drawn for it, of its index alone. Such a sample is kept whenever it was prepared, and
 validation takes it from here.
 
-Contract. The memory is anonymous, and shared by the feeder and the loader workers that it forks. A row is written by whoever has
-prepared its sample, and is marked as sound after that; all that write it write the same. A feeder hands out validation samples when
-those of training before them are answered.
+Contract. The memory is anonymous, and shared by the feeder and the loader workers that it forks. A row is written by the process that
+prepared its sample, and is marked as sound after that; all writers of a row write the same. A feeder hands out validation samples
+when the training samples before them are answered.
 """
 
 import mmap
@@ -23,7 +23,7 @@ __all__ = ["Kept"]
 
 
 class Kept:
-    """The samples with the first so many indices, by index."""
+    """Kept samples, by index, of indices below `rows`."""
 
     def __init__(self, layout: Layout, rows: int) -> None:
         # Pages take memory when they are written to.
@@ -33,14 +33,14 @@ class Kept:
         self._block = layout.block(place, memory)
 
     def keep(self, index: int, leaves: Sequence[torch.Tensor]) -> None:
-        """A sample, if there is room for it."""
+        """Keep a sample, if there is room for it."""
         if index < self.rows:
             for kept, leaf in zip(self._block.leaves, leaves, strict=True):
                 kept[index].copy_(leaf)
             self._block.sound[index] = True
 
     def copy(self, block: Block, low: int, indices: Indices) -> npt.NDArray[np.bool_]:
-        """Write those of these samples that are here into rows low, low+1, … of a block; says which they are."""
+        """Copy those of these samples that are kept into rows low, low+1, … of a block; return which they are."""
         here = indices < self.rows
         here[here] = self._block.sound[indices[here]]
         rows, found = np.flatnonzero(here) + low, indices[here]

@@ -3,13 +3,13 @@
 Contract. The key is known to processes of the run alone. Each side draws a nonce, and both prove the key (HMAC-SHA256 over
 both nonces and the caller's name) before the first pickle is read; until then a caller may send a few hundred bytes, and none
 of them means anything. The called side proves first: a caller may be sent to a wrong address, and shows it nothing but a
-nonce and its name. A listener so shows each caller one proof, of which a key could be guessed at leisure: hence keys are drawn at
-random, and a person's own is stretched (`argosy.running.hosts.notices.key_in`). From the nonces come also the two keys of the
+nonce and its name. A listener so shows each caller one proof, from which a weak key could be guessed offline: hence keys are drawn at
+random, and a user's own is stretched (`argosy.running.hosts.notices.key_in`). From the nonces come also the two keys of the
 connection, by which each frame carries a MAC (`argosy.stream.framing`): a relay that lets the proofs pass gains nothing.
 
 A listener has an abstract AF_UNIX name (nothing on disk, nothing to leak), where callers of other users are turned away by the
 kernel's word as well; or a TCP port that the kernel chooses, for other nodes, which may be sealed with TLS
-(`argosy.stream.tls`). These two need no MAC on their frames. Nobody behind it ever waits for a caller. Strangers may call
+(`argosy.stream.tls`). These two need no MAC on their frames. The process behind it never waits for a caller. Strangers may call
 without end: they crowd out callers of their own host alone, and those only for a while.
 """
 
@@ -39,54 +39,54 @@ Address = str | tuple[str, int]
 NONCE = PROOF = 32
 LONGEST_NAME = 255
 PATIENCE_SECONDS = 5.0
-"""A caller that has not proved itself by then is hung up on."""
+"""A caller that has not proved the key after so long is disconnected."""
 UNPROVED = 128
-"""Most callers at a time that have not proved themselves: for another one, one of the host that has most is hung up on."""
+"""Most callers at a time that have not proved the key; for another one, the host with most of them loses one."""
 GRACE_SECONDS = 0.5
-"""That a caller has to prove itself before it makes room for others of its host."""
+"""Time that a caller has to prove the key before it must make room for others of its host."""
 ACCEPTED = 32
-"""Calls that are taken at a time: callers must not keep the process behind the listener from its work."""
+"""Most calls that are accepted at a time: callers must not keep the process behind the listener from its work."""
 BACKLOG = 1024
-"""Calls that the kernel keeps until they are taken."""
+"""Most calls that the kernel keeps until they are accepted."""
 BREATH_SECONDS = 0.01
-"""Pause after a call that could not be taken, as this process has too many files open: it is still waiting then."""
+"""Pause after a call that could not be accepted because this process has too many files open: it is kept meanwhile."""
 LEFT = "hung up before it had proved the run's key"
 ANOTHER_KEY = "does not take the proof of the run's key: it has another one"
 NO_CERTIFICATE = "does not show the job's certificate"
 TLS_BEGINS = b"\x16\x03"
-"""The first bytes of a caller that calls by TLS."""
+"""The first bytes of a caller that uses TLS."""
 CREDENTIALS = struct.Struct("3i")
-"""Of the process at the other end: pid, user, group."""
+"""Credentials of the process at the other end: pid, user, group."""
 ANSWER_SECONDS = 600.0
-"""A caller waits so long for the listener: whoever is behind it may be in the middle of a slow sample. One that is gone
-hangs up at once."""
+"""Time that a caller waits for the listener: the process behind it may be in the middle of a slow sample. One that is
+gone hangs up at once."""
 UNHEARD_SECONDS = 30.0
 """A node that acknowledges nothing for so long is gone: no end-of-file tells of one without power."""
 
 
 Seal = Callable[[socket.socket], socket.socket]
-"""Puts an end of a connection inside TLS."""
+"""Function that puts an end of a connection inside TLS."""
 
 
 def _ignore(refusal: str) -> None:
-    """Of those who call on one machine the kernel keeps strangers away."""
+    """Report no refusal: on one machine the kernel keeps strangers away."""
 
 
 @dataclass(kw_only=True, slots=True)
 class _Caller:
-    """A connection whose other end has not proved the key."""
+    """A connection before its other end has proved the key."""
 
     where: Address
     """The caller's own end; on one machine it has no name."""
     nonce: bytes
-    """That this side has drawn."""
+    """Nonce that this side has drawn."""
     since: float
     received: bytearray = field(default_factory=bytearray)
     """A nonce, the name's length, the name; then the proof."""
 
     @property
     def host(self) -> str:
-        """Of the caller."""
+        """Host of the caller; empty on one machine."""
         return self.where[0] if isinstance(self.where, tuple) else ""
 
     @property
@@ -96,7 +96,7 @@ class _Caller:
 
     @property
     def missing(self) -> int:
-        """Bytes of the greeting, or of the proof, that are still to come. Never read past: what follows is the peer's."""
+        """Bytes of the greeting, or of the proof, that are still to come. Never read further: what follows is for the peer."""
         wanted = self._greeting + PROOF if self.greeted else self._greeting
         return wanted - len(self.received)
 
@@ -126,7 +126,7 @@ class Listener:
         self._socket = bound or _listen_here()
         self._socket.setblocking(False)
         self._refused = refused
-        """Told of each caller that is hung up on, in words."""
+        """Called with a sentence about each caller that is disconnected."""
         self._selector = selectors.EpollSelector()
         self._selector.register(self._socket, selectors.EVENT_READ)
         self._callers: dict[socket.socket, _Caller] = {}
@@ -138,26 +138,26 @@ class Listener:
 
     @property
     def address(self) -> str:
-        """For callers on this node."""
+        """Address for callers on this node."""
         name: bytes | str = self._socket.getsockname()
         assert isinstance(name, bytes)
         return name.decode()
 
     @property
     def port(self) -> int:
-        """For callers from the network."""
+        """Port for callers from the network."""
         return int(self._socket.getsockname()[1])
 
     def fileno(self) -> int:
-        """For selectors."""
+        """Return the descriptor for selectors."""
         return self._selector.fileno()
 
     def wait(self, seconds: float) -> None:
-        """Until `enter` has something to do, or the time is over."""
+        """Wait until `enter` has something to do, or the time is over."""
         self._selector.select(seconds)
 
     def enter(self) -> list[tuple[str, Peer]]:
-        """Callers that have just proved the key, with the name that they gave; never waits."""
+        """Return the callers that have just proved the key, with the name that they gave; never waits."""
         ready = [key.fileobj for key, _ in self._selector.select(timeout=0)]
         # Before others are let in, for which these might have to make room.
         entered = [proved for one in ready if one in self._callers and (proved := self._read(one)) is not None]
@@ -170,9 +170,9 @@ class Listener:
         return entered
 
     def serve(self, over: threading.Event, heard: Callable[[Peer], bool], *, tick_seconds: float) -> None:
-        """Let callers in and hear them until it is `over`, looked at after so many seconds at most; then close.
+        """Accept callers and receive from them until `over` is set, which is checked every `tick_seconds`; then close.
 
-        `heard` says whether a caller is still there; it is asked of all of them whenever one has said something.
+        `heard` receives from a peer and returns whether it is still there; it is called for all of them in each round.
         """
         peers: list[Peer] = []
         while not over.is_set():
@@ -190,7 +190,7 @@ class Listener:
         self.close()
 
     def close(self) -> None:
-        """No more callers."""
+        """Accept no more callers."""
         for caller in list(self._callers):
             self._forget(caller)
             caller.close()
@@ -198,7 +198,7 @@ class Listener:
         self._socket.close()
 
     def _welcome(self) -> None:
-        """Take a few of the calls that wait."""
+        """Accept a few of the waiting calls."""
         for _ in range(ACCEPTED):
             try:
                 caller, address = self._socket.accept()
@@ -221,7 +221,7 @@ class Listener:
             self._selector.register(caller, selectors.EVENT_READ)
 
     def _make_room(self, host: str) -> bool:
-        """Whether a caller of that host may come in, for which another one may have to go."""
+        """Return whether a caller of that host may come in; another one may be disconnected for it."""
         if len(self._callers) < UNPROVED:
             return True
         ((crowded, _),) = Counter([host, *(caller.host for caller in self._callers.values())]).most_common(1)
@@ -302,7 +302,7 @@ def dial(address: Address, key: bytes, name: str, *, seconds: float = ANSWER_SEC
 
 
 def _connect(caller: socket.socket, address: Address, deadline: float) -> None:
-    """Wait as well where so many call at once that the kernel keeps no more of them for the listener, which it says at once."""
+    """Connect, trying again while so many callers wait that the kernel refuses another one, which it does at once."""
     while True:
         try:
             caller.connect(address)
@@ -322,7 +322,7 @@ def _listen_here() -> socket.socket:
 
 
 def _user_of(caller: socket.socket) -> int:
-    """Whose process is at the other end, by the kernel's word."""
+    """Return the user of the process at the other end, as the kernel reports it."""
     found = caller.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
     return int(CREDENTIALS.unpack(found)[1])
 
@@ -332,7 +332,7 @@ def _words(address: Address) -> str:
 
 
 def _receive(connection: socket.socket, size: int, deadline: float) -> bytes:
-    """All of it by then, however slowly it drips."""
+    """Receive so many bytes before the deadline, however slowly they arrive; raises TimeoutError."""
     received = b""
     while len(received) < size:
         connection.settimeout(max(deadline - time.monotonic(), BREATH_SECONDS))
@@ -349,7 +349,7 @@ def _gone() -> NoReturn:
 def _framing(
     connection: socket.socket, key: bytes, nonce: bytes, greeting: bytes, *, own: bytes, other: bytes
 ) -> Framing:
-    """Of a connection whose ends have proved the key; to another node, words leave at once, and its silence is noticed."""
+    """Return the framing of a proved connection; to another node, messages leave at once, and its silence is noticed."""
     if connection.family != socket.AF_INET:
         return Plain()
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -361,5 +361,5 @@ def _framing(
 
 
 def _prove(key: bytes, label: bytes, nonce: bytes, greeting: bytes) -> bytes:
-    """A pseudo-random function of all that was said; the labels, none of which begins another, keep its uses apart."""
+    """Return a pseudo-random function of nonce and greeting; the labels, none a prefix of another, keep its uses apart."""
     return hmac.digest(key, label + b"\0" + nonce + greeting, "sha256")

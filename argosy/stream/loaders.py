@@ -50,7 +50,7 @@ class Done:
     holes: list[tuple[int, str]]
     error: StudyError | None = None
     prepared: int = 0
-    """Samples, holes among them."""
+    """Samples prepared, holes among them."""
     cpu_seconds: float = 0.0
 
 
@@ -61,7 +61,7 @@ class Loader:
         self.pid = pid
         self.connection = connection
         self.number = number
-        """From 1 on; that of its slot in the heartbeat."""
+        """Number of its slot in the heartbeat, from 1 on."""
         self.heartbeat = heartbeat
         self.tasks: deque[Task] = deque()
 
@@ -78,7 +78,7 @@ class Loader:
             self.connection.send(task)
 
     def take(self) -> tuple[Task, Done] | None:
-        """The task that the worker has just answered, or None where it is gone: `end` it; its tasks are still there."""
+        """Return the task that the worker has just answered; None where it is gone: `end` it; its tasks are still there."""
         try:
             done = self.connection.recv()
         except (EOFError, OSError):
@@ -86,10 +86,10 @@ class Loader:
         return self.tasks.popleft(), done
 
     def end(self) -> None:
-        """Let it go, and wait until it has gone; it finishes what it is doing."""
+        """Hang up, and wait until the worker has gone; it finishes what it is doing."""
         self.connection.close()
         os.waitpid(self.pid, 0)
-        # It may have died in the middle of a sample, which nobody is busy with then.
+        # It may have died in the middle of a sample, and its slot would stay busy.
         self.heartbeat.rest()
 
 
@@ -98,7 +98,7 @@ def start_loader(
 ) -> Loader:
     """Fork a worker; the dataset and the ring are inherited, nothing is pickled. It closes what it must not hold.
 
-    Its number is one that no other loader of this feeder has, whose heartbeat is given here.
+    No other loader of this feeder has its number; the heartbeat is the feeder's.
     """
     own = heartbeat.slot(number)
     ours, theirs = Pipe()

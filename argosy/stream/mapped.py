@@ -1,4 +1,4 @@
-"""Files that arrays are maps of: such an array travels by the name of its file, which must be, and stay, the file that it maps."""
+"""Memory-mapped arrays: such an array is sent as the name of its file, which must be, and stay, the file that it maps."""
 
 import mmap
 import os
@@ -27,13 +27,13 @@ class MappedFile:
     written_ns: int | None
     """When it was last written to; None where the study's own processes may do so."""
     host: str
-    """Where it was looked at: on another one a copy of it will do."""
+    """Host on which it was checked; on another one a copy of it will do."""
 
     @classmethod
     def of(cls, array: Any) -> "MappedFile | None":
-        """The file that a ``numpy.memmap`` maps; None where its name leads elsewhere by now, or to what the array has changed.
+        """Return the file that a ``numpy.memmap`` maps; None where its name leads elsewhere by now, or it is copy-on-write.
 
-        Raises StudyError where the file has become too short for the array, whose values are gone then.
+        Raises StudyError where the file has become too short for the array: values are gone then.
         """
         if array.mode == "c" or array._mmap is None or array.filename is None:
             return None
@@ -69,7 +69,7 @@ class MappedFile:
             )
 
     def _change(self) -> str:
-        """What is different; empty where nothing is."""
+        """Return what is different, in words; empty where nothing is."""
         try:
             found = os.stat(self.path)  # noqa: PTH116  # for each block
         except FileNotFoundError:
@@ -86,7 +86,7 @@ class MappedFile:
 
 
 def files_of(data: Data) -> tuple[MappedFile, ...]:
-    """What the arrays of Data map, and the attributes of its Datasets: all that shows without sending them."""
+    """Return the files that the arrays of Data and the attributes of its Datasets map: all that shows without sending them."""
     attributes = (vars(split).values() for split in (data.train, data.val) if hasattr(split, "__dict__"))
     found = (value for values in (data.arrays or (), data.val_arrays or (), *attributes) for value in values)
     files = (MappedFile.of(value) for value in found if type(value) is np.memmap)
@@ -94,7 +94,7 @@ def files_of(data: Data) -> tuple[MappedFile, ...]:
 
 
 def check_files(files: Iterable[MappedFile]) -> None:
-    """Raise StudyError at the first that is not as it was when the run began."""
+    """Raise StudyError at the first file that is not as it was when the run began."""
     for file in files:
         file.check()
 
@@ -104,7 +104,7 @@ def _address(memory: Any) -> int:
 
 
 def _mapping(address: int) -> list[str]:
-    """Device and inode of the file that is mapped at an address, as the kernel shows them for maps."""
+    """Return device and inode of the file that is mapped at an address, as the kernel shows them for maps."""
     for line in Path("/proc/self/maps").read_text().splitlines():
         span, _, _, device, inode, *_ = line.split()
         first, end = (int(bound, 16) for bound in span.split("-"))

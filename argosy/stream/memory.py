@@ -9,7 +9,7 @@ __all__ = ["memory_file"]
 
 
 def memory_file(name: str, size: int = 0) -> int:
-    """The descriptor of one of so many bytes, which programs that this process starts do not inherit.
+    """Return the descriptor of a memory file of so many bytes, which programs that this process starts do not inherit.
 
     Raises WorkerError where the system refuses it.
     """

@@ -1,4 +1,4 @@
-"""Who sees which sample when: the published order, the seeds, and the digest that proves them (DESIGN.md §3.1, 1-5).
+"""Which member sees which sample when: the published order, the seeds, and the digest that proves them (DESIGN.md §3.1, 1-5).
 
 Everything here is a pure function of integers, on NumPy arrays alone.
 """
@@ -56,7 +56,7 @@ def mix64(value: int) -> int:
 
 
 def mix64_array(values: Hashes) -> Hashes:
-    """`mix64` of every element."""
+    """Return `mix64` of every element."""
     values = values + np.uint64(GOLDEN)
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -64,12 +64,12 @@ def mix64_array(values: Hashes) -> Hashes:
 
 
 def sample_seed(seed: int, split: str, epoch: int, index: int) -> int:
-    """64 bits that seed the preparation of one sample: a function of (study seed, split, epoch, index)."""
+    """Return 64 bits that seed the preparation of one sample: a function of (study seed, split, epoch, index)."""
     return mix64(mix64(mix64(seed % WORD) ^ (2 * epoch + SPLITS[split])) ^ index)
 
 
 def member_seed(seed: int, name: str) -> int:
-    """63 bits that seed a member: a function of the study's seed and the member's name."""
+    """Return 63 bits that seed a member: a function of the study's seed and the member's name."""
     digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
 
@@ -98,13 +98,13 @@ class Digest(NamedTuple):
 
 
 def element_hashes(indices: Indices, positions: Indices) -> tuple[Hashes, Hashes]:
-    """mix64(index) and mix64(position·C ⊕ index) of each element."""
+    """Return mix64(index) and mix64(position·C ⊕ index) of each element."""
     unsigned = indices.astype(np.uint64)
     return mix64_array(unsigned), mix64_array((positions.astype(np.uint64) * np.uint64(GOLDEN)) ^ unsigned)
 
 
 def running_sums(indices: Indices, positions: Indices, sound: npt.NDArray[np.bool_]) -> tuple[list[int], list[int]]:
-    """Σ of both hashes over the first 0 … n elements, ``[n + 1]``; elements that are not sound count nothing.
+    """Return Σ of both hashes over the first 0 … n elements, ``[n + 1]``; elements that are not sound count nothing.
 
     Lists, because single elements are read: that is several times faster than from an array.
     """
@@ -118,7 +118,7 @@ def _cumulated(hashes: Hashes) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which samples of a split a member sees, and how often each: None for all, once."""
+    """The samples of a split that a member sees, and how often each: None for all, once."""
 
     multiplicity: npt.NDArray[np.int64] | None
     """How often each index is seen ``[length]``."""
@@ -127,14 +127,14 @@ class Selection:
 
     @classmethod
     def of(cls, subset: Sequence[int] | None, length: int) -> "Selection":
-        """All samples, or those of a subset, an index repeated as often as it is given."""
+        """Select all samples, or those of a subset, an index repeated as often as it is given."""
         if subset is None:
             return cls(None, length)
         multiplicity = np.bincount(np.asarray(subset, dtype=np.int64), minlength=length)
         return cls(multiplicity, int(multiplicity.sum()))
 
     def positions(self, order: Indices) -> Indices | None:
-        """Position in the stream of each element, int64 ``[self.length]``, ascending; None where they are equal.
+        """Return each element's position in the stream, int64 ``[self.length]``, ascending; None where it is the element's number.
 
         The sequence is the order restricted to the subset, each index repeated in place by its multiplicity.
         """
@@ -143,7 +143,7 @@ class Selection:
         return np.repeat(np.arange(len(order), dtype=np.int64), self.multiplicity[order])
 
     def digest(self, order: Indices, *, elements: int, holes: Sequence[int] = ()) -> Digest:
-        """What an honest program reports for its first `elements` of the epoch, samples in `holes` being broken."""
+        """Return what an honest program reports for its first `elements` of the epoch, samples in `holes` being broken."""
         positions = self.positions(order)
         indices = (order if positions is None else order[positions])[:elements]
         numbers = np.arange(len(indices), dtype=np.int64)
@@ -154,5 +154,5 @@ class Selection:
 
 
 def used_elements(length: int, batch_size: int, *, drop_last: bool) -> int:
-    """How many elements of a sequence its batches use."""
+    """Return how many elements of a sequence its batches use."""
     return length - length % batch_size if drop_last else length

@@ -1,7 +1,7 @@
 """Blocks on their way into the ring: their samples handed out to loader workers, and put together again.
 
 Contract. A block owns its slot from `start` until it is announced, or until its last task is answered where it was given up.
-A task whose worker died is done again; the rows of a task belong to its worker until it answers. Without loader workers the
+A task is done again when its worker has died; the rows of a task belong to its worker until it answers. Without loader workers the
 feeder does the tasks itself, one at a time.
 """
 
@@ -26,7 +26,7 @@ from argosy.stream.wire import Peer
 __all__ = ["Filling", "Preparation"]
 
 TRIES = 3
-"""Workers that may die on one task."""
+"""Workers that die on one task before it ends the run."""
 CHUNK = 32
 """Most samples of one task: small enough that the workers finish a block together."""
 
@@ -39,19 +39,19 @@ class Filling:
     place: Place
     todo: deque[Task]
     missing: int
-    """Tasks not answered yet; of a block that another node prepares, its arrival."""
+    """Tasks not answered yet; for a block that another node prepares, 1 until it has arrived."""
     own: bool = True
     prepared: int = 0
     """Samples that were prepared here for it, holes among them."""
     hops: tuple[Hop, ...] = ()
-    """Its way between the nodes, as far as this one takes part."""
+    """Its hops between the nodes in which this one takes part."""
     handed: bool = False
     """Whether the exchange has it."""
     holes: list[tuple[int, str]] = field(default_factory=list)
 
 
 class Preparation:
-    """Of one feeder. `filling` are its blocks in the order of the stream."""
+    """Preparation of one feeder's blocks. `filling` has them in the order of the stream."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class Preparation:
         self.filling.append(Filling(self.free.pop(), place, deque(), 1, own=False, hops=hops))
 
     def give_up(self, per_epoch: int) -> Iterator[Discarded]:
-        """Nobody wants these blocks any more; their slots come back with the last answer of a task under way."""
+        """Discard all blocks, and yield what was prepared in vain; slots come back with the last answer of a task under way."""
         for filling in self.filling:
             if filling.own:
                 prepared = filling.place.rows - sum(len(task.indices) for task in filling.todo)
@@ -134,14 +134,14 @@ class Preparation:
         return False
 
     def _comes_too_early(self, filling: Filling) -> bool:
-        """Whether it is validation, and training samples before it, which will be kept, are not prepared yet."""
+        """Return whether the block is validation, and training samples before it that will be kept are not prepared yet."""
         if not self.sources[filling.place.split].takes_kept:
             return False
         before = itertools.takewhile(lambda other: other is not filling, self.filling)
         return any(other.own and other.missing and other.place.split == "train" for other in before)
 
     def hear(self, loader: Loader) -> None:
-        """A worker has answered, or is gone."""
+        """Handle a worker's answer, or its death."""
         answer = loader.take()
         if answer is not None:
             self._finish(*answer)
@@ -168,7 +168,7 @@ class Preparation:
             self.free.append(filling.slot)
 
     def _again(self, task: Task) -> None:
-        """Put back a task whose worker died; one that kills every worker ends the run."""
+        """Put back a task after its worker died; one that kills every worker ends the run."""
         tries = self._tries[task.slot, task.low] = self._tries.get((task.slot, task.low), 0) + 1
         if tries == TRIES:
             raise WorkerError(
@@ -184,7 +184,7 @@ class Preparation:
     # ---- workers
 
     def start_loader(self) -> None:
-        """One more."""
+        """Start one more loader worker."""
         held = [*self.inherited(), *(other.connection for other in self.loaders)]
         used = {loader.number for loader in self.loaders}
         number = next(n for n in range(1, len(used) + 2) if n not in used)
@@ -193,7 +193,7 @@ class Preparation:
         self.watch(loader)
 
     def dismiss(self) -> None:
-        """Let workers that are not wanted go, when they have nothing to do."""
+        """End surplus workers that have nothing to do."""
         for loader in [loader for loader in self.loaders if not loader.tasks]:
             if len(self.loaders) > max(self.wanted_loaders, 1):
                 self._let_go(loader)
@@ -204,7 +204,7 @@ class Preparation:
         loader.end()
 
     def end(self) -> None:
-        """Every worker goes."""
+        """End all workers."""
         for loader in self.loaders:
             loader.connection.close()
         for loader in self.loaders:

@@ -1,4 +1,4 @@
-"""What must be known of a Dataset before it is fed, and is learned from a few samples that are prepared for that alone."""
+"""What must be known of a Dataset before it is fed, learned from a few samples that are prepared for that alone."""
 
 import hashlib
 import time
@@ -19,7 +19,7 @@ Leaves = list[torch.Tensor]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Facts:
-    """Of one split."""
+    """What is known of one split."""
 
     length: int
     layout: Layout
@@ -28,15 +28,15 @@ class Facts:
     gathers: bool = False
     """Whether whole lists of samples may be asked for with ``__getitems__``."""
     seconds_per_sample: float = 0.0
-    """Of one core that prepares a sample; 0 where nothing is prepared."""
+    """Seconds that one core takes to prepare a sample; 0 where nothing is prepared."""
     again: bool = False
-    """Whether they are the training samples again, for validation."""
+    """Whether this is validation on the training samples."""
 
 
 def probe(dataset: Any, split: str, sample: Callable[[int], Any], *, skip_errors: bool) -> Facts:
     """Learn the facts; ``sample(index)`` prepares one as epoch 0 has it.
 
-    A few samples are prepared twice, in another order: a difference names the dataset, which draws where nobody can seed.
+    A few samples are prepared twice, in another order: a difference names the dataset, which draws from a generator of its own.
     """
     length = _length_of(dataset, split)
     layout = _first_layout(sample, length, split, skip_errors=skip_errors)
@@ -63,7 +63,7 @@ def probe(dataset: Any, split: str, sample: Callable[[int], Any], *, skip_errors
 
 
 def _length_of(dataset: Any, split: str) -> int:
-    """Samples of a Dataset; raises StudyError where there are none."""
+    """Return the number of samples of a Dataset; raises StudyError where there are none."""
     try:
         length = len(dataset)
     except THROWN as error:  # the user's code
@@ -89,7 +89,7 @@ def confirm(facts: Facts, dataset: Any, split: str, sample: Callable[[int], Any]
 
 
 def fingerprint_of(samples: Iterable[Leaves]) -> str:
-    """SHA-256 over these samples."""
+    """Return the SHA-256 over these samples."""
     digest = hashlib.sha256()
     for leaves in samples:
         for leaf in leaves:
@@ -100,7 +100,7 @@ def fingerprint_of(samples: Iterable[Leaves]) -> str:
 def _leaves_of(
     sample: Callable[[int], Any], split: str, layout: Layout, *, skip_errors: bool
 ) -> Callable[[int], Leaves]:
-    """Index -> the leaves of a sample; of one that raises and may be skipped, none."""
+    """Return a function index -> leaves of a sample; none for one that raises and may be skipped."""
 
     def leaves(index: int) -> Leaves:
         try:
@@ -130,7 +130,7 @@ def _first_layout(sample: Callable[[int], Any], length: int, split: str, *, skip
 
 
 def _gathers(dataset: Any, singly: dict[int, Leaves]) -> bool:
-    """Whether a list of samples is what they are one by one, and draws nothing from the generators."""
+    """Return whether a list of samples equals the samples one by one, and draws nothing from the generators."""
     if not hasattr(dataset, "__getitems__"):
         return False
     before = generator_states()
@@ -143,7 +143,7 @@ def _gathers(dataset: Any, singly: dict[int, Leaves]) -> bool:
 
 
 def _equal(some: Leaves, others: Leaves) -> bool:
-    """Bit for bit, so that a NaN equals itself."""
+    """Compare bit for bit, so that a NaN equals itself."""
     return len(some) == len(others) and all(
         a.dtype == b.dtype and a.shape == b.shape and _bytes(a) == _bytes(b) for a, b in zip(some, others, strict=True)
     )

@@ -24,7 +24,7 @@ from argosy.stream.wire import Peer
 __all__ = ["FORMING", "RendezvousStore", "NetworkRendezvous", "interface_of", "store_at"]
 
 FORMING = datetime.timedelta(seconds=60)
-"""Of connecting, which begins when all are there."""
+"""Timeout of connecting, which begins when all processes are there."""
 SCHEME = "tcp://"
 TICK_SECONDS = 0.2
 
@@ -34,7 +34,7 @@ class NetworkRendezvous:
 
     def __init__(self, host: str, refused: Callable[[str], None]) -> None:
         self.host = host
-        """By which other nodes reach this one."""
+        """Address by which other nodes reach this one."""
         self._key = os.urandom(32)
         self._listener = Listener.to_network(self._key, refused)
         self._entries: dict[str, bytes] = {}
@@ -45,7 +45,7 @@ class NetworkRendezvous:
         self._thread.start()
 
     def rendezvous(self) -> str:
-        """A rendezvous at which no process has been yet. Its last part is its name, and no secret."""
+        """Return a rendezvous that no process has used yet. Its last part is its name, and no secret."""
         return f"{SCHEME}{self.host}:{self._listener.port}/{self._key.hex()}/{os.urandom(16).hex()}"
 
     def close(self) -> None:
@@ -57,7 +57,7 @@ class NetworkRendezvous:
         self._listener.serve(self._over, self._hear, tick_seconds=TICK_SECONDS)
 
     def _hear(self, peer: Peer) -> bool:
-        """Do what a caller asks; False where it has gone."""
+        """Carry out what a caller asks; return False where it has gone."""
         try:
             for asked in peer.receive():
                 self._obey(peer, *asked)
@@ -97,8 +97,8 @@ class NetworkRendezvous:
 class RendezvousStore(Store):
     """One process's end of a rendezvous at the driver's store; its methods are those that torch asks of a store.
 
-    Raises RuntimeError where the driver does not answer in time. torch keeps no reference to what is Python's of it: it has
-    to outlive the groups that it was given to.
+    Raises RuntimeError where the driver does not answer in time. torch keeps no reference to the Python object: it has to
+    outlive the groups that it was given to.
     """
 
     def __init__(self, host: str, port: int, key: bytes, name: str) -> None:
@@ -120,7 +120,7 @@ class RendezvousStore(Store):
         return found
 
     def wait(self, keys: list[str], timeout: datetime.timedelta = FORMING) -> None:
-        """Until these entries are there."""
+        """Wait until these entries are there."""
         self._ask("wait", self._name, keys, timeout)
 
     def check(self, keys: list[str]) -> bool:
@@ -128,15 +128,15 @@ class RendezvousStore(Store):
         return bool(self._ask("check", self._name, keys))
 
     def add(self, key: str, amount: int) -> int:
-        """Add to an entry that is a number; the sum."""
+        """Add to an entry that is a number; return the sum."""
         return int(self._ask("add", self._name + key, amount))
 
     def delete_key(self, key: str) -> bool:
-        """Whether there was such an entry."""
+        """Delete an entry; return whether there was one."""
         return bool(self._ask("delete", self._name + key, None))
 
     def clone(self) -> "RendezvousStore":
-        """The same one, which threads may share; NCCL's own want one each."""
+        """Return this store, which threads may share; NCCL's own want one each."""
         return self
 
     def close(self) -> None:

@@ -41,7 +41,7 @@ class Ring:
         return self._memory[number * self.slot_bytes : (number + 1) * self.slot_bytes]
 
     def lend(self, peer: Peer, layouts: dict[str, Layout], lengths: Mapping[str, int]) -> None:
-        """Give a reader the memory and what it needs to read it; of one that has died the end-of-file tells."""
+        """Send a reader the memory and what it needs to read it; a dead one is noticed by its end-of-file."""
         # By value: a sample may be a named tuple of the user's script.
         peer.send(cloudpickle.dumps((self.slots, self.slot_bytes, layouts, dict(lengths))), [self.descriptor])
 
@@ -51,7 +51,7 @@ class _Lease(np.ndarray[Any, np.dtype[np.uint8]]):
 
 
 class RingReader:
-    """A trainer's end. `pin` readies the memory for a device's copies and returns what undoes that at the end."""
+    """A trainer's end. `pin` prepares the memory for a device's copies and returns a function that undoes that."""
 
     def __init__(self, peer: Peer, *, pin: Callable[[Memory], Callable[[], None]] | None = None) -> None:
         self.peer = peer
@@ -63,7 +63,7 @@ class RingReader:
         self._unpin = pin(self._memory) if pin is not None else None
 
     def blocks(self) -> list[tuple[Block, int]]:
-        """The blocks that have arrived, maybe none, each with its assignment; EOFError when the feeder is gone."""
+        """Return the blocks that have arrived, maybe none, each with its assignment; raises EOFError when the feeder is gone."""
         early, self._notices = self._notices, []
         notices = early or self.peer.receive()
         return [(self._block(slot, place), assignment) for slot, place, assignment in notices]
@@ -76,7 +76,7 @@ class RingReader:
         return layout.block(place, lease)
 
     def close(self) -> None:
-        """Hang up; blocks that are still alive stay readable, by the host: no copy may be on its way."""
+        """Hang up. Blocks that are still alive stay readable by the host; no copy to a device may be under way."""
         if self._unpin is not None:
             self._unpin()
             self._unpin = None
@@ -84,7 +84,7 @@ class RingReader:
 
 
 def _release(peer: Peer, slot: int) -> None:
-    # A feeder that is gone needs nothing back: then the peer keeps quiet.
+    # To a feeder that is gone, `send` sends nothing: it needs nothing back.
     peer.send(slot)
 
 

@@ -15,11 +15,11 @@ from argosy.stream.order import sample_seed
 __all__ = ["THROWN", "generator_states", "has_drawn", "prepare", "reason", "refusal", "seed_everything"]
 
 THROWN = (Exception, SystemExit)
-"""What a person's Dataset may raise and is answered for; SystemExit comes from code that parses a command line."""
+"""What a user's Dataset may raise without ending the process; SystemExit comes from code that parses a command line."""
 
 
 def prepare(dataset: Any, index: int, *, epoch: int, split: str, seed: int, heartbeat: Heartbeat) -> Any:
-    """The sample as this epoch has it: a function of (seed, split, epoch, index), whoever prepares it, and after what."""
+    """Return the sample of this epoch: a function of (seed, split, epoch, index), in any process and after any other."""
     heartbeat.beat(index)
     seed_everything(sample_seed(seed, split, epoch, index))
     return dataset[index]
@@ -36,12 +36,12 @@ def has_drawn(index: int, *, epoch: int, split: str, seed: int) -> bool:
 
 
 def _drawn() -> tuple[float, float, float]:
-    """A number from each of the three."""
+    """Draw a number from each of the three generators."""
     return random.random(), np.random.random_sample(), torch.rand((), dtype=torch.float64).item()
 
 
 def generator_states() -> tuple[Any, ...]:
-    """Where the three stand: equal to what it was, if nobody has drawn meanwhile."""
+    """Return the states of the three generators: equal to earlier ones if nothing was drawn meanwhile."""
     of_numpy: Any = np.random.get_state()
     _, words, *place = of_numpy
     return random.getstate(), words.tobytes(), place, torch.default_generator.get_state().numpy().tobytes()
@@ -58,12 +58,12 @@ def seed_everything(seed: int) -> None:
 
 
 def reason(error: BaseException) -> str:
-    """In one line, why something of a person's cannot be had."""
+    """Return in one line why a sample or a Dataset of the user's cannot be had."""
     return str(error) if isinstance(error, Unfit) else traceback.format_exception_only(error)[-1].strip()
 
 
 def refusal(error: BaseException, split: str, index: int) -> StudyError:
-    """The end of a study for this sample."""
+    """Return the error that ends a study because of this sample."""
     if isinstance(error, Unfit):
         return StudyError(f"Data.{split}: sample {index} {error}")
     where = "".join(traceback.format_tb(error.__traceback__)[-2:])

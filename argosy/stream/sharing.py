@@ -1,7 +1,7 @@
 """Which node prepares which block, and on what way it reaches the other nodes: the pipelines of SC'18 (§IV, Figs 5-7).
 
 Contract. The unit of sharing is a block of the stream. The p preparing nodes take turns: block k of a leg is prepared by
-the node of turn k mod p and by nobody else, so the partitions are exclusive and every node has the same blocks in the
+the node of turn k mod p and by no other, so the partitions are exclusive and every node has the same blocks in the
 same order, whatever the pipeline. A block travels as the bytes that it has in the ring, in one broadcast per hop,
 straight from slot to slot. A pipeline is a value: another one is one function and one line in ``PIPELINES``.
 """
@@ -25,7 +25,7 @@ class Hop:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Turn:
-    """Who prepares a block, and the broadcasts that carry it to the others, one after another."""
+    """The node that prepares a block, and the broadcasts that carry it to the others, one after another."""
 
     owner: int
     hops: tuple[Hop, ...]
@@ -38,7 +38,7 @@ class Pipeline:
     groups: tuple[tuple[int, ...], ...]
     """Ranks of each communication group; groups may overlap."""
     turns: tuple[Turn, ...]
-    """Of the blocks of a leg, again and again."""
+    """Turns of the blocks of a leg, repeated in a cycle."""
 
     def seen_by(self, rank: int) -> Iterator[Turn]:
         """The turns of the blocks of a leg, with those hops alone that this node takes part in."""
@@ -49,7 +49,7 @@ class Pipeline:
 
 
 def all_shared(nodes: int, preparing: int) -> Pipeline:
-    """Every node prepares and has what it prepared gathered by all.
+    """Every node prepares, and all gather what it prepared.
 
     The all-gather is made of one broadcast per block, several under way at a time: gloo's own one takes three times as
     long for the same bytes.

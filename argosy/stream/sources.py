@@ -36,14 +36,14 @@ __all__ = [
 ]
 
 OPENING = -1
-"""In the place of a sample's index, for the seed under which a split is opened."""
+"""Used in place of a sample's index, in the seed under which a split is opened."""
 
 
 class Filled(NamedTuple):
-    """What it took to fill rows of a block."""
+    """Result of filling rows of a block."""
 
     holes: list[tuple[int, str]]
-    """(index, error) of each."""
+    """(index, error) of each broken sample."""
     prepared: int
     """Samples that were prepared for it, holes among them; others were kept."""
 
@@ -53,18 +53,18 @@ class Source(ABC):
 
     facts: Facts
     kept: Kept | None = None
-    """Samples that were prepared, where validation needs them again."""
+    """Prepared samples that are kept, where validation needs them again."""
     heartbeat: Heartbeat
     """Beats with every sample. A process that inherits a source puts its own here."""
 
     @property
     def length(self) -> int:
-        """How many samples there are."""
+        """Number of samples."""
         return self.facts.length
 
     @property
     def layout(self) -> Layout:
-        """Of each of them."""
+        """Layout of each sample."""
         return self.facts.layout
 
     @property
@@ -83,7 +83,7 @@ class Source(ABC):
 
 
 class ArraySource(Source):
-    """Tensors or arrays whose rows are samples: one gather per block, no workers, no seeds."""
+    """Tensors or arrays with one sample in each row: one gather per block, no workers, no seeds."""
 
     parallel = False
 
@@ -104,7 +104,7 @@ class ArraySource(Source):
         )
 
     def fill(self, block: Block, low: int, indices: Indices) -> Filled:
-        """See `Source.fill`; nothing can break."""
+        """Gather these rows into the block; no sample can be broken."""
         high = low + len(indices)
         with self.heartbeat.busy(f"gathering {len(indices)} samples of {self.split}", opaque=True):
             for array, leaf in zip(self.arrays, block.leaves, strict=True):
@@ -122,7 +122,7 @@ class ArraySource(Source):
 
 
 class DatasetSource(Source):
-    """A map-style Dataset; every sample is prepared under a seed of its own, so that who prepares it does not matter."""
+    """A map-style Dataset; every sample is prepared under a seed of its own, so that any process may prepare it."""
 
     parallel = True
 
@@ -146,11 +146,11 @@ class DatasetSource(Source):
 
     @cached_property
     def dataset(self) -> Any:
-        """Opened on first use, in the process that prepares its samples, or long before."""
+        """The Dataset, opened on first use in the process that prepares its samples, or long before."""
         return self.open_dataset(self.heartbeat)
 
     def fill(self, block: Block, low: int, indices: Indices) -> Filled:
-        """See `Source.fill`."""
+        """Copy the samples that are kept into the block, and prepare the others."""
         if self.kept is None or not self.takes_kept:
             return Filled(self._prepared(block, low, indices), len(indices))
         missing = np.flatnonzero(~self.kept.copy(block, low, indices))
@@ -160,19 +160,19 @@ class DatasetSource(Source):
         return Filled(holes, len(missing))
 
     def _prepared(self, block: Block, low: int, indices: Indices) -> list[tuple[int, str]]:
-        _ = self.dataset  # what its opening raises is no sample's
+        _ = self.dataset  # an error while it opens belongs to no sample
         ready = self._gather(indices) if self.facts.gathers else None
         with self.heartbeat.busy(self.doing):
             return self._fill(block, low, indices, ready)
 
     def _gather(self, indices: Indices) -> Sequence[Any] | None:
-        """The samples, or None where they must be asked for one by one: to find out which it is that raises."""
+        """Return the samples; None where they must be asked for one by one, to find the one that raises."""
         with self.heartbeat.busy(f"preparing {len(indices)} samples of {self.split} from {indices[0]} on", opaque=True):
             try:
                 samples: Sequence[Any] = self.dataset.__getitems__(indices.tolist())
             except THROWN:  # the user's code: asked for the sample alone, it raises again
                 return None
-            # One that leaves out what is broken would give other samples in its place.
+            # A Dataset that leaves out broken samples would give others in their place.
             return samples if len(samples) == len(indices) else None
 
     def _fill(self, block: Block, low: int, indices: Indices, ready: Sequence[Any] | None) -> list[tuple[int, str]]:
@@ -187,7 +187,7 @@ class DatasetSource(Source):
                 holes.append((index, reason(error)))
                 leaves = []
                 for target in block.leaves:
-                    # `Data.on_device` is shown it, and could raise at what lay there before.
+                    # `Data.on_device` gets this row as well, and could raise at what lay there before.
                     target[row].zero_()
             for target, leaf in zip(block.leaves, leaves, strict=False):
                 target[row].copy_(leaf)
@@ -205,7 +205,7 @@ class DatasetSource(Source):
 
 
 def open_sources(data: Data, *, seed: int, heartbeat: Heartbeat | None = None) -> dict[str, Source]:
-    """The splits of a study's data, by name, opened and probed in this process. Without a heartbeat nobody looks."""
+    """Open and probe the splits of a study's data, by name, in this process; the heartbeat defaults to a private one."""
     heartbeat = heartbeat or Heartbeat.private()
     splits = open_splits(data, seed=seed, heartbeat=heartbeat)
     return probed_splits(splits, seed=seed, skip_errors=data.on_error == "skip", heartbeat=heartbeat)
@@ -214,7 +214,7 @@ def open_sources(data: Data, *, seed: int, heartbeat: Heartbeat | None = None) -
 def keep(sources: Mapping[str, Source], most_bytes: int) -> None:
     """Where the validation samples are the training samples again, keep prepared ones, as far as they fit in so many bytes.
 
-    To be called before loader workers are forked. Nothing is kept where the first samples show that what they become depends on
+    Call this before loader workers are forked. Nothing is kept where the first samples show that what they become depends on
     the seed.
     """
     train, val = sources["train"], sources.get("val")
@@ -224,9 +224,9 @@ def keep(sources: Mapping[str, Source], most_bytes: int) -> None:
 
 
 def open_splits(data: Data, *, seed: int, heartbeat: Heartbeat) -> dict[str, Any]:
-    """By name of the split its Dataset, or its source where it is arrays; factories are called here.
+    """Return by split its Dataset, or its source where it is arrays; factories are called here.
 
-    One that is given for both is opened once, and then one object.
+    A Dataset that is given for both is opened once, and is one object.
     """
     opened = {"train": open_split(data, "train", seed=seed, heartbeat=heartbeat)}
     if data.has_val:
@@ -236,11 +236,11 @@ def open_splits(data: Data, *, seed: int, heartbeat: Heartbeat) -> dict[str, Any
 
 
 def open_split(data: Data, split: str, *, seed: int, heartbeat: Heartbeat) -> Any:
-    """One of `open_splits`."""
+    """Open one split, as `open_splits` does."""
     dataset, arrays = (data.train, data.arrays) if split == "train" else (data.val, data.val_arrays)
     if isinstance(dataset, type) or (dataset is not None and not hasattr(dataset, "__getitem__")):
         with heartbeat.busy(f"opening the data ({split})", opaque=True):
-            # Of one factory for both splits the training samples, wherever it is called.
+            # One factory for both splits gets the seed of the training split, wherever it is called.
             dataset = _made(dataset, "train" if dataset is data.train else split, seed)
     # Exactly TensorDataset: a subclass may prepare its samples.
     if type(dataset) is TensorDataset:
@@ -292,7 +292,7 @@ def _doing(split: str) -> str:
 
 
 def _made(factory: Callable[[], Any], split: str, seed: int) -> Any:
-    """What a factory returns; what it draws follows from the study's seed, wherever it is called."""
+    """Return what a factory returns; what it draws follows from the study's seed, wherever it is called."""
     name = getattr(getattr(factory, "func", factory), "__qualname__", type(factory).__qualname__)
     seed_everything(sample_seed(seed, split, 0, OPENING))
     try:
@@ -312,7 +312,7 @@ def _made(factory: Callable[[], Any], split: str, seed: int) -> Any:
 
 
 def _rows(array: Any, what: str) -> Any:
-    """Rows as they can be gathered: contiguous, in host memory, of a dtype that torch has; raises StudyError for others."""
+    """Return rows that can be gathered: contiguous, in host memory, of a dtype that torch has; raises StudyError for others."""
     try:
         array = array if isinstance(array, torch.Tensor | np.ndarray) else np.asarray(array)
     except ValueError as error:
@@ -334,5 +334,5 @@ def _rows(array: Any, what: str) -> Any:
             f"Data: {what} has dtype {array.dtype}, which the stream cannot carry. Convert it to numbers: words to classes "
             "with np.unique(words, return_inverse=True)[1], numbers with array.astype(np.float32)."
         ) from error
-    # NumPy would copy the whole of another one for each gather.
+    # For each gather NumPy would copy the whole of an array that is not contiguous.
     return np.ascontiguousarray(array)

@@ -1,14 +1,14 @@
 """How a feeder opens the data for loader workers that it will fork, so that no two of them share what one alone can use.
 
-A fork shares open files (one place in each, which all who read move), sockets and connections, and lacks threads. So a
+A fork shares open files (with one position in each, which every reader moves), sockets and connections, and lacks threads. So a
 feeder forks a *spare*, a copy of itself that waits, before it lets the data be opened, and another one before it prepares
-the first samples. Where nothing of the kind is left open, the spares go, and workers inherit what was opened and loaded:
+the first samples. Where nothing of the kind is left open, the spares end, and workers inherit what was opened and loaded:
 once for all of them. Where samples left something open, the second spare goes on in the feeder's place: workers inherit
 what was loaded, and each opens the rest with its own first sample. Where the opening did, the first one goes on, which
 has nothing: each worker opens the data for itself, and compares what it finds.
 
-Contract. A spare is tied to its feeder by the kernel, and told once: to go, or to go on. The feeder in whose place it goes
-on hangs up on everybody, waits for the spare's end, and ends; to the rest of the run the two are one process.
+Contract. A spare is tied to its feeder by the kernel, and told once: to end, or to go on. The feeder that it
+replaces closes its connections, waits for the spare's end, and ends; to the rest of the run the two are one process.
 """
 
 import contextlib
@@ -48,7 +48,7 @@ __all__ = ["held", "open_for"]
 MEMORY_DEVICES = 1
 """Major number of /dev/null, /dev/zero, /dev/urandom and their like."""
 MAPS_WITH_STATE = "lmdb"
-"""A package whose files are mapped and still not for a fork."""
+"""A package that maps files which a fork must not share all the same."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,16 +56,16 @@ class _Word:
     """What a spare has to know of the data."""
 
     facts: Mapping[str, Facts | None]
-    """By split; None of arrays."""
+    """Facts by split; None for arrays."""
     skip_errors: bool
 
 
 def open_for(
     loaders: int, data: Callable[[], Data], *, seed: int, heartbeat: Heartbeat, hang_up: Callable[[], None]
 ) -> dict[str, Source]:
-    """The splits of a study's data, by name, in a process that is to fork so many loader workers; it may be a spare.
+    """Open the splits of a study's data, by name, for so many loader workers to be forked; may return in a spare.
 
-    ``data`` unpacks them, anew each time. ``hang_up`` closes the connections whose end others take for the caller's.
+    ``data`` unpacks them, anew each time. ``hang_up`` closes the connections at which others notice the caller's end.
     """
     if not loaders:
         return open_sources(data(), seed=seed, heartbeat=heartbeat)
@@ -99,7 +99,7 @@ def open_for(
 
 
 def _to_be_opened(data: Callable[[], Data], word: _Word, *, seed: int, heartbeat: Heartbeat) -> dict[str, Source]:
-    """Sources whose Datasets each process opens that prepares their samples; arrays are opened here."""
+    """Return sources of Datasets that each process opens itself before it prepares samples; arrays are opened here."""
     own = _Own(data)
     return {
         name: open_split(data(), name, seed=seed, heartbeat=heartbeat)
@@ -125,12 +125,12 @@ class _Own:
 
     @cached_property
     def data(self) -> Data:
-        """Of this process."""
+        """The data in this process."""
         return self.unpack()
 
 
 class _Standby:
-    """The feeder's end of one."""
+    """The feeder's handle on a spare."""
 
     def __init__(self, pid: int, connection: Connection) -> None:
         self.pid = pid
@@ -138,7 +138,7 @@ class _Standby:
 
     @classmethod
     def fork(cls) -> "tuple[_Standby, _Word | None]":
-        """A copy of this process that waits. The word is None in this process, and in the spare what it goes on with."""
+        """Fork a copy of this process that waits. The word is None in this process; in the spare it is what it goes on with."""
         theirs, ours = Pipe(duplex=False)
         feeder = os.getpid()
         sys.stdout.flush()
@@ -152,30 +152,30 @@ class _Standby:
         return cls(pid, ours), None
 
     def dismiss(self) -> None:
-        """Let it go."""
+        """End the spare, and wait for it."""
         self._tell(b"")
         os.waitpid(self.pid, 0)
 
     def go_on(self, word: _Word, hang_up: Callable[[], None]) -> NoReturn:
-        """Let it go on in this process's place, which ends when the spare does."""
+        """Let the spare replace this process, which ends when the spare does."""
         # By value: a sample may be a named tuple of the user's script.
         self._tell(cloudpickle.dumps(word))
         hang_up()
         _, status = os.waitpid(self.pid, 0)
         code = os.waitstatus_to_exitcode(status)
         if code < 0:
-            os.kill(os.getpid(), -code)  # the two are one process to whoever asks how it ended
+            os.kill(os.getpid(), -code)  # the parent sees how the spare ended
         os._exit(max(code, 0))
 
     def _tell(self, word: bytes) -> None:
-        # One that was killed hears nothing; where it was to go on, this process ends as it did.
+        # A spare that was killed receives nothing; where it was to go on, this process ends as it did.
         with contextlib.suppress(OSError):
             self.connection.send_bytes(word)
         self.connection.close()
 
 
 def _wait(feeder: int, connection: Connection) -> _Word:
-    """Life of a spare, until it goes on."""
+    """Wait as a spare until told to go on; otherwise the process ends here."""
     try:
         die_with_parent(feeder)
         name_process("spare")
@@ -193,7 +193,7 @@ def _left_open(before: frozenset[str]) -> bool:
     """Whether something was opened since then that a fork must not inherit; the log says what."""
     left = held() - before
     if left:
-        gc.collect()  # it may be on its way
+        gc.collect()  # it may be garbage by now
         left = held() - before
     if left:
         print(f"not for a fork: {', '.join(sorted(left))}. Each loader worker opens its own.", flush=True)
@@ -201,14 +201,14 @@ def _left_open(before: frozenset[str]) -> bool:
 
 
 def held() -> frozenset[str]:
-    """What this process has open that it cannot share with a fork of it, in words.
+    """Return what this process has open that it cannot share with a fork of it, in words.
 
-    A fork may have as well: files that are only written to or only mapped into memory, folders, /dev/null and its like.
+    A fork may share files that are only written to or only mapped into memory, folders, /dev/null and its like.
     """
     files: Counter[str] = Counter()
     others = set()
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208  # the numbers, not paths
-        # That of the listing is gone already.
+        # The descriptor of the listing itself is gone already.
         with contextlib.suppress(OSError):
             descriptor, target = int(name), str(Path(f"/proc/self/fd/{name}").readlink())
             if _is_read(descriptor):
@@ -217,7 +217,7 @@ def held() -> frozenset[str]:
                 else:
                     others.add(target)
     if MAPS_WITH_STATE not in sys.modules:
-        # Python's mappings have a descriptor of their own, whose place in the file nobody uses.
+        # Python's mappings have a descriptor of their own, from which nothing is read.
         files -= Counter(_mapped())
     # The monitor of tqdm watches bars, and every process that shows one starts its own.
     threads = {thread.name for thread in threading.enumerate() if not type(thread).__module__.startswith("tqdm")}
@@ -225,7 +225,7 @@ def held() -> frozenset[str]:
 
 
 def _is_read(descriptor: int) -> bool:
-    """Whether it has a place, or words, that somebody reads."""
+    """Return whether the descriptor has a position, or bytes, that a read would take."""
     found = os.fstat(descriptor)
     if stat.S_ISDIR(found.st_mode) or not stat.S_IFMT(found.st_mode):
         return False
@@ -235,6 +235,6 @@ def _is_read(descriptor: int) -> bool:
 
 
 def _mapped() -> list[str]:
-    """The files of this process's memory, each as often as it is there."""
+    """Return the files that this process maps, each as often as it is mapped."""
     fields = (line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text().splitlines())
     return [field[5] for field in fields if len(field) == 6]

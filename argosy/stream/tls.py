@@ -1,7 +1,7 @@
-"""TLS for the calls between nodes: one private key and its certificate, which every node of a job has and nobody else.
+"""TLS for the calls between nodes: one private key and its certificate, which the nodes of a job alone have.
 
 Both ends show the certificate and take no other, byte for byte: not even another one of the same authority, though the file
-may hold the authority's as well. So whoever stands between two nodes has nothing to show to either. What a listener asks of its
+may hold the authority's as well. So a relay between two nodes has nothing to show to either. What a listener asks of its
 callers (`argosy.stream.listener`) comes after that, inside.
 """
 
@@ -18,21 +18,21 @@ from argosy.errors import PlanError
 __all__ = ["Certificate"]
 
 RECORD_BYTES = 2**14
-"""The largest that one record of TLS brings."""
+"""Most bytes of one TLS record."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Certificate:
-    """Of a job's nodes."""
+    """The certificate of a job's nodes."""
 
     digest: str
-    """Of the file, which tells it from another one."""
+    """SHA-256 of the file, which tells it from another one."""
     _calling: ssl.SSLContext
     _called: ssl.SSLContext
 
     @classmethod
     def load(cls, path: Path) -> "Certificate":
-        """From a file in PEM form of the private key and the certificate; raises PlanError for another one."""
+        """Load a PEM file of the private key and the certificate; raises PlanError for another one."""
         try:
             digest = hashlib.sha256(path.read_bytes()).hexdigest()
             sides = [_context(path, side) for side in (ssl.PROTOCOL_TLS_CLIENT, ssl.PROTOCOL_TLS_SERVER)]
@@ -47,16 +47,16 @@ class Certificate:
         return cls(digest=digest, _calling=sides[0], _called=sides[1])
 
     def calling(self, connection: socket.socket) -> socket.socket:
-        """The caller's end of a connection, inside TLS; the two shake hands when first something is sent or received."""
+        """Return the caller's end of a connection, inside TLS; the handshake comes with the first send or receive."""
         return self._calling.wrap_socket(connection, do_handshake_on_connect=False)
 
     def called(self, connection: socket.socket) -> socket.socket:
-        """The other end."""
+        """Return the called end of a connection, inside TLS."""
         return self._called.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
 
 
 class _Context(ssl.SSLContext):
-    """For one side of the calls."""
+    """TLS context of one side of the calls."""
 
     leaf: bytes
     """The certificate that both sides show, as DER."""
@@ -68,12 +68,12 @@ def _context(path: Path, side: int) -> ssl.SSLContext:
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False  # a node has many names; what counts is that it has the certificate
     context.verify_mode = ssl.CERT_REQUIRED
-    context.verify_flags |= ssl.VerifyFlags.VERIFY_X509_PARTIAL_CHAIN  # it vouches for itself, whoever signed it
+    context.verify_flags |= ssl.VerifyFlags.VERIFY_X509_PARTIAL_CHAIN  # it vouches for itself, whatever its issuer
     context.load_cert_chain(path, password="")
     context.leaf = _leaf(path)
     context.load_verify_locations(cadata=context.leaf)  # not the rest of a chain, which vouches for others
     if side == ssl.PROTOCOL_TLS_SERVER:
-        context.num_tickets = 0  # nobody calls again
+        context.num_tickets = 0  # no caller resumes a session
     return context
 
 
@@ -85,13 +85,13 @@ def _leaf(path: Path) -> bytes:
 
 
 class _Sealed(ssl.SSLSocket):
-    """One that says what sockets say where it would have to wait, and leaves nothing behind of which a poll knows nothing."""
+    """TLS socket that raises BlockingIOError where it would have to wait, and buffers nothing that a poll cannot see."""
 
     _known = False
     """Whether the other end has shown the certificate."""
 
     def _meet(self) -> None:
-        """Shake hands, and compare what is shown with what was given."""
+        """Shake hands, and compare the other end's certificate with the job's."""
         if self._known:
             return
         self.do_handshake()
@@ -101,7 +101,7 @@ class _Sealed(ssl.SSLSocket):
         self._known = True
 
     def send(self, data: Any, flags: int = 0) -> int:
-        """See `socket.socket.send`."""
+        """Send as `socket.socket.send` does, after the handshake."""
         try:
             self._meet()
             return super().send(data, flags)
@@ -109,7 +109,7 @@ class _Sealed(ssl.SSLSocket):
             raise BlockingIOError from error
 
     def recv(self, buflen: int = 1024, flags: int = 0) -> bytes:
-        """See `socket.socket.recv`."""
+        """Receive as `socket.socket.recv` does, after the handshake."""
         try:
             self._meet()
             return super().recv(buflen, flags)
@@ -117,7 +117,7 @@ class _Sealed(ssl.SSLSocket):
             raise BlockingIOError from error
 
     def recvmsg_into(self, buffers: Iterable[Any], *_: int) -> tuple[int, list[Any], int, Any]:  # type: ignore[override]
-        """See `socket.socket.recvmsg_into`: whole records, as many as are there, and no descriptors."""
+        """Receive whole records, as many as are there, and no descriptors."""
         (buffer,), size = buffers, 0
         with memoryview(buffer) as room:
             while len(room) - size >= RECORD_BYTES:

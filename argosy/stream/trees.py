@@ -1,6 +1,6 @@
 """Samples as trees: tuples, lists, dicts and named tuples of leaves, taken apart and put together again.
 
-Torch has the same in a private module whose structures change between versions; ours cross process borders.
+Torch has the same in a private module, with structures that change between versions; ours cross process borders.
 """
 
 import functools
@@ -44,7 +44,7 @@ def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
 
 
 def described(structure: Structure) -> str:
-    """For people, with a dot for each leaf: ``(·, {'mask': ·})``."""
+    """Return a structure as text, with a dot for each leaf: ``(·, {'mask': ·})``."""
     if structure is None:
         return "·"
     kind, keys, parts = structure
@@ -80,7 +80,7 @@ def _rebuilt_as(kind: Any, keys: tuple[Any, ...] | None, count: int) -> Any:
         made = _made(kind, keys, children)
         if list(made if keys is None else made.values()) == children:
             return kind
-    except (TypeError, ValueError, AttributeError):  # a person's class may look at what it is given
+    except (TypeError, ValueError, AttributeError):  # a user's class may check what it is given
         pass
     if keys is not None:
         return dict

@@ -1,9 +1,9 @@
-"""Talk between processes of one run, when they have met (`argosy.stream.listener`).
+"""Messages between processes of one run, once they are connected (`argosy.stream.listener`).
 
 Contract. Both ends are a `Peer`, and its framing (`argosy.stream.framing`) says which bytes are the other end's: what one
-says is kept until the socket takes it, what has arrived in part is kept until it is whole. So nobody ever waits for another
-to read, and a peer that stops in the middle of a word holds up nobody. On one node descriptors travel beside the words. The
-order of words is kept; a peer that is gone is an end-of-file after its last whole word.
+sends is kept until the socket takes it, what has arrived in part is kept until it is whole. So no process waits for another
+to read, and a peer that stops in the middle of a message holds up no other. On one node descriptors travel beside the
+messages. Their order is kept; a peer that is gone is an end-of-file after its last whole message.
 """
 
 import errno
@@ -24,17 +24,17 @@ from argosy.stream.framing import LARGEST, Framing, Plain
 __all__ = ["Peer"]
 
 READ_BYTES = 2**17
-"""Of one look into the socket, whose buffer is hardly larger."""
+"""Most bytes of one read; the socket's buffer is hardly larger."""
 READS = 8
-"""Looks at a time: one loud peer must not keep the others waiting."""
+"""Most reads at a time: one loud peer must not keep the others waiting."""
 LONGEST_POLL = 2**31 - 1
-"""Milliseconds that the kernel can be asked to wait."""
+"""Most milliseconds that the kernel can be asked to wait."""
 DESCRIPTORS = 64
-"""Most that one word may bring along."""
+"""Most descriptors beside one message."""
 
 
 class Peer:
-    """An authenticated two-way connection of pickled values; nobody ever waits in it.
+    """An authenticated two-way connection of pickled values; neither `send` nor `receive` waits.
 
     `send` may be called in the middle of itself (a finalizer that the garbage collector runs) and from other threads
     (autograd's, in which the last view of a block may die). Only one thread receives.
@@ -53,16 +53,16 @@ class Peer:
         self._arrived = bytearray()
         self._over = False
         self.descriptors: deque[int] = deque()
-        """Those that were received and belong to whoever takes them from here, in the order of the words."""
+        """Received descriptors, in the order of the messages; code that takes one from here must close it."""
 
     @classmethod
     def pair(cls) -> "tuple[Peer, Peer]":
-        """Both ends of a connection inside one process, or between it and a child."""
+        """Return both ends of a connection inside one process, or between it and a child."""
         one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         return cls(one), cls(other)
 
     def fileno(self) -> int:
-        """For selectors; -1 after `close`."""
+        """Return the descriptor for selectors; -1 after `close`."""
         return self._socket.fileno()
 
     @property
@@ -78,7 +78,7 @@ class Peer:
     def send(self, value: Any, descriptors: Sequence[int] = ()) -> None:
         """Keep a value, and write what the socket takes.
 
-        The descriptors stay the caller's, who may close them at once. To a peer that is gone nothing is said; its
+        The caller keeps the descriptors, and may close them at once. Nothing is sent to a peer that is gone; its
         end-of-file is on the way.
         """
         word = pickle.dumps(value, protocol=5)
@@ -94,7 +94,7 @@ class Peer:
 
     def flush(self) -> None:
         """Write what the socket takes."""
-        # Who finds the lock taken leaves its words to the holder, who looks again after letting go.
+        # A thread that finds the lock taken leaves its messages to the holder, which checks again after releasing it.
         while self._unsent and self._writing.acquire(blocking=False):
             try:
                 full = not self._write()
@@ -104,7 +104,7 @@ class Peer:
                 return
 
     def _write(self) -> bool:
-        """False where the socket takes no more."""
+        """Write what is unsent; return False where the socket takes no more."""
         while self._unsent:
             words, descriptors = self._unsent[0]
             # Framed here, under the lock: frames carry numbers in the order in which they leave.
@@ -137,7 +137,7 @@ class Peer:
                 os.close(descriptor)
 
     def receive(self) -> list[Any]:
-        """All values that have arrived whole, maybe none; EOFError once the other end is gone and all was returned.
+        """Return the values that have arrived whole, maybe none; raise EOFError when the other end is gone and all were returned.
 
         Raises WorkerError for bytes that the other end has not sent, or that cannot be read.
         """
@@ -150,7 +150,7 @@ class Peer:
         return values
 
     def _read(self) -> bool:
-        """Take what is in the socket; False where nothing is."""
+        """Take what is in the socket; return whether there may be more."""
         try:
             size, ancillary, flags, _ = self._socket.recvmsg_into([self._buffer], ROOM, socket.MSG_CMSG_CLOEXEC)
         except (BlockingIOError, InterruptedError):
@@ -200,7 +200,7 @@ class Peer:
     def close(self) -> None:
         """Hang up; what is unsent is lost."""
         self._deaf = self._over = True
-        # A thread in the middle of `send` must not find its descriptor belong to another file.
+        # A thread in the middle of `send` must not write to a descriptor that belongs to another file by then.
         mine = self._writing.acquire(timeout=1.0)
         self._deafen()
         while self.descriptors:

@@ -1,8 +1,9 @@
-"""Asynchronous successive halving (Li et al., MLSys 2020): nobody waits for a whole rung.
+"""Asynchronous successive halving (Li et al., MLSys 2020): no trial waits for a whole rung.
 
 A trial goes on as soon as it is among the best ⌊k/η⌋ of the first k that came to its rung; others rest there until it is, or
-until nothing can change any more. Then the best of the highest rung goes on to the end, so that somebody does. Trials are compared
-in the order in which they came to the rung, whoever reaches its end first: so the outcome depends on nothing but what they reached.
+until nothing can change any more. Then the best of the highest rung goes on to the end, so that one trial does. Trials are compared
+in the order in which they came to the rung, not in which they reach its end: so the outcome depends on nothing but what they
+reached.
 """
 
 from argosy.tuning.hyperband import rungs
@@ -19,22 +20,22 @@ class Asha(Looking):
         self.budgets = rungs(most, eta)
         super().__init__()
         self.rung = [0] * trials
-        """That each trial trains for, or rests at."""
+        """Rung that each trial trains for, or rests at."""
         self._came: list[list[int]] = [list(range(trials)), *([] for _ in self.budgets[1:])]
         """Trials by rung, in the order in which they came to it."""
         self._compared: list[list[int]] = [[] for _ in self.budgets]
-        """The first of them, as far as all have reached its end; best first."""
+        """By rung, the first of these trials, as far as all of them have reached its end; best first."""
 
     def wanted(self, begun: int) -> int:
-        """See `Scheduler.wanted`: all that there are to be."""
+        """Return the number of trials that have not begun."""
         return max(self.trials - begun, 0)
 
     def budget(self, trial: int) -> int:
-        """See `Scheduler.budget`."""
+        """Return the budget of the trial's rung."""
         return self.budgets[self.rung[trial]]
 
     def out(self, trial: int) -> str | None:
-        """See `Scheduler.out`: nobody is before all are compared."""
+        """Return why the trial is out; None before all trials are compared."""
         if self.rung[trial] == len(self.budgets) - 1 or not self._all_are_compared:
             return None
         compared = self._compared[self.rung[trial]]
@@ -42,7 +43,7 @@ class Asha(Looking):
         return f"number {place} of {len(compared)} after section {self.budget(trial)}"
 
     def foreseen(self, *, again: bool) -> int:
-        """See `Scheduler.foreseen`: as if all were compared with all; who comes early goes on among few, so there may be more."""
+        """Return the sections as if all were compared with all; early trials go on among few, so there may be more."""
         counts = ((max(self.trials // self.eta**rung, 1), budget) for rung, budget in enumerate(self.budgets))
         return sections_of(counts, again=again)
 
@@ -51,14 +52,14 @@ class Asha(Looking):
         return all(len(compared) == len(came) for compared, came in zip(self._compared, self._came, strict=True))
 
     def _look(self, trial: int) -> None:
-        """Compare those whose turn it is, and let those go on who may."""
+        """Compare the trials that can be, and promote those that may go on."""
         self._compare(self.rung[trial])
         while self._all_are_compared and (best := self._best_at_the_top()) is not None:
             self._promote(best)
             self._compare(self.rung[best])
 
     def _compare(self, lowest: int) -> None:
-        """Of this rung and of those above, which may have been reached already."""
+        """Compare trials of this rung and of those above, which may have been reached already."""
         for rung, budget in list(enumerate(self.budgets))[lowest:]:
             came = self._came[rung]
             while (count := len(self._compared[rung])) < len(came) and self.results.at(came[count], budget) is not None:
@@ -67,7 +68,7 @@ class Asha(Looking):
                     self._let_go_on(rung, budget)
 
     def _let_go_on(self, rung: int, budget: int) -> None:
-        """The best of those that are compared; one that fails later on is the worst of the next rung, whenever that is heard."""
+        """Promote the best of the compared trials; one that fails later is the worst of the next rung, whenever that is known."""
         compared = self._compared[rung]
         for trial in compared[: len(compared) // self.eta]:
             if self.rung[trial] == rung and not self._failed_before(trial, budget):

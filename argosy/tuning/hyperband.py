@@ -22,19 +22,19 @@ Brackets = Literal["together", "in-turn"]
 
 @dataclass(slots=True)
 class Bracket:
-    """One of them, and how far it is."""
+    """One bracket, and how far it is."""
 
     trials: range
     budgets: tuple[int, ...]
     """Sections of its rungs."""
     rung: int = 0
-    """The first that is not decided; as many as there are budgets where all are."""
+    """The first rung that is not decided; the number of budgets where all are."""
     racing: list[int] = field(default_factory=list)
     """Trials of that rung, or the survivors of the last one."""
     missing: set[int] = field(default_factory=set)
-    """Those of them that have not reached it."""
+    """Trials of that rung that have not reached its budget."""
     out: dict[int, str] = field(default_factory=dict)
-    """Why the others are."""
+    """Why the other trials are out."""
 
     @property
     def over(self) -> bool:
@@ -43,7 +43,7 @@ class Bracket:
 
 
 class Hyperband(Looking):
-    """Its rounds of brackets, again and again until there are enough trials."""
+    """Rounds of brackets, repeated until there are enough trials."""
 
     def __init__(self, *, most: int, eta: int, trials: int, order: Brackets = "together") -> None:
         self.eta, self.trials = eta, trials
@@ -56,22 +56,22 @@ class Hyperband(Looking):
             bracket.missing = set(bracket.trials)
 
     def wanted(self, begun: int) -> int:
-        """See `Scheduler.wanted`: the trials of every bracket."""
+        """Return the number of trials, of every bracket, that have not begun."""
         return max(self.trials - begun, 0)
 
     def budget(self, trial: int) -> int:
-        """See `Scheduler.budget`."""
+        """Return the budget of the bracket's current rung; of a trial that is out, what it has trained."""
         bracket = self._bracket(trial)
         if trial in bracket.out:
             return self.results.sections(trial)
         return bracket.budgets[min(bracket.rung, len(bracket.budgets) - 1)]
 
     def out(self, trial: int) -> str | None:
-        """See `Scheduler.out`."""
+        """Return why the trial is out of its bracket; None where it is not."""
         return self._bracket(trial).out.get(trial)
 
     def foreseen(self, *, again: bool) -> int:
-        """See `Scheduler.foreseen`; that of every trial that is to be."""
+        """Return the sections of all trials, those that have not begun included."""
         return sum(sections_of(self._counts(bracket), again=again) for bracket in self.brackets)
 
     def _counts(self, bracket: Bracket) -> Iterator[tuple[int, int]]:
@@ -101,7 +101,7 @@ class Hyperband(Looking):
         count = len(order) if last else max(len(order) // self.eta, 1)
         for place, trial in enumerate(order[count:], start=count + 1):
             bracket.out[trial] = f"number {place} of {len(order)} after section {budget}"
-        # One that fails later on counts as the worst of the rung to come, whenever that is heard.
+        # One that fails later on counts as the worst of the rung to come, whenever that is known.
         bracket.racing = order[:count]
         bracket.rung += 1
         if not bracket.over:
@@ -110,7 +110,7 @@ class Hyperband(Looking):
 
 
 def brackets(most: int, eta: int) -> list[tuple[int, tuple[int, ...]]]:
-    """(trials, budgets) of each bracket for `most` sections a trial, the one with most trials first."""
+    """Return (trials, budgets) of each bracket for `most` sections a trial, the one with most trials first."""
     deepest = len(rungs(most, eta)) - 1
     # In whole numbers: n = ⌈(deepest + 1) η^s / (s + 1)⌉.
     sizes = [(s, -((deepest + 1) * eta**s // -(s + 1))) for s in range(deepest, -1, -1)]
@@ -118,7 +118,7 @@ def brackets(most: int, eta: int) -> list[tuple[int, tuple[int, ...]]]:
 
 
 def rungs(most: int, eta: int) -> tuple[int, ...]:
-    """Budgets from the least, of one section or a little more, up to `most`, each η times the one before."""
+    """Return the budgets from the least, of one section or a little more, up to `most`, each η times the one before."""
     deepest = 0
     while eta ** (deepest + 1) <= most:
         deepest += 1
@@ -126,7 +126,7 @@ def rungs(most: int, eta: int) -> tuple[int, ...]:
 
 
 def _dealt(table: list[tuple[int, tuple[int, ...]]], trials: int) -> list[Bracket]:
-    """Brackets for so many trials, the last of them maybe cut short."""
+    """Return brackets for so many trials, the last of them maybe cut short."""
     found: list[Bracket] = []
     start = 0
     while start < trials:

@@ -10,26 +10,26 @@ class InFull:
         self.most, self.trials = most, trials
 
     def wanted(self, begun: int) -> int:
-        """See `Scheduler.wanted`: all that there are to be."""
+        """Return the number of trials that have not begun."""
         return max(self.trials - begun, 0)
 
     def tell(self, trial: int, sections: int, cost: float) -> None:
-        """See `Scheduler.tell`."""
+        """Ignore what a trial reached."""
 
     def close(self, trial: int) -> None:
-        """See `Scheduler.close`."""
+        """Ignore that a trial ended."""
 
     def fail(self, trial: int) -> None:
-        """See `Scheduler.fail`."""
+        """Ignore that a trial failed."""
 
     def budget(self, trial: int) -> int:
-        """See `Scheduler.budget`."""
+        """Return the one budget of all trials."""
         return self.most
 
     def out(self, trial: int) -> str | None:
-        """See `Scheduler.out`."""
+        """Return None: no trial is ever out."""
         return None
 
     def foreseen(self, *, again: bool) -> int:
-        """See `Scheduler.foreseen`."""
+        """Return the sections of all trials at the full budget."""
         return self.trials * self.most

@@ -1,4 +1,4 @@
-"""The median rule (Golovin et al., KDD 2017): who is worse than the usual trial was so far, ends.
+"""The median rule (Golovin et al., KDD 2017): a trial that is worse than the usual one was so far ends.
 
 A trial ends after a section where its best cost is worse than the median of what all trials had on the mean over the same
 sections, those with fewer over the ones that they have. The first sections decide nothing.
@@ -11,7 +11,7 @@ from argosy.tuning.scheduler import Results
 __all__ = ["Median"]
 
 LEAST_TRIALS = 5
-"""So many must have been seen before anybody ends."""
+"""Trials that must have been seen before any ends."""
 
 
 class Median:
@@ -19,35 +19,35 @@ class Median:
 
     def __init__(self, *, most: int, trials: int, grace: int = 1) -> None:
         self.most, self.trials, self.grace = most, trials, grace
-        """Nobody ends before more than `grace` sections."""
+        """No trial ends before more than `grace` sections."""
         self.results = Results()
         self._medians: dict[int, tuple[int, float]] = {}
-        """(trials, median of their means) by section, as far as all has been told."""
+        """(trials, median of their means) by section, until the next result."""
 
     def wanted(self, begun: int) -> int:
-        """See `Scheduler.wanted`: all that there are to be."""
+        """Return the number of trials that have not begun."""
         return max(self.trials - begun, 0)
 
     def tell(self, trial: int, sections: int, cost: float) -> None:
-        """See `Scheduler.tell`."""
+        """Note what a trial reached; medians are computed again."""
         self.results.tell(trial, sections, cost)
         self._medians.clear()
 
     def close(self, trial: int) -> None:
-        """See `Scheduler.close`."""
+        """Note that a trial ended by its own rule."""
         self.results.close(trial)
 
     def fail(self, trial: int) -> None:
-        """See `Scheduler.fail`; what it had reached by then is no less usual."""
+        """Note that a trial failed; what it had reached by then still counts in the medians."""
         self.results.fail(trial)
 
     def budget(self, trial: int) -> int:
-        """See `Scheduler.budget`: one more section, where it is not out."""
+        """Return one more section than the trial has trained, where it is not out."""
         reached = self.results.sections(trial)
         return reached if self.out(trial) else min(reached + 1, self.most)
 
     def out(self, trial: int) -> str | None:
-        """See `Scheduler.out`."""
+        """Return why the trial is out: its best cost is worse than the median."""
         reached = self.results.sections(trial)
         if reached <= self.grace or reached >= self.most:
             return None
@@ -58,7 +58,7 @@ class Median:
         return f"worse than the median of {count} trials after section {reached}"
 
     def foreseen(self, *, again: bool) -> int:
-        """See `Scheduler.foreseen`: nobody knows who will be out."""
+        """Return the sections as if no more trials went out, as it is not known which will."""
         return sum(self.results.sections(trial) if self.out(trial) else self.most for trial in range(self.trials))
 
     def _median(self, sections: int) -> tuple[int, float]:

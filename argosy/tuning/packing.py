@@ -1,6 +1,6 @@
 """Which trials of a rung share a device: the policies of Pack (Liu et al., DEEM 2021), behind one seam.
 
-Each answers one question, again and again until nobody is left: who of those that wait trains together next. All are functions of
+Each answers one question until no trial is left: which of those that wait train together next. All are functions of
 their arguments alone. Trials keep their names wherever they are packed, so what they reach is never mixed up.
 """
 
@@ -28,44 +28,44 @@ class Candidate:
 
 
 class Packing(Protocol):
-    """Packs a rung."""
+    """A policy that packs the trials of a rung."""
 
     def next(self, waiting: Sequence[Candidate]) -> list[Candidate]:
-        """The next pack of those that wait, in the order in which they are to find memory; never empty."""
+        """Return the next pack of those that wait, in the order in which they are given memory; never empty."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EqualBatches:
-    """All that have the batch size of the first."""
+    """Packs of trials of one batch size."""
 
     def next(self, waiting: Sequence[Candidate]) -> list[Candidate]:
-        """See `Packing.next`."""
+        """Return all trials with the batch size of the first."""
         return [one for one in waiting if one.batch_size == waiting[0].batch_size]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Slices:
-    """So many in a row: parameters are drawn at random, so a row of trials is a random set. One at a time is no packing."""
+    """Packs of so many trials in a row, a random set as parameters are drawn at random. One at a time is no packing."""
 
     size: int
 
     def next(self, waiting: Sequence[Candidate]) -> list[Candidate]:
-        """See `Packing.next`."""
+        """Return the first ``size`` trials."""
         return list(waiting[: self.size])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Nearest:
-    """A random one, and those that are most like it: ``size`` in all."""
+    """Packs of a random trial and those that are most like it: ``size`` in all."""
 
     size: int
     seed: int
     choices: Mapping[str, Sequence[Any]]
-    """Of parameters with a finite number of values, these in order."""
+    """Values, in order, of parameters with a finite number of them."""
 
     def next(self, waiting: Sequence[Candidate]) -> list[Candidate]:
-        """See `Packing.next`; of equally near ones those that were proposed first."""
-        # The draw depends on who waits, so the same question has the same answer.
+        """Return a random trial and the nearest ones; of equally near ones those that were proposed first."""
+        # The draw depends on the waiting trials, so the same question has the same answer.
         centre = Random(f"{self.seed}/{'/'.join(one.name for one in waiting)}").choice(waiting)
         places = self._places(waiting)
         others = [one for one in waiting if one is not centre]
@@ -73,7 +73,7 @@ class Nearest:
         return [centre, *others[: self.size - 1]]
 
     def _places(self, waiting: Sequence[Candidate]) -> dict[str, list[Any]]:
-        """For each numeric parameter its values in order: those of its choice, or those at hand."""
+        """Return for each numeric parameter its values in order: those of its choice, or those of the waiting trials."""
         found: dict[str, list[Any]] = {}
         for name in dict.fromkeys(name for one in waiting for name in one.parameters):
             values = self.choices.get(name, [one.parameters[name] for one in waiting if name in one.parameters])
@@ -83,7 +83,7 @@ class Nearest:
 
 
 def _distance(places: Mapping[str, Sequence[Any]], first: Mapping[str, Any], second: Mapping[str, Any]) -> int:
-    """L1 on places in lists of values; what has no order, or is not there, differs by 1."""
+    """Return the L1 distance of places in lists of values; what has no order, or is not there, differs by 1."""
     total = 0
     for name in {**first, **second}:
         if name in places and name in first and name in second:
@@ -94,7 +94,7 @@ def _distance(places: Mapping[str, Sequence[Any]], first: Mapping[str, Any], sec
 
 
 def make_packing(packs: str, *, seed: int, choices: Mapping[str, Sequence[Any]]) -> Packing | None:
-    """What a search's `packs` means; None where the planner packs."""
+    """Return the packing that a search's `packs` names; None where the planner packs."""
     sized = SIZED.fullmatch(packs)
     if sized is not None and sized[1] == "knn":
         return Nearest(size=int(sized[2]), seed=seed, choices=choices)

@@ -1,4 +1,4 @@
-"""Population based training (Jaderberg et al., 2017): the worst of a population take over weights of the best, and go on elsewhere.
+"""Population based training (Jaderberg et al., 2017): the worst of a population take over weights of the best, with other parameters.
 
 After each generation the last ⌊n/η⌋ end, and as many trials take their places: each a clone of one of the first ⌊n/η⌋, with
 parameters near those of its source. A generation is decided when the last of its trials has reached its end, and the next one
@@ -21,36 +21,36 @@ class Pbt(Looking):
         self.replaced = max(trials // eta, 1) if trials > 1 else 0
         super().__init__()
         self.sources: dict[int, int] = {}
-        """By clone: the trial whose weights it goes on from, as it was at the end of the generation before."""
+        """By clone: the trial that it takes its weights from, as it was at the end of the generation before."""
         self.racing = list(range(trials))
         """The population."""
         self._mark = min(every, most)
-        """Sections that all of it are to have reached next."""
+        """Sections that the whole population has to reach next."""
         self._missing = set(self.racing)
-        """Those that have not."""
+        """Trials of the population that have not reached them."""
         self._whole = True
-        """Whether all clones have been there, so that the mark is the end of the generation, and not its beginning."""
+        """Whether all clones have begun, so that the mark is the end of the generation, and not its beginning."""
         self._out: dict[int, str] = {}
 
     def wanted(self, begun: int) -> int:
-        """See `Scheduler.wanted`: the population at first, and clones as they are decided."""
+        """Return the number of trials to begin: the population at first, and clones as they are decided."""
         return max(self.trials + len(self.sources) - begun, 0)
 
     def budget(self, trial: int) -> int:
-        """See `Scheduler.budget`."""
+        """Return the sections that the population reaches next; of a trial that is out, what it has trained."""
         return self.results.sections(trial) if trial in self._out else self._mark
 
     def out(self, trial: int) -> str | None:
-        """See `Scheduler.out`."""
+        """Return why the trial is out, and which clone takes its place; None where it is not."""
         return self._out.get(trial)
 
     def foreseen(self, *, again: bool) -> int:
-        """See `Scheduler.foreseen`; clones count what is behind their sources."""
-        del again  # nobody does
+        """Return the sections of population and clones; clones count what their sources had trained."""
+        del again  # no trial begins anew
         return self.trials * self.most + self.replaced * sum(range(self.every, self.most, self.every))
 
     def _look(self, trial: int) -> None:
-        """Decide generations that all have been through."""
+        """Decide the generations that all trials have finished."""
         if trial in self._missing and self.results.at(trial, self._mark) is not None:
             self._missing.discard(trial)
         while self.racing and not self._missing and not (self._whole and self._mark == self.most):
@@ -63,7 +63,7 @@ class Pbt(Looking):
 
     def _decide(self) -> None:
         found = ranked(self.results.all_at(self.racing, self._mark))
-        # Whenever it is heard that one has failed, it counts in the generation that it did not end.
+        # Whenever a failure becomes known, it counts in the generation that the trial did not end.
         dead = [t for t in found if t in self.results.failed and self.results.sections(t) < self._mark]
         alive = [t for t in found if t not in dead]
         order = [*alive, *dead]

@@ -1,8 +1,8 @@
 """What came out of a search: its trials, the best of them, and how soon that was known.
 
-Which trial is best, here and in Optuna's study: of those that trained to their end, which are the complete ones, the one with the
-best objective of any of its sections; while there are none, the same of those that have neither failed nor been stopped. What a
-trial had reached that failed, diverged or was stopped counts for nothing, and what is not a number is never best.
+The best trial, here and in Optuna's study, is the one with the best objective of any of its sections, of those that trained to their
+end, which are the complete ones; while there are none, of those that have neither failed nor been stopped. Trials that failed,
+diverged or were stopped count for nothing, and what is not a number is never best.
 """
 
 import math
@@ -26,23 +26,23 @@ __all__ = ["SearchReport", "TrialResult"]
 WORTHLESS = ("stopped", *WRONG)
 """Statuses of trials that count for nothing."""
 COLUMNS = ("trial", "status", "epochs", "source", "reason")
-"""Of the table, beside parameters and metrics."""
+"""Columns of the table, beside parameters and metrics."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrialResult:
-    """What came out of one trial: of its member, or of the mean of several."""
+    """Result of one trial: of its member, or of the mean of several."""
 
     name: str
     members: tuple[str, ...]
     status: str
     reason: str
     epochs: float
-    """Of each of its members."""
+    """Epochs of each of its members."""
     metrics: Mapping[str, float]
-    """Of the section with the best objective; means of sections that all members have ended, none where one has failed."""
+    """Metrics of the section with the best objective; means of sections that all members have ended, none where one has failed."""
     best_section: tuple[int, int] | None = None
-    """Of a mean: the epoch and the section of it that these metrics are of."""
+    """Epoch and section that the metrics of a mean are of."""
 
     @classmethod
     def of(cls, row: MemberResult) -> "TrialResult":
@@ -52,7 +52,7 @@ class TrialResult:
 
     @classmethod
     def mean(cls, name: str, members: Sequence[MemberState], objective: str, mode: Mode) -> "TrialResult":
-        """The trial that is several."""
+        """Return the trial that is the mean of several members."""
         wrong = next((one for one in members if one.status in OVER and one.status != "done"), None)
         last = wrong or next((one for one in members if one.status != "done"), members[0])
         ended = min(len(one.sections) for one in members)
@@ -81,36 +81,36 @@ def _mean(values: Iterable[float]) -> float:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SearchReport:
-    """What came out of a search."""
+    """Result of a search."""
 
     run: Report
-    """Of its members: one for each trial, named after it, or as many as it is the mean of."""
+    """Report of its members: one for each trial, named after it, or as many as it is the mean of."""
     rows: tuple[TrialResult, ...]
     """Trials, best first; one that begins anew at each rung has a row for each."""
     parameters: Mapping[str, Mapping[str, Any]]
-    """By the name of a row."""
+    """Parameters by the name of a row."""
     trials: Mapping[str, int]
-    """Their numbers, by the same."""
+    """Numbers of trials by the name of a row."""
     sources: Mapping[str, str]
-    """Whose weights members went on from, by member; most began with none."""
+    """By member, the one that it took its weights from; most members took none."""
     seconds: float
-    """That drivers worked on it, up to what was journaled last."""
+    """Time that drivers worked on it, up to what was journaled last."""
     epochs: float
-    """That were trained, of all members together."""
+    """Epochs trained by all members together."""
     packed_seconds: float
-    """What steps of several members at once would have taken more one by one, at the seconds of a sample measured for both."""
+    """Time saved by steps of several members at once, at the seconds of a sample measured alone and together."""
     first_comparison_seconds: float | None
-    """Until every trial that began with the search had ended its first section; None before."""
+    """Time until every trial that began with the search had ended its first section; None before."""
     best_seconds: float | None
-    """Until the best trial had ended its best section; None before there is one."""
+    """Time until the best trial had ended its best section; None before there is one."""
     scheduler: str
-    """Its name."""
+    """Name of the scheduler."""
     study: Any = field(repr=False)
     """The search as an Optuna study, for Optuna's own tools; None where the report was read from a directory alone."""
 
     @property
     def best_trial(self) -> TrialResult:
-        """The best by the rule of `argosy.tuning.report`; raises RunError where none has reached anything that counts."""
+        """The best trial by the rule of `argosy.tuning.report`; raises RunError where none has reached anything that counts."""
         found = self._best
         if found is None:
             folder = self.run.directory
@@ -122,12 +122,12 @@ class SearchReport:
 
     @property
     def _best(self) -> TrialResult | None:
-        """Members that people have brought are no trials."""
+        """The best trial, or None; members that the user added are no trials."""
         return _best_of(self.rows, self.trials, self.run.objective)
 
     @property
     def best_parameters(self) -> Mapping[str, Any]:
-        """What the best trial was built from."""
+        """Parameters that the best trial was built from."""
         return self.parameters[self.best_trial.name]
 
     def best(self) -> MemberResult:
@@ -145,22 +145,22 @@ class SearchReport:
 
     @property
     def trials_per_hour(self) -> float:
-        """Trials of which no member trains or waits any more, in the time that the search took."""
+        """Trials of which no member trains or waits any more, per hour that the search took."""
         open_ = {self.trials[row.name] for row in self.rows if row.name in self.trials and row.status not in OVER}
         over = len({*self.trials.values()} - open_)
         return over / self.seconds * 3600 if self.seconds else 0.0
 
     @property
     def saved_by_sharing(self) -> float:
-        """Part of the CPU time of trainers and preparation that went without: what preparing each trial's samples apart would take
-        more, at the measured cost of a sample."""
+        """Part of the CPU time of trainers and preparation that was saved: what preparing each trial's samples apart would have
+        added, at the measured cost of a sample."""
         prepared = sum(gauge.get("preparation_cpu_seconds", 0.0) for gauge in self.run.gauges.values())
         alone = prepared * self.run.preparations_alone / max(self.run.preparations, 1.0)
         return max(alone - prepared, 0.0) / (self._trained + alone) if alone else 0.0
 
     @property
     def saved_by_packing(self) -> float:
-        """Part of the trainers' time that went without: `packed_seconds`, of what the same steps would have taken one by one."""
+        """Part of the trainers' time that was saved: `packed_seconds`, of what the same steps would have taken one by one."""
         return self.packed_seconds / (self._trained + self.packed_seconds) if self.packed_seconds else 0.0
 
     @property
@@ -169,7 +169,7 @@ class SearchReport:
         return sum(float(gauge.get("busy_seconds", 0.0)) for gauge in gauges)
 
     def table(self) -> list[dict[str, Any]]:
-        """One plain row per trial, best first.
+        """Return one plain row per trial, best first.
 
         A parameter with the name of a column, as epochs, is ``parameter.epochs``; a metric with the name of a parameter, as the rate
         that a schedule had come to, ``metric.lr``.
@@ -189,9 +189,9 @@ class SearchReport:
         ]
 
     def write_plots(self, path: str | Path) -> None:
-        """One page with the history of the search and its parallel coordinates, as Optuna draws them; needs the extra ``tune``.
+        """Write one page with the history of the search and its parallel coordinates, as Optuna draws them; needs the extra ``tune``.
 
-        Raises StudyError where that is not there.
+        Raises StudyError where that is not installed.
         """
         from argosy.tuning.sampling import write_plots  # imports Optuna
 
@@ -202,7 +202,7 @@ class SearchReport:
         write_plots(self.study, Path(path))
 
     def to_json(self) -> dict[str, Any]:
-        """A plain value with everything."""
+        """Return a plain JSON value with everything."""
         best = self._best
         return {
             "directory": str(self.run.directory),
@@ -224,7 +224,7 @@ class SearchReport:
 
     @classmethod
     def of(cls, run: Report, timeline: Iterable[tuple[float, Event]], study: Any) -> "SearchReport":
-        """From a run's report, what was journaled when, in seconds of the search, and Optuna's study of it."""
+        """Build it from a run's report, (seconds of the search, event) of all that was journaled, and Optuna's study of it."""
         told = list(timeline)
         cloned = {
             event.member: event for _, event in told if isinstance(event, Cloned) and event.checkpoint is not None
@@ -250,7 +250,7 @@ class SearchReport:
 
 
 def _beside(taken: Collection[str], kind: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Values under names of their own: where another column has one, their kind is before it."""
+    """Return values under names of their own: where another column has one, the kind goes before it."""
     return {f"{kind}.{name}" if name in taken else name: value for name, value in values.items()}
 
 
@@ -258,7 +258,7 @@ Told = Sequence[tuple[float, Event]]
 
 
 def _rows(run: Report, proposed: Collection[Proposed], told: Told) -> tuple[TrialResult, ...]:
-    """Best first, equals by number."""
+    """Return the rows, best first, equals by number."""
     several = [event for event in proposed if event.members]
     parts = {name for event in several for name in event.members}
     rows = [TrialResult.of(row) for row in run.rows if row.name not in parts]
@@ -281,17 +281,17 @@ def _rows(run: Report, proposed: Collection[Proposed], told: Told) -> tuple[Tria
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ends:
-    """How far the trials of a search train that are never out."""
+    """The end of those trials of a search that are never out."""
 
     epochs: float
     per_epoch: int
-    """Sections."""
+    """Sections of an epoch."""
     earlier: frozenset[str]
-    """Reasons of members that trained so far under earlier terms, and may go on under these."""
+    """Reasons of members that ended under earlier terms, and may go on under these."""
 
     @classmethod
     def of(cls, events: Iterable[Event]) -> "Ends":
-        """As a journal has it, whose last terms count."""
+        """Read it from a journal, of which the last terms count."""
         limits, per_epoch = [0.0], 1
         for event in events:
             if isinstance(event, SearchBegan):
@@ -308,7 +308,7 @@ class Ends:
             return False
         if event is None or event.sections is None or event.sections >= sections_in(self.epochs, self.per_epoch):
             return True
-        # Of one that begins anew at each rung, this may be no more than its rung.
+        # For a trial that begins anew at each rung, this may be no more than its rung.
         return row.reason != f"{event.sections / self.per_epoch:g} epochs"
 
 
@@ -319,7 +319,7 @@ def _best_of(rows: Sequence[TrialResult], trials: Collection[str], objective: st
 
 
 def _first_comparison(told: Told) -> float | None:
-    """When the last of those that began with the search had ended its first section, or was over."""
+    """Return when the last of those that began with the search had ended its first section, or was over."""
     began, waiting = False, set[str]()
     for seconds, event in told:
         began = began or isinstance(event, RunStarted)
@@ -333,7 +333,7 @@ def _first_comparison(told: Told) -> float | None:
 
 
 def _found(best: TrialResult, run: Report, told: Told) -> float | None:
-    """When the best trial had ended its best section."""
+    """Return when the best trial had ended its best section."""
     ended = [(seconds, event) for seconds, event in told if isinstance(event, SectionEnded)]
     if best.best_section is not None:
         first: dict[str, float] = {}
@@ -351,19 +351,19 @@ def _found(best: TrialResult, run: Report, told: Told) -> float | None:
 
 
 def _inherited(cloned: Cloned | None) -> int:
-    """Epochs that a member has not trained itself."""
+    """Return the epochs that a member has not trained itself."""
     return 0 if cloned is None or cloned.checkpoint is None else cloned.checkpoint.epoch
 
 
 class Packs:
-    """Which programs step members, as a journal tells it, and what that saves."""
+    """Savings by programs of several members, as a journal tells them."""
 
     def __init__(self) -> None:
         self._gains: dict[str, float] = {}
-        """Seconds of a sample, by member."""
+        """Seconds saved for each sample, by member."""
 
     def saved_by(self, event: Event) -> float:
-        """In a member's section, by what was measured of a sample alone and together when its program was chosen."""
+        """Return the seconds saved in a section, as measured of a sample alone and together when its program was chosen."""
         if isinstance(event, Packed):
             alone = event.seconds.get(("plain", 1))
             sizes = [size for kind, size in event.seconds if kind == event.kind and size > 1]

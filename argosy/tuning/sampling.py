@@ -56,20 +56,20 @@ PLAIN = (bool, int, float, str, type(None))
 FEW = 1000
 Place = frozenset[tuple[str, Any]]
 FACTORS = (0.8, 1.2)
-"""By one of which a population's numbers change."""
+"""Factors by which a population's numbers change."""
 
 
 class Copy:
     """A study in Optuna's storage that shows the trials of one directory.
 
-    Contract. A thread of its own writes there, so that nobody waits for a disk or a database; whoever has news of trials leaves
-    their newest frozen states, which nobody changes any more. A write that fails is told at the end, when nothing is lost by it:
-    the same command writes everything that lacks.
+    Contract. A thread of its own writes there, so that the search never waits for a disk or a database; callers leave the newest
+    frozen states of trials, which do not change any more. A write that fails is reported at the end, when nothing is lost by it:
+    the same command writes everything that is missing.
     """
 
     def __init__(self, directory: Path, store: Store, *, mode: Mode) -> None:
         self.name, self.mode = store.name or directory.resolve().name, mode
-        # A file goes where its directory goes.
+        # A file moves with its directory.
         self.owner = "this directory" if store.url is None else str(directory.resolve())
         try:
             file = directory / "optuna.log"
@@ -82,13 +82,13 @@ class Copy:
                 "none for a file in the directory."
             ) from error
         self._known: dict[int, tuple[int, set[int]]] = {}
-        """By number: the storage's own, and the steps that are reported there."""
+        """By a trial's number: its number in the storage, and the steps that are reported there."""
         self._news: queue.SimpleQueue[list[FrozenTrial] | None] = queue.SimpleQueue()
         self._writer = threading.Thread(target=self._write_news, name="optuna-storage", daemon=True)
         self._failure: Exception | None = None
 
     def settle(self, trials: list[FrozenTrial]) -> None:
-        """Let it hold these trials and no others."""
+        """Let the storage hold these trials and no others."""
         there = self.study.get_trials(deepcopy=False)
         if any(map(_contradicts, there, trials)) or len(there) > len(trials):
             optuna.delete_study(study_name=self.name, storage=self.storage)
@@ -103,7 +103,7 @@ class Copy:
         self._writer.start()
 
     def show(self, trials: list[FrozenTrial]) -> None:
-        """These have got further."""
+        """Write trials that have got further, soon."""
         self._news.put(trials)
 
     def close(self) -> None:
@@ -158,11 +158,11 @@ class Copy:
 
 
 class Shown(InMemoryStorage):
-    """The trials of one search in memory, and while a sampler is asked as it is to see them.
+    """The trials of one search in memory; while a sampler is asked, as it is to see them.
 
     Optuna's samplers learn nothing from a trial that is not over: one that rests at a rung, and may go on, is shown as pruned there,
     with all its values. One that failed is shown as pruned before its first value, which is worse than any. One that has reached
-    nothing yet is running, of which samplers with a constant liar know that it is being tried.
+    nothing yet is running, by which samplers with a constant liar know that it is being tried.
     """
 
     def __init__(self) -> None:
@@ -172,7 +172,7 @@ class Shown(InMemoryStorage):
     def get_all_trials(
         self, study_id: int, deepcopy: bool = True, states: Container[TrialState] | None = None
     ) -> list[FrozenTrial]:
-        """See `optuna.storages.BaseStorage`."""
+        """Return the trials as they are; while a sampler is asked, as it is to see them."""
         if not self.asking or states == (TrialState.WAITING,):
             found: list[FrozenTrial] = super().get_all_trials(study_id, deepcopy=deepcopy, states=states)
             return found
@@ -214,13 +214,13 @@ class Sampling:
         with _quietly():
             self.study = optuna.create_study(direction=DIRECTIONS[mode], storage=self._shown)
         self.points = _points(space) if grid else None
-        """Of a grid, by `_place`: those that no trial has, in order."""
+        """Points of a grid that no trial has, in order, by `_place`."""
         self._trials: list[optuna.Trial] = []
         if not callable(space):
             _check_distributions(space)
 
     def ask(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The next trial: what is to be journaled of it, and what its member is built from."""
+        """Return the next trial's parameters for the journal, and what its member is built from."""
         if self.points is not None:
             return self.again(next(iter(self.points.values())))
         self._take_sampler()
@@ -233,12 +233,12 @@ class Sampling:
         return found.default if found is not None and isinstance(found.default, int) else 0
 
     def _take_sampler(self) -> None:
-        """Under a seed of the next trial's own, so that it is the same after a restart."""
+        """Take a sampler under a seed of the next trial's own, so that it is the same after a restart."""
         seed = random.Random(f"{self.seed}/{len(self._trials)}").getrandbits(32)
         self.study.sampler = self.sampler(seed=seed)
 
     def again(self, parameters: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The same of a trial whose parameters are known; raises RunError where the space has others.
+        """Return the same for a trial with known parameters; raises RunError where the space has others.
 
         A sampler that learns is asked all the same: it may keep with a trial what the next ones follow from, as CMA-ES does.
         """
@@ -247,7 +247,7 @@ class Sampling:
         else:
             self.study.sampler = optuna.samplers.RandomSampler(seed=self.seed)
         with _quietly(), warnings.catch_warnings():
-            # What a space warns of was told when the trial was new; of a value outside of its range Optuna does no more than warn.
+            # A space's warnings were shown when the trial was new; for a value out of its range Optuna only warns.
             warnings.simplefilter("ignore")
             warnings.filterwarnings("error", "Fixed parameter", UserWarning)
             number = len(self._trials)
@@ -263,30 +263,30 @@ class Sampling:
         return found, built_from
 
     def explored(self, parameters: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
-        """Parameters near these: each of those named is a fifth less or more, or the choice beside it; drawn for the next trial."""
+        """Return parameters near these: each of those named is a fifth less or more, or the choice beside it; drawn for the next trial."""
         assert isinstance(self.space, Mapping)
         draw = random.Random(f"{self.seed}/{len(self._trials)}")
         return {**parameters, **{name: _near(self.space[name], parameters[name], draw) for name in names}}
 
     @property
     def choices(self) -> dict[str, list[Any]]:
-        """Of parameters with a few values, these in order; of a space that is a function nobody knows them before."""
+        """Values, in order, of parameters with few of them; none for a space that is a function."""
         if callable(self.space):
             return {}
         found = {name: distribution for name, distribution in self.space.items() if _count(distribution) <= FEW}
         return {name: _values(name, distribution) for name, distribution in found.items()}
 
     def report(self, number: int, sections: int, value: float) -> None:
-        """What a trial has reached after so many sections."""
+        """Note what a trial has reached after so many sections."""
         self._trials[number].report(value, sections)
 
     def end(self, number: int, outcome: Outcome, value: float | None) -> None:
-        """What has become of a trial."""
+        """Note how a trial ended."""
         final = value if outcome == "complete" else None
         self.study.tell(number, final, STATES[outcome])
 
     def frozen(self) -> list[FrozenTrial]:
-        """All trials as they are."""
+        """Return all trials as they are."""
         return self.study.get_trials(deepcopy=False)
 
     def _ask(self) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -309,7 +309,7 @@ class Sampling:
         return trial.params, dict(trial.params if built_from is None else built_from)
 
     def _suggest(self) -> tuple[optuna.Trial, Mapping[str, Any] | None]:
-        """The next trial of Optuna's, and what the space makes of it where that is a function."""
+        """Return Optuna's next trial, and what the space makes of it where that is a function."""
         if callable(self.space):
             trial = self.study.ask()
             built_from = self.space(trial)
@@ -349,7 +349,7 @@ def _database(url: str) -> Any:
 
 
 def _contradicts(there: FrozenTrial, here: FrozenTrial) -> bool:
-    """Whether a stored trial can no longer become what it is."""
+    """Return whether a stored trial can no longer become the one given."""
     if there.params != here.params:
         return True
     ended = there.state.is_finished()
@@ -377,7 +377,7 @@ def _check_distributions(space: Mapping[str, Any]) -> None:
 
 
 def _points(space: Any) -> dict[Place, dict[str, Any]]:
-    """All points of a space whose every parameter has a finite number of values, the last one changing fastest."""
+    """Return all points of a space of finitely many values, the last parameter changing fastest."""
     if callable(space):
         raise StudyError(
             "scheduler 'grid' needs a space of distributions by name, and found a function; give a dictionary."
@@ -389,7 +389,7 @@ def _points(space: Any) -> dict[Place, dict[str, Any]]:
 
 
 def _place(point: Mapping[str, Any]) -> Place:
-    """Which point of a grid it is: steps that add up to 0.30000000000000004 have come to 0.3."""
+    """Return a key for a point of a grid: steps that add up to 0.30000000000000004 count as 0.3."""
     rounded = {name: float(f"{value:.12g}") if isinstance(value, float) else value for name, value in point.items()}
     return frozenset(rounded.items())
 
@@ -422,7 +422,7 @@ def _near(distribution: Any, value: Any, draw: random.Random) -> Any:
 
 
 def _count(distribution: Any) -> float:
-    """Of its values."""
+    """Return the number of a distribution's values; infinite where it has no step."""
     if isinstance(distribution, CategoricalDistribution):
         return len(distribution.choices)
     if distribution.step is None:
@@ -432,7 +432,7 @@ def _count(distribution: Any) -> float:
 
 
 def write_plots(study: optuna.Study, path: Path) -> None:
-    """Optuna's own drawings of a study, as one page; raises StudyError without plotly."""
+    """Write Optuna's own drawings of a study as one page; raises StudyError without plotly."""
     if not optuna.visualization.is_available():
         raise StudyError("plots of a search need plotly, which is not installed: pip install 'argosy[tune]'.")
     history = optuna.visualization.plot_optimization_history(study)
@@ -444,7 +444,7 @@ def write_plots(study: optuna.Study, path: Path) -> None:
 
 @contextlib.contextmanager
 def _quietly() -> Iterator[None]:
-    """Without Optuna's lines about studies that begin and trials that are taken up."""
+    """Silence Optuna's lines about studies that begin and trials that are taken up."""
     before = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:

@@ -1,7 +1,7 @@
 """The seam of the schedulers: how many trials begin, how far each may train, and which of them are out.
 
-A scheduler is a pure state machine: it is told what trials reached, in any order and again after a restart, and asked what
-follows. Trials are numbered from 0 as they begin; budgets are sections of a trial's own training. What a trial reached is a
+A scheduler is a pure state machine: it receives what trials reached, in any order and again after a restart, and is asked
+what follows. Trials are numbered from 0 as they begin; budgets are sections of a trial's own training. What a trial reached is a
 *cost*: lower is better, and what is not a number is worse than any.
 """
 
@@ -14,35 +14,35 @@ from typing import Protocol
 __all__ = ["Looking", "Results", "Scheduler", "is_out", "ranked", "sections_of"]
 
 OUT = re.compile(r"(number \d+ of \d+|worse than the median of \d+ trials) after section \d+")
-"""What schedulers answer to `Scheduler.out` begins like this."""
+"""Beginning of what schedulers answer to `Scheduler.out`."""
 
 
 class Scheduler(Protocol):
-    """Decides for one search. Its answers are functions of what it was told, and of nothing else."""
+    """Decisions for one search. Its answers are functions of what it was told, and of nothing else."""
 
     trials: int
-    """In all; of a population, without clones."""
+    """Number of trials; of a population, without clones."""
 
     def wanted(self, begun: int) -> int:
-        """How many trials are to begin beside so many that have."""
+        """Return how many trials are to begin beside so many that have."""
 
     def tell(self, trial: int, sections: int, cost: float) -> None:
-        """What a trial reached in so many sections; the first word counts."""
+        """Note what a trial reached in so many sections; the first report counts."""
 
     def close(self, trial: int) -> None:
-        """A trial ended by its own rule: what it reached stands for every longer budget."""
+        """Note that a trial ended by its own rule: what it reached stands for every longer budget."""
 
     def fail(self, trial: int) -> None:
-        """A trial ended without being worth anything: it failed, diverged, or was stopped."""
+        """Note that a trial ended without being worth anything: it failed, diverged, or was stopped."""
 
     def budget(self, trial: int) -> int:
-        """Sections up to which a trial may train now; it never shrinks."""
+        """Return the sections up to which a trial may train now; never fewer than before."""
 
     def out(self, trial: int) -> str | None:
-        """Why a trial that has used its budget ends there; None while it has not, or waits for others."""
+        """Return why a trial that has used its budget ends there; None while it has not, or waits for others."""
 
     def foreseen(self, *, again: bool) -> int:
-        """Sections of all trials together, from the first to the last, as far as it is known who will be let go on.
+        """Return the sections of all trials together, from the first to the last, as far as it is known which will go on.
 
         With `again`, a trial begins anew with each of its budgets.
         """
@@ -57,23 +57,23 @@ class Results:
         self._closed: set[int] = set()
 
     def tell(self, trial: int, sections: int, cost: float) -> None:
-        """See `Scheduler.tell`."""
+        """Keep a cost; the first one for so many sections counts."""
         self._costs.setdefault(trial, {}).setdefault(sections, cost)
 
     def close(self, trial: int) -> None:
-        """See `Scheduler.close`."""
+        """Let a trial's last cost stand for all further sections."""
         self._closed.add(trial)
 
     def fail(self, trial: int) -> None:
-        """See `Scheduler.fail`."""
+        """Let a trial's further costs be NaN."""
         self.failed.add(trial)
 
     def sections(self, trial: int) -> int:
-        """The most that it was told with."""
+        """Return the most sections that a cost of the trial is known for."""
         return max(self._costs.get(trial, ()), default=0)
 
     def at(self, trial: int, sections: int) -> float | None:
-        """Its cost after so many sections; None where that is not known yet."""
+        """Return a trial's cost after so many sections; None where that is not known yet."""
         costs = self._costs.get(trial, {})
         if sections in costs:
             return costs[sections]
@@ -82,34 +82,34 @@ class Results:
         return costs.get(max(costs, default=0), math.nan) if trial in self._closed else None
 
     def all_at(self, trials: Iterable[int], sections: int) -> list[tuple[float, int]]:
-        """(cost, trial) of these that have reached so many sections."""
+        """Return (cost, trial) of these that have reached so many sections."""
         found = ((self.at(trial, sections), trial) for trial in trials)
         return [(cost, trial) for cost, trial in found if cost is not None]
 
     def until(self, trial: int, sections: int) -> list[float]:
-        """Its costs up to so many sections; what is not a number is worse than any."""
+        """Return a trial's costs up to so many sections; what is not a number is worse than any."""
         costs = self._costs.get(trial, {}).items()
         return [math.inf if math.isnan(cost) else cost for number, cost in costs if number <= sections]
 
 
 class Looking(ABC):
-    """What schedulers have in common that may decide something with every word."""
+    """Base of schedulers that may decide something with every report."""
 
     def __init__(self) -> None:
         self.results = Results()
 
     def tell(self, trial: int, sections: int, cost: float) -> None:
-        """See `Scheduler.tell`."""
+        """Note what a trial reached, and decide what follows."""
         self.results.tell(trial, sections, cost)
         self._look(trial)
 
     def close(self, trial: int) -> None:
-        """See `Scheduler.close`."""
+        """Note that a trial ended by its own rule, and decide what follows."""
         self.results.close(trial)
         self._look(trial)
 
     def fail(self, trial: int) -> None:
-        """See `Scheduler.fail`."""
+        """Note that a trial failed, and decide what follows."""
         self.results.fail(trial)
         self._look(trial)
 
@@ -124,13 +124,13 @@ def is_out(reason: str) -> bool:
 
 
 def ranked(costs: Iterable[tuple[float, int]]) -> list[int]:
-    """Trials by (cost, trial), best first: ties by the trial's number, what is not a number last."""
+    """Return the trials by (cost, trial), best first: ties by the trial's number, what is not a number last."""
     keys = ((True, 0.0, trial) if math.isnan(cost) else (False, cost, trial) for cost, trial in costs)
     return [trial for _, _, trial in sorted(keys)]
 
 
 def sections_of(counts: Iterable[tuple[int, int]], *, again: bool) -> int:
-    """Sections of trials of which so many train up to each of these budgets, ascending."""
+    """Return the sections of trials of which so many train up to each of these budgets, ascending."""
     total, before = 0, 0
     for count, budget in counts:
         total += count * (budget if again else budget - before)

@@ -26,9 +26,9 @@ class Store:
     """Where Optuna's own tools find a search."""
 
     url: str | None = None
-    """Of a database, as ``sqlite:///search.db``; by default a file in the search's directory."""
+    """URL of a database, as ``sqlite:///search.db``; by default a file in the search's directory."""
     name: str | None = None
-    """Of the study there; by default the directory's."""
+    """Name of the study there; by default the directory's."""
 
 
 @known_keywords("argosy.Search")
@@ -38,27 +38,27 @@ class Search:
 
     build: Callable[..., Member | Sequence[Member]]
     """A trial's parameters -> its member, or what `argosy.kfold` and its like make of one: the trial is their mean then. The
-    trial's number is added to the name. One that takes ``epochs`` as well is told for how many the member is to train, as
-    schedules of learning rates want to know: `max_epochs`, or without `warm` its rung's."""
+    trial's number is added to the name. One that takes ``epochs`` as well gets how many the member is to train, for
+    schedules of learning rates: `max_epochs`, or without `warm` its rung's."""
     space: Mapping[str, Any] | Callable[[Any], Mapping[str, Any] | None]
     """Optuna distributions by name; or a function of an Optuna trial that suggests (and may return other parameters)."""
     data: Data
     max_epochs: float
-    """Of a trial that is never out."""
+    """Epochs of a trial that is never out."""
     scheduler: str = "hyperband"
     """``hyperband``, ``asha``, ``median``, ``pbt``; ``random`` and ``grid`` train every trial to the end."""
     eta: int = 3
-    """Of a rung, one in so many goes on, for so many times the budget; of a population, one in so many is replaced."""
+    """One in so many trials of a rung goes on, for so many times the budget; one in so many of a population is replaced."""
     n_trials: int | None = None
-    """In all, or of a population; by default one round of Hyperband's brackets, or all points of a grid."""
+    """Number of trials, or of a population's; by default one round of Hyperband's brackets, or all points of a grid."""
     epochs_per_generation: int = 1
-    """After so many, trials of a population (``pbt``) are compared, and the last of them replaced."""
+    """Epochs after which trials of a population (``pbt``) are compared, and the last of them replaced."""
     brackets: Brackets | None = None
-    """Hyperband's: ``together``, all on one stream; or ``in-turn``, one after another from the longest trials, so that a sampler
+    """Order of Hyperband's brackets: ``together``, all on one stream; or ``in-turn``, one after another from the longest trials, so that a sampler
     learns from those before. By default in turn where the sampler learns."""
     at_once: int | None = None
-    """Trials that train at the same time at most; the next begin where others rest or are out. Where the sampler learns: trials
-    that are asked together; the next are when all of these rest or are over."""
+    """Most trials that train at the same time; the next begin where others rest or are out. Where the sampler learns: trials
+    that are asked together; the next follow when all of these rest or are over."""
     objective: str = ""
     """The metric that ranks trials, by its best section; by default ``val_loss``, without validation data ``train_loss``."""
     mode: Mode | None = None
@@ -70,9 +70,9 @@ class Search:
     validations_per_epoch: int = 1
     """Sections of an epoch: budgets are counted in them, so the least is this part of an epoch."""
     warm: bool = True
-    """Whether who goes on does so where it is; else at each rung it begins anew, as another member, with the rung's budget."""
+    """Whether a trial goes on where it is; else at each rung it begins anew, as another member, with the rung's budget."""
     packs: str = "planned"
-    """Who shares a device and a stream: the planner says so, or ``none``, ``batch-size``, ``random(k)``, ``knn(k)``."""
+    """Trials that share a device and a stream: ``planned`` by the planner, ``none``, ``batch-size``, ``random(k)``, ``knn(k)``."""
 
     def __post_init__(self) -> None:
         check_callable("build", self.build, "a function: parameters -> Member")
@@ -111,7 +111,7 @@ class Search:
             check_whole("at_once", self.at_once, least=1)
 
     def _check_scheduler(self) -> None:
-        """What only some of them have."""
+        """Raise StudyError for a keyword that this scheduler does not have."""
         if not self.warm and self.scheduler not in RUNGS:
             raise StudyError(
                 f"warm=False lets trials begin anew at each rung, and scheduler {self.scheduler!r} has none; choose one of "
@@ -142,14 +142,14 @@ class Search:
         return self.scheduler == "pbt" or not later
 
     def member(self, parameters: dict[str, Any], sections: int) -> Any:
-        """What `build` makes of a trial's parameters, for so many sections."""
+        """Return what `build` makes of a trial's parameters, for so many sections."""
         if not _takes_epochs(self.build):
             return self.build(parameters)
         whole, part = divmod(sections, self.validations_per_epoch)
         return self.build(parameters, epochs=sections / self.validations_per_epoch if part else whole)
 
     def trials(self, points: int | None) -> int:
-        """How many in all, where a grid has so many points; raises StudyError where nobody knows."""
+        """Return the number of trials, where a grid has so many points; raises StudyError where it is not known."""
         if points is not None:
             return min(self.n_trials or points, points)
         if self.n_trials is None and self.scheduler != "hyperband":
@@ -166,7 +166,7 @@ class Search:
         return self.objective or ("val_loss" if self.data.has_val else "train_loss")
 
     def study(self, members: Sequence[Member]) -> Study:
-        """The fleet of these trials."""
+        """Return the study with the members of these trials."""
         return Study(
             data=self.data,
             members=members,
@@ -182,4 +182,4 @@ def _takes_epochs(build: Callable[..., Any]) -> bool:
     try:
         return "epochs" in inspect.signature(build).parameters
     except (TypeError, ValueError):
-        return False  # a builtin, which tells nothing
+        return False  # a builtin without a signature

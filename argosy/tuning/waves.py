@@ -14,18 +14,18 @@ from argosy.tuning.search import Search
 __all__ = ["groups", "part", "waves", "why_nothing_is_learnt"]
 
 PARTS = 5
-"""Waves of a search without brackets whose sampler learns, as many as Hyperband has brackets from 1 to 81 epochs."""
+"""Waves of a search without brackets, where the sampler learns: as many as Hyperband has brackets from 1 to 81 epochs."""
 
 
 def groups(scheduler: Scheduler, *, order: Brackets) -> list[range]:
-    """Trials by number that begin together whatever the sampler: all, or where brackets come in turn those of each."""
+    """Return trials, by number, that begin together whatever the sampler: all, or where brackets come in turn those of each."""
     if isinstance(scheduler, Hyperband) and order == "in-turn":
         return [bracket.trials for bracket in scheduler.brackets]
     return [range(scheduler.trials)]
 
 
 def waves(groups: Sequence[range], *, most: int | None) -> tuple[range, ...]:
-    """Each group is a wave, or several of at most so many trials."""
+    """Return the waves: one for each group, or several of at most so many trials."""
     found: list[range] = []
     for group in groups:
         size = most or len(group)
@@ -34,12 +34,12 @@ def waves(groups: Sequence[range], *, most: int | None) -> tuple[range, ...]:
 
 
 def part(trials: int) -> int:
-    """Trials of a wave where nothing else says how many."""
+    """Return the trials of a wave where nothing else says how many."""
     return math.ceil(trials / PARTS)
 
 
 def why_nothing_is_learnt(search: Search, waves: Sequence[range], *, startup: int) -> str | None:
-    """Of a search whose sampler could learn, and draws so many trials at random first: why it does not, and what to change."""
+    """Return why a sampler that could learn, after so many trials drawn at random, does not, and what to change; None if it does."""
     more = f"give more than n_trials={waves[-1].stop}"
     if search.scheduler == "grid":
         return "scheduler 'grid' trains every point of the space; leave the sampler out, or choose scheduler 'random'"

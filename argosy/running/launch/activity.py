@@ -1,4 +1,4 @@
-"""How much a process has done so far: CPU time, and traffic as if it were such."""
+"""The work that a process has done so far: its CPU time, and its reads and writes converted to seconds of CPU time."""
 
 import contextlib
 
@@ -7,11 +7,11 @@ import psutil
 __all__ = ["activity", "own_activity"]
 
 BYTES_PER_SECOND = 1e8
-"""What a second of CPU time is worth in bytes read and written, where a worker's progress is judged."""
+"""Bytes read or written that count as one second of CPU time when a worker's progress is judged."""
 
 
 def activity(pid: int) -> float:
-    """What a process and all below it have done so far, as `Workers.cpu_seconds` has it."""
+    """Return the work of a process and of all its descendants so far, in the unit of `Workers.cpu_seconds`."""
     children: list[int] = []
     with contextlib.suppress(psutil.Error):
         children = [child.pid for child in psutil.Process(pid).children(recursive=True)]
@@ -19,7 +19,7 @@ def activity(pid: int) -> float:
 
 
 def own_activity(pid: int) -> float:
-    """CPU seconds of a process and of its children that have ended, and its traffic as if it were such."""
+    """Return the CPU seconds of a process and of its ended children, plus its reads and writes converted to seconds."""
     found = 0.0
     with contextlib.suppress(psutil.Error):
         process = psutil.Process(pid)

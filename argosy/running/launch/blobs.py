@@ -1,7 +1,7 @@
-"""What people wrote, pickled for another process: functions and classes of scripts travel by value.
+"""The user's objects, pickled for another process: functions and classes of scripts travel by value.
 
-Arrays and tensors lie beside the pickle in the memory file, which whoever unpacks it maps: there is one copy of them, whatever
-the number of processes, until one writes into its own.
+Arrays and tensors lie beside the pickle in the memory file. Each process that unpacks the file maps it, so all
+processes share one copy until one of them writes into its own.
 """
 
 import contextlib
@@ -36,13 +36,13 @@ ADVICE = (
 
 
 ALIGNMENT = 64
-"""Bytes to which every array starts, as those of NumPy and torch do."""
+"""Alignment in bytes of each array in the file, the same as in NumPy and torch."""
 WORD = 8
-"""Bytes of the number at the end of a memory file."""
+"""Bytes of the number at the end of a memory file, which says where the table of spans starts."""
 
 
 def _reduce_code(code: CodeType) -> tuple[Callable[..., CodeType], tuple[Any, ...]]:
-    """Reduce code as cloudpickle does, with its file, which cloudpickle replaces by ``<dynamic-code>`` from 3.1.3 on."""
+    """Reduce code as cloudpickle does, and keep its file name, for which cloudpickle 3.1.3 puts ``<dynamic-code>``."""
     make, arguments = cloudpickle.Pickler.dispatch_table[CodeType](code)
     return _make_code, (make, arguments, code.co_filename)
 
@@ -52,11 +52,11 @@ def _make_code(make: Callable[..., CodeType], arguments: tuple[Any, ...], file: 
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Cloudpickle that keeps the files of code, for tracebacks.
+    """A cloudpickle that keeps the file names of code, for tracebacks, and avoids two of cloudpickle's faults.
 
-    Cloudpickle takes along submodules that a function seems to name, and fails on torch's two that are no modules. (A network
-    with an attribute ``classes`` seems to name ``torch.classes``.) It would also read text files that are open to their end,
-    and send that.
+    Cloudpickle takes along submodules that a function seems to name, and fails on the two of torch that are not
+    modules. (A network with an attribute ``classes`` seems to name ``torch.classes``.) It would also read an open text
+    file to its end and send the text.
     """
 
     dispatch_table: ClassVar[ChainMap[type, Any]] = ChainMap(
@@ -72,12 +72,12 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 class _BufferPickler(_Pickler):
-    """Takes the memory of tensors and arrays along apart, where torch would copy it into the pickle."""
+    """A pickler that passes the memory of tensors and arrays as separate buffers; torch's would copy it."""
 
     def __init__(self, file: BinaryIO, buffers: list[pickle.PickleBuffer]) -> None:
         super().__init__(file, protocol=5, buffer_callback=buffers.append)
         self.files: list[MappedFile] = []
-        """That are to be mapped again."""
+        """Files to map again in the process that unpacks."""
 
     def reducer_override(self, value: Any) -> Any:
         if type(value) is np.memmap:
@@ -90,7 +90,7 @@ class _BufferPickler(_Pickler):
         return super().reducer_override(value)
 
     def _mapped(self, array: Any) -> tuple[Any, tuple[Any, ...]] | None:
-        """How the same part of the same file is mapped again; None for an array that is not what the file has."""
+        """Return a call that maps the same part of the same file; None for an array that differs from the file."""
         file = MappedFile.of(array) if array.flags.c_contiguous else None
         if file is None:
             return None
@@ -101,7 +101,7 @@ class _BufferPickler(_Pickler):
 
 
 def dump(members: Iterable[Member]) -> bytes:
-    """Members as bytes; raises StudyError naming the first that cannot be sent to another process."""
+    """Pickle members; raises StudyError naming the first one that cannot be sent to another process."""
     members = tuple(members)
     try:
         return _dumps(members)
@@ -110,7 +110,7 @@ def dump(members: Iterable[Member]) -> bytes:
 
 
 def blobs_of(job: Job) -> dict[str, int]:
-    """One blob per role, the data, of which a trainer needs nothing, and the state of the process, which comes first."""
+    """Return descriptors of the blobs: one per role, the process state (unpacked first), and the data (for feeders only)."""
     study = job.study
     told = (job.settings, study.seed, study.validations_per_epoch)
     with contextlib.ExitStack() as undone:
@@ -126,7 +126,7 @@ def blobs_of(job: Job) -> dict[str, int]:
 
 
 def to_descriptor(value: Any, what: str) -> int:
-    """A value in an anonymous memory file; raises StudyError where it cannot be sent to another process."""
+    """Write a value into an anonymous memory file; raises StudyError if it cannot be sent to another process."""
     descriptor = memory_file("argosy-blob")
     try:
         _fill(descriptor, value)
@@ -137,7 +137,10 @@ def to_descriptor(value: Any, what: str) -> int:
 
 
 def data_to_descriptor(data: Data) -> tuple[int, tuple[MappedFile, ...]]:
-    """The data in an anonymous memory file, and the files that it maps; raises StudyError where they cannot be sent."""
+    """Write the data into an anonymous memory file.
+
+    Returns its descriptor, and the files that the data map; raises StudyError if the data cannot be sent.
+    """
     descriptor = memory_file("argosy-blob")
     try:
         return descriptor, _fill(descriptor, data)
@@ -156,7 +159,10 @@ def data_to_descriptor(data: Data) -> tuple[int, tuple[MappedFile, ...]]:
 
 
 def from_descriptor(descriptor: int) -> Any:
-    """The value in a memory file; its arrays are views of the file, and private where they are written to."""
+    """Unpack the value of a memory file.
+
+    Its arrays are views of the file; a page that is written becomes private (copy-on-write).
+    """
     memory = memoryview(mmap.mmap(descriptor, 0, access=mmap.ACCESS_COPY))
     spans = pickle.loads(memory[int.from_bytes(memory[-WORD:], "little") :])
     first, *buffers = (memory[start:stop] for start, stop in spans)
@@ -164,7 +170,7 @@ def from_descriptor(descriptor: int) -> Any:
 
 
 def _write(value: Any, file: BinaryIO) -> tuple[MappedFile, ...]:
-    """The pickle, its buffers, where each of them starts and stops, and where that is said; returns what it maps."""
+    """Write the pickle, its buffers, their spans, and where the spans start; returns the files that the value maps."""
     buffers: list[pickle.PickleBuffer] = []
     pickler = _BufferPickler(file, buffers)
     pickler.dump(value)
@@ -181,7 +187,7 @@ def _write(value: Any, file: BinaryIO) -> tuple[MappedFile, ...]:
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether its numbers, dtype and shape are all that it is; not where it repeats fewer numbers than it shows."""
+    """Whether memory, dtype and shape describe the tensor completely; not for an expanded one, smaller in memory."""
     return (
         tensor.device.type == "cpu"
         and tensor.layout == torch.strided

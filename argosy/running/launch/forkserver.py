@@ -1,9 +1,9 @@
 """The fork server: a process that imported torch once, has no threads, never computes, and forks workers on request.
 
-Contract. It is tied to the driver by the kernel before its first import, and every worker to it. One request is one
-message with its descriptors: the blob of the study, the worker's heartbeat, the run's lock, for a feeder the data. It answers
-each fork with the worker's pid and tells of each end. When the driver closes the socket, it kills what is left of its
-children and goes.
+Contract. The kernel ties the server to the driver before the server's first import, and ties each worker to the server.
+One request is one message with its descriptors: the blob of the study, the worker's heartbeat, the run's lock, and for
+a feeder the data. The server answers each fork with the worker's pid and reports each end. When the driver closes the
+socket, the server kills its remaining children and exits.
 """
 
 import contextlib
@@ -36,27 +36,27 @@ from argosy.training.device.heap import allow_tcache, without_tcache
 __all__ = ["STOPPED_SECONDS", "ForkServer", "main", "reason_of"]
 
 FAREWELL_SECONDS = 5
-"""How long workers have to go by themselves when the run is over."""
+"""Seconds that workers have to exit by themselves when the run is over."""
 STOPPED_SECONDS = 5.0
-"""How long a process of a run may stay stopped."""
+"""Seconds that a process of a run may stay stopped before it is killed."""
 IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
-"""Signals that are the driver's to act on: workers act on its word."""
+"""Signals that only the driver acts on; workers follow its commands."""
 
 
 class ForkServer:
-    """The driver's end."""
+    """The driver's handle of the fork server."""
 
     def __init__(self, process: subprocess.Popen[bytes], channel: Peer, words: IO[bytes]) -> None:
         self.process = process
         self._words = words
-        """What it writes to its standard error, as an interpreter does that cannot start."""
+        """The server's standard error, in which an interpreter that cannot start says why."""
         self.channel = channel
-        """Readable when `news` has something to tell; with `unsent` requests while the server imports."""
+        """Connection to the server: readable when `news` has reports; holds `unsent` requests while the server imports."""
         self.used = False
 
     @classmethod
     def start(cls) -> "ForkServer":
-        """Start the server; its imports go on while the caller does something else.
+        """Start the server; it imports while the caller goes on.
 
         Raises WorkerError where the system refuses it.
         """
@@ -74,12 +74,13 @@ class ForkServer:
             process = subprocess.Popen(
                 [sys.executable, "-c", program, json.dumps(_path()), str(theirs.fileno()), str(os.getpid())],
                 pass_fds=[theirs.fileno()],
-                # Who asks whether there is a GPU must not start its driver, which would not survive the fork.
+                # A check for a GPU must not start the CUDA driver, which would not survive the fork.
                 env={**without_tcache(os.environ), "PYTORCH_NVML_BASED_CUDA_CHECK": "1"},
                 stdin=subprocess.DEVNULL,
                 stderr=words,
                 start_new_session=True,
-                # The tie survives the exec: nothing can come between the server's birth and it but a moment of the kernel.
+                # The tie is set before exec, so only a moment inside the kernel lies between the server's birth and the
+                # tie.
                 preexec_fn=functools.partial(die_with_parent, os.getpid()),
             )
             undone.pop_all()
@@ -87,22 +88,23 @@ class ForkServer:
         return cls(process, ours, words)
 
     def fork(self, arguments: dict[str, Any], descriptors: list[int], log: Path) -> None:
-        """Ask for a worker; it writes to `log` what would go to the terminal. The descriptors may be closed then."""
+        """Request a worker, whose terminal output goes to `log`. The caller may close the descriptors afterwards."""
         request: dict[str, Any] = {"arguments": arguments, "log": str(log), "path": _path(), "folder": str(Path.cwd())}
-        # What was set since the server's start; what `ProcessState` carries to all nodes has no variables of a node's own.
+        # The variables set since the server's start. `ProcessState`, which goes to all nodes, leaves out those of one
+        # node.
         request |= {"environment": dict(os.environ), "descriptors": len(descriptors)}
         self.channel.send(request, descriptors)
         self.used = True
 
     def news(self) -> list[tuple[str, int, int | str | None]]:
-        """(worker_id, pid, wait status) of workers that started (status None) or ended; EOFError when the server has.
+        """Return (worker_id, pid, wait status) of workers that started (status None) or ended; raises EOFError if the server ended.
 
-        Of a worker that could not be forked the status is a sentence.
+        For a worker that could not be forked the status is a sentence.
         """
         return self.channel.receive()
 
     def close(self) -> str:
-        """Let the server kill what is left and wait until it has gone; what it had to say."""
+        """Let the server kill its remaining workers, wait until it has exited, and return what it wrote to standard error."""
         self.channel.close()
         if not self.used:
             self.process.kill()  # it may still be importing
@@ -119,21 +121,21 @@ class ForkServer:
 
 
 def reason_of(words: str) -> str:
-    """The line that says why a fork server ended whose last words these are; empty where none does."""
+    """Return the line of a fork server's standard error that says why it ended; empty if there is none."""
     return next((line for line in words.splitlines() if "rror" in line and not line[0].isspace()), "")
 
 
 def _path() -> list[str]:
-    """What Python itself heeds of ``sys.path``."""
+    """The entries of ``sys.path`` that Python itself uses."""
     return [folder for folder in sys.path if isinstance(folder, str)]
 
 
 @contextlib.contextmanager
 def _no_stopped_child() -> Iterator[None]:
-    """Kill what this process starts meanwhile if it is stopped.
+    """Kill a child that this process starts inside the block if that child is stopped.
 
-    ``subprocess`` waits until the child's program begins: for a child that was stopped before that, for ever. One that was
-    killed is a server that ended at once, which its channel tells.
+    ``subprocess`` waits until the child's program begins: for ever, if the child was stopped before. Once killed, it is
+    a server that ended at once, which its channel reports.
     """
     us, over = psutil.Process(), threading.Event()
     before = set(us.children())
@@ -148,7 +150,7 @@ def _no_stopped_child() -> Iterator[None]:
     watcher = threading.Thread(target=watch, name="argosy-fork-server", daemon=True)
     try:
         watcher.start()
-    except RuntimeError as error:  # what Python makes of a thread that the system refuses
+    except RuntimeError as error:  # Python's error for a thread that the system refuses
         raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN)) from error
     try:
         yield
@@ -158,13 +160,13 @@ def _no_stopped_child() -> Iterator[None]:
 
 
 def main() -> None:
-    """Life of the server: ``argv = [-c, sys.path, descriptor of the socket, pid of the driver]``."""
+    """Run the server: ``argv = [-c, sys.path, descriptor of the socket, pid of the driver]``."""
     die_with_parent(int(sys.argv[3]))
     allow_tcache(os.environ)  # datasets may start programs
     from argosy.running.launch.worker import work  # the heavy import, after the tie
     from argosy.training.device.devices import choose_kernels
 
-    choose_kernels("the fork server")  # for all workers: one that could read nothing would take others
+    choose_kernels("the fork server")  # for all workers: one that could not read it would choose other kernels
 
     # A worker's full garbage collection would write into every object that was imported, and so copy its pages.
     gc.freeze()
@@ -204,7 +206,7 @@ def main() -> None:
 
 
 def _ready(channel: Peer, wake: int) -> set[int]:
-    """Descriptors that have something to tell, or room for what is unsent; not by ``select``, which knows none from 1024 up."""
+    """Return descriptors to read, or with room for unsent data; ``poll``, since ``select`` handles no descriptor above 1023."""
     poll = select.poll()
     poll.register(channel, select.POLLIN | (select.POLLOUT if channel.unsent else 0))
     poll.register(wake, select.POLLIN)
@@ -213,7 +215,7 @@ def _ready(channel: Peer, wake: int) -> set[int]:
 
 @functools.cache
 def _import_for_optimizers() -> None:
-    """Torch imports as much again when the first optimizer is built: once here, beside the feeder's opening of the data."""
+    """Build one optimizer, for which torch imports as much again: once here, while the feeder opens the data."""
     import torch
 
     torch.optim.SGD([torch.zeros(1)], lr=0.1)
@@ -221,7 +223,7 @@ def _import_for_optimizers() -> None:
 
 
 def _fork(request: dict[str, Any], descriptors: list[int], work: Any, channel: Peer, wakes: Iterable[int]) -> int:
-    """Start a worker, which closes what it must not hold; its pid."""
+    """Start a worker, which closes the descriptors that it must not hold; returns its pid."""
     server = os.getpid()
     pid = os.fork()
     if pid:
@@ -264,7 +266,7 @@ def _tell_ends(channel: Peer, children: dict[int, str]) -> None:
 
 
 def _bid_farewell(children: dict[int, str]) -> None:
-    """Workers go at their connection's end-of-file; whoever does not is killed."""
+    """Wait for the workers, which exit at their connection's end-of-file; those that do not are killed."""
 
     def kill(*_: Any) -> None:
         for pid in children:

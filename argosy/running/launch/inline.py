@@ -1,4 +1,4 @@
-"""Every worker in this process, one after another: for debuggers, notebooks' breakpoints and tests."""
+"""A launcher that runs every worker in this process, one after another: for debuggers, breakpoints and tests."""
 
 import contextlib
 import time
@@ -36,7 +36,7 @@ class Inline:
     """Launcher of workers without processes; samples are prepared here, whatever ``loader_workers`` says."""
 
     def discover(self, settings: Settings) -> Cluster:
-        """See `Launcher.discover`."""
+        """Return this machine as a cluster; raises PlanError if the settings ask for several nodes."""
         if settings.nodes > 1:
             raise PlanError(
                 f"nodes is {settings.nodes}; launcher inline has one process and one node. Use launcher 'processes'."
@@ -44,11 +44,11 @@ class Inline:
         return discover(settings)
 
     def open(self, job: Job) -> "InlineWorkers":
-        """See `Launcher.open`."""
+        """Implement `Launcher.open`: workers of this process."""
         return InlineWorkers(job)
 
     def close(self) -> None:
-        """See `Launcher.close`."""
+        """Implement `Launcher.close`: nothing was prepared."""
 
 
 class InlineWorkers:
@@ -63,16 +63,16 @@ class InlineWorkers:
         self.feeders: dict[str, _InlineFeeder] = {}
         self.trainers: dict[str, Trainer] = {}
         self.leaving = contextlib.ExitStack()
-        """Gives the caller back its process as it was."""
+        """Restores the caller's process state at the end."""
         self.until = 0.0
-        """When the driver is to be asked again, in the middle of a block where it takes long."""
+        """Time at which `receive` is due to return to the driver, even in the middle of a block that takes long."""
 
     def start_feeder(self, name: str, node: str) -> None:
-        """See `Workers.start_feeder`."""
+        """Create a feeder, which opens its data when it is told to."""
         self.feeders[name] = _InlineFeeder(self.job, name)
 
     def start_trainer(self, name: str, node: str) -> None:
-        """See `Workers.start_trainer`."""
+        """Create a trainer, which reports to this object directly."""
         self.trainers[name] = Trainer(
             self.job.study.terms,
             self.job.settings,
@@ -84,31 +84,31 @@ class InlineWorkers:
         )
 
     def send(self, worker: str, command: Any) -> None:
-        """See `Workers.send`."""
+        """Keep the command for the next `receive`."""
         self.unsent.append((worker, command))
 
     def enlist(self, worker: str, members: tuple[Member, ...]) -> None:
-        """See `Workers.enlist`; here they are what they are, breakpoints and all."""
+        """Pass the members to the trainer as they are, so breakpoints in their code work."""
         self.trainers[worker].enlist(members)
 
     def kill(self, worker: str) -> None:
-        """See `Workers.kill`; what hangs here hangs the driver too, so nobody asks."""
+        """Implement `Workers.kill`: never called, because a worker that hangs here hangs the driver too."""
         raise AssertionError(f"{worker} cannot be killed: it is a part of this process")
 
     def rendezvous(self) -> str:
-        """See `Workers.rendezvous`; here nobody could wait for another."""
+        """Implement `Workers.rendezvous`: never called, because workers of one process do not exchange tensors."""
         raise AssertionError("workers of one process exchange nothing")
 
     def heartbeat(self, worker: str) -> Heartbeat | None:
-        """See `Workers.heartbeat`; whoever could look is held up as well."""
+        """Return None: a process that could check the heartbeat would be held up as well."""
         return None
 
     def cpu_seconds(self, worker: str) -> float:
-        """See `Workers.cpu_seconds`."""
+        """Return 0.0: workers have no CPU time apart from the driver's."""
         return 0.0
 
     def receive(self, timeout: float) -> list[tuple[str, Any]]:
-        """See `Workers.receive`; one block goes to every trainer that reads it."""
+        """Carry out the unsent commands, and pass one block to every trainer that reads it."""
         self.until = time.monotonic() + timeout
         while self.unsent:
             self._obey(*self.unsent.popleft())
@@ -152,7 +152,7 @@ class _InlineFeeder:
         self.course = Course({}, per_epoch=job.study.validations_per_epoch, block_size=1)
 
     def obey(self, command: Any) -> list[Any]:
-        """Do what the driver says; returns the answers."""
+        """Carry out a command of the driver; returns the answers."""
         if isinstance(command, Open):
             return [self._open()]
         if isinstance(command, Feed):
@@ -169,7 +169,7 @@ class _InlineFeeder:
         return []
 
     def feed(self, trainers: dict[str, Trainer]) -> Iterator[Any]:
-        """Let the trainers take the next block, where there is credit for one; yields what there is to report."""
+        """Pass the next block to the trainers if there is credit for one; yields what there is to report."""
         place = self.course.peek()
         if place is None or not self.course.assignments or not self.course.may_announce(place):
             return
@@ -209,5 +209,5 @@ class _InlineFeeder:
         filled = source.fill(block, 0, self.orders.block(place))
         check_files(self.files)
         self.gauge.prepared += filled.prepared
-        # The rows are written; what members do to them is counted from here.
+        # Fresh views, because members' writes to the block are counted from here on.
         return source.layout.block(place, memory[start:]), filled

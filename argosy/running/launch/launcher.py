@@ -1,6 +1,6 @@
-"""The seam between the driver and the places where workers run: how a worker starts, is spoken to, and is known to be gone.
+"""The seam between the driver and the places where workers run: how a worker starts, gets commands, and is lost.
 
-A launcher is one file with two classes: where to run (`Launcher`) and the workers of one run (`Workers`).
+A launcher is one file with two classes: where to run (`Launcher`), and the workers of one run (`Workers`).
 """
 
 from dataclasses import dataclass, field, replace
@@ -25,22 +25,22 @@ __all__ = ["Job", "Launcher", "Workers", "devices_asked", "discover", "node_of"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """What workers have to know."""
+    """What workers have to know about a run."""
 
     study: Study
     settings: Settings
     directory: Path
     lock: int
-    """Descriptor of the run's lock: workers hold it as long as they live."""
+    """Descriptor of the run's lock, which workers hold as long as they live."""
     process_state: ProcessState = field(default_factory=ProcessState.here)
-    """What holds in the process that asks for the run, and so in all of its workers."""
+    """State of the process that asks for the run, which holds in all of its workers."""
 
     def __post_init__(self) -> None:
-        policy_called(self.settings.policy)  # before anything is started for it
+        policy_called(self.settings.policy)  # fail before anything is started
 
 
 class Workers(Protocol):
-    """The workers of one run. Never blocks on one of them."""
+    """The workers of one run. No method blocks on a worker."""
 
     side_by_side: ClassVar[bool]
     """Whether trainers step at the same time, so that they can wait for one another."""
@@ -49,34 +49,34 @@ class Workers(Protocol):
         """Start a feeder on a node; it answers as soon as it runs."""
 
     def start_trainer(self, name: str, node: str) -> None:
-        """Start the trainer of the device of that name, which the node has."""
+        """Start the trainer of the named device, which is a device of the node."""
 
     def send(self, worker: str, command: Any) -> None:
-        """Say something to a worker; kept until the next `receive`, and until the worker is there."""
+        """Send a command to a worker; kept until the next `receive`, and until the worker is there."""
 
     def kill(self, worker: str) -> None:
-        """End a worker that does not answer; it is `Lost` then."""
+        """End a worker that does not answer; it is then reported as `Lost`."""
 
     def enlist(self, worker: str, members: tuple[Member, ...]) -> None:
-        """Let a trainer know what these members are; raises StudyError for one that cannot be sent there."""
+        """Tell a trainer what these members are; raises StudyError for one that cannot be sent to it."""
 
     def receive(self, timeout: float) -> list[tuple[str, Any]]:
-        """Let go what was sent, then (worker, message) of all that was said, after at most so many seconds.
+        """Send what is kept, then return (worker, message) of all messages received, after at most so many seconds.
 
-        `Lost` for a worker gone. What a round of messages leads to is so held back until the caller comes again, and
-        may be on disk by then.
+        A worker that is gone is reported by `Lost`. What a batch of messages leads to is held back until the caller
+        comes again, so it may be on disk by then.
         """
 
     def rendezvous(self) -> str:
-        """Where workers that are to exchange tensors find each other, which nobody has used yet (`argosy.stream.rendezvous`)."""
+        """Return an unused address where workers that exchange tensors find each other (`argosy.stream.rendezvous`)."""
 
     def heartbeat(self, worker: str) -> Heartbeat | None:
-        """Signs of life of a worker from its first moment on; None of one that is gone or that nobody can look at."""
+        """Return the heartbeat of a worker, from its first moment on; None if it is gone or cannot be read."""
 
     def cpu_seconds(self, worker: str) -> float:
-        """CPU time of a worker and its children, to be compared with an earlier one: it stands still in one that hangs.
+        """Return CPU seconds of a worker and its children, to compare with earlier ones: in a hanging worker they stand still.
 
-        What they read and write counts as well, a second for 100 MB. 0.0 if unknown.
+        Their reads and writes count as well, one second for 100 MB. 0.0 if unknown.
         """
 
     def __enter__(self) -> "Workers": ...
@@ -88,22 +88,23 @@ class Workers(Protocol):
 
 
 class Launcher(Protocol):
-    """A kind of place."""
+    """A kind of place where workers can run."""
 
     def discover(self, settings: Settings) -> Cluster:
-        """The nodes and devices there."""
+        """Return the nodes and devices of this place."""
 
     def open(self, job: Job) -> Workers:
-        """Make ready to start workers for a job."""
+        """Get ready to start the workers of a job."""
 
     def close(self) -> None:
-        """Let go of what was prepared and not used."""
+        """Release what was prepared and not used."""
 
 
 def discover(settings: Settings) -> Cluster:
-    """This machine as a cluster: one node, ``local``, or several that share its cores, ``node0``, ``node1``, …
+    """Return this machine as a cluster: one node, ``local``, or several that share its cores, ``node0``, ``node1``, …
 
-    Each node has the devices asked for: ``cpu``, ``cpu:2``; of accelerators, ``cuda``, ``cuda:0,1``, each has its part.
+    Each node gets the CPU slots asked for (``cpu``, ``cpu:2``), or an equal part of the accelerators (``cuda``,
+    ``cuda:0,1``).
     """
     cores, count = usable_cores(), settings.nodes
     kind, numbers = devices_asked(settings, default=default_kind())
@@ -118,7 +119,7 @@ def discover(settings: Settings) -> Cluster:
 
 
 def devices_asked(settings: Settings, *, default: str = "cpu") -> tuple[str, tuple[int, ...]]:
-    """The kind of devices that is asked for, and the numbers behind it: how many of ``cpu``, which of others; or none."""
+    """Return the kind of devices asked for and the numbers after it: a count for ``cpu``, else indices; empty if none are given."""
     kind, _, which = (default if settings.devices is None else settings.devices).partition(":")
     if which and not all(number.isdecimal() for number in which.split(",")):
         raise PlanError(f"--devices {kind}:{which} cannot be read; write cpu, cpu:2, cuda or cuda:0,1.")
@@ -126,7 +127,7 @@ def devices_asked(settings: Settings, *, default: str = "cpu") -> tuple[str, tup
 
 
 def node_of(name: str, devices: tuple[Device, ...], cores: int) -> Node:
-    """One of several nodes, with the devices that it calls by these names."""
+    """Return one of several nodes, with its devices renamed after it."""
     named = tuple(replace(device, name=f"{name}/{device.name}", node=name) for device in devices)
     return Node(name=name, devices=named, cores=max(cores, 1))
 

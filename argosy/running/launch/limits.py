@@ -1,4 +1,4 @@
-"""What the kernel lets this process use: cores and memory, by affinity and by control groups of either version."""
+"""What the kernel lets this process use: cores and memory, limited by affinity and by control groups v1 and v2."""
 
 import contextlib
 import math
@@ -12,12 +12,12 @@ __all__ = ["memory_limit", "memory_to_keep_in", "only_cores", "quota_cores", "re
 
 GROUPS = Path("/sys/fs/cgroup")
 UNLIMITED_BYTES = 2**60
-"""From here up, the first version of control groups means no limit."""
+"""From this value up, version 1 of control groups means no limit."""
 
 
 @contextlib.contextmanager
 def only_cores(count: int | None) -> Iterator[None]:
-    """Let this thread, and what it starts, use so many of its cores at most; as before at the end."""
+    """Restrict this thread, and what it starts, to at most so many of its cores; restores the affinity at the end."""
     before = os.sched_getaffinity(0)
     restrict(0, count)
     try:
@@ -27,31 +27,31 @@ def only_cores(count: int | None) -> Iterator[None]:
 
 
 def restrict(pid: int, count: int | None) -> None:
-    """Let a process use the first so many of the cores that it may; None for all of them."""
+    """Restrict a process to the first so many of its allowed cores; None for all of them."""
     os.sched_setaffinity(pid, sorted(os.sched_getaffinity(pid))[:count])
 
 
 def usable_cores() -> int:
-    """Cores that this process may really use: its affinity, bounded by the quota."""
+    """Return the number of cores that this process can really use: its affinity, bounded by the quota."""
     cores, quota = len(os.sched_getaffinity(0)), quota_cores()
     return cores if quota is None else min(cores, max(1, math.floor(quota)))
 
 
 def quota_cores() -> float | None:
-    """The tightest CPU quota of this process's control groups, in cores; None for no quota."""
+    """Return the tightest CPU quota of this process's control groups, in cores; None for no quota."""
     found = [int(quota) / int(period) for quota, period in _quotas() if quota not in ("max", "-1")]
     return min(found, default=None)
 
 
 def memory_limit() -> int | None:
-    """The tightest memory limit of this process's control groups, in bytes; None for no limit."""
+    """Return the tightest memory limit of this process's control groups, in bytes; None for no limit."""
     texts = [path.read_text().strip() for path in _files("memory", "memory.max", "memory.limit_in_bytes")]
     found = [int(text) for text in texts if text != "max" and int(text) < UNLIMITED_BYTES]
     return min(found, default=None)
 
 
 def memory_to_keep_in(nodes: int) -> int:
-    """Bytes in which a feeder may keep samples: a quarter of what its host has left, which it may share with other nodes."""
+    """Return the bytes that a feeder may keep: a quarter of its host's free memory, divided among its nodes."""
     left: int = psutil.virtual_memory().available
     return min(left, memory_limit() or left) // (4 * nodes)
 
@@ -65,7 +65,7 @@ def _quotas() -> Iterator[list[str]]:
 
 
 def _files(controller: str, unified: str, separate: str) -> Iterator[Path]:
-    """The files of this process's groups and of all groups above them, which bind it as well."""
+    """Yield the files of this process's control groups and of all groups above them, whose limits apply as well."""
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, controllers, group = line.split(":", 2)
         if not controllers:
@@ -74,7 +74,7 @@ def _files(controller: str, unified: str, separate: str) -> Iterator[Path]:
             root, name = GROUPS / controller, separate
         else:
             continue
-        # In a container the path may be the host's, and only the root is to be seen.
+        # In a container the path may be the host's, and only the root is visible.
         folder = root / group.lstrip("/")
         for above in (folder, *folder.parents):
             if above.is_relative_to(root) and (above / name).exists():

@@ -1,9 +1,10 @@
 """The default launcher: one process per feeder and trainer on this machine, forked from a warm fork server.
 
-Contract. The driver's thread never waits for a worker or for the fork server: what is said to them is kept until they
-take it, and written from `receive` alone. A worker is lost once, when nothing more can come from it: when its connection
-has broken, or at the word of the fork server: before its first call, or where its connection does not break with its end,
-since a process that a person's code forked holds it open. Of how it ended the fork server tells, and is given a moment for it.
+Contract. The driver's thread never waits for a worker or for the fork server: messages to them are kept until they take
+them, and written from `receive` alone. A worker is reported lost once, when nothing more can come from it: when its
+connection has broken, or when the fork server reports its end. The latter counts before the worker's first call, or if
+the connection outlives the worker because a process that the user's code forked holds it open. The fork server reports
+how a worker ended, and is given a moment to do so.
 """
 
 import contextlib
@@ -38,11 +39,11 @@ from argosy.study import Member
 __all__ = ["ProcessWorkers", "Processes", "enlisting"]
 
 LOOK_SECONDS = 2.0
-"""Time between two looks for stopped processes: a look reads of every process of the machine."""
+"""Seconds between two checks for stopped processes; a check reads about every process of the machine."""
 NEWS_SECONDS = 0.5
-"""How long the fork server has to tell how a worker ended whose connection broke."""
+"""Seconds that the fork server has to report how a worker ended whose connection broke."""
 FAREWELL_SECONDS = 2.0
-"""How long the last words to workers that live may take."""
+"""Seconds that the last messages to live workers may take."""
 
 
 class Processes:
@@ -52,32 +53,32 @@ class Processes:
         self._server: ForkServer | None = None
 
     def warm(self) -> "Processes":
-        """Start the fork server, whose imports go on beside whatever the caller does next."""
+        """Start the fork server, which imports while the caller goes on."""
         if self._server is None:
             self._server = ForkServer.start()
         return self
 
     def discover(self, settings: Settings) -> Cluster:
-        """See `Launcher.discover`."""
+        """Return this machine as a cluster, and restrict the fork server to the run's cores."""
         self.warm()
         assert self._server is not None
-        # It may be older than the run's limits.
+        # The server may be older than the run's limits.
         restrict(self._server.process.pid, settings.cores)
         return discover(settings)
 
     def open(self, job: Job) -> "ProcessWorkers":
-        """See `Launcher.open`."""
+        """Implement `Launcher.open`: worker processes of this machine."""
         return self.workers(blobs_of(job), directory=job.directory, lock=job.lock, nodes_here=job.settings.nodes)
 
     def workers(self, blobs: dict[str, int], **rest: Any) -> "ProcessWorkers":
-        """Workers that are given these blobs; the rest is described there."""
+        """Return workers that are given these blobs; `rest` is passed to `ProcessWorkers`."""
         self.warm()
         assert self._server is not None
         server, self._server = self._server, None
         return ProcessWorkers(server, blobs, **rest)
 
     def close(self) -> None:
-        """See `Launcher.close`."""
+        """Stop the fork server if it has not been used."""
         if self._server is not None:
             self._server.close()
             self._server = None
@@ -85,22 +86,22 @@ class Processes:
 
 @dataclass(slots=True, eq=False)
 class _Worker:
-    """One process, from the request for it until it is told to be lost."""
+    """One process, from the request to start it until it is reported lost."""
 
     name: str
     worker_id: str
-    """What it calls itself to the driver and to the fork server: its name and a number, as another may get its name."""
+    """The worker's id for the driver and the fork server: its name and a number, since its name may be used again."""
     heartbeat: Heartbeat
     pid: int | None = None
-    """None until the fork server has told."""
+    """None until the fork server has reported it."""
     peer: Peer | None = None
-    """None until it has called, and when its connection has broken."""
+    """None before the worker's first call, and after its connection has broken."""
     broke: float | None = None
-    """When that was, or when the fork server told of its end."""
+    """When the connection broke, or when the fork server reported the worker's end."""
     ended: str = ""
-    """How, as soon as the fork server has told, or whoever killed it."""
+    """How it ended, set when the fork server reports it or when this process kills the worker."""
     unsent: list[Any] = field(default_factory=list)
-    """What was said since the last `receive`, and before it called."""
+    """Messages since the last `receive`, and those from before its first call."""
 
 
 class ProcessWorkers:
@@ -119,18 +120,18 @@ class ProcessWorkers:
         interface: str = "",
     ) -> None:
         self.directory = directory.resolve()
-        """Of the run, as far as this machine sees it."""
+        """Run directory, or the folder that stands for it on this machine."""
         self.lock = lock
         """A descriptor that workers hold as long as they live."""
         self.nodes_here = nodes_here
         """Nodes that share this machine's cores."""
         self.interface = interface
-        """Of the network, by which workers exchange tensors with other nodes; empty where those are here too."""
+        """Network interface by which workers exchange tensors with other nodes; empty if all nodes are on this machine."""
         self.server = server
         self.key = os.urandom(32)
         self.listener = Listener(self.key)
         self.workers: dict[str, _Worker] = {}
-        """By name; each leaves exactly once, and is then said to be lost."""
+        """By name; each is removed exactly once, and then reported lost."""
         self.started = 0
         self.selector = selectors.DefaultSelector()
         self.blobs = blobs
@@ -159,56 +160,56 @@ class ProcessWorkers:
                 os.close(descriptor)
 
     def fileno(self) -> int:
-        """For selectors: readable when `receive` has something to tell, or to write."""
+        """Descriptor for selectors, readable when `receive` has something to report or to write."""
         return self.selector.fileno()
 
     def start_feeder(self, name: str, node: str) -> None:
-        """See `Workers.start_feeder`."""
+        """Fork a feeder on this machine."""
         self.start(name, "feeder")
 
     def start_trainer(self, name: str, node: str) -> None:
-        """See `Workers.start_trainer`."""
+        """Fork a trainer on this machine."""
         self.start(name, "trainer")
 
     def send(self, worker: str, command: Any) -> None:
-        """See `Workers.send`; to one that was lost nothing is said."""
+        """Keep the command for the next `receive`; ignored for a worker that was lost."""
         found = self.workers.get(worker)
         if found is not None:
             found.unsent.append(command)
             self._spoken_to[found] = None
 
     def kill(self, worker: str) -> None:
-        """See `Workers.kill`; one that was never forked hangs with the fork server, which takes all others along."""
+        """Kill the process. A worker that was never forked hangs in the fork server, which is killed with all of its workers."""
         found = self.workers.get(worker)
-        if found is not None and not found.ended:  # else its number may be another process's
+        if found is not None and not found.ended:  # otherwise its pid may belong to another process
             _kill(found.pid or self.server.process.pid)
 
     def enlist(self, worker: str, members: tuple[Member, ...]) -> None:
-        """See `Workers.enlist`."""
+        """Implement `Workers.enlist`: send the members, pickled."""
         self.send(worker, enlisting(members))
 
     def rendezvous(self) -> str:
-        """See `Workers.rendezvous`: a file in a folder that is this user's alone."""
+        """Return the path of a file in a folder that only this user can access."""
         self._rendezvous.mkdir(mode=0o700, exist_ok=True)
         return str(self._rendezvous / os.urandom(16).hex())
 
     def heartbeat(self, worker: str) -> Heartbeat | None:
-        """See `Workers.heartbeat`."""
+        """Implement `Workers.heartbeat`: read from shared memory."""
         found = self.workers.get(worker)
         return found.heartbeat if found is not None else None
 
     def cpu_seconds(self, worker: str) -> float:
-        """See `Workers.cpu_seconds`; until a worker is forked, the fork server works for it."""
+        """Implement `Workers.cpu_seconds`: before a worker is forked, those of the fork server, which works for it."""
         found = self.workers.get(worker)
         if found is None:
             return 0.0
         return activity(found.pid) if found.pid is not None else own_activity(self.server.process.pid)
 
     def receive(self, timeout: float) -> list[tuple[str, Any]]:
-        """See `Workers.receive`."""
+        """Implement `Workers.receive`: wait for connections, and report workers that were lost or killed."""
         self.let_go()
         for key, events in self.selector.select(0 if self.said else timeout):
-            # Not one that was let go since, on the word of somebody before it.
+            # Skip a connection that was closed by an earlier handler of this loop.
             if self.selector.get_map().get(key.fd) is key:
                 key.data(events)
         if time.monotonic() - self._looked > LOOK_SECONDS:
@@ -222,31 +223,31 @@ class ProcessWorkers:
         return said
 
     def let_go(self) -> None:
-        """Write what was said since the last `receive`, as far as it is taken: to those alone who were spoken to."""
+        """Write the messages since the last `receive`, as far as connections take them; only to workers that have some."""
         for worker in self._spoken_to:
             self._say(worker)
         self._spoken_to.clear()
-        if self.server.channel.fileno() >= 0:  # else no other server could be started
+        if self.server.channel.fileno() >= 0:  # otherwise no other server could be started
             self._watch(self.server.channel)
 
     def start(self, name: str, role: str) -> None:
         """Start a worker: a feeder or a trainer."""
         self.started += 1
         heartbeat, descriptor = Heartbeat.create()
-        # Whatever keeps it from calling, it has been busy with that from here on.
+        # From here on the worker counts as busy, whatever keeps it from calling.
         heartbeat.start("starting", opaque=True)
         worker = self.workers[name] = _Worker(name, f"{name} {self.started}", heartbeat)
         arguments: dict[str, Any] = {"name": name, "worker_id": worker.worker_id, "role": role}
         arguments |= {"address": self.listener.address, "key": self.key.hex(), "directory": str(self.directory)}
         arguments |= {"nodes_here": self.nodes_here, "interface": self.interface}
         log = self.directory / "workers" / f"{name.replace(':', '-').replace('/', '-')}.log"
-        # A server that has just died is replaced when its end-of-file is read; until then requests go nowhere.
+        # A server that has just died is replaced when its end-of-file is read; requests until then are lost.
         data = [self.blobs["data"]] if role == "feeder" else []
         self.server.fork(arguments, [self.blobs[role], descriptor, self.lock, self.blobs["state"], *data], log)
         os.close(descriptor)
 
     def _say(self, worker: _Worker) -> None:
-        """Write what is to be said to a worker that has called, as far as its connection takes it."""
+        """Write the messages for a worker that has called, as far as its connection takes them."""
         if worker.peer is None:
             return
         for command in worker.unsent:
@@ -255,14 +256,14 @@ class ProcessWorkers:
         self._watch(worker.peer)
 
     def _watch(self, peer: Peer) -> None:
-        """Wait for room in a connection as long as something is unsent, and only then."""
+        """Wait for room in a connection only while something is unsent."""
         key = self.selector.get_key(peer)
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if peer.unsent else 0)
         if key.events != events:
             self.selector.modify(peer, events, key.data)
 
     def _holder(self, worker_id: str) -> _Worker | None:
-        """The worker that has this id; None where it is said to be lost already."""
+        """Return the worker that has this id; None if it was reported lost already."""
         found = self.workers.get(worker_id.rpartition(" ")[0])
         return found if found is not None and found.worker_id == worker_id else None
 
@@ -274,7 +275,7 @@ class ProcessWorkers:
                 continue
             worker.peer = peer
             self.selector.register(peer, selectors.EVENT_READ, partial(self._hear, worker, peer))
-            # These were sent before this round.
+            # Messages that were sent before this call of `receive`.
             self._say(worker)
 
     def _hear(self, worker: _Worker, peer: Peer, events: int) -> None:
@@ -290,7 +291,7 @@ class ProcessWorkers:
                 self._lost(worker, worker.ended)
 
     def _let_go_of(self, worker: _Worker) -> None:
-        """Close its connection, if it has one."""
+        """Close the worker's connection, if it has one."""
         if worker.peer is not None:
             self.selector.unregister(worker.peer)
             worker.peer.close()
@@ -305,7 +306,7 @@ class ProcessWorkers:
             self._replace_server()
 
     def _heed(self, worker_id: str, pid: int, status: int | str | None) -> None:
-        """News of the fork server: a worker's start or end."""
+        """Handle a report of the fork server: a worker's start or end."""
         worker = self._holder(worker_id)
         if worker is None:
             return
@@ -316,7 +317,7 @@ class ProcessWorkers:
         if worker.peer is None:
             self._lost(worker, worker.ended)
         else:
-            # Its connection is about to break, when everything has been heard that it said.
+            # Its connection is about to break, once everything that it sent has been received.
             worker.broke = time.monotonic()
 
     def _lost(self, worker: _Worker, detail: str) -> None:
@@ -325,18 +326,18 @@ class ProcessWorkers:
         self.said.append((worker.name, Lost(detail=f"{detail} while {last.doing}" if last.busy else detail)))
 
     def _replace_server(self) -> None:
-        """The fork server is gone, and by the kernel's tie every worker with it."""
+        """Start another fork server; the kernel's tie has ended every worker with the last one."""
         self.selector.unregister(self.server.channel)
         reason = self._close_server()
         self.server = ForkServer.start()
         self.selector.register(self.server.channel, selectors.EVENT_READ, self._hear_server)
         for worker in [worker for worker in self.workers.values() if worker.peer is None]:
-            # Nothing else would tell that it is gone.
+            # Nothing else would report that these are gone.
             never = f"the fork server ended before it could start{f': {reason}' if reason else ''}"
             self._lost(worker, "it ended with the fork server" if worker.broke else never)
 
     def _close_server(self) -> str:
-        """Let the fork server go; why it ended, as far as it says. Its words stay with those of the workers."""
+        """Close the fork server and log its standard error with the workers' logs; returns why it ended, if it says so."""
         words = self.server.close()
         if words:
             with contextlib.suppress(OSError), appending(self.directory / "workers" / "fork-server.log") as log:
@@ -344,7 +345,7 @@ class ProcessWorkers:
         return reason_of(words)
 
     def _kill_stopped(self) -> None:
-        """A process that was stopped would keep its trainer or the ring waiting for ever: end it, as if it had died."""
+        """Kill processes stopped for too long, as if they had died: their trainers or the ring would wait for ever."""
         server = psutil.Process(self.server.process.pid)
         stopped = set()
         for process in (server, *server.children(recursive=True)):
@@ -361,7 +362,7 @@ class ProcessWorkers:
                 _kill(pid)
 
     def _bid_farewell(self) -> None:
-        """Let workers that live take what was said last, all together for a bounded time, and hang up."""
+        """Let live workers receive the last messages, all together for a bounded time, and close their connections."""
         deadline = time.monotonic() + FAREWELL_SECONDS
         self.receive(0)
         while any(peer.unsent for peer in self._peers()) and (left := deadline - time.monotonic()) > 0:
@@ -373,7 +374,7 @@ class ProcessWorkers:
 
     @property
     def _rendezvous(self) -> Path:
-        """Folder of the files by which exchanges, and ranks of members, find each other, as long as the run lasts."""
+        """Folder of the files by which exchanges, and ranks of members, find each other; it lasts as long as the run."""
         return self.directory / "rendezvous"
 
     def _forget_rendezvous(self) -> None:
@@ -384,7 +385,7 @@ class ProcessWorkers:
 
 
 def enlisting(members: tuple[Member, ...]) -> Enlist:
-    """What tells another process what members are; raises StudyError for one that cannot be sent there."""
+    """Return the message that tells another process what members are; raises StudyError for one that cannot be sent."""
     return Enlist(definitions=dump(members), path=tuple(sys.path), sources=sources())
 
 

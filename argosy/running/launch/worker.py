@@ -39,17 +39,18 @@ __all__ = ["without_feeder", "work"]
 
 SIGN_OF_LIFE_SECONDS = 1.0
 LISTEN_SECONDS = 0.01
-"""Between two looks, among steps, whether a command waits."""
+"""Seconds between two checks, among steps, for a waiting command."""
 COPY_SECONDS = 0.001
-"""Between two looks whether a copy has passed, of which nobody tells."""
+"""Seconds between two checks whether a copy has finished, which nothing signals."""
 LAST_WORD_SECONDS = 5.0
-"""How long a worker waits at its end for the driver to take what it still has to say."""
+"""Seconds that a worker waits at its end for the driver to take its last messages."""
 
 
 def work(arguments: dict[str, Any], descriptors: list[int]) -> int:
     """Run as the worker that the arguments name; returns the exit code.
 
-    The descriptors: of its blob, its heartbeat, the run's lock and the state of the process; of a feeder, that of the data as well.
+    The descriptors are those of its blob, its heartbeat, the run's lock and the process state; for a feeder also of the
+    data.
     """
     name, key = arguments["name"], bytes.fromhex(arguments["key"])
     name_process(arguments["role"])
@@ -59,7 +60,7 @@ def work(arguments: dict[str, Any], descriptors: list[int]) -> int:
     driver = dial(arguments["address"], key, arguments["worker_id"])
     try:
         heartbeat.start("unpacking what it was given", opaque=True)
-        _unpacked(descriptors[3]).apply()  # before anything else of the user's is
+        _unpacked(descriptors[3]).apply()  # before anything else of the user's runs
         given = _unpacked(blob)
         heartbeat.rest()
         if arguments["role"] == "feeder":
@@ -72,7 +73,7 @@ def work(arguments: dict[str, Any], descriptors: list[int]) -> int:
     except EOFError:
         return 0  # the driver is gone
     except Poisoned as error:
-        # Not Failed, which would end the run: members go on from their files, in another process.
+        # Not `Failed`, which would end the run: members continue from their files, in another process.
         print(error, file=sys.stderr)
         return 1
     except Exception as error:  # process boundary: the driver learns what happened
@@ -89,7 +90,7 @@ def work(arguments: dict[str, Any], descriptors: list[int]) -> int:
 
 
 def _unpacked(descriptor: int) -> Any:
-    """What people wrote may read files as it is unpacked, and the end of one of these is not the driver's."""
+    """Unpack a value. The user's code may read files meanwhile, and their EOFError must not look like the driver's end."""
     try:
         return from_descriptor(descriptor)
     except EOFError as error:
@@ -106,7 +107,7 @@ def _feed(
     heartbeat: Heartbeat,
     nodes_here: int,
 ) -> None:
-    """With its share of this machine, on which there may be several nodes."""
+    """Run as a feeder, with this node's share of the machine's cores and memory."""
     settings, seed, per_epoch, files = given
     torch.set_num_threads(1)
     feed(
@@ -148,7 +149,7 @@ def _train(
     except (EOFError, Poisoned):
         raise
     except Exception as error:
-        # A boundary between a device and its process: what it has met is told to whoever asks it next.
+        # A fault of the device can surface in any later call, so the guard checks every error here.
         trainer.guard.check_process("its trainer", error)
         if (refused := files_refused(error)) is not None:
             raise means_refused(refused, name) or error from error
@@ -156,7 +157,7 @@ def _train(
 
 
 def _serve(driver: Peer, commands: "_Commands", blocks: "_Blocks", trainer: Trainer) -> None:
-    """Give the trainer blocks and commands, until it is told to exit."""
+    """Pass blocks and commands to the trainer, until it is told to exit."""
     heartbeat = trainer.heartbeat
     while True:
         took = blocks.give()
@@ -181,9 +182,10 @@ def _serve(driver: Peer, commands: "_Commands", blocks: "_Blocks", trainer: Trai
 
 
 def without_feeder(command: Any) -> Any:
-    """What a trainer does of a command when its feeder is gone, after which the driver starts its leg again; None for nothing.
+    """Return what a trainer does of a command while it has no feeder; None for nothing. The driver starts the leg again.
 
-    Members that are to leave do so: where they were the last of their leg, the driver has no leg to start again, and waits for them.
+    Members that are to leave are unassigned: if they were the last of their leg, the driver starts no leg again, and
+    waits for them.
     """
     match command:
         case Assign(leave=names):
@@ -194,7 +196,7 @@ def without_feeder(command: Any) -> Any:
 
 
 class _Commands:
-    """Words of the driver that the trainer has not heard yet."""
+    """Commands of the driver that the trainer has not carried out yet."""
 
     def __init__(self, driver: Peer) -> None:
         self.driver = driver
@@ -202,7 +204,7 @@ class _Commands:
         self._looked = 0.0
 
     def waiting(self) -> bool:
-        """Whether there are some; looks a hundred times a second at most, and lets out meanwhile what is unsent."""
+        """Whether there are any; polls at most a hundred times a second, and sends unsent messages then."""
         now = time.monotonic()
         if now - self._looked > LISTEN_SECONDS:
             self._looked = now
@@ -214,7 +216,7 @@ class _Commands:
         return bool(self.arrived)
 
     def take(self) -> list[Any]:
-        """All that there are."""
+        """Return all commands received so far."""
         self.arrived.extend(self.driver.receive())
         taken = list(self.arrived)
         self.arrived.clear()
@@ -235,11 +237,11 @@ class _Blocks:
 
     @property
     def peers(self) -> list[Peer]:
-        """Of the feeder; none while there is no feeder."""
+        """The connection to the feeder; empty while there is no feeder."""
         return [self.reader.peer] if self.reader is not None else []
 
     def attach(self, address: str) -> None:
-        """Read another feeder's ring; nothing where it is gone, of which the driver will hear and start again."""
+        """Read another feeder's ring. Does nothing if that feeder is gone: the driver learns of it and starts another."""
         self._close()
         self.arrived.clear()
         with self.heartbeat.busy("calling its feeder", opaque=True), contextlib.suppress(WorkerError, EOFError):
@@ -248,7 +250,7 @@ class _Blocks:
             self.receive()
 
     def receive(self) -> None:
-        """Take what has come; a feeder that is gone is let go, and what came before its end stays."""
+        """Receive blocks; if the feeder is gone, close its ring and keep the blocks from before its end."""
         if self.reader is None:
             return
         self.reader.peer.flush()
@@ -258,7 +260,7 @@ class _Blocks:
             self._close()
 
     def give(self) -> bool:
-        """Let the trainer go on, or take a block, of which nothing may be left here; False where there is nothing to do."""
+        """Let the trainer go on, or give it one block; returns False if there is nothing to do."""
         if self.trainer.go_on():
             return True
         if self.arrived and self.trainer.ready:
@@ -274,7 +276,7 @@ class _Blocks:
 
 
 def _wait(peers: list[Peer], seconds: float) -> None:
-    """Until one of them says something, takes what was unsent, or the time is over."""
+    """Wait until a peer sends something or takes unsent data, or the time is over; then send what is unsent."""
     poll = select.poll()
     for peer in peers:
         poll.register(peer, select.POLLIN | (select.POLLOUT if peer.unsent else 0))
