@@ -139,7 +139,7 @@ def train(
 
 
 def _script() -> str:
-    """The name of the program's file; ``argosy`` where it has none, as in a notebook."""
+    """Return the name of the program's file; ``argosy`` where it has none, as in a notebook."""
     file = getattr(sys.modules["__main__"], "__file__", None)
     path = Path(file or "argosy")
     return path.resolve().parent.name if path.stem == "__main__" else path.stem
@@ -191,7 +191,7 @@ def run(
 
 
 def _watched(view: View | None, trackers: Sequence[Tracker | str], directory: Path) -> View:
-    """The view, and trackers beside it, none of which can disturb another one."""
+    """Return the view, and trackers beside it, none of which can disturb another one."""
     watching = Silent() if view is None else Apart(view)
     return Tracked(watching, named(trackers), directory / "workers") if trackers else watching
 

@@ -58,7 +58,7 @@ class Cluster:
 
     @classmethod
     def parse(cls, text: str, *, kind: str = "gpu", cores: int = 16) -> "Cluster":
-        """A cluster that need not exist, written nodes x devices x memory.
+        """Return a cluster that need not exist, written nodes x devices x memory.
 
         >>> len(Cluster.parse("2x4x80GB").devices)
         8
@@ -85,7 +85,7 @@ class Cluster:
         return cls(nodes=tuple(node(f"node{number}") for number in range(nodes)))
 
     def times(self, factor: int) -> "Cluster":
-        """A cluster with so many of every node; the copies of ``node0`` are ``node0+1``, ``node0+2``, …"""
+        """Return a cluster with so many of every node; the copies of ``node0`` are ``node0+1``, ``node0+2``, …"""
 
         def copied(node: Node, copy: int) -> Node:
             name = f"{node.name}+{copy}" if copy else node.name
@@ -95,11 +95,11 @@ class Cluster:
         return Cluster(nodes=tuple(copied(node, copy) for copy in range(factor) for node in self.nodes))
 
     def without(self, node: str) -> "Cluster":
-        """The cluster that is left when a node has gone."""
+        """Return the cluster that is left when a node has gone."""
         return Cluster(nodes=tuple(other for other in self.nodes if other.name != node))
 
     def beside(self, node: Node) -> "Cluster":
-        """The cluster that there is when a node has come."""
+        """Return the cluster that there is when a node has come."""
         return Cluster(nodes=(*self.nodes, node))
 
     @property
@@ -108,7 +108,7 @@ class Cluster:
         return tuple(device for node in self.nodes for device in node.devices)
 
     def device(self, name: str) -> Device:
-        """The device of that name."""
+        """Return the device of that name."""
         for device in self.devices:
             if device.name == name:
                 return device

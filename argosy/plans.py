@@ -119,7 +119,7 @@ class Placement:
         return self.device_seconds[self.devices.index(device)] if self.device_seconds else self.seconds_per_sample
 
     def priced(self, profile: Profile) -> "Placement":
-        """The same placement at the costs of another profile."""
+        """Return the same placement at the costs of another profile."""
         if not self.is_split:
             return Placement.whole(profile, self.devices[0])
         if not self.shares:
@@ -127,7 +127,7 @@ class Placement:
         return Placement.uneven(profile, dict(zip(self.devices, self.shares, strict=True)))
 
     def moved_to(self, devices: Mapping[str, str]) -> "Placement":
-        """The same placement on other devices, by a mapping of names."""
+        """Return the same placement on other devices, by a mapping of names."""
         return replace(self, devices=tuple(devices[name] for name in self.devices))
 
 
@@ -154,11 +154,11 @@ class Flotilla:
         return tuple(dict.fromkeys(device for placement in self.placements for device in placement.devices))
 
     def of(self, member: str) -> Placement:
-        """The placement of one member."""
+        """Return the placement of one member."""
         return next(placement for placement in self.placements if placement.member == member)
 
     def pack(self, device: str) -> tuple[Placement, ...]:
-        """The placements that share one device."""
+        """Return the placements that share one device."""
         return tuple(placement for placement in self.placements if device in placement.devices)
 
     def load(self, device: str) -> float:
@@ -180,17 +180,17 @@ class Flotilla:
         return 1.0 / max(self.loads.values())
 
     def keeping(self, members: Iterable[str]) -> "Flotilla":
-        """The flotilla after the others have left; their devices stay as they are."""
+        """Return the flotilla after the others have left; their devices stay as they are."""
         kept = set(members)
         return Flotilla(placements=tuple(p for p in self.placements if p.member in kept))
 
     def priced(self, profiles: Mapping[str, Profile]) -> "Flotilla":
-        """The same placements at the costs of these profiles; members without one stay as they are."""
+        """Return the same placements at the costs of these profiles; members without one stay as they are."""
         placements = [p.priced(profiles[p.member]) if p.member in profiles else p for p in self.placements]
         return Flotilla(placements=tuple(placements))
 
     def steps(self, device: str) -> tuple[Step, ...]:
-        """The static order of one device: the begins of split members, its own members, then the finishes.
+        """Return the static order of one device: the begins of split members, its own members, then the finishes.
 
         All devices take the split members in the order of ``placements``. A finish waits only for begins, begins wait
         for nothing, and every device has its begins before its finishes: so no cycle of waiting can exist, and the
@@ -235,7 +235,7 @@ class Plan:
     waiting: tuple[str, ...]
     """Members without a device yet; the policy is asked again when devices become free."""
     notes: tuple[str, ...] = ()
-    """What is unusual about members."""
+    """Unusual facts about members."""
 
     def __post_init__(self) -> None:
         devices = [device for flotilla in self.flotillas for device in flotilla.devices]
@@ -262,7 +262,7 @@ class Plan:
                     )
 
     def to_json(self) -> dict[str, Any]:
-        """A plain value for ``plan.json``."""
+        """Return a plain value for ``plan.json``."""
         flotillas = [flotilla.to_json() for flotilla in self.flotillas]
         return {"policy": self.policy, "flotillas": flotillas, "waiting": list(self.waiting), "notes": list(self.notes)}
 

@@ -121,7 +121,7 @@ class Profile:
         return devices * per_device * min(decay, 1.0) ** (devices - anchor)
 
     def largest_group(self, devices: int) -> int:
-        """The smallest m up to ``devices`` at which r(m) is highest: more would slow the member down; 1 if unsplittable."""
+        """Return the smallest m up to ``devices`` with the highest r(m): more slow the member down; 1 if unsplittable."""
         if not self.splittable:
             return 1
         best = 1
@@ -160,7 +160,7 @@ class Profile:
         return replace(self, samples_per_second=tuple(r * factor for r in self.samples_per_second), shard_cost=cost)
 
     def to_json(self) -> dict[str, Any]:
-        """A plain value for files."""
+        """Return a plain value for files."""
         return asdict(self)
 
     @classmethod
@@ -244,7 +244,7 @@ class PreparationRates:
         return below[1]
 
     def cores_for(self, samples_per_second: float) -> int:
-        """The fewest cores that meet a demand (FLEET §6.1: just enough preprocessors); all measured ones if none do."""
+        """Return the fewest cores that meet a demand (FLEET §6.1: just enough preprocessors); else all measured ones."""
         most = self.samples_per_second[-1][0]
         return next((cores for cores in range(1, most) if self.rate(cores) >= samples_per_second), most)
 
@@ -256,7 +256,7 @@ def save_profiles(path: Path, profiles: Iterable[Profile]) -> None:
 
 
 def load_profiles(path: Path) -> tuple[Profile, ...]:
-    """The profiles of a file; raises PlanError where it holds none."""
+    """Return the profiles of a file; raises PlanError where it holds none."""
     try:
         found = conforming(parsed(path.read_text()), Profiles, "it")
         return tuple(map(Profile.from_json, found["profiles"]))
@@ -295,12 +295,12 @@ class ProfileCache:
     folder: Path
 
     def key(self, *, member: str, device_kind: str, versions: Mapping[str, str]) -> str:
-        """The file name of a profile; ``member`` identifies code and hyper-parameters, not only a name."""
+        """Return the file name of a profile; ``member`` identifies code and hyper-parameters, not only a name."""
         text = json.dumps([member, device_kind, sorted(versions.items())])
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
     def load(self, key: str) -> Profile | None:
-        """The profile under that key; None if there is none that can be read."""
+        """Return the profile under that key; None if there is none that can be read."""
         try:
             return Profile.from_json(parsed(own_text(self.folder / f"{key}.json")))
         except (OSError, ValueError, ArgosyError):

@@ -301,7 +301,7 @@ class Both(Stop):
 
 
 def better(value: float, than: float, mode: Mode, by: float = 0.0) -> bool:
-    """Whether a metric's value improves on another by more than `by`; any number improves on one that is not a number."""
+    """Return whether a metric's value improves on another by more than `by`; any number improves on NaN."""
     if math.isnan(than):
         return not math.isnan(value)
     return value < than - by if mode == "min" else value > than + by
@@ -319,7 +319,7 @@ def check_rule(what: str, rule: Any) -> None:
 
 
 def mode_of(metric: str, mode: Mode | None = None, *, owner: str = "") -> Mode:
-    """The direction in which a metric improves: as given, or told by the words of its name.
+    """Return the direction in which a metric improves: as given, or told by the words of its name.
 
     Raises StudyError where neither tells: a metric that is followed in the wrong direction looks right.
     """

@@ -287,7 +287,7 @@ class Study:
             )
 
     def member(self, name: str) -> Member:
-        """The member of that name."""
+        """Return the member of that name."""
         return self._by_name[name]
 
     @property
@@ -310,7 +310,7 @@ class Study:
         )
 
     def stop_of(self, member: Member) -> Stop:
-        """The member's own rule, or the study's."""
+        """Return the member's own rule, or the study's."""
         return self.stop if member.stop is None else member.stop
 
 

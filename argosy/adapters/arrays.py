@@ -1,4 +1,4 @@
-"""Fit and predict, as scikit-learn and skorch have them: arrays in, a network that answers with classes out."""
+"""Fit and predict in the manner of scikit-learn and skorch: arrays in, a network that predicts classes out."""
 
 import numbers
 import tempfile
@@ -25,28 +25,28 @@ from argosy.study import Data, Member, Study
 __all__ = ["Fitted", "fit"]
 
 MOST_NAMED = 10
-"""Columns that a message names."""
+"""Most columns that a message names."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fitted:
-    """What came of `argosy.fit`."""
+    """The result of `argosy.fit`."""
 
     report: Report
     network: nn.Module = field(repr=False)
-    """The best member's, with its best weights."""
+    """The best member's network, with its best weights."""
     classes: npt.NDArray[Any] | None = field(repr=False)
-    """By the numbers of the network's outputs; None where targets are numbers."""
+    """Classes by the numbers of the network's outputs; None if targets are numbers."""
     feature_names_in_: npt.NDArray[Any] | None = field(repr=False)
-    """Names of X's columns, which later tables must have in the same order; None where X had none."""
+    """Names of X's columns, which later tables must have in the same order; None if X had none."""
 
     def predict(self, X: Any) -> npt.NDArray[Any]:
-        """A class for each sample ``[N]``; where targets are numbers, the network's outputs."""
+        """Return a class for each sample ``[N]``; if targets are numbers, the network's outputs."""
         outputs = self._outputs(X)
         return outputs.numpy() if self.classes is None else self.classes[outputs.argmax(dim=1).numpy()]
 
     def predict_proba(self, X: Any) -> npt.NDArray[Any]:
-        """Probabilities ``[N, classes]``, in the order of `classes`."""
+        """Return probabilities ``[N, classes]``, in the order of `classes`."""
         if self.classes is None:
             raise StudyError("predict_proba needs classes, and these targets are numbers (floats); use predict.")
         return self._outputs(X).softmax(dim=1).numpy()
@@ -57,7 +57,7 @@ class Fitted:
         return found
 
     def _check_names(self, X: Any) -> None:
-        """Raise StudyError for columns of other names, or in another order; warn where only one of the two has names."""
+        """Raise StudyError if columns have other names or another order; warn if only one of the two has names."""
         there, here = self.feature_names_in_, _names(X)
         if there is None or here is None:
             if there is not here:
@@ -91,12 +91,13 @@ def fit(
     directory: str | Path | None = None,
     **settings: Any,
 ) -> Fitted:
-    """Train members on arrays, and predict with the best of them.
+    """Train members on arrays, and return the best of them to predict with.
 
-    Networks are given float32, and int64 where all of X is whole numbers or flags. Targets that are no floats are classes, of any
-    kind; floats are what networks are to return. A share of the samples, drawn by the seed, is held out for `validation`. Without a
-    directory nothing of the run is kept but what is returned. `settings` are those of `argosy.train`, whose errors this raises;
-    MemberError where no member has finished an epoch. Of a table the names of the columns are kept, and checked at `predict`.
+    Networks get float32, or int64 if all of X is whole numbers or flags. Targets that are not floats are classes, of
+    any kind; floats are the networks' wanted outputs. A share `validation` of the samples, drawn by the seed, is held
+    out. Without a directory nothing of the run is kept except the return value. `settings` are those of `argosy.train`,
+    and errors are the same; also MemberError if no member has finished an epoch. Column names of a table are kept, and
+    checked in `predict`.
     """
     names = _names(X)
     inputs, target = _numbers(X), _targets(y)
@@ -127,7 +128,7 @@ def _fitted(report: Report, classes: npt.NDArray[Any] | None, names: npt.NDArray
 
 
 def _targets(y: Any) -> npt.NDArray[Any]:
-    """Floats ``[N, …]``, or one label for each sample ``[N]``; raises StudyError where some are missing."""
+    """Return floats ``[N, …]``, or one label for each sample ``[N]``; raises StudyError if some are missing."""
     array = rows_of("argosy.fit: y", y)
     if array.dtype.kind == "f" and array.ndim > 1:
         check_none_missing("argosy.fit: y", y, array)
@@ -148,7 +149,7 @@ def _rows(arrays: tuple[Tensor, Tensor], chosen: npt.NDArray[np.bool_]) -> tuple
 
 
 def _names(X: Any) -> npt.NDArray[Any] | None:
-    """Of a table's columns; None of an array, and where columns are only counted."""
+    """Return the names of a table's columns; None for an array, or if columns are only numbered."""
     names = list(getattr(X, "columns", ()))
     if names == list(range(len(names))):
         return None
@@ -163,7 +164,10 @@ def _listed(names: Iterable[Any]) -> str:
 
 
 def _numbers(values: Any) -> npt.NDArray[Any]:
-    """As an array: columns of unlike numbers, as flags beside others in a table, as float64. Raises StudyError for what is none."""
+    """Return an array; columns of mixed numeric types, such as flags in a table, become float64.
+
+    Raises StudyError for anything not numeric.
+    """
     check_unmasked("X", values)
     array = np.asarray(values.detach().cpu() if isinstance(values, Tensor) else values)
     if array.dtype.kind in "biuf":
@@ -183,5 +187,5 @@ def _are_numbers(values: npt.NDArray[Any]) -> bool:
 
 
 def _tensor(values: npt.NDArray[Any]) -> Tensor:
-    """Numbers as networks have them: float32 for floats, int64 for others."""
+    """Return numbers in the types of networks: float32 for floats, int64 for others."""
     return torch.from_numpy(np.array(values, dtype=np.float32 if values.dtype.kind == "f" else np.int64))

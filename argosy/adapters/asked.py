@@ -1,7 +1,7 @@
-"""What a LightningModule may ask ``self.trainer``: each question has a true answer here, or is refused by name in a sentence.
+"""What a LightningModule may ask ``self.trainer``: each question has a true answer here, or is refused by name.
 
-Answers are those of a Trainer with one device, no logger and no callbacks. Before the first batch, in `configure_optimizers` too,
-those that depend on the study are known from its stopping rule and its data.
+Answers are those of a Trainer with one device, no logger and no callbacks. Before the first batch, in
+`configure_optimizers` too, answers that depend on the study follow from its stopping rule and its data.
 """
 
 from typing import Any
@@ -25,12 +25,12 @@ ADVICE = {
     "default_root_dir": "each member has its folder in the run's directory",
     "log_dir": "each member has its folder in the run's directory",
 }
-"""What to do without what is not there."""
+"""What to do instead, by the name that is missing."""
 OTHERWISE = "leave it out, or give the module what it needs in its factory"
 
 
 class NotHere(StudyError, AttributeError):  # noqa: N818
-    """A question without an answer; `hasattr` gives False."""
+    """A question without an answer; `hasattr` returns False."""
 
 
 class Asked:
@@ -57,16 +57,16 @@ class Asked:
         self.current_epoch = self.global_step = self.batch_idx = 0
         self._outlook = outlook
         self._sealed = False
-        """Whether all attributes are there."""
+        """Whether all attributes are set."""
 
     def __getattr__(self, name: str) -> Any:
-        """Only called for what has no answer."""
+        """Refuse a name without an answer; Python calls this only for missing attributes."""
         if name.startswith("_"):
-            raise AttributeError(name)  # of Python's own protocols
+            raise AttributeError(name)  # Python's own protocols probe these
         raise _not_here(name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """A module may not steer what it is trained by: what it sets would have no effect."""
+        """Refuse to let a module set what has no effect on its training."""
         known = name in vars(self) or not isinstance(getattr(type(self), name, property()), property)
         if vars(self).get("_sealed") and not known and not name.startswith("_"):
             raise StudyError(
@@ -74,7 +74,7 @@ class Asked:
             )
         super().__setattr__(name, value)
 
-    # ---- where it is
+    # ---- state
 
     @property
     def training(self) -> bool:
@@ -88,10 +88,10 @@ class Asked:
 
     @property
     def is_last_batch(self) -> bool:
-        """Whether the batch at hand is the epoch's last one."""
+        """Whether the current batch is the last one of the epoch."""
         return self.batch_idx + 1 >= self.num_training_batches
 
-    # ---- how long it trains
+    # ---- length of training
 
     @property
     def num_training_batches(self) -> int:
@@ -111,7 +111,7 @@ class Asked:
 
     @property
     def max_epochs(self) -> int:
-        """Of the stopping rule."""
+        """Epochs of the stopping rule."""
         return self._epochs("max_epochs")
 
     @property
@@ -142,26 +142,26 @@ class Asked:
 
     @property
     def root_device(self) -> Any:
-        """The member's."""
+        """The member's device."""
         return self.module.device
 
     def barrier(self, name: str | None = None) -> None:
-        """Nothing: no other process trains the member."""
+        """Do nothing: no other process trains the member."""
 
     def broadcast(self, value: Any, src: int = 0) -> Any:
-        """The value itself."""
+        """Return the value itself."""
         return value
 
     def reduce(self, tensor: Any, *_: Any, **__: Any) -> Any:
-        """The value itself."""
+        """Return the value itself."""
         return tensor
 
     def all_gather(self, tensor: Any, *_: Any, **__: Any) -> Any:
-        """The value itself, as Lightning gives it on one device."""
+        """Return the value itself, as Lightning does on one device."""
         return tensor
 
     def print(self, *words: Any, **how: Any) -> None:
-        """As `print`."""
+        """Call `print`."""
         print(*words, **how)
 
 

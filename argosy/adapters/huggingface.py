@@ -1,4 +1,4 @@
-"""Networks of Hugging Face as members: samples are dicts of tensors, which the network takes by their names, ``labels`` among them."""
+"""Hugging Face networks as members: samples are dicts of tensors, passed to the network by name, ``labels`` too."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -18,10 +18,10 @@ def from_huggingface(
     metrics: Mapping[str, Any] | None = None,
     **fields: Any,
 ) -> Member:
-    """A member that steps along the loss that the network computes itself; metrics are given its logits, and the labels.
+    """Return a member that minimises the loss computed by the network itself; metrics get its logits, and the labels.
 
-    A loss that is a mean over other things than samples, as over tokens that are not masked, is averaged over batches by their
-    samples. `fields` are those of `argosy.Member`.
+    A loss that is a mean over something other than samples, such as unmasked tokens, is averaged over batches weighted
+    by their samples. `fields` are those of `argosy.Member`.
     """
     return Member(
         name,

@@ -1,4 +1,4 @@
-"""A LightningModule as a member: its own training_step, validation_step and configure_optimizers, on Argosy's stream."""
+"""A LightningModule as a member: its training_step, validation_step and configure_optimizers, on Argosy's stream."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -13,11 +13,11 @@ __all__ = ["from_lightning"]
 def from_lightning(
     name: str, module: Callable[[], Any], *, batch_size: int, metrics: Sequence[str] = (), **fields: Any
 ) -> Member:
-    """A member that trains a LightningModule as Lightning's Trainer would; needs the extra ``lightning``.
+    """Return a member that trains a LightningModule as Lightning's Trainer would; needs the extra ``lightning``.
 
-    `module` builds it: the class, or a partial of it. `metrics` are those of the values logged by validation_step that are to be
-    reported, as ``["val_acc"]``; ``val_loss`` is there: the one that is logged, else what validation_step returns. `fields` are
-    further ones of `argosy.Member`. Raises StudyError for hooks that would not be called.
+    `module` builds it: the class, or a partial of it. `metrics` names the values logged by validation_step that are to
+    be reported, as ``["val_acc"]``. ``val_loss`` is always there: the logged one, else what validation_step returns.
+    `fields` are further ones of `argosy.Member`. Raises StudyError for hooks that would not be called.
     """
     try:
         from argosy.adapters import loop  # imports lightning

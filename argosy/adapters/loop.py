@@ -1,6 +1,7 @@
-"""What a LightningModule finds in place of its trainer, and how that calls it: as Lightning's own loops do, in their order.
+"""Stands in for a LightningModule's trainer, and calls the module as Lightning's own loops do, in their order.
 
-The member's network is the module itself, so its best weights are the module's. Hooks that nobody would call are refused.
+The member's network is the module itself, so its best weights are the module's. Hooks that would never be called are
+refused.
 """
 
 import contextlib
@@ -47,38 +48,38 @@ OTHERS = (
     "setup",
     "transfer_batch_to_device",
 )
-"""What decides how a module trains beside ``on_…``, and is not called here."""
+"""Methods beside ``on_…`` that would change how a module trains, and are not called here."""
 PLACES = ("current_epoch", "global_step", "batch_idx", "missed")
-"""Where a module is, in a checkpoint."""
+"""Attributes of a module's progress, saved in a checkpoint."""
 
 
 class Loop(Asked):
-    """What a module finds in place of its trainer, and what is saved of it beside weights and optimizers."""
+    """Stands in for a module's trainer; also the state saved beside weights and optimizers."""
 
     def __init__(self, module: Any) -> None:
         super().__init__(module, outlook())
         self.precision_plugin = Precision()
         self.loss: torch.Tensor | None = None
-        """Of the batch at hand."""
+        """Loss of the current batch."""
         self.missed = ""
-        """What a learning rate was to follow at the last epoch's end and was not logged, in words."""
+        """Description of the value that a learning rate monitors and that was not logged by the last epoch's end."""
         self._monitored = Monitored(())
         self._hook = "training_step"
-        """Whose turn it is in training."""
+        """The training hook that is running."""
         self._gradients: dict[str, torch.Tensor] = {}
-        """That a module which steps its optimizers itself has left to its next batch, by weight."""
+        """By weight: gradients that a module with manual optimization has left to its next batch."""
         self._validated = False
-        """Whether batches were shown since the epoch began."""
+        """Whether there was a validation since the epoch began."""
         self._logged: dict[str, Any] = {}
-        """Of the validation at hand: metrics, or (sum, samples)."""
+        """Values of the current validation: metrics, or (sum, samples)."""
         self._metrics: dict[str, Metric] = {}
-        """That training logs: they begin anew with each epoch."""
+        """Metrics that training logs; they are reset in each epoch."""
         self._rows = 1
-        """Samples that a logged value is of."""
+        """Number of samples of a logged value."""
         self.val_batch_idx = 0
 
     def configure(self) -> None:
-        """Let the module make its optimizers and schedulers; it has its trainer there already."""
+        """Let the module create its optimizers and schedulers; its trainer is set before."""
         module, self._sealed = self.module, True
         module._trainer = self
         self.optimizers, schedulers, monitor = _configure_optimizers(module.configure_optimizers())
@@ -106,13 +107,13 @@ class Loop(Asked):
         return [LightningOptimizer._to_lightning_optimizer(optimizer, self) for optimizer in self.optimizers]
 
     def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], **rest: Any) -> Any:
-        """A step of one of them."""
+        """Step one of the optimizers."""
         found = optimizer.step(closure, **rest)
         self.global_step += 1
         return found
 
     def backward(self, loss: Any, optimizer: Any, *args: Any, **rest: Any) -> None:
-        """Of a loss, by ``manual_backward``; the last one is the batch's where training_step returns none."""
+        """Run a module's ``manual_backward``. Its last loss is the batch's if training_step returns none."""
         loss.backward(*args, **rest)
         self.loss = loss.detach()
 
@@ -129,7 +130,7 @@ class Loop(Asked):
         batch_size: int | None = None,
         **__: Any,
     ) -> None:
-        """Instead of the module's own; of what is logged in training, only what learning rates follow is kept."""
+        """Replace the module's own `log`. Of what training logs, only values that learning rates monitor are kept."""
         rows = batch_size or self._rows
         if not self.validating:
             if isinstance(value, Metric):
@@ -153,13 +154,13 @@ class Loop(Asked):
     # ---- a module's steps
 
     def attach(self, batch: Any) -> None:
-        """Be the module's trainer for this batch."""
+        """Become the module's trainer for this batch."""
         self.module._trainer = self
         leaves = flatten(batch)[0]
         self._rows, self.loss = len(leaves[0]), None
 
     def train(self, batch: Any) -> torch.Tensor:
-        """One step on a batch, by the module's own hand or for it; its loss."""
+        """Train one step on a batch, by automatic or manual optimization; returns its loss."""
         self.attach(batch)
         self.end_validation()
         with self._gradients_left():
@@ -177,7 +178,7 @@ class Loop(Asked):
         return self.loss
 
     def validate(self, batch: Any) -> torch.Tensor:
-        """Show a batch; the loss that is logged, else the one that is returned."""
+        """Validate a batch; returns the logged loss, else the one that the module returns."""
         self.attach(batch)
         if not self.validating:
             _reset(self._logged)
@@ -208,7 +209,7 @@ class Loop(Asked):
 
     @contextlib.contextmanager
     def _gradients_left(self) -> Iterator[None]:
-        """Inside, weights of a module that steps its optimizers itself have the gradients that it left, as with a Trainer."""
+        """Restore, for a module with manual optimization, the gradients that it has left, as with a Trainer."""
         weights = {} if self.module.automatic_optimization else dict(self.module.named_parameters())
         for name, weight in weights.items():
             weight.grad = self._gradients.get(name)
@@ -220,17 +221,17 @@ class Loop(Asked):
         getattr(self.module, hook)()
         self._hook = "training_step"
 
-    # ---- ends
+    # ---- ends of validations and epochs
 
     def end_validation(self) -> None:
-        """All batches have been shown."""
+        """End the validation after its last batch."""
         if self.validating:
             self._rows = 1
             self.module.on_validation_epoch_end()
             self.validating = False
 
     def value(self, name: str) -> Any:
-        """What the last validation has logged under that name."""
+        """Return the value that the last validation has logged under that name."""
         self.end_validation()
         if name not in self._logged:
             raise StudyError(
@@ -241,7 +242,7 @@ class Loop(Asked):
         return found.compute() if isinstance(found, Metric) else found[0] / found[1]
 
     def step(self) -> None:
-        """An epoch has ended; see `argosy.training.member.own.OwnSchedules`."""
+        """End an epoch; see `argosy.training.member.own.OwnSchedules`."""
         self.end_validation()
         self.module._trainer, self._rows = self, 1
         if self._validated:
@@ -255,7 +256,7 @@ class Loop(Asked):
         self.current_epoch, self.batch_idx = self.current_epoch + 1, 0
 
     def _move(self, interval: str, number: int) -> None:
-        """Learning rates that are due behind this batch, or this epoch."""
+        """Update the learning rates that are due after this batch or epoch."""
         for config in self.lr_scheduler_configs if self.module.automatic_optimization else ():
             if config.interval != interval or (number + 1) % config.frequency:
                 continue
@@ -267,14 +268,14 @@ class Loop(Asked):
                 self.missed = f"{config.monitor!r}, which training did not log, and validation logged {logged}"
 
     def _followed(self, name: str) -> Any:
-        """The value of an epoch for a learning rate; None where nothing logged it."""
+        """Return an epoch's value for a learning rate; None if it was not logged."""
         mean = self._monitored.mean(name)
         if mean is None and name in self._logged:
             return self.value(name)
         return self._monitored.last(name) if mean is None else mean
 
     def _check_missed(self) -> None:
-        """Only here: a member that is tried has an epoch's end as well, and may have logged less before it."""
+        """Raise StudyError for a missing value. Not at an epoch's end: there a member on trial may have logged less."""
         if self.missed:
             raise StudyError(
                 f"its learning rate follows {self.missed}. Log it in training_step, or in validation_step where there is "
@@ -282,7 +283,7 @@ class Loop(Asked):
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint, which holds no sparse tensors."""
+        """Return the state for a checkpoint, which holds no sparse tensors."""
         return {
             **{name: getattr(self, name) for name in PLACES},
             "schedulers": [config.scheduler.state_dict() for config in self.lr_scheduler_configs],
@@ -291,7 +292,7 @@ class Loop(Asked):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """From a checkpoint."""
+        """Restore the state of a checkpoint."""
         for name in PLACES:
             setattr(self, name, state[name])
         self._monitored.load_state_dict(state["monitored"])
@@ -302,30 +303,30 @@ class Loop(Asked):
 
 
 class Logged:
-    """A metric of the whole set that the module keeps itself."""
+    """A metric of the whole validation set that the module computes itself."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._loop: Loop | None = None
 
     def update(self, loop: Loop, _: Any) -> None:
-        """A batch was shown."""
+        """Keep the loop of a batch."""
         self._loop = loop
 
     def compute(self) -> Any:
-        """Its value over all batches."""
+        """Return the value over all batches."""
         assert self._loop is not None
         return self._loop.value(self._name)
 
 
 class Configured(dict[str, Optimizer]):
-    """What a module's configure_optimizers has made."""
+    """The optimizers that a module's configure_optimizers has made."""
 
     loop: Loop
 
 
 def configured(module: Any) -> Configured:
-    """Optimizers by number; from here on the module has its loop."""
+    """Return optimizers by number, and give the module its loop."""
     if not isinstance(module, lightning.LightningModule):
         raise StudyError(
             f"argosy.from_lightning was given a factory of {type(module).__name__}; give it one of a LightningModule."
@@ -339,17 +340,17 @@ def configured(module: Any) -> Configured:
 
 
 def schedules(optimizers: Configured) -> dict[str, Loop]:
-    """All that decides learning rates, as one."""
+    """Return all that decides learning rates, as one schedule."""
     return {"loop": optimizers.loop}
 
 
 def step(module: Any, batch: Any, optimizers: Configured) -> torch.Tensor:
-    """See `Loop.train`."""
+    """Train one step with the module's loop."""
     return optimizers.loop.train(batch)
 
 
 def validate(module: Any, batch: Any) -> tuple[torch.Tensor, Loop, None]:
-    """See `Loop.validate`; metrics ask the loop for what was logged."""
+    """Validate a batch with the module's loop, which metrics ask for logged values."""
     loop: Loop = module._argosy_loop
     return loop.validate(batch), loop, None
 
@@ -364,7 +365,7 @@ def _reset(logged: Mapping[str, Any]) -> None:
 
 
 def _told(made: Any) -> Any:
-    """The loss that a step has returned."""
+    """Return the loss that a step has returned."""
     return made.get("loss") if isinstance(made, Mapping) else made
 
 
@@ -376,7 +377,7 @@ def _loss(made: Any, words: str) -> torch.Tensor:
 
 
 def check_hooks(kind: type) -> None:
-    """Raise StudyError for a module with hooks that nobody would call."""
+    """Raise StudyError for a module with hooks that would never be called."""
     usual = [hook for hook in dir(lightning.LightningModule) if hook.startswith("on_") or hook in OTHERS]
     own = [hook for hook in usual if getattr(kind, hook, None) is not getattr(lightning.LightningModule, hook)]
     if uncalled := [hook for hook in own if hook not in CALLED and "_test_" not in hook and "_predict_" not in hook]:

@@ -1,4 +1,4 @@
-"""What a LightningModule logs in training under the names that its learning rates follow, summed up as Lightning does."""
+"""Values logged in training under the names that learning rates monitor, aggregated as Lightning does."""
 
 import numbers
 from collections.abc import Collection, Mapping
@@ -15,14 +15,14 @@ MEANS = ("mean", "avg", torch.mean)
 """What Lightning takes for the mean of batches."""
 
 HOOKS = ("on_train_epoch_start", "training_step", "on_train_epoch_end")
-"""Where a module may log in training; of what several of them log under one name, the last one's mean counts."""
+"""Hooks in which a module may log in training. If several log one name, the last one's mean counts."""
 
 
 class Monitored:
     """Means over the epoch, and last values.
 
-    What is logged with ``on_epoch`` counts by its mean, weighted by samples, and with ``on_step`` alone by its last value. With
-    both, the mean is ``<name>_epoch`` as well, and the last value is ``<name>_step``.
+    A value logged with ``on_epoch`` counts by its mean, weighted by samples; with ``on_step`` alone, by its last value.
+    With both, the mean is also ``<name>_epoch``, and the last value is ``<name>_step``.
     """
 
     def __init__(self, names: Collection[str]) -> None:
@@ -42,7 +42,10 @@ class Monitored:
         on_epoch: bool | None,
         reduce_fx: Any,
     ) -> None:
-        """Of so many samples; None are the hook's defaults. Raises StudyError where a learning rate cannot follow that."""
+        """Add a value of `rows` samples; None means the hook's default.
+
+        Raises StudyError if a learning rate cannot monitor it.
+        """
         in_step = hook == "training_step"
         by_step = in_step if on_step is None else on_step
         by_epoch = not in_step if on_epoch is None else on_epoch
@@ -65,24 +68,24 @@ class Monitored:
                 self._sums[key] = total + number * rows, count + rows
 
     def mean(self, name: str) -> Any:
-        """Over the epoch so far; None where it is not logged with ``on_epoch``."""
+        """Return the mean over the epoch so far; None if it is not logged with ``on_epoch``."""
         found = next((self._sums[f"{hook}.{name}"] for hook in reversed(HOOKS) if f"{hook}.{name}" in self._sums), None)
         return None if found is None else found[0] / found[1]
 
     def last(self, name: str) -> Any:
-        """The value that was logged last; None where it is not logged by step."""
+        """Return the last value; None if it is not logged by step."""
         return self._last.get(name)
 
     def clear(self) -> None:
-        """An epoch has ended."""
+        """Clear the values at an epoch's end."""
         self._sums.clear()
         self._last.clear()
 
     def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint within an epoch."""
+        """Return the state for a checkpoint within an epoch."""
         sums = {key: (float(total), count) for key, (total, count) in self._sums.items()}
         return {"sums": sums, "last": {name: float(value) for name, value in self._last.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """From a checkpoint."""
+        """Restore the state of a checkpoint."""
         self._sums, self._last = dict(state["sums"]), dict(state["last"])

@@ -34,7 +34,7 @@ def kfold(
     groups: Sequence[Any] | None = None,
     seed: int = 0,
 ) -> list[Member]:
-    """The same network on each of so many folds, named ``mlp-fold=0`` and so on: trained on the others, validated on this one.
+    """Return the same network on each of so many folds, named ``mlp-fold=0`` and so on: trained on the others, validated on it.
 
     `stratify` has a label for each training sample: folds get equal shares of each. `groups` has a group for each: none is in two
     folds. Without either, `samples` is their number. Folds are a function of these and of `seed`.
@@ -55,8 +55,8 @@ def kfold(
 
 @known_keywords("argosy.bootstrap")
 def bootstrap(member: OnSamples, times: int = 10, *, samples: int, seed: int = 0) -> list[Member]:
-    """The same network on so many bootstraps, named ``mlp-bootstrap=0`` and so on: trained on as many samples as there are, drawn
-    with replacement, validated on those that were not drawn. A function in place of the member is as for `kfold`."""
+    """Return the same network on so many bootstraps, named ``mlp-bootstrap=0`` and so on: trained on as many samples as there
+    are, drawn with replacement, validated on those that were not drawn. A function in place of the member is as for `kfold`."""
     for name, value, least in (("times", times, 1), ("samples", samples, 2), ("seed", seed, 0)):
         check_whole(f"argosy.bootstrap: {name}", value, least=least)
     random = np.random.RandomState([seed & 0xFFFFFFFF, seed >> 32])
@@ -71,7 +71,7 @@ def bootstrap(member: OnSamples, times: int = 10, *, samples: int, seed: int = 0
 def _fold_of_each(
     folds: int, samples: int | None, stratify: Any, groups: Any, random: np.random.RandomState
 ) -> Indices:
-    """The number of each sample's fold."""
+    """Return the number of each sample's fold."""
     given = [
         name for name, value in (("samples", samples), ("stratify", stratify), ("groups", groups)) if value is not None
     ]
@@ -124,7 +124,7 @@ def _dealt(order: Indices, folds: int) -> Indices:
 
 
 def _on(function: str, given: OnSamples, what: str, train: Indices, val: Indices) -> Member:
-    """The member on these samples."""
+    """Return the member on these samples."""
     member = given if isinstance(given, Member) or not callable(given) else given(train.copy())
     _check_member(function, member)
     return repeated(member, what, overlap=len(val) / len(train), subset=train.tolist(), val_subset=val.tolist())

@@ -32,7 +32,7 @@ def grid(build: Callable[..., Member], **axes: Sequence[Any]) -> list[Member]:
 
 @known_keywords("argosy.replicate")
 def replicate(member: Member, seeds: int | Sequence[int] = 8) -> list[Member]:
-    """The same network under several seeds, 0 to `seeds` - 1 or those given: one member for each.
+    """Return the same network under several seeds, 0 to `seeds` - 1 or those given: one member for each.
 
     A seed decides initial weights and whatever the member draws; the order of samples is the study's, for all the same. So
     replicates of two networks with the same seed differ by the networks alone, and the report compares them in pairs.
@@ -55,7 +55,7 @@ def replicate(member: Member, seeds: int | Sequence[int] = 8) -> list[Member]:
 
 
 def repeated(member: Member, what: str, *, overlap: float = 0.0, **changes: Any) -> Member:
-    """The member as a repetition of itself with these changes; one that is a repetition already becomes one in two ways."""
+    """Return the member as a repetition of itself with these changes; a repetition becomes one in two ways."""
     of, under = member.name, what
     if member.repetition is not None:
         of, under = member.repetition.of, f"{member.repetition.under}-{what}"
@@ -88,7 +88,7 @@ def _check_axes(build: Callable[..., Member], axes: Collection[str]) -> None:
 
 
 def _at(build: Callable[..., Member], point: dict[str, Any]) -> Member:
-    """The member at a point."""
+    """Return the member at a point."""
     member = build(**point)
     if not isinstance(member, Member):
         raise StudyError(f"argosy.grid: build returned {shown(member)}; it must return an argosy.Member.")

@@ -39,7 +39,7 @@ Read = Callable[[Any, str, set[str]], Any]
 
 
 def parsed(text: str, *, infinite: bool = False) -> Any:
-    """The value that a text spells; raises ValueError for what is no JSON. With `infinite`, NaN and infinity are numbers."""
+    """Return the value that a text spells; raises ValueError for what is no JSON. `infinite` allows NaN and infinity."""
     try:
         value = _decoder(infinite).decode(text)
     except RecursionError as error:

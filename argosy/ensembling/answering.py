@@ -14,8 +14,8 @@ __all__ = ["answer"]
 def answer(network: nn.Module, inputs: Any) -> Tensor:
     """Return the network's output for a batch, as one tensor; raise RunError where it returns none.
 
-    As with Hugging Face: a dict whose keys are parameters of ``forward`` is passed as keyword arguments, and ``logits`` is taken
-    from an output that has it.
+    As with Hugging Face: a dict keyed by parameters of ``forward`` is passed as keyword arguments, and ``logits`` is taken from
+    an output that has it.
     """
     made = network(**inputs) if isinstance(inputs, Mapping) and _takes(network, inputs) else network(inputs)
     made = getattr(made, "logits", made)

@@ -242,7 +242,7 @@ def check_no_stream(what: str, dataset: Any) -> None:
 
 
 def shown(value: Any) -> str:
-    """A plain value as it is written, anything else by its type."""
+    """Return a plain value as it is written, anything else by its type."""
     if value is None or isinstance(value, bool | int | float | str):
         return repr(value)
     return f"an instance of {type(value).__name__}"

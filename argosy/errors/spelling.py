@@ -54,7 +54,7 @@ ELSEWHERE = {
     "folds": "k cv n_splits splits",
     "fresh": "restart overwrite reset",
 }
-"""Keywords of Argosy, by those of Lightning, Keras, Hugging Face, skorch, scikit-learn, Ray Tune and Optuna."""
+"""Keywords of Argosy, each with its names in Lightning, Keras, Hugging Face, skorch, scikit-learn, Ray Tune and Optuna."""
 OWNERS = {
     "argosy.Data": "train val arrays val_arrays on_device on_error",
     "argosy.Member": "model optimizer batch_size loss schedule augment subset drop_last metrics precision clip_grad_norm accumulate",
@@ -79,7 +79,7 @@ WITHOUT = {
 
 
 def near(word: str, known: Iterable[str]) -> list[str]:
-    """The known words that may have been meant, the likeliest first.
+    """Return the known words that may have been meant, the likeliest first.
 
     >>> near("MaxEpoch", ["MaxSteps", "MaxEpochs"]), near("lr", ["batch_size", "optimizer.lr"])
     (['MaxEpochs', 'MaxSteps'], ['optimizer.lr'])

@@ -19,7 +19,7 @@ __all__ = ["first_line", "know_sources", "reason_of", "sources", "trace_of"]
 
 
 def trace_of(error: BaseException) -> str:
-    """The sentence of an error of ours; else the traceback, without frames of Argosy and torch where there are others.
+    """Return the sentence of an error of ours; else the traceback, without frames of Argosy and torch where there are others.
 
     Where there are no others and torch has raised, its message alone: the code that is wrong is in no frame.
     """
@@ -55,7 +55,7 @@ def first_line(error: BaseException) -> str:
 
 
 def reason_of(error: Exception) -> str:
-    """The first line of an error for which slower code takes over. Raises the error itself if it is a bug of Argosy.
+    """Return the first line of an error for which slower code takes over. Raises the error itself if it is a bug of Argosy.
 
     A bug is what a line of Argosy raised. Excluded are torch's errors for what it cannot do, which reach Python at the line
     that asked for it, and the errors that Argosy raises on purpose.
@@ -82,7 +82,7 @@ def know_sources(texts: Mapping[str, str]) -> None:
 
 
 def _innermost(error: BaseException) -> str:
-    """The file of the line that raised."""
+    """Return the file of the line that raised."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next

@@ -50,7 +50,7 @@ def as_html(text: str, *, lines: bool = True) -> str:
 
 
 def lasting(seconds: float) -> str:
-    """A time in words, to two units.
+    """Return a time in words, to two units.
 
     >>> [lasting(seconds) for seconds in (0.25, 42, 200, 3600, 90061)]
     ['under 1 s', '42 s', '3 min 20 s', '1 h', '1 day 1 h']
@@ -78,7 +78,7 @@ def sized(count: float) -> str:
 
 
 def told(value: Any) -> str:
-    """A value in few letters, in a line."""
+    """Return a value in few letters, in a line."""
     return f"{value:.4g}" if isinstance(value, float) else visible(str(value), lines=False)
 
 
@@ -178,7 +178,7 @@ def _numbered(labels: Sequence[str], width: int) -> list[str]:
 
 
 def html_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """A table as HTML; numbers are to the right, and in few letters."""
+    """Return a table as HTML; numbers are to the right, and in few letters."""
     head = "".join(f"<th>{as_html(column)}</th>" for column in columns)
     body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

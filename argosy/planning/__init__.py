@@ -102,7 +102,7 @@ def make_plan(
 
 
 def policy_called(name: str) -> Policy:
-    """The policy of that name; raises PlanError where there is none."""
+    """Return the policy of that name; raises PlanError where there is none."""
     if name not in POLICIES:
         raise PlanError(f"unknown policy {name!r}{meant(name, POLICIES)}; choose one of {', '.join(POLICIES)}.")
     return POLICIES[name]

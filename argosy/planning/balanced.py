@@ -86,7 +86,7 @@ def _largest_fitting(profiles: Sequence[Profile], devices: Sequence[Device], eve
 
 
 def _takes_turns(situation: Situation, running: Flotilla, live: Sequence[Profile]) -> bool:
-    """Whether the others wait for a device, one after another, and not for their part of a shared stream."""
+    """Return whether the others wait for a device, one after another, and not for their part of a shared stream."""
     if situation.preparation_samples_per_second is None or len(running.devices) > 1:
         return False
     if len(live) == 1 and situation.running:
@@ -99,7 +99,7 @@ def _takes_turns(situation: Situation, running: Flotilla, live: Sequence[Profile
 
 
 def _a_stream_each(longest_first: Sequence[Profile], situation: Situation) -> tuple[Flotilla, ...]:
-    """A stream for every free device, the longest members first; those that find no device wait.
+    """Return a stream for every free device, the longest members first; those that find no device wait.
 
     Where preparation cannot feed so many, members share a device and its stream until it is slow enough.
     """
@@ -120,7 +120,7 @@ def _a_stream_each(longest_first: Sequence[Profile], situation: Situation) -> tu
 def _slow_enough(
     first: Profile, waiting: Sequence[Profile], device: Device, pace: float, situation: Situation
 ) -> list[Profile]:
-    """The first member, and as many as follow it at the same epoch until one stream for all of them keeps to the pace."""
+    """Return the first member, and as many after it at the same epoch as keep one stream for all of them to the pace."""
     pack, bin_, done = [first], Bin(device=device, room=-(1 - 1e-9) / pace), situation.epochs_done
     bin_.take(first, -first.seconds_per_sample)
     for profile in waiting:

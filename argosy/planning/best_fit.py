@@ -64,7 +64,7 @@ def best_flotilla(
 def _unless_split_in_vain(
     best: Flotilla, spread: Flotilla | None, largest_first: tuple[Profile, ...], devices: Sequence[Device]
 ) -> Flotilla:
-    """The best flotilla, or on CPUs the best without splits, where these add too little."""
+    """Return the best flotilla, or on CPUs the best without splits, where these add too little."""
     if devices[0].kind != "cpu" or not any(placement.is_split for placement in best.placements):
         return best
     whole = (spread, _bisect(BestFit(order=largest_first, whole=True), devices))
@@ -120,7 +120,7 @@ def _bisect(fit: BestFit, devices: Sequence[Device]) -> Flotilla | None:
 
 
 def flotilla_at(seconds: float, fit: BestFit, devices: Sequence[Device]) -> Flotilla | None:
-    """A flotilla in which no device works more than ``seconds`` per sample; None if this fit finds none."""
+    """Return a flotilla in which no device works more than ``seconds`` per sample; None if this fit finds none."""
     bins = Bins(devices, seconds)
     placed: dict[str, Placement] = {}
     head, tail = fit.order[: fit.split_first], fit.order[fit.split_first :]

@@ -22,7 +22,7 @@ class Bin:
     activation_bytes: int = 0
 
     def holds(self, profile: Profile) -> bool:
-        """Whether the memory suffices for one more member."""
+        """Return whether the memory suffices for one more member."""
         activation = max(self.activation_bytes, profile.activation_bytes)
         return self.resident_bytes + profile.resident_bytes + activation <= self.device.memory_bytes
 

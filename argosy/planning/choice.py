@@ -24,7 +24,7 @@ def simulate_best(
     clock: Callable[[], float] = lambda: 0.0,
     margin: float = 0.0,
 ) -> Simulation:
-    """The simulation of the policy with the least makespan, the first of equals; its name is in the result.
+    """Return the simulation of the policy with the least makespan, the first of equals; its name is in the result.
 
     Another than the first is taken only if it saves more than this margin, a part of the first one's makespan.
     Trying the others is planning, too: the planner's seconds are those of all.

@@ -87,7 +87,7 @@ def create_flotilla(candidates: Sequence[Profile], devices: int, delta: float) -
 def similar_rates(
     rates: Mapping[str, Sequence[float]], reference: float, delta: float
 ) -> dict[str, list[tuple[float, int]]]:
-    """The feasible set of FLEET's Equation 3: (distance to the reference rate, m) of every member, nearest first.
+    """Return the feasible set of FLEET's Equation 3: (distance to the reference rate, m) of every member, nearest first.
 
     m ends at the peak of r_i: past it the same rate costs more devices.
     """

@@ -125,7 +125,7 @@ def explain_cluster(
     preparation: PreparationRates | None = None,
     profiles_from: str = "measured here",
 ) -> Forecast:
-    """The forecast for a cluster written as in ``2x4x80GB``, of the kind of device that the profiles were measured on."""
+    """Return the forecast for a cluster written as in ``2x4x80GB``, of the kind of device that the profiles are of."""
     kinds = sorted({profile.device_kind for profile in profiles})
     if len(kinds) != 1:
         found = ", ".join(map(repr, kinds)) or "none"
@@ -149,7 +149,7 @@ def _prepared(cluster: Cluster, preparation: PreparationRates | None) -> float |
 
 
 def _bottleneck(plan: Plan, profiles: Sequence[Profile], prepared: float | None) -> str:
-    """The stage that sets the pace, and what would change it."""
+    """Return the stage that sets the pace, and what would change it."""
     pace = sum(flotilla.samples_per_second for flotilla in plan.flotillas)
     if prepared is not None and prepared < pace:
         return (

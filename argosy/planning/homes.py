@@ -16,7 +16,7 @@ Homes = Mapping[str, tuple[str, ...]]
 
 
 def settle(flotilla: Flotilla, devices: Sequence[Device], homes: Homes, profiles: Iterable[Profile]) -> Flotilla:
-    """The same flotilla with equal nodes, and equal devices inside a node, exchanged so that members stay at home."""
+    """Return the same flotilla with equal nodes, and equal devices inside a node, exchanged so that members stay at home."""
     state = {profile.member: profile.state_bytes for profile in profiles}
     by_name = {device.name: device for device in devices}
     pairs = {

@@ -55,7 +55,7 @@ class Choice:
 
 
 def choose_pipeline(needs: Needs, exchanges: Sequence[Exchange]) -> Choice:
-    """The cheapest of the pipelines that are about as fast as the fastest.
+    """Return the cheapest of the pipelines that are about as fast as the fastest.
 
     A node's cores prepare its part of every sample and, where devices are CPUs, train: n·r_p bounds what n nodes prepare
     together (SC'18 §III), the link what they exchange, and the members what is taken.

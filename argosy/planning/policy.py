@@ -66,7 +66,7 @@ class Policy(Protocol):
         ...
 
     def keeps(self, situation: Situation, started: Flotilla, live: tuple[Profile, ...]) -> bool:
-        """Whether a flotilla trains on; asked when members of it end an epoch, ``live`` are those that want more.
+        """Return whether a flotilla trains on; asked when members of it end an epoch, ``live`` are those that want more.
 
         If not, all of them are saved and wait, their devices are free, and ``launch`` is asked.
         """

@@ -66,7 +66,7 @@ def _head_start(candidate: Sequence[Flotilla], running: Flotilla, situation: Sit
 
 
 def gives_way(situation: Situation, running: Flotilla, live: Sequence[Profile]) -> bool:
-    """Whether a waiting member may last so much longer than those of a device that it must not wait for them to end."""
+    """Return whether a waiting member may last so much longer than those of a device that it must not wait for them."""
     waiting = alone_seconds(situation.waiting, situation)
     device = next(device for device in situation.devices if device.name == running.devices[0])
     able = (s for s, p in zip(waiting, situation.waiting, strict=True) if p.memory_bytes <= device.memory_bytes)

@@ -46,7 +46,7 @@ class ReplayCharges:
     """Whether the published policies, too, wait for the slowest of a flotilla; their published figures say that they did not."""
 
     def of(self, policy: str) -> Charges:
-        """The charges of one policy by name."""
+        """Return the charges of one policy by name."""
         published = policy.startswith("fleet") or policy in DRAWN_AT_RANDOM
         return Charges(
             slowdown=self.slowdown,

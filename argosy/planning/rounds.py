@@ -18,7 +18,7 @@ class Rounds:
     seed: int = 0
 
     def launch(self, situation: Situation) -> tuple[Flotilla, ...]:
-        """The next set, once every device is free; the largest members go to the largest devices."""
+        """Return the next set, once every device is free; the largest members go to the largest devices."""
         require_fit(situation.waiting, situation.devices)
         if not situation.waiting or len(situation.free) < len(situation.devices):
             return ()

@@ -248,7 +248,7 @@ class _Run:
         self.waiting = [profile for profile in self.workload.profiles if profile.member in waiting]
 
     def change_devices(self) -> None:
-        """Lose or restore the devices that are lost or come back at this moment."""
+        """Take away the devices that are lost at this moment, and bring back those that are repaired."""
         while self.device_changes and self.device_changes[0][0] <= self.clock.now:
             _, name, back = self.device_changes.pop(0)
             if back:
@@ -317,7 +317,7 @@ class _Run:
         leg.since = now
 
     def result(self, name: str) -> Simulation:
-        """The figures of the whole run."""
+        """Return the figures of the whole run."""
         return Simulation(
             policy=name,
             devices=len(self.all_devices),

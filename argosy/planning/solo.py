@@ -15,7 +15,7 @@ class SoloPolicy:
     """List scheduling (Graham 1969) in the order of the study; FLEET's *Baseline* where that order is random."""
 
     def launch(self, situation: Situation) -> tuple[Flotilla, ...]:
-        """The next members, each on the first free device that holds it."""
+        """Return the next members, each on the first free device that holds it."""
         require_fit(situation.waiting, situation.devices)
         flotillas, devices = [], list(situation.free)
         for profile in situation.waiting:

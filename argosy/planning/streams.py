@@ -25,7 +25,7 @@ BUSY = 0.75
 
 
 def members_apart(outlook: Outlook, situation: Situation) -> tuple[Profile, ...] | None:
-    """The members that get a stream and a device of their own, while all others share a stream on the rest.
+    """Return the members that get a stream and a device of their own, while all others share a stream on the rest.
 
     None: every free device gets a stream, the longest members first, and those that are left wait (LPT, Graham 1969).
     """
@@ -110,7 +110,7 @@ class _Sharing:
         return next((n for n in range(self.most_apart + 1) if n == len(self.long) or self._are_alike(n)), None)
 
     def _are_alike(self, apart: int) -> bool:
-        """Whether all that share a stream would train about as fast without the others."""
+        """Return whether all that share a stream would train about as fast without the others."""
         return self._fastest_shared[apart] >= UNSLOWED * self.pace_seconds(apart)
 
     @property
@@ -151,7 +151,7 @@ class _Sharing:
         return EXPECTED * sum(self.outlook.seconds) / self.outlook.horizon_seconds
 
     def is_worth_it(self, apart: int) -> bool:
-        """Whether sharing keeps devices busy: those beside it that become free wait for an epoch's end of the stream."""
+        """Return whether sharing keeps devices busy: free ones beside it wait for the end of the stream's epoch."""
         if not self.shares(apart):
             return True
         devices, free = len(self.situation.devices), len(self.situation.free)

@@ -16,7 +16,7 @@ SLACK = 0.05
 
 
 def gathered(flotilla: Flotilla, profiles: Sequence[Profile], devices: Sequence[Device]) -> Flotilla:
-    """The same members with those alike on as few devices as the pace allows; the flotilla itself where it loses too much.
+    """Return the same members, those alike on as few devices as the pace allows; the flotilla itself where it loses too much.
 
     Those alike are dealt into units, few first, and units are placed instead of members.
     """

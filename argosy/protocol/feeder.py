@@ -106,7 +106,7 @@ class Hold:
 
     leg: int
     multiple: int
-    """Only a section whose number is a multiple of this may be the first that is held: k for the ends of epochs."""
+    """The number of the first section that is held must be a multiple of this: k for the ends of epochs."""
 
 
 @dataclass(frozen=True, kw_only=True)

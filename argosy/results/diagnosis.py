@@ -1,9 +1,9 @@
-"""Which stage of the stream holds up the run: the rule of SC'18 (§III-C) on what gauges have counted.
+"""Find the stage of the stream that limits the run, by the rule of SC'18 (§III-C) on what gauges have counted.
 
 The stage between a full queue and an empty queue is the bottleneck. Queues stand before preparation, exchange and
-training, in this order on every node, and all nodes move at one pace: so it is the last stage with a full queue before it.
-A queue that is longer than what there is to put in never fills, and one that filled while trainers started says nothing: so
-whatever queues say, a stage is not accused that is clearly faster than another.
+training, in this order on every node, and all nodes move at one pace; so it is the last stage with a full queue before
+it. A queue longer than what there is to put in never fills, and one that filled while trainers started says nothing; so
+no stage counts as the bottleneck that is clearly faster than another, whatever the queues say.
 """
 
 import itertools
@@ -24,45 +24,45 @@ COUNTED = (
     "exchange_cpu_seconds",
 )
 FULL = 0.5
-"""A queue counts as full from here on."""
+"""Mean fill from which on a queue counts as full."""
 CLEARLY = 1.2
-"""A stage with so many times another's rate is faster, and does not hold it up."""
+"""A stage with this many times another's rate is faster, and not the bottleneck."""
 LEAST_SECONDS = 1e-9
 EARLY = 0.5
-"""Seconds of preparing, and of training, before which rates and queues tell nothing."""
+"""Seconds of preparation, and of training, before which rates and queues are not meaningful."""
 WAITS = 0.25
-"""Loader workers that compute in less of their time wait for something else than a core."""
+"""Share of their time below which loader workers that compute are waiting for something other than a core."""
 SLOW = 0.7
-"""A node that prepares less than this part of what the others do is slow."""
+"""A node that prepares less than this fraction of the others' rate is slow."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeFlow:
-    """What flowed through one node."""
+    """What passed through one node."""
 
     node: str
     cores: int
     loaders: int
     prepared: int
     delivered: int
-    """Samples that its trainers were handed."""
+    """Samples passed to its trainers."""
     exchanged_bytes: int
     seconds: float
-    """Time with a leg to feed, without its beginning."""
+    """Seconds with a leg to feed, without its start."""
     busy_seconds: float
-    """Time with a sample under preparation."""
+    """Seconds with a sample in preparation."""
     filling_seconds: float
-    """Time with a block on its way into the ring, prepared here or elsewhere."""
+    """Seconds with a block on its way into the ring, prepared here or elsewhere."""
     preparation_cpu_seconds: float
     exchange_cpu_seconds: float
     to_prepare: float
-    """Mean fill of the queue before preparation, from 0 to 1; so are the next two."""
+    """Mean fill of the queue before preparation, from 0 to 1; the next two likewise."""
     to_exchange: float
     to_train: float
 
     @classmethod
     def of(cls, node: str, gauges: Sequence[Mapping[str, Any]]) -> "NodeFlow":
-        """From the gauges of the node's feeders, of which there may have been several."""
+        """Add up the gauges of the node's feeders, of which there may have been several."""
         total = sum(gauge["seconds"] for gauge in gauges)
 
         def mean(queue: str) -> float:
@@ -80,17 +80,17 @@ class NodeFlow:
         )
 
     def queues(self, stage: str) -> tuple[float, float | None]:
-        """Mean fill of those before and behind a stage."""
+        """Return the mean fill of the queues before and behind a stage."""
         if stage == "training":
             return self.to_train, None
         if stage == "exchange":
             return self.to_exchange, self.to_train
-        # Where nothing is exchanged, training comes next.
+        # If nothing is exchanged, training comes next.
         return self.to_prepare, self.to_exchange if self.exchanged_bytes else self.to_train
 
     @property
     def preparing_rate(self) -> float:
-        """SC'18's r_p: samples/s that this node prepares while it prepares."""
+        """r_p of SC'18: samples/s that this node prepares while it prepares."""
         return self.prepared / self.busy_seconds if self.busy_seconds else 0.0
 
     @property
@@ -100,13 +100,16 @@ class NodeFlow:
 
     @property
     def computing(self) -> float:
-        """CPU seconds of preparation in those that its workers could have had: a core each, as far as there are cores."""
+        """CPU seconds of preparation as a share of those available: a core per loader worker, if there are as many."""
         could = self.busy_seconds * min(max(self.loaders, 1), self.cores)
         return self.preparation_cpu_seconds / could if could else 0.0
 
     @property
     def peak_rate(self) -> float:
-        """SC'18's peak(n): samples/s that this node receives, the time apart in which trainers leave no room for them."""
+        """peak(n) of SC'18: samples/s that this node receives.
+
+        Time in which trainers leave no room for them does not count.
+        """
         return self.delivered / self.filling_seconds if self.filling_seconds else 0.0
 
 
@@ -117,25 +120,25 @@ class Diagnosis:
     stage: str
     """preparation, exchange or training."""
     node: str
-    """Where."""
+    """Node of the bottleneck."""
     preparing_rate: float
-    """What all preparing nodes deliver together: r_p of the slowest, times their number where they take turns."""
+    """Samples/s of all preparing nodes together: r_p of the slowest, times their number if they take turns."""
     taking_rate: float
-    """SC'18's r_c, of the slowest device: samples/s of the stream while its members step on them, or are validated."""
+    """r_c of SC'18, for the slowest device: samples/s of the stream while its members train or validate on them."""
     peak_rate: float
-    """peak(n), of the node that receives least."""
+    """peak(n) of the node with the lowest one."""
     queue_before: float
     """Mean fill of the queue before the stage, from 0 to 1."""
     queue_behind: float | None
-    """Of the next one; None behind training."""
+    """Mean fill of the queue behind it; None for training."""
     verdict: str
     """The stage, its figure, and what to change."""
 
 
 def diagnose(gauges: Iterable[tuple[str, Mapping[str, Any]]]) -> Diagnosis | None:
-    """The bottleneck, from (worker, gauge) of feeders and trainers; None where it is too early to tell.
+    """Return the bottleneck, from (worker, gauge) of feeders and trainers; None if it is too early to tell.
 
-    A worker's name begins with its node's, where there are several. A node may have had several feeders, one after another.
+    If there are several nodes, a worker's name begins with its node's. A node may have had several feeders, in turn.
     """
     feeders: dict[str, list[Mapping[str, Any]]] = {}
     paces = []
@@ -172,7 +175,7 @@ def _bottleneck(flows: Sequence[NodeFlow], preparing: Sequence[NodeFlow], taking
     if fullest.to_train >= FULL:
         stage = "training"
     elif behind.to_exchange >= FULL:
-        # What a node receives it cannot receive faster than others prepare it.
+        # A node cannot receive samples faster than other nodes prepare them.
         stage, rates["exchange"] = "exchange", min(flow.peak_rate for flow in flows)
     else:
         stage = "preparation"
@@ -182,7 +185,8 @@ def _bottleneck(flows: Sequence[NodeFlow], preparing: Sequence[NodeFlow], taking
 
 
 def _together(preparing: Sequence[NodeFlow]) -> float:
-    """Samples/s that these nodes prepare for all: in turns, at the pace of the slowest, or where nothing is exchanged each all."""
+    """Return the samples/s that these nodes prepare for all: in turns at the slowest pace, or each all, without
+    exchange."""
     share = len(preparing) if any(flow.exchanged_bytes for flow in preparing) else 1
     return share * min(flow.preparing_rate for flow in preparing)
 
@@ -201,7 +205,7 @@ def _of_exchange(found: Diagnosis, flow: NodeFlow, preparing: Sequence[NodeFlow]
         f"deliver {found.preparing_rate:,.0f} and members take {found.taking_rate:,.0f}: send fewer bytes (uint8, with "
         "`Data.on_device` to normalise)"
     )
-    # Then each node prepares all samples.
+    # Each node would then prepare all samples.
     alone = min(node.preparing_rate for node in preparing)
     return f"{said}, or prepare on every node (sharing='local')" if alone > CLEARLY * found.peak_rate else said
 

@@ -1,4 +1,4 @@
-"""What the caller of a run is told of members that failed: warnings, or one error."""
+"""Report failed members to the caller of a run: as warnings, or as one error."""
 
 import sys
 import warnings
@@ -13,7 +13,7 @@ __all__ = ["raise_failures", "warn_of_failures", "warn_of_trials"]
 
 PACKAGE = f"{Path(__file__).parents[1]}/"
 MOST_TOLD = 10
-"""Failed members that an error names."""
+"""Most failed members that an error names."""
 
 
 def warn_of_failures(rows: Sequence[MemberResult]) -> None:
@@ -27,7 +27,7 @@ def warn_of_failures(rows: Sequence[MemberResult]) -> None:
 
 
 def warn_of_trials(rows: Sequence[MemberResult]) -> None:
-    """Warn once of the members of a search that failed or diverged, as some may rightly do."""
+    """Warn once of the failed or diverged members of a search, in which some failures are expected."""
     failed = [row for row in rows if row.failed]
     if failed:
         _warn(
@@ -36,7 +36,7 @@ def warn_of_trials(rows: Sequence[MemberResult]) -> None:
 
 
 def raise_failures(rows: Sequence[MemberResult]) -> None:
-    """Raise MemberError where members failed or diverged."""
+    """Raise MemberError if members failed or diverged."""
     failed = [row for row in rows if row.failed]
     if failed:
         told = [f"  {row.failure}\n" for row in failed[:MOST_TOLD]]
@@ -48,7 +48,7 @@ def raise_failures(rows: Sequence[MemberResult]) -> None:
 
 
 def _warn(text: str) -> None:
-    """At the line that called Argosy, and each time: a notebook's cell that is run again fails again."""
+    """Warn at the line that called Argosy, each time: a notebook's cell that is run again warns again."""
     frame = sys._getframe()
     while frame.f_back is not None and frame.f_code.co_filename.startswith(PACKAGE):
         frame = frame.f_back

@@ -38,12 +38,12 @@ from argosy.protocol.packs import Packed, StepsAlone
 __all__ = ["OVER", "WRONG", "MemberState", "RunState"]
 
 WRONG = ("failed", "diverged")
-"""Statuses of members that came to nothing by themselves."""
+"""Statuses of members that failed by themselves."""
 OVER = ("done", "stopped", *WRONG)
-"""Of members that train no more; who is done may be asked for more epochs later."""
+"""Statuses of members that train no more; a member that is done may be given more epochs later."""
 
 FILES_KEPT = 4
-"""Newest checkpoints of a member that are remembered: its folder has the newest two."""
+"""Newest checkpoints of a member that are remembered; its folder has the newest two."""
 
 
 @dataclass(slots=True)
@@ -56,35 +56,35 @@ class MemberState:
     reason: str = ""
     device: str = ""
     sections: list[SectionEnded] = field(default_factory=list)
-    """Finished ones, in order."""
+    """Finished sections, in order."""
     behind: int = 0
-    """How many of them its source trained, for a clone that began with the source's file."""
+    """Number of sections trained by the source, for a clone that began with the source's file."""
     history: list[dict[str, float]] = field(default_factory=list)
-    """One row for each of them, as `argosy.stopping.History` has it."""
+    """One row for each finished section, as in `argosy.stopping.History`."""
     best: SectionEnded | None = None
-    """The section with the best objective that it trained itself; the earliest of equals."""
+    """The section with the best objective that this member trained itself; the earliest of equals."""
     saved: list[Checkpoint] = field(default_factory=list)
-    """Newest files, oldest first."""
+    """Newest checkpoints, oldest first."""
     assigned: list[tuple[int, int]] = field(default_factory=list)
     """(own epoch, stream epoch), as in `Assigned`, by ascending own epoch."""
     accumulate: int | None = None
-    """Micro-batches per step, where they are more than the member's own number."""
+    """Micro-batches per step, if more than the member's own number."""
     split: Split | None = None
-    """Over which devices, where it is not whole."""
+    """Split over several devices; None if it trains on one."""
     source: str | None = None
-    """The member that it is a clone of."""
+    """Member of which this one is a clone."""
     changes: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
-    """Hyper-parameters in which it differs from that: there and here."""
+    """Hyper-parameters in which it differs from that, as (there, here)."""
     inherited: Checkpoint | None = None
-    """The file of the other one that it began with."""
+    """Source's file that a clone began with."""
     packed: Packed | None = None
-    """Which programs stepped it and its like, as it was chosen last."""
+    """Latest choice of programs for it and similar members."""
     aside: str | None = None
-    """Where the files of its earlier beginning are kept, in the run's directory; None where it has begun once."""
+    """Folder with the files from before its new beginning, relative to the run's; None if it has begun once."""
 
     @property
     def epochs(self) -> float:
-        """Finished ones; a part of one that is finished counts."""
+        """Finished epochs; a finished part of one counts."""
         return self.sections[-1].epochs if self.sections else 0.0
 
     @property
@@ -94,7 +94,7 @@ class MemberState:
 
     @property
     def begun(self) -> bool:
-        """Whether it has stream epochs of its own: those of a clone that has not trained are the other one's."""
+        """Whether it has stream epochs of its own; those of a clone that has not trained are the source's."""
         return bool(self.assigned) and (self.inherited is None or bool(self.device))
 
     @property
@@ -107,11 +107,11 @@ class MemberState:
         return (newest.epoch, newest.section) > (last.epoch, last.section)
 
     def stream_epoch(self, epoch: int) -> int | None:
-        """The stream epoch of one of its own; None where none was assigned yet."""
+        """Return the stream epoch of an own epoch; None if none is assigned yet."""
         return next((at + epoch - own for own, at in reversed(self.assigned) if own <= epoch), None)
 
     def end_section(self, ended: SectionEnded) -> None:
-        """A section that is trained again after a fault replaces the first time, and all that came after."""
+        """Record a finished section; trained again after a fault, it replaces the first record and all later ones."""
         self.forget_from(ended.epoch, ended.section)
         self.sections.append(ended)
         samples = ended.samples + (self.history[-1]["samples"] if self.history else 0)
@@ -121,7 +121,7 @@ class MemberState:
             self.best = ended
 
     def forget_from(self, epoch: int, section: int) -> None:
-        """The member stands at this section again."""
+        """Drop this section and all later ones."""
         count = len(self.sections)
         while count and (self.sections[count - 1].epoch, self.sections[count - 1].section) >= (epoch, section):
             count -= 1
@@ -131,20 +131,23 @@ class MemberState:
             self.best = next((row for row in reversed(self.own_sections) if row.best), None)
 
     def start(self, event: MemberStarted) -> None:
-        """It goes on from there, whatever was journaled beyond."""
+        """Continue from the point of the event, dropping what was journaled beyond it."""
         self.status, self.reason, self.device = "training", "", event.device
         self.forget_from(event.epoch, event.section)
         here = (event.epoch, event.position)
         self.saved = [c for c in self.saved if (c.epoch, c.position + c.carried) <= here]
 
     def retry(self) -> None:
-        """It goes on from its newest file, behind which its code may train otherwise: so the best weights are those of then."""
+        """Continue from the newest file.
+
+        The best weights are those of that time, because the code may now train differently.
+        """
         self.status, self.reason = "waiting", ""
         if len(self.saved) > 1 and self.saved[-1].file == self.saved[-2].file:
             del self.saved[-1]
 
     def clone(self, event: Cloned, source: "MemberState") -> None:
-        """What is behind the other one at its file is behind this one as well, but for the best section: that is the other's."""
+        """Take over what the source has trained up to the file, but not its best section."""
         self.source, self.changes, self.inherited = source.name, event.changes, event.checkpoint
         if event.checkpoint is None:
             return
@@ -154,11 +157,11 @@ class MemberState:
         self.behind, self.best = len(self.sections), None
 
     def follows(self, epoch: int, stream_epoch: int) -> bool:
-        """Whether it is assigned the stream from this own epoch on, as it goes from there."""
+        """Whether the latest assignment begins at or before this own epoch, and maps it to this stream epoch."""
         return self.stream_epoch(epoch) == stream_epoch and self.assigned[-1][0] <= epoch
 
     def assign(self, epoch: int, stream_epoch: int) -> None:
-        """From this own epoch on it follows the stream from there."""
+        """Follow the stream from `stream_epoch` on, starting with the own epoch `epoch`."""
         if not self.follows(epoch, stream_epoch):
             self.assigned = [*(pair for pair in self.assigned if pair[0] < epoch), (epoch, stream_epoch)]
 
@@ -174,33 +177,33 @@ class RunState:
     fed: dict[tuple[str, int, int], int] = field(default_factory=dict)
     """Samples prepared for each section of the stream, by split, epoch and section."""
     discarded: dict[tuple[str, int, int], int] = field(default_factory=dict)
-    """The same of samples that were prepared ahead and thrown away."""
+    """Samples that were prepared ahead and thrown away, by the same keys."""
     holes: dict[tuple[str, int], set[int]] = field(default_factory=dict)
     """Indices of broken samples, by split and stream epoch."""
     used: list[list[Used]] = field(default_factory=list)
-    """What workers said at their end, for each driver: it names its workers anew."""
+    """Final reports of workers, by driver, since each driver names its workers anew."""
     lost: list[WorkerLost] = field(default_factory=list)
     passed: list[list[Passed]] = field(default_factory=list)
-    """Sections that legs are through, for each driver: it counts its legs anew."""
+    """Sections that legs have passed, by driver, since each driver counts its legs anew."""
     saving: dict[tuple[int, int], float] = field(default_factory=dict)
-    """Seconds that trainers took for files, by number of the driver, from 1, and of the leg."""
+    """Seconds that trainers took for files, by number of the driver (from 1) and of the leg."""
     packed: list[Packed] = field(default_factory=list)
     """Every choice of programs, first to last."""
     alone: dict[str, str] = field(default_factory=dict)
-    """Why members were no program with others, where that was tried."""
+    """Why members could not share a program with others, for those that tried."""
     answered: list[Answered] = field(default_factory=list)
     sharing: SharingChosen | None = None
     brought: list[str] = field(default_factory=list)
-    """Members that somebody brought when the run had begun."""
+    """Members that were added after the run had begun."""
     in_step: set[str] = field(default_factory=set)
-    """Members whose epochs are those of the stream, whenever they come: what they reach depends on nobody."""
+    """Members that follow the epochs of the stream, whenever they come: their results depend on no other member."""
     killed: int = 0
-    """Drivers that did not come to their end, and after which another one came."""
+    """Drivers that were killed, and followed by another one."""
     seconds: float = 0.0
-    """Of all drivers that worked on the run and ended in order; so are the CPU seconds."""
+    """Seconds of all drivers that worked on the run and ended properly; likewise the CPU seconds."""
     cpu_seconds: float = 0.0
     joules: dict[str, float] = field(default_factory=dict)
-    """Of the whole machine while they worked, by what counts them."""
+    """Joules of the whole machine meanwhile, by counter."""
 
     @classmethod
     def of(cls, events: Iterable[Event]) -> "RunState":
@@ -211,16 +214,16 @@ class RunState:
         return state
 
     def copied(self) -> "RunState":
-        """Another one that goes its own way; events are shared."""
+        """Return an independent copy; events are shared."""
         copy: RunState = _copied(self)
         return copy
 
     def member(self, name: str) -> MemberState:
-        """The member of that name; it is made where it is unknown."""
+        """Return the member of that name; it is created if unknown."""
         return self.members.setdefault(name, MemberState(name))
 
     def apply(self, event: Event) -> None:
-        """Take one more event into account."""
+        """Apply one more event."""
         if isinstance(event, SectionEnded):
             self.member(event.member).end_section(event)
         elif isinstance(event, Saved):
@@ -303,10 +306,10 @@ class RunState:
 
     @property
     def preparations(self) -> float:
-        """How often each training sample of a section of the stream was prepared, for nothing as well.
+        """How often each training sample of a section of the stream was prepared, in vain as well.
 
-        1.0 where everybody shares one stream. What was prepared for sections that nobody came to is not in it: gauges have it
-        as ``speculative``.
+        1.0 if all members share one stream. Samples prepared for sections that no member reached are not counted;
+        gauges count them as ``speculative``.
         """
         assert self.started is not None
         length, sections = self.started.lengths["train"], self.started.validations_per_epoch
@@ -316,7 +319,7 @@ class RunState:
 
     @property
     def preparations_alone(self) -> float:
-        """The same with one script for each member: the epochs that members took, for each epoch of the stream."""
+        """The same with one script for each member: epochs that members trained per epoch of the stream."""
         fed = sum(split == "train" for split, _, _ in self.fed)
         return sum(len(member.own_sections) for member in self.members.values()) / max(fed, 1)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 __all__ = ["Interval", "t_quantile"]
 
 LEVEL = 0.95
-"""Of the cases, those in which the interval holds the true mean."""
+"""Share of cases in which the interval contains the true mean."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -17,18 +17,18 @@ class Interval:
     """A mean, and how far the true one may be from it."""
 
     mean: float
-    """NaN of no values."""
+    """NaN if there are no values."""
     half: float | None
-    """Half of the interval's width; None where values tell nothing of their spread: fewer than two, or some that are no numbers."""
+    """Half of the interval's width; None if the spread is unknown: fewer than two values, or some not finite."""
     count: int
-    """Values that it was made from."""
+    """Number of values."""
 
     @classmethod
     def of(cls, values: Sequence[float], *, overlap: float = 0.0) -> "Interval":
-        """Student's, for values that were drawn alike and independently, from something like a bell.
+        """Return Student's interval for independent values of one, roughly normal, distribution.
 
-        Values of networks whose training sets overlap are not independent; with n_val / n_train as `overlap` their spread counts
-        for as much more as Nadeau and Bengio 2003 found that it has to.
+        Values of networks with overlapping training sets are not independent; with n_val / n_train as `overlap`, their
+        spread is increased by the correction of Nadeau and Bengio 2003.
         """
         count = len(values)
         if count < 2 or not all(map(math.isfinite, values)):
@@ -38,12 +38,12 @@ class Interval:
 
     @property
     def bounds(self) -> tuple[float, float] | None:
-        """Its ends."""
+        """Both ends of the interval."""
         return None if self.half is None else (self.mean - self.half, self.mean + self.half)
 
     @property
     def holds_zero(self) -> bool:
-        """Whether the true mean may be zero, for all that these values tell."""
+        """Whether the true mean may be zero, given these values."""
         return self.half is None or not abs(self.mean) > self.half
 
     def __str__(self) -> str:
@@ -52,10 +52,10 @@ class Interval:
 
 @functools.cache
 def t_quantile(degrees: int) -> float:
-    """The t with P(-t ≤ T ≤ t) = `LEVEL` of Student's distribution with so many degrees of freedom, a whole number.
+    """Return the t with P(-t ≤ T ≤ t) = `LEVEL` in Student's distribution with a whole number of degrees of freedom.
 
-    For these the probability is a finite sum in the angle atan(t / √degrees) (Abramowitz and Stegun 1964, 26.7.3 and 26.7.4),
-    which is inverted by bisection down to the last bit.
+    For these the probability is a finite sum in the angle atan(t / √degrees) (Abramowitz and Stegun 1964, 26.7.3 and
+    26.7.4), which is inverted by bisection to the last bit.
     """
     low, high = 0.0, math.pi / 2
     while low < (middle := (low + high) / 2) < high:
@@ -64,7 +64,7 @@ def t_quantile(degrees: int) -> float:
 
 
 def _probability(angle: float, degrees: int) -> float:
-    """P(-t ≤ T ≤ t) for t = √degrees · tan(angle)."""
+    """Return P(-t ≤ T ≤ t) for t = √degrees · tan(angle)."""
     sine, cosine, odd = math.sin(angle), math.cos(angle), degrees % 2
     term, total = cosine if odd else 1.0, 0.0
     for k in range(degrees // 2):

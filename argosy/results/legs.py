@@ -1,4 +1,4 @@
-"""What came of the legs of a run and of its workers, beside what was predicted: for the report."""
+"""Results of a run's legs and workers, beside their predictions, for the report."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,31 +10,34 @@ from argosy.results.fold import RunState
 __all__ = ["LegResult", "gauges_of", "legs_of"]
 
 LEAST_SECONDS, LEAST_SHARE = 0.1, 0.1
-"""Predicted seconds, and their share of the actual ones, below which a prediction is not told."""
+"""Predicted seconds, and their share of the actual ones, below which a prediction is not reported."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LegResult:
-    """One leg: what was predicted of its sections, each when it began, and what came. A section that a fault cut short is not in it."""
+    """One leg: for its sections the predictions at their starts, and the results.
+
+    Sections cut short by a fault are not included.
+    """
 
     leg: str
-    """Its number; where several drivers worked on the run, behind that of the driver."""
+    """Its number, preceded by the driver's if several drivers worked on the run."""
     sections: int
     samples: int
-    """Of the stream."""
+    """Samples of the stream."""
     seconds: float
     predicted_seconds: float
     waiting_seconds: Mapping[str, float]
-    """By device: time outside of its members' own steps and validation."""
+    """By device: seconds outside of its members' own steps and validation."""
     planning_seconds: float
     changing_seconds: float
-    """Until members that came aboard were ready."""
+    """Seconds until newly assigned members were ready."""
     saving_seconds: float
-    """That its devices took for the files of members, added up."""
+    """Seconds that its devices took for the files of members, added up."""
 
     @classmethod
     def of(cls, leg: str, passed: Sequence[Passed], saving_seconds: float) -> "LegResult":
-        """From the sections of one leg."""
+        """Add up the sections of one leg."""
         devices = dict.fromkeys(device for section in passed for device in section.stepping)
         return cls(
             leg=leg,
@@ -53,22 +56,23 @@ class LegResult:
 
     @property
     def was_predicted(self) -> bool:
-        """Whether the prediction says anything: of so short a time it is noise, as where preparation takes nearly all of it."""
+        """Whether the prediction is meaningful: a very short one is noise, as when preparation takes nearly all the
+        time."""
         return self.predicted_seconds >= max(LEAST_SECONDS, LEAST_SHARE * self.seconds)
 
     @property
     def samples_per_second(self) -> float:
-        """The pace that it had."""
+        """Actual pace."""
         return self.samples / self.seconds if self.seconds else 0.0
 
     @property
     def predicted_samples_per_second(self) -> float:
-        """The pace that it was to have."""
+        """Predicted pace."""
         return self.samples / self.predicted_seconds if self.predicted_seconds else 0.0
 
 
 def legs_of(state: RunState) -> tuple[LegResult, ...]:
-    """By driver, and in the order in which they began."""
+    """Return the legs by driver, in the order in which they began."""
     legs: dict[tuple[int, int], list[Passed]] = {}
     for driver, passed in enumerate(state.passed, start=1):
         for section in passed:
@@ -80,7 +84,7 @@ def legs_of(state: RunState) -> tuple[LegResult, ...]:
 
 
 def gauges_of(state: RunState) -> dict[str, Mapping[str, Any]]:
-    """What stages did and how full the queues between them were, by worker."""
+    """Return what stages did and how full the queues between them were, by worker."""
     return {
         _of_driver(driver, one.worker, state): {**one.gauge, "cpu_seconds": one.cpu_seconds}
         for driver, used in enumerate(state.used, start=1)
@@ -89,5 +93,5 @@ def gauges_of(state: RunState) -> dict[str, Mapping[str, Any]]:
 
 
 def _of_driver(driver: int, what: int | str, state: RunState) -> str:
-    """What drivers name anew: where several worked on the run, behind the number of this one."""
+    """Return a name that drivers reuse, preceded by the driver's number if several worked on the run."""
     return f"{driver}.{what}" if len(state.passed) > 1 else str(what)

@@ -1,4 +1,4 @@
-"""What came out of networks that several members repeat: their means, and whether one is better than another."""
+"""Results of networks that several members repeat: their means, and whether one is better than another."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -20,13 +20,13 @@ class Configuration:
 
     name: str
     repetitions: int
-    """Members that repeat it."""
+    """Number of members that repeat it."""
     counted: int
-    """Those of them that are done: figures are theirs."""
+    """Number of members that are done; metrics are from these."""
     metrics: Mapping[str, Interval]
 
     def to_json(self) -> dict[str, Any]:
-        """A plain row."""
+        """Return a plain row."""
         return {
             "configuration": self.name,
             "repetitions": self.repetitions,
@@ -38,17 +38,17 @@ class Configuration:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison:
-    """Two configurations, repetition by repetition."""
+    """Two configurations, compared repetition by repetition."""
 
     first: str
     second: str
     metric: str
     first_minus_second: Interval
-    """Mean of the first's value minus the second's, over the repetitions that are done of both."""
+    """Mean of the first's value minus the second's, over the repetitions that are done in both."""
 
     @property
     def distinguishable(self) -> bool:
-        """Whether the interval leaves no room for a difference of zero."""
+        """Whether the interval excludes a difference of zero."""
         return not self.first_minus_second.holds_zero
 
     @property
@@ -63,7 +63,7 @@ class Comparison:
         return f"{self.metric}, {self.first} minus {self.second}: {self.told}"
 
     def to_json(self) -> dict[str, Any]:
-        """A plain row."""
+        """Return a plain row."""
         return {
             "first": self.first,
             "second": self.second,
@@ -77,18 +77,18 @@ class Comparison:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Leader:
-    """The best of a run: the member with the best objective, or where members repeat networks the configuration with the best mean."""
+    """The best of a run: the member with the best objective, or the repeated configuration with the best mean."""
 
     name: str
     metric: str
     """The objective."""
     value: Interval
     repetitions: int | None = None
-    """Members that repeat the configuration; None for a member that repeats nothing."""
+    """Number of members that repeat the configuration; None for a single member."""
 
     @property
     def told(self) -> str:
-        """Its value, with what that is the mean of."""
+        """Its value, with the number of members that it is the mean of."""
         if self.repetitions is None:
             return f"{self.value}"
         of = "" if self.value.count == self.repetitions else f" of {self.repetitions}"
@@ -98,7 +98,7 @@ class Leader:
         return f"{self.name}, {self.metric} {self.told}"
 
     def to_json(self) -> dict[str, Any]:
-        """A plain row."""
+        """Return a plain row."""
         counted = None if self.repetitions is None else self.value.count
         values = {"value": self.value.mean, "interval": self.value.bounds}
         return {"name": self.name, "metric": self.metric, **values, "repetitions": self.repetitions, "counted": counted}
@@ -106,11 +106,10 @@ class Leader:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Repetitions:
-    """Of one run."""
+    """The repeated networks of one run."""
 
     outcomes: Mapping[str, Mapping[str, Mapping[str, float]]]
-    """Metrics by configuration and by what differs between its repetitions; empty for a member that is not done, since they
-    would tell how far it came."""
+    """Metrics by configuration and by what differs between its repetitions; empty for a member that is not done."""
     overlaps: Mapping[str, float]
     """By configuration, see `Repetition.overlap`."""
     objective: str
@@ -120,7 +119,7 @@ class Repetitions:
     def of(
         cls, members: Iterable[tuple[Repetition, Mapping[str, float]]], *, objective: str, mode: Mode
     ) -> "Repetitions":
-        """From each member's metrics, none of one that is not done."""
+        """Collect each member's metrics, which are empty for one that is not done."""
         outcomes: dict[str, dict[str, Mapping[str, float]]] = {}
         overlaps: dict[str, float] = {}
         for repetition, metrics in members:
@@ -130,7 +129,7 @@ class Repetitions:
 
     @property
     def configurations(self) -> tuple[Configuration, ...]:
-        """The best mean of the objective first, and last those of which nothing is known."""
+        """Configurations by the mean of the objective, best first; those without any result last."""
 
         def place(found: Configuration) -> tuple[int, float]:
             return rank(found.metrics[self.objective].mean if self.objective in found.metrics else None, self.mode)
@@ -139,12 +138,13 @@ class Repetitions:
 
     @property
     def comparisons(self) -> tuple[Comparison, ...]:
-        """Of each of the other configurations with the best one, by the objective."""
+        """Comparison of each other configuration with the best one, by the objective."""
         best, *others = [found.name for found in self.configurations] or [""]
         return tuple(self.compare(other, best) for other in others)
 
     def leader(self, others: Mapping[str, float]) -> Leader | None:
-        """The best of these configurations, and of `others`, the objectives of members that repeat nothing; None where none has a number."""
+        """Return the best of these configurations and `others`, the single members' objectives; None if none has a
+        number."""
         found = [
             Leader(name=name, metric=self.objective, value=Interval(mean=value, half=None, count=1))
             for name, value in others.items()
@@ -159,7 +159,7 @@ class Repetitions:
         return best if kind == NUMBER else None
 
     def compare(self, first: str, second: str, metric: str | None = None) -> Comparison:
-        """Two configurations by a metric, or by the objective, over the repetitions that both have."""
+        """Compare two configurations by a metric, or by the objective, over the repetitions that both have."""
         metric = metric or self.objective
         of_first, of_second = self._values(first, metric), self._values(second, metric)
         differences = [value - of_second[under] for under, value in of_first.items() if under in of_second]
@@ -178,7 +178,7 @@ class Repetitions:
         )
 
     def _values(self, configuration: str, metric: str) -> dict[str, float]:
-        """A metric of a configuration's repetitions, by what differs between them."""
+        """Return a metric of a configuration's repetitions, by what differs between them."""
         if configuration not in self.outcomes:
             known = ", ".join(map(repr, self.outcomes)) or "nothing"
             raise RunError(

@@ -1,4 +1,4 @@
-"""What came out: the fold of a run's events, as values a person or a program can ask."""
+"""The results of a run: the fold of its events, as values to query."""
 
 import itertools
 import math
@@ -24,43 +24,46 @@ from argosy.study import Repetition
 __all__ = ["LEFT_OUT", "MemberResult", "Networks", "Report"]
 
 LEFT_OUT = "left out"
-"""Status of a member that has trained, and is not in the study any more."""
+"""Status of a member that has trained, and is no longer in the study."""
 
 
 class Networks(Protocol):
-    """The trained networks of a run; given by whoever knows torch and may have its study."""
+    """The trained networks of a run, from an object that imports torch and may have the study."""
 
     def load(self, name: str, *, preprocess: bool) -> Any:
-        """A member's network with its best weights, in ``eval()`` on the CPU; with `preprocess` behind `Data.on_device`."""
+        """Return a member's network with its best weights, in ``eval()`` on the CPU.
+
+        With `preprocess` it is behind `Data.on_device`.
+        """
 
     def predict(self, network: Any, samples: Any) -> Any:
-        """What a network answers to each sample; None are the validation samples."""
+        """Return a network's output for each sample; None means the validation samples."""
 
     def out_of_fold(self, names: Sequence[str]) -> Any:
-        """What these answer to the validation samples of their own."""
+        """Return the outputs of these members for their own validation samples."""
 
     def ensemble(self, names: Sequence[str], *, combine: Any, select: Any, calibrate: bool, preprocess: bool) -> Any:
-        """One network made of those of several members; with `preprocess` behind `Data.on_device`."""
+        """Return one network made of several members' networks; with `preprocess` behind `Data.on_device`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemberResult:
-    """What came out of one member."""
+    """The result of one member."""
 
     name: str
     status: str
     reason: str
     epochs: float
-    """Finished ones: a whole number, or with several validations an epoch a part more."""
+    """Finished epochs: a whole number, or with several validations an epoch also a fraction."""
     metrics: dict[str, float]
-    """Of the section with the best objective; empty before the first one's end."""
+    """Metrics of the section with the best objective; empty before the first section's end."""
     best_epoch: int | None
     hyperparameters: dict[str, Any]
     repetition: Repetition | None
-    """Of a network that several members repeat, which one it is."""
+    """Which repetition of a network it is; None for a member that repeats none."""
     device: str
     seconds: float
-    """Time in the member's own steps and validation."""
+    """Seconds in the member's own steps and validation."""
     folder: Path
     networks: Callable[[], Networks] = field(repr=False)
 
@@ -68,7 +71,7 @@ class MemberResult:
     def of(
         cls, state: MemberState, described: Mapping[str, Any], *, directory: Path, networks: Callable[[], Networks]
     ) -> "MemberResult":
-        """From a member's fold and what ``study.json`` says of it."""
+        """Build the result from a member's fold and its description in ``study.json``."""
         best = state.best
         return cls(
             name=state.name,
@@ -92,78 +95,79 @@ class MemberResult:
 
     @property
     def counts(self) -> bool:
-        """Whether what it has reached counts: it has finished an epoch, did not fail, and is in the study."""
+        """Whether its result counts: it has finished an epoch, did not fail, and is in the study."""
         return bool(self.metrics) and not self.failed and self.status != LEFT_OUT
 
     @property
     def failure(self) -> str:
-        """What became of a member that failed, in one line."""
+        """What became of a failed member, in one line."""
         return f"{self.name!r} {self.status}: {cause(self.reason).removesuffix('.')}"
 
     def load(self, *, preprocess: bool = False) -> Any:
-        """The member's network with its best weights, in ``eval()`` on the CPU.
+        """Return the member's network with its best weights, in ``eval()`` on the CPU.
 
-        It takes what `Data.on_device` returns; with `preprocess` what the dataset has, and does that itself, also where it is exported.
+        Its input is what `Data.on_device` returns. With `preprocess` its input is what the dataset has, and the network
+        does that step itself, also when it is exported.
         """
         return self.networks().load(self.name, preprocess=preprocess)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Report:
-    """What came out of a run: its members, best first."""
+    """The results of a run: its members, best first."""
 
     rows: tuple[MemberResult, ...]
-    """By their best value of the objective, ties in the order of the study; then those that failed or diverged, and last those
-    without a finished section."""
+    """Members by their best value of the objective, ties in the order of the study; then those that failed or diverged,
+    and last those without a finished section."""
     objective: str
     directory: Path
     status: str
-    """running, done, paused, failed, or interrupted: its driver was killed."""
+    """running, done, paused, failed, or interrupted (its driver was killed)."""
     reason: str
     seconds: float
-    """Of drivers that came to their end; so are the CPU seconds and joules."""
+    """Seconds of drivers that ended properly; likewise CPU seconds and joules."""
     killed_drivers: int
-    """Those that did not: how long they worked the journal's times alone tell."""
+    """Drivers that were killed; only the times in the journal tell how long they worked."""
     preparations: float
     """How often each training sample was prepared per epoch of the stream."""
     preparations_alone: float
-    """How often it would have been with one script for each member, for the epochs that they took."""
+    """How often it would have been prepared with one script for each member, for the same epochs."""
     waiting_share: float
-    """Share of the trainers' time that went into waiting for data."""
+    """Share of the trainers' time spent waiting for data."""
     cpu_seconds: float
     """User and system time of the whole tree of processes."""
     joules: Mapping[str, float]
-    """That the whole machine took meanwhile, by what counts them."""
+    """Energy that the whole machine used meanwhile, by counter."""
     sharing: SharingChosen | None
     """How nodes shared the stream, and why."""
     packs: tuple[Packed, ...]
-    """Which programs stepped members that may be one, and what was measured: every choice, first to last."""
+    """Programs chosen for members that can share one, and the measurements: every choice, first to last."""
     alone: Mapping[str, str]
-    """Why members were no program with others, where that was tried."""
+    """Why members could not share a program with others, for those that tried."""
     diagnosis: Diagnosis | None
-    """Which stage held up the run; None where nothing was trained."""
+    """The stage that limited the run; None if nothing was trained."""
     repetitions: Repetitions
     """Networks that several members repeat, with the means of their metrics."""
     legs: tuple[LegResult, ...]
-    """What was predicted, and what came."""
+    """Predicted and actual times of each leg."""
     gauges: Mapping[str, Mapping[str, Any]]
-    """What stages did and how full the queues between them were, by worker; where several drivers worked on the run, its name is
-    behind the number of the driver."""
+    """What stages did and how full the queues between them were, by worker; if several drivers worked on the run, the
+    worker's name is preceded by the driver's number."""
     networks: Callable[[], Networks] = field(repr=False)
     is_search: bool = False
     """Whether members are trials: ``report.run`` of `argosy.tune`."""
 
     @property
     def last_packs(self) -> tuple[Packed, ...]:
-        """The last choice for each device and the members of it that may be one program."""
+        """The last choice for each device and set of members that can share a program."""
         return tuple({(pack.device, frozenset(itertools.chain(*pack.programs))): pack for pack in self.packs}.values())
 
     def best(self) -> MemberResult:
-        """The member with the best value of the objective, among those that neither failed nor diverged; of equals the earlier one.
+        """Return the member with the best objective that neither failed nor diverged; of equals the earlier one.
 
-        Where members repeat networks under several seeds or folds, it is a single repetition, which was lucky as well as good:
-        `leader` names the best configuration, and ``ensemble(members=[report.leader.name])`` is made of all its members.
-        Raises RunError where no such member has finished an epoch with a number as its objective.
+        If members repeat networks under several seeds or folds, this is a single repetition, which was lucky as well as
+        good: `leader` names the best configuration, and ``ensemble(members=[report.leader.name])`` is made of all its
+        members. Raises RunError if no such member has finished an epoch with a number as its objective.
         """
         row = next((row for row in self.rows if row.counts), None)
         if row is None or math.isnan(row.metrics.get(self.objective, math.nan)):
@@ -175,13 +179,15 @@ class Report:
 
     @property
     def leader(self) -> Leader | None:
-        """What a headline names as the best: a member, or where members repeat networks a configuration, by its mean; None before
-        there is one."""
+        """What a headline names as the best: a member, or a configuration by its mean if members repeat networks.
+
+        None before there is one.
+        """
         single = [row for row in self.rows if row.repetition is None and row.counts]
         return self.repetitions.leader({row.name: row.metrics[self.objective] for row in single})
 
     def member(self, name: str) -> MemberResult:
-        """The member of that name."""
+        """Return the member of that name; raises RunError if there is none."""
         for row in self.rows:
             if row.name == name:
                 return row
@@ -200,15 +206,15 @@ class Report:
         calibrate: bool = False,
         preprocess: bool = False,
     ) -> Any:
-        """One ``nn.Module`` of the best weights of the `top` members, of those named, or of all; see `argosy.ensembling.ensemble`.
+        """Return one ``nn.Module`` of the best weights of the `top`, named, or all members; see `argosy.ensembling.ensemble`.
 
-        The name of a configuration among `members` stands for all the members that repeat it; those that failed or diverged are
-        taken where they are named alone.
-        With ``select="greedy"`` only those are taken, and weighted, that make the ensemble better on the validation samples
-        (Caruana et al. 2004); with `calibrate` each member's logits are divided by a temperature that is fitted there. Its
-        ``scores`` say what it and each member are worth on them, and its ``note`` what they are of, or why there are none. `combine`
-        follows from the members' losses where these tell it. It takes inputs as `Data.on_device` returns them; with `preprocess`
-        as the dataset has them. Raises RunError and StudyError.
+        A configuration's name among `members` stands for all members that repeat it; those that failed or diverged are
+        only included if they are named themselves. With ``select="greedy"`` only members that improve the ensemble on
+        the validation samples are included, with weights (Caruana et al. 2004); with `calibrate` each member's logits
+        are divided by a temperature fitted there. The ensemble's ``scores`` are its own and each member's results on
+        these samples, and its ``note`` says which samples they are, or why there are no scores. By default `combine`
+        follows from the members' losses, if these determine it. Inputs are as `Data.on_device` returns them; with
+        `preprocess`, as the dataset has them. Raises RunError and StudyError.
         """
         if select is not None:
             check_choice("report.ensemble: select", select, ("greedy",))
@@ -220,19 +226,19 @@ class Report:
         )
 
     def predict(self, samples: Any = None, network: Any = None) -> Any:
-        """What a network, by default the best member's, answers to each sample, ``[N, …]`` on the host.
+        """Return a network's output, by default the best member's, for each sample: ``[N, …]`` on the host.
 
-        Samples are prepared as validation samples of the study are, which they are by default: arrays, alone or in a tuple, or a
-        Dataset. They need no target: `Data.on_device`, where it takes one, is given zeros in its place. The network may be any, such
-        as an ensemble; it runs where it is.
+        Samples are prepared like the study's validation samples, which are the default: arrays, alone or in a tuple, or
+        a Dataset. They need no target: if `Data.on_device` takes one, it is given zeros. The network may be any, such
+        as an ensemble; it runs on the device where it is.
         """
         return self.networks().predict(self.best().load() if network is None else network, samples)
 
     def out_of_fold(self, configuration: str) -> Any:
-        """What networks of a cross-validation answer to the samples that they did not train on, ``[N, …]`` on the host.
+        """Return what a cross-validation's networks predict for samples that they have not seen, ``[N, …]`` on the host.
 
-        Row n is of validation sample n, by the best weights of the member that holds it out: the mean where several do, as
-        bootstraps may, and NaN where none does.
+        Row n is for validation sample n, by the best weights of the member that holds it out: the mean if several do,
+        as is possible with bootstraps, and NaN if none does.
         """
         found = [row.name for row in self.rows if row.repetition is not None and row.repetition.of == configuration]
         if not found:
@@ -243,7 +249,7 @@ class Report:
         return self.networks().out_of_fold(found)
 
     def _candidates(self, top: int | None, members: Sequence[str] | None) -> Sequence[MemberResult]:
-        """Best first."""
+        """Return the members for an ensemble, best first."""
         if top is not None and members is not None:
             raise RunError(
                 f"report.ensemble was given top={top} and members=; give one of them, or neither for all members."
@@ -262,20 +268,20 @@ class Report:
         return known[:top]
 
     def _repeating(self, configuration: str, among: Sequence[MemberResult]) -> list[str]:
-        """Names of the members that repeat it; none where a member has that name."""
+        """Return names of the members that repeat a configuration; none if a member has that name."""
         if any(row.name == configuration for row in self.rows):
             return []
         return [row.name for row in among if row.repetition is not None and row.repetition.of == configuration]
 
     def compare(self, first: str, second: str, metric: str | None = None) -> Comparison:
-        """The first of two configurations minus the second, by a metric or by the objective, in pairs of the same seed or fold.
+        """Compare configurations, first minus second, by a metric or the objective, in pairs of the same seed or fold.
 
-        ``report.compare("gelu", "relu").first_minus_second`` is below zero where gelu has the lower values.
+        ``report.compare("gelu", "relu").first_minus_second`` is below zero if gelu has the lower values.
         """
         return self.repetitions.compare(first, second, metric)
 
     def table(self) -> list[dict[str, Any]]:
-        """One plain row per member, best first."""
+        """Return one plain row per member, best first."""
         return [
             {
                 "member": row.name,
@@ -292,7 +298,7 @@ class Report:
         ]
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the table, without what is the same in all members."""
+        """Return the table for a notebook, without hyper-parameters that are equal in all members."""
         rows, same = self.table(), {row.name: row.hyperparameters for row in self.rows}
         metrics = dict.fromkeys(name for row in self.rows for name in row.metrics)
         columns = ["member", "status", "epochs", *metrics, *differing(same), "seconds", "reason"]
@@ -300,7 +306,7 @@ class Report:
         return f"<p>{as_html(self.status)}; {as_html(str(self.directory))}</p>{table}"
 
     def to_json(self) -> dict[str, Any]:
-        """A plain value with everything."""
+        """Return everything as a plain value."""
         return {
             "directory": str(self.directory),
             "status": self.status,
@@ -325,7 +331,7 @@ class Report:
         }
 
     def to_pandas(self) -> Any:
-        """The table as a pandas DataFrame (pandas is not a dependency of Argosy)."""
+        """Return the table as a pandas DataFrame (pandas is not a dependency of Argosy)."""
         import pandas  # the one optional package of this file
 
         return pandas.DataFrame(self.table())
@@ -340,7 +346,7 @@ class Report:
         networks: Callable[[], Networks],
         at_work: bool = False,
     ) -> "Report":
-        """From a run's fold and its ``study.json``; `at_work` says that it has a driver."""
+        """Build the report from a run's fold and its ``study.json``; `at_work` says that the run has a driver."""
         objective, mode = summary["objective"], summary["mode"]
         rows = [
             MemberResult.of(
@@ -382,7 +388,7 @@ class Report:
 
 
 def _repetition(described: Mapping[str, Any]) -> Repetition | None:
-    """Of a member in ``study.json``; earlier versions wrote none."""
+    """Return a member's repetition from ``study.json``; earlier versions wrote none."""
     found = described.get("repetition")
     if found is None:
         return None
@@ -391,5 +397,5 @@ def _repetition(described: Mapping[str, Any]) -> Repetition | None:
 
 
 def _outcome(row: MemberResult) -> dict[str, float]:
-    """Metrics of a member that is done. A learning rate is none."""
+    """Return the metrics of a member that is done, else nothing. A learning rate is not a metric."""
     return {name: value for name, value in row.metrics.items() if name != "lr" and row.status == "done"}

@@ -38,7 +38,7 @@ class Batch(NamedTuple):
 
 
 class Carried(NamedTuple):
-    """The beginning of a batch whose other elements are in blocks to come."""
+    """The beginning of a batch with its other elements in blocks to come."""
 
     leaves: Sequence[torch.Tensor]
     """The samples, leaf by leaf, each ``[rows, …]``."""
@@ -86,7 +86,7 @@ class Cutter:
         return self._open.carried() if self._open is not None and self._open.first == self.position else None
 
     def same(self, other: "Cutter") -> bool:
-        """Whether both cut the same batches from here on, so that one of them can serve both."""
+        """Return whether both cut the same batches from here on, so that one of them can serve both."""
         mine, theirs = (
             (
                 cutter.batch_size,
@@ -193,13 +193,13 @@ class _Elements:
         self.sound = block.sound if self.rows is None else sound
 
     def batch(self, start: int, stop: int, *, private: bool) -> Batch:
-        """Elements start … stop-1 as one batch, broken samples left out."""
+        """Return elements start … stop-1 as one batch, broken samples left out."""
         leaves, rows = self._leaves(start, stop, private=private)
         sound = self._sound(start, stop, rows)
         return Batch(unflatten(leaves, self.block.tree), rows, self._digest(start, stop, rows), stop, sound)
 
     def piece(self, start: int, stop: int) -> Carried:
-        """Elements start … stop-1 as a part of a batch."""
+        """Return elements start … stop-1 as a part of a batch."""
         leaves, rows = self._leaves(start, stop, private=False)
         return Carried(leaves, stop - start, self._digest(start, stop, rows), self._sound(start, stop, rows))
 

@@ -50,7 +50,7 @@ class Layout:
 
     @classmethod
     def of(cls, sample: Any) -> "Layout":
-        """The layout that this sample has; raises Unfit for one that no block can hold."""
+        """Return the layout that this sample has; raises Unfit for one that no block can hold."""
         leaves, tree = sample_leaves(sample)
         if not leaves:
             raise Unfit(
@@ -66,7 +66,7 @@ class Layout:
         return sum(d.itemsize * int(np.prod(s)) for d, s in zip(self.dtypes, self.shapes, strict=True))
 
     def block_bytes(self, rows: int) -> int:
-        """Memory of a block: its columns and its leaves, each aligned."""
+        """Return the memory of a block: its columns and its leaves, each aligned."""
         return sum(_aligned(size) for size in self._sizes(rows))
 
     def _sizes(self, rows: int) -> list[int]:
@@ -74,7 +74,7 @@ class Layout:
         return [rows * 8, rows, *leaves]
 
     def block(self, place: Place, memory: npt.NDArray[np.uint8]) -> "Block":
-        """The block in this memory, without a copy; it keeps the memory alive as long as any tensor of it lives."""
+        """Return the block in this memory, without a copy; it keeps the memory alive as long as any tensor of it lives."""
         pieces, offset = [], 0
         for size in self._sizes(place.rows):
             pieces.append(memory[offset : offset + size])
@@ -140,7 +140,7 @@ class Block:
         return any(leaf._version != version for leaf, version in zip(self.leaves, self.versions, strict=True))
 
     def with_leaves(self, leaves: tuple[torch.Tensor, ...], tree: Structure) -> "Block":
-        """The same rows with other leaves; their versions count from here."""
+        """Return the same rows with other leaves; their versions count from here."""
         return Block(self.place, tree, leaves, self.indices, self.sound)
 
     def copied_out(self, leaves: tuple[torch.Tensor, ...]) -> "Block":
@@ -161,7 +161,7 @@ class Block:
 
 
 def sample_leaves(sample: Any) -> tuple[list[torch.Tensor], Structure]:
-    """A sample's tensors and its structure; numbers and arrays become tensors as torch's default_collate does it."""
+    """Return a sample's tensors and its structure; numbers and arrays become tensors as torch's default_collate does it."""
     leaves, tree = flatten(sample)
     return [_tensor(leaf) for leaf in leaves], tree
 

@@ -84,7 +84,7 @@ class Course:
         return None if self.horizon is not None and self._next.section >= self.horizon else self._next
 
     def may_announce(self, place: Place) -> bool:
-        """Whether there is credit for a block."""
+        """Return whether there is credit for a block."""
         return place.section < self.until
 
     def announced(self, place: Place, samples: int) -> Fed | None:

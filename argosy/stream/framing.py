@@ -29,7 +29,7 @@ class Framing(Protocol):
     """Framing of both directions of one connection."""
 
     def pack(self, value: bytes) -> bytes:
-        """The frame of the next value to be sent."""
+        """Return the frame of the next value to be sent."""
 
     def take(self, arrived: memoryview, at: int) -> tuple[memoryview, int] | None:
         """Return the value of the frame that begins at `at`, and where the next one begins; None while it is incomplete.

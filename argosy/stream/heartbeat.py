@@ -132,7 +132,7 @@ class Heartbeat:
         return bytes(self._memory[: (self._words[IN_USE] + 1) * SLOT_BYTES])
 
     def look(self) -> tuple[Sign, ...]:
-        """The signs of this worker and of its loaders, in the order of their slots."""
+        """Return the signs of this worker and of its loaders, in the order of their slots."""
         return tuple(Heartbeat(self._memory, number)._sign() for number in range(self._words[IN_USE] + 1))
 
     def _sign(self) -> Sign:

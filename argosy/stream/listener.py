@@ -133,7 +133,7 @@ class Listener:
 
     @classmethod
     def to_network(cls, key: bytes, refused: Callable[[str], None], *, seal: Seal | None = None) -> "Listener":
-        """A listener for other nodes, at every IPv4 interface of this one."""
+        """Return a listener for other nodes, at every IPv4 interface of this one."""
         return cls(key, bound=socket.create_server(("", 0), backlog=BACKLOG), refused=refused, seal=seal)
 
     @property

@@ -34,7 +34,7 @@ SPLITS = {"train": 0, "val": 1}
 
 
 def permutation(seed: int, epoch: int, length: int) -> Indices:
-    """The order of one stream epoch: a function of (study seed, epoch) alone, int64 ``[length]``.
+    """Return the order of one stream epoch: a function of (study seed, epoch) alone, int64 ``[length]``.
 
     RandomState, because NumPy's policy freezes its stream for good.
     """
@@ -43,12 +43,12 @@ def permutation(seed: int, epoch: int, length: int) -> Indices:
 
 
 def split_order(seed: int, split: str, epoch: int, length: int) -> Indices:
-    """The order in which the samples of one split go through the stream in one epoch."""
+    """Return the order in which the samples of one split go through the stream in one epoch."""
     return permutation(seed, epoch, length) if split == "train" else np.arange(length, dtype=np.int64)
 
 
 def mix64(value: int) -> int:
-    """The finalizer of splitmix64 (Steele, Lea and Flood 2014) on one 64-bit integer."""
+    """Return the finalizer of splitmix64 (Steele, Lea and Flood 2014) on one 64-bit integer."""
     value = (value + GOLDEN) % WORD
     value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 % WORD
     value = (value ^ (value >> 27)) * 0x94D049BB133111EB % WORD
@@ -87,12 +87,12 @@ class Digest(NamedTuple):
     """Σ mix64(position·C ⊕ index) mod 2^64; the position counts the member's own elements of the epoch."""
 
     def plus(self, other: "Digest") -> "Digest":
-        """The digest of both."""
+        """Return the digest of both."""
         return Digest(self[0] + other[0], (self[1] + other[1]) % WORD, (self[2] + other[2]) % WORD)
 
     @classmethod
     def of(cls, indices: Indices, positions: Indices) -> "Digest":
-        """The digest of some elements, both int64 ``[n]``."""
+        """Return the digest of some elements, both int64 ``[n]``."""
         by_index, by_position = element_hashes(indices, positions)
         return cls(len(indices), int(by_index.sum(dtype=np.uint64)), int(by_position.sum(dtype=np.uint64)))
 

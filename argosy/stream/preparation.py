@@ -114,7 +114,7 @@ class Preparation:
         self.filling.clear()
 
     def of_slot(self, slot: int) -> Filling | None:
-        """The block that is on its way into a slot."""
+        """Return the block that is on its way into a slot."""
         return next((filling for filling in self.filling if filling.slot == slot), None)
 
     # ---- tasks

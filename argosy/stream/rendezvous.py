@@ -124,7 +124,7 @@ class RendezvousStore(Store):
         self._ask("wait", self._name, keys, timeout)
 
     def check(self, keys: list[str]) -> bool:
-        """Whether these entries are there."""
+        """Return whether these entries are there."""
         return bool(self._ask("check", self._name, keys))
 
     def add(self, key: str, amount: int) -> int:
@@ -155,7 +155,7 @@ class RendezvousStore(Store):
 
 
 def store_at(rendezvous: str, size: int) -> Any:
-    """The store of a rendezvous of so many processes; raises RuntimeError where it cannot be reached."""
+    """Return the store of a rendezvous of so many processes; raises RuntimeError where it cannot be reached."""
     if not rendezvous.startswith(SCHEME):
         return FileStore(rendezvous, size)
     place, key, name = rendezvous.removeprefix(SCHEME).split("/")
@@ -164,7 +164,7 @@ def store_at(rendezvous: str, size: int) -> Any:
 
 
 def interface_of(address: str) -> str:
-    """The network interface that has an address; raises LookupError where none has."""
+    """Return the network interface that has an address; raises LookupError where none has."""
     for name, found in psutil.net_if_addrs().items():
         if any(one.address == address for one in found):
             return str(name)

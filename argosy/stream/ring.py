@@ -37,7 +37,7 @@ class Ring:
         self._memory = _map(self.descriptor)
 
     def slot(self, number: int) -> Memory:
-        """The bytes of one slot, writable."""
+        """Return the bytes of one slot, writable."""
         return self._memory[number * self.slot_bytes : (number + 1) * self.slot_bytes]
 
     def lend(self, peer: Peer, layouts: dict[str, Layout], lengths: Mapping[str, int]) -> None:

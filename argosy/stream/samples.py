@@ -26,7 +26,7 @@ def prepare(dataset: Any, index: int, *, epoch: int, split: str, seed: int, hear
 
 
 def has_drawn(index: int, *, epoch: int, split: str, seed: int) -> bool:
-    """Whether a generator has moved since `prepare` seeded it for this sample, about 15 us. Seeds them again.
+    """Return whether a generator has moved since `prepare` seeded it for this sample, about 15 us. Seeds them again.
 
     One that has moved draws another number next: of 53 bits, from states that are far longer to compare.
     """

@@ -41,7 +41,7 @@ class Pipeline:
     """Turns of the blocks of a leg, repeated in a cycle."""
 
     def seen_by(self, rank: int) -> Iterator[Turn]:
-        """The turns of the blocks of a leg, with those hops alone that this node takes part in."""
+        """Return the turns of the blocks of a leg, with those hops alone that this node takes part in."""
         return cycle(
             Turn(owner=turn.owner, hops=tuple(hop for hop in turn.hops if rank in self.groups[hop.group]))
             for turn in self.turns
@@ -49,7 +49,7 @@ class Pipeline:
 
 
 def all_shared(nodes: int, preparing: int) -> Pipeline:
-    """Every node prepares, and all gather what it prepared.
+    """Let every node prepare, and all gather what it prepared.
 
     The all-gather is made of one broadcast per block, several under way at a time: gloo's own one takes three times as
     long for the same bytes.
@@ -60,7 +60,7 @@ def all_shared(nodes: int, preparing: int) -> Pipeline:
 
 
 def single_broadcast(nodes: int, preparing: int) -> Pipeline:
-    """The first p nodes prepare and gather among themselves; the last of them broadcasts to the rest."""
+    """Let the first p nodes prepare and gather among themselves, and the last of them broadcast to the rest."""
     leader = preparing - 1
     gathering, rest = tuple(range(preparing)), tuple(range(leader, nodes))
 
@@ -76,7 +76,7 @@ def single_broadcast(nodes: int, preparing: int) -> Pipeline:
 
 
 def multi_broadcast(nodes: int, preparing: int) -> Pipeline:
-    """The first p nodes prepare, and each broadcasts its own blocks to all in a group of its own."""
+    """Let the first p nodes prepare, and each broadcast its own blocks to all in a group of its own."""
     everybody = tuple(range(nodes))
     turns = tuple(Turn(owner=rank, hops=(Hop(group=rank, root=rank),)) for rank in range(preparing))
     return Pipeline(groups=(everybody,) * preparing, turns=turns)
@@ -91,7 +91,7 @@ PIPELINES: dict[str, Callable[[int, int], Pipeline]] = {
 
 
 def candidates(nodes: int) -> list[tuple[str, int]]:
-    """The (pipeline, preparing nodes) that are worth measuring: all nodes prepare, or one, or about half of them."""
+    """Return the (pipeline, preparing nodes) that are worth measuring: all nodes prepare, or one, or about half of them."""
     few = sorted({1, (nodes + 1) // 2} - {nodes})
     shared = [(name, preparing) for name in ("single-broadcast", "multi-broadcast") for preparing in few]
     # With one preparing node both are the same broadcast.

@@ -212,7 +212,7 @@ def open_sources(data: Data, *, seed: int, heartbeat: Heartbeat | None = None) -
 
 
 def keep(sources: Mapping[str, Source], most_bytes: int) -> None:
-    """Where the validation samples are the training samples again, keep prepared ones, as far as they fit in so many bytes.
+    """Keep prepared samples, where validation uses the training samples again, as far as they fit in so many bytes.
 
     Call this before loader workers are forked. Nothing is kept where the first samples show that what they become depends on
     the seed.
@@ -251,7 +251,7 @@ def open_split(data: Data, split: str, *, seed: int, heartbeat: Heartbeat) -> An
 def probed_splits(
     splits: Mapping[str, Any], *, seed: int, skip_errors: bool, heartbeat: Heartbeat
 ) -> dict[str, Source]:
-    """The sources of what `open_splits` has opened."""
+    """Return the sources of what `open_splits` has opened."""
     found = {
         name: probed(split, name, seed=seed, skip_errors=skip_errors, heartbeat=heartbeat)
         for name, split in splits.items()
@@ -262,7 +262,7 @@ def probed_splits(
 
 
 def probed(dataset: Any, split: str, *, seed: int, skip_errors: bool, heartbeat: Heartbeat) -> Source:
-    """The source of what `open_split` has opened, known from a few of its samples."""
+    """Return the source of what `open_split` has opened, known from a few of its samples."""
     if isinstance(dataset, ArraySource):
         return dataset
     sample = partial(prepare, dataset, epoch=0, split=split, seed=seed, heartbeat=heartbeat)
@@ -275,7 +275,7 @@ def probed(dataset: Any, split: str, *, seed: int, skip_errors: bool, heartbeat:
 def reopened(
     split: str, facts: Facts, data: Callable[[], Data], *, seed: int, skip_errors: bool, heartbeat: Heartbeat
 ) -> DatasetSource:
-    """The source of a Dataset that was probed elsewhere: each process that prepares its samples opens its own."""
+    """Return the source of a Dataset that was probed elsewhere: each process that prepares its samples opens its own."""
 
     def open_own(heartbeat: Heartbeat) -> Any:
         dataset = open_split(data(), split, seed=seed, heartbeat=heartbeat)

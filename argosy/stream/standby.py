@@ -190,7 +190,7 @@ def _wait(feeder: int, connection: Connection) -> _Word:
 
 
 def _left_open(before: frozenset[str]) -> bool:
-    """Whether something was opened since then that a fork must not inherit; the log says what."""
+    """Return whether something was opened since then that a fork must not inherit; the log says what."""
     left = held() - before
     if left:
         gc.collect()  # it may be garbage by now

@@ -78,7 +78,7 @@ def _context(path: Path, side: int) -> ssl.SSLContext:
 
 
 def _leaf(path: Path) -> bytes:
-    """The first certificate of a file, which is the one that is shown."""
+    """Return the first certificate of a file, which is the one that is shown."""
     _, begin, rest = path.read_text().partition(ssl.PEM_HEADER)
     inside, end, _ = rest.partition(ssl.PEM_FOOTER)
     return ssl.PEM_cert_to_DER_cert(begin + inside + end)

@@ -15,7 +15,7 @@ PLAIN = (tuple, list, dict)
 
 
 def flatten(tree: Any) -> tuple[list[Any], Structure]:
-    """The leaves from left to right, and what is needed to put them back."""
+    """Return the leaves from left to right, and what is needed to put them back."""
     if isinstance(tree, Mapping):
         keys: tuple[Any, ...] | None = tuple(tree)
         children = list(tree.values())
@@ -31,14 +31,14 @@ def flatten(tree: Any) -> tuple[list[Any], Structure]:
 
 
 def unflatten(leaves: Iterable[Any], structure: Structure) -> Any:
-    """The tree of this structure with these leaves."""
+    """Return the tree of this structure with these leaves."""
     if structure is not None and structure[0] is tuple and not any(structure[2]):
         return tuple(leaves)  # the usual (inputs, target), for every batch of every member
     return _build(iter(leaves), structure)
 
 
 def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
-    """The tree with the function applied to every leaf."""
+    """Return the tree with the function applied to every leaf."""
     leaves, structure = flatten(tree)
     return unflatten([function(leaf) for leaf in leaves], structure)
 
@@ -71,7 +71,7 @@ def _made(kind: Any, keys: tuple[Any, ...] | None, children: list[Any]) -> Any:
 
 @functools.cache
 def _rebuilt_as(kind: Any, keys: tuple[Any, ...] | None, count: int) -> Any:
-    """A type that takes so many leaves, whatever they are: this one, or what torch's default_collate would make of it.
+    """Return a type that takes so many leaves, whatever they are: this one, or what torch's default_collate would make of it.
 
     A torch.Size takes numbers alone, and a defaultdict wants a factory.
     """

@@ -178,14 +178,14 @@ class Peer:
         return values
 
     def wait(self, timeout: float | None = None) -> list[Any]:
-        """Like `receive`, but block until a value is here or the time is over; writes meanwhile."""
+        """Receive as `receive` does, but block until a value is here or the time is over; writes meanwhile."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while not (values := self.receive()) and self._poll(deadline, select.POLLIN):
             self.flush()
         return values
 
     def drain(self, seconds: float) -> None:
-        """At the end of a conversation: write what is left, for at most so long."""
+        """Write what is left at the end of a conversation, for at most so long."""
         deadline = time.monotonic() + seconds
         while self._unsent and self._poll(deadline, 0):
             self.flush()

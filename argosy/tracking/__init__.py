@@ -1,7 +1,7 @@
-"""Trackers: where people look at the figures of all that they train. Each member is a run there, in a group named after the study.
+"""Trackers: where users look at the metrics of all that they train. Each member is a run there, grouped by study.
 
-A file for each; its library, which may take seconds, is imported with it, before the run begins. `argosy.views.trackers` calls
-them, in a thread for each.
+Each tracker has a file. Its library is imported with it, before the run begins, as that may take seconds.
+`argosy.views.trackers` calls each tracker in a thread of its own.
 """
 
 import importlib
@@ -17,27 +17,30 @@ from argosy.errors.spelling import meant
 __all__ = ["TRACKERS", "Tracker", "named"]
 
 TRACKERS = {"tensorboard": "TensorBoard", "mlflow": "MLflow", "wandb": "WandB"}
-"""Names, which are those of the file and of its library, and the class there."""
+"""Names, of the file and also of its library, and the class there."""
 
 
 class Tracker(Protocol):
-    """Somebody who is told the figures of members; what it raises ends nothing but itself."""
+    """Receives the metrics of members; an exception ends only the tracker itself."""
 
     def open(self, directory: Path, group: str) -> None:
-        """A driver begins to work on the run in this directory."""
+        """Open the tracker: a driver begins to work on the run in this directory."""
 
     def begin(self, member: str, hyperparameters: Mapping[str, Any]) -> None:
-        """A member is about to train. What an earlier driver told of it is there: this goes on in the same run."""
+        """Begin a member that is about to train, in the same run as what an earlier driver has logged of it."""
 
     def log(self, member: str, step: int, figures: Mapping[str, float]) -> None:
-        """A section of it has ended, after so many steps of its optimizer."""
+        """Log a finished section of a member, after `step` steps of its optimizer."""
 
     def end(self, member: str, status: str) -> None:
-        """It trains no further under this driver; status as in `argosy.protocol.events.MemberEnded`, or paused."""
+        """End a member under this driver; status as in `argosy.protocol.events.MemberEnded`, or paused."""
 
 
 def named(trackers: Sequence[Tracker | str]) -> dict[str, Tracker]:
-    """Trackers by name, made where only a name is given; raises RunError for what is none or lacks its library."""
+    """Return trackers by name, created if only a name is given.
+
+    Raises RunError for an unknown one or a missing library.
+    """
     found: dict[str, Tracker] = {}
     for tracker in [trackers] if isinstance(trackers, str) else trackers:
         name = tracker if isinstance(tracker, str) else type(tracker).__name__.lower()

@@ -8,32 +8,32 @@ __all__ = ["TensorBoard"]
 
 
 class TensorBoard:
-    """See `argosy.tracking.Tracker`."""
+    """A `Tracker` that writes TensorBoard's files."""
 
     def __init__(self) -> None:
         self._folder = Path()
         self._writers: dict[str, Any] = {}
         self._hyperparameters: dict[str, Mapping[str, Any]] = {}
-        """Of members without figures so far."""
+        """Hyper-parameters of members that have no figures so far."""
 
     def open(self, directory: Path, group: str) -> None:
-        """See `Tracker.open`."""
+        """Set the folder of the run."""
         self._folder = directory / "tensorboard"
 
     def begin(self, member: str, hyperparameters: Mapping[str, Any]) -> None:
-        """See `Tracker.begin`."""
+        """Create the member's writer."""
         from torch.utils.tensorboard import SummaryWriter  # imports tensorboard
 
         self._writers[member] = SummaryWriter(str(self._folder / member))
         self._hyperparameters[member] = hyperparameters
 
     def log(self, member: str, step: int, figures: Mapping[str, float]) -> None:
-        """See `Tracker.log`."""
+        """Write the figures, and with the first ones the hyper-parameters."""
         from torch.utils.tensorboard.summary import hparams  # as above
 
         writer = self._writers[member]
         if member in self._hyperparameters:
-            # Which of the figures are to stand beside them is part of what is written.
+            # The summary of hyper-parameters has to name the figures shown beside them.
             made: Any = hparams
             for summary in made(dict(self._hyperparameters.pop(member)), dict(figures)):
                 writer.file_writer.add_summary(summary)
@@ -42,5 +42,5 @@ class TensorBoard:
         writer.flush()
 
     def end(self, member: str, status: str) -> None:
-        """See `Tracker.end`."""
+        """Close the member's writer."""
         self._writers.pop(member).close()

@@ -11,7 +11,7 @@ __all__ = ["WandB"]
 
 
 class WandB:
-    """See `argosy.tracking.Tracker`."""
+    """A `Tracker` that writes Weights & Biases runs."""
 
     def __init__(self, project: str = "argosy", mode: Literal["offline", "online"] = "offline") -> None:
         self._project = project
@@ -21,12 +21,12 @@ class WandB:
         self._runs: dict[str, Any] = {}
 
     def open(self, directory: Path, group: str) -> None:
-        """See `Tracker.open`."""
+        """Set the folder and the group of the run."""
         self._directory, self._group = directory, group
 
     def begin(self, member: str, hyperparameters: Mapping[str, Any]) -> None:
-        """See `Tracker.begin`."""
-        # The same whenever the run goes on; what two drivers write offline is one run when it is brought to a server.
+        """Start the member's run."""
+        # The same id each time the run continues, so that what two drivers write offline becomes one run on a server.
         identity = hashlib.sha256(f"{self._directory}/{member}".encode()).hexdigest()[:16]
         run = wandb.init(
             project=self._project,
@@ -40,14 +40,14 @@ class WandB:
             reinit="create_new",
             settings=wandb.Settings(silent=True, console="off", x_disable_stats=True),
         )
-        # Not wandb's own steps, which may not go back: a section that a fault took away comes again.
+        # wandb's own steps may not go back, but a section that a fault took away is logged again.
         run.define_metric("*", step_metric="steps")
         self._runs[member] = run
 
     def log(self, member: str, step: int, figures: Mapping[str, float]) -> None:
-        """See `Tracker.log`."""
+        """Log the figures with the step."""
         self._runs[member].log({**figures, "steps": step})
 
     def end(self, member: str, status: str) -> None:
-        """See `Tracker.end`."""
+        """Finish the member's run; its exit code is 1 if it failed or diverged."""
         self._runs.pop(member).finish(exit_code=int(status in ("failed", "diverged")))

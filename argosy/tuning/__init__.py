@@ -18,7 +18,7 @@ SCHEDULERS = ("hyperband", "asha", "median", "pbt", "random", "grid")
 def make_scheduler(
     name: str, *, most: int, eta: int, trials: int, brackets: Brackets, generation: int, seed: int
 ) -> Scheduler:
-    """The scheduler of that name for so many trials of at most so many sections, and a population's generation of so many."""
+    """Return the scheduler of that name for so many trials of at most so many sections, with generations of so many."""
     if name == "hyperband":
         return Hyperband(most=most, eta=eta, trials=trials, order=brackets)
     if name == "asha":

@@ -82,7 +82,7 @@ class Asha(Looking):
         self._came[self.rung[trial]].append(trial)
 
     def _best_at_the_top(self) -> int | None:
-        """The best of those that reached the highest rung, where that is not the last one."""
+        """Return the best of those that reached the highest rung, where that is not the last one."""
         for rung, budget in reversed(list(enumerate(self.budgets))):
             for trial in self._compared[rung]:
                 if self.rung[trial] == rung and not self._failed_before(trial, budget):

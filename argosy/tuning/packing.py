@@ -36,7 +36,7 @@ class Packing(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EqualBatches:
-    """Packs of trials of one batch size."""
+    """Packs of trials with the batch size of the first."""
 
     def next(self, waiting: Sequence[Candidate]) -> list[Candidate]:
         """Return all trials with the batch size of the first."""

@@ -46,7 +46,7 @@ class TrialResult:
 
     @classmethod
     def of(cls, row: MemberResult) -> "TrialResult":
-        """The trial that is one member."""
+        """Return the trial that is one member."""
         values = {name: getattr(row, name) for name in ("name", "status", "reason", "epochs", "metrics")}
         return cls(members=(row.name,), **values)
 
@@ -131,7 +131,7 @@ class SearchReport:
         return self.parameters[self.best_trial.name]
 
     def best(self) -> MemberResult:
-        """The member of the best trial; its ``load()`` is its network with its best weights.
+        """Return the member of the best trial; its ``load()`` is its network with its best weights.
 
         Raises RunError where no trial has ended a section, and where the best one is the mean of several members.
         """
@@ -303,7 +303,7 @@ class Ends:
         return cls(epochs=most, per_epoch=per_epoch, earlier=earlier)
 
     def reached_by(self, row: TrialResult, event: Proposed | None) -> bool:
-        """Whether a trial has trained to its end: to the last section, or until its own rule ended it."""
+        """Return whether a trial has trained to its end: to the last section, or until its own rule ended it."""
         if row.status != "done" or is_out(row.reason) or (row.epochs < self.epochs and row.reason in self.earlier):
             return False
         if event is None or event.sections is None or event.sections >= sections_in(self.epochs, self.per_epoch):

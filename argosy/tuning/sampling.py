@@ -335,7 +335,7 @@ def _name(sampler: Callable[..., Any]) -> str:
 
 
 def _file(path: Path) -> JournalFileBackend:
-    """A journal of Optuna's without what a killed driver left there: its lock, and a part of its last line."""
+    """Return a journal of Optuna's without what a killed driver left there: its lock, and a part of its last line."""
     path.with_name(f"{path.name}.lock").unlink(missing_ok=True)
     if path.exists():
         with appending(path) as file:
@@ -406,7 +406,7 @@ def _values(name: str, distribution: Any) -> list[Any]:
 
 
 def _near(distribution: Any, value: Any, draw: random.Random) -> Any:
-    """A value of a distribution beside this one; the same where there is no other."""
+    """Return a value of a distribution beside this one; the same where there is no other."""
     if isinstance(distribution, CategoricalDistribution):
         place = distribution.choices.index(value)
         beside = [*distribution.choices[max(place - 1, 0) : place], *distribution.choices[place + 1 : place + 2]]

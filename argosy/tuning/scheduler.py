@@ -119,7 +119,7 @@ class Looking(ABC):
 
 
 def is_out(reason: str) -> bool:
-    """Whether a scheduler ended a trial for this reason, and not a rule of the trial's own."""
+    """Return whether a scheduler ended a trial for this reason, and not a rule of the trial's own."""
     return OUT.match(reason) is not None
 
 

@@ -27,18 +27,18 @@ __all__ = ["Notebook", "draw_bar", "progress_bar"]
 BAR_COLUMNS = 20
 
 Update = Callable[[str], None]
-"""Shows other HTML in the same place."""
+"""Replaces the HTML shown in the same place."""
 
 
 def progress_bar() -> View:
-    """For where this program runs."""
+    """Return a progress bar for a terminal or a notebook, whichever this program runs in."""
     if _in_notebook():
         return Notebook(_display)
     return Terminal(console(stderr=True), draw_bar)
 
 
 def draw_bar(screen: Screen, width: int, height: int) -> RenderableType:
-    """The screen in one line."""
+    """Draw the screen in one line."""
     text = as_text(in_a_line(screen))
     text.no_wrap = True
     text.truncate(max(width - BAR_COLUMNS - 2, 1), overflow="ellipsis")
@@ -48,7 +48,7 @@ def draw_bar(screen: Screen, width: int, height: int) -> RenderableType:
 
 
 class Notebook:
-    """A view that is the output of a cell."""
+    """A view that is the output of a notebook's cell."""
 
     def __init__(self, display: Callable[[str], Update]) -> None:
         self.watch = Watch()
@@ -57,33 +57,33 @@ class Notebook:
         self._told: list[str] = []
 
     def begin(self, job: Job, state: RunState) -> None:
-        """See `View.begin`."""
+        """Start to watch, and create the output."""
         self.watch.begin(job, state)
         self._update = self._display("")
 
     def study(self, study: Study) -> None:
-        """See `View.study`."""
+        """Implement `View.study`."""
         self.watch.study(study)
 
     def expect(self, epochs: Callable[[], float]) -> None:
-        """See `View.expect`."""
+        """Implement `View.expect`."""
         self.watch.expect(epochs)
 
     def plan(self, plan: Plan) -> None:
-        """See `View.plan`."""
+        """Implement `View.plan`."""
         self.watch.plan(plan)
 
     def hear(self, worker: str, message: Any) -> None:
-        """See `View.hear`."""
+        """Watch the message, and keep its notices."""
         self.watch.hear(worker, message)
         self._told += [text for text, _ in self._notices.of(message, self.watch.directory)]
 
     def tick(self, phase: Phase) -> None:
-        """See `View.tick`."""
+        """Update the output."""
         self.watch.refresh(phase, self._show)
 
     def end(self) -> None:
-        """See `View.end`."""
+        """Show the last state."""
         self._show(self.watch.screen(Phase.OVER))
 
     def _show(self, screen: Screen) -> None:
@@ -93,7 +93,7 @@ class Notebook:
 
 
 def _in_notebook() -> bool:
-    """Whether what is shown goes to a page: there, and in no terminal, the shell has a kernel, whatever its class."""
+    """Whether output goes to a notebook: only there the shell has a kernel, whatever its class."""
     ipython = sys.modules.get("IPython")
     return ipython is not None and hasattr(ipython.get_ipython(), "kernel")
 

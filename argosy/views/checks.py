@@ -1,4 +1,4 @@
-"""What ``argosy doctor`` found, for people."""
+"""The results of ``argosy doctor``, for users."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ __all__ = ["checks_table"]
 
 
 def checks_table(checks: Sequence[Check]) -> Table:
-    """One row for each check; what fails is red and says what mends it."""
+    """Return a table with one row for each check; failures are red and say what fixes them."""
     table = Table("", "check", "found", "wanted", "mend", box=None, pad_edge=False)
     for check in checks:
         mark = as_text("ok", "green") if check.ok else as_text("FAILS", "red")

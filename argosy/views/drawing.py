@@ -17,18 +17,18 @@ from argosy.views.screen import Berth, Row, Screen
 __all__ = ["draw", "in_a_line"]
 
 LINES_EACH = 12
-"""Of a terminal, for one line of devices and one of what went wrong."""
+"""Lines of a terminal for each line of devices and each line of what went wrong."""
 BOTTLENECK_LINES = 3
 SHORTEST_LABEL = 12
 FIGURES = 44
 """Columns that a member's figures take."""
 WIDE = 30
-"""Columns left beside names from which what differs is shown too."""
+"""Columns left beside names from which on differing hyper-parameters are shown too."""
 STYLES = {"failed": "red", "diverged": "red", "done": "dim", "stopped": "dim", "waiting": "dim", "resting": "dim"}
 
 
 def in_a_line(screen: Screen) -> str:
-    """The screen for who has a line."""
+    """Return the screen as one line of text."""
     if not screen.epochs:
         return f"{screen.phase[0].upper()}{screen.phase[1:]}, {lasting(screen.seconds)} so far."
     left = f", {_left(screen)}" if _left(screen) else ""
@@ -38,12 +38,12 @@ def in_a_line(screen: Screen) -> str:
 
 
 def draw(screen: Screen, width: int, height: int) -> RenderableType:
-    """The screen in so many columns and lines."""
+    """Draw the screen in this many columns and lines."""
     most = max(height // LINES_EACH, 1)
     head = [_title(screen), *_facts(screen, width, most), *_attention(screen, most)]
     bar = Table.grid()
     bar.add_row(ProgressBar(total=1.0, completed=min(screen.share, 1.0), width=width - 1))
-    # The bar, the table's head, the line below it and that of the cursor.
+    # The other four: the bar, the table's head, the line below it and the cursor's.
     room = max(height - len(head) - 4, 1)
     shown = screen.rows if len(screen.rows) <= room + 1 else screen.rows[:room]
     parts: list[RenderableType] = [
@@ -154,7 +154,7 @@ def _table(screen: Screen, shown: Sequence[Row], width: int) -> Table:
 
 
 def _labels(rows: Sequence[Row], width: int) -> dict[str, str]:
-    """Names where they fit; else the hyper-parameters that differ, where these fit and tell members apart; else their ends."""
+    """Return names if they fit; else differing hyper-parameters, if these fit and are unique; else the names' ends."""
     differs = {row.differs for row in rows}
     names = [row.name for row in rows]
     if max(map(len, names), default=0) > width and len(differs) == len(rows) and max(map(len, differs)) <= width:

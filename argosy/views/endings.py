@@ -1,4 +1,4 @@
-"""How a command ends: where everything is, and what to type next."""
+"""The last lines of a command: where everything is, and what to type next."""
 
 import shlex
 
@@ -10,7 +10,7 @@ __all__ = ["what_next", "what_next_of_search"]
 
 
 def what_next(report: Report, command: str) -> str:
-    """After `command` on a run, which goes on where it is typed again."""
+    """Return the lines after `command` on a run, which continues if it is typed again."""
     folder = shlex.quote(str(report.directory))
     lines = [f"Everything is in {folder}; of each member in members/NAME: best.pt (weights), metrics.csv, log.txt"]
     failed = _see_why(report)
@@ -33,7 +33,7 @@ def what_next(report: Report, command: str) -> str:
 
 
 def what_next_of_search(report: SearchReport, command: str) -> str:
-    """After `command` on a search, which goes on where it is typed again."""
+    """Return the lines after `command` on a search, which continues if it is typed again."""
     folder = shlex.quote(str(report.run.directory))
     lines = [
         f"Everything is in {folder}, after {lasting(report.seconds)}; of each trial in members/NAME: best.pt (weights)"
@@ -53,6 +53,6 @@ def what_next_of_search(report: SearchReport, command: str) -> str:
 
 
 def _see_why(report: Report) -> list[str]:
-    """Where the first failed member says what happened; nothing where none has failed."""
+    """Return where the first failed member's log is; nothing if none has failed."""
     failed = [row for row in report.rows if row.status == "failed"][:1]
     return [f"See why:         less {shlex.quote(str(row.folder / 'log.txt'))}" for row in failed]

@@ -10,17 +10,17 @@ __all__ = ["Means"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Means:
-    """Their table."""
+    """Table of the means of repeated networks."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     """The best network first."""
     text: str
-    """What the figures are."""
+    """What the figures mean."""
 
     @classmethod
     def of(cls, report: Report) -> "Means | None":
-        """Of a run; None where it repeats nothing."""
+        """Build the table for a run; None if its members repeat nothing."""
         found = report.repetitions.configurations
         if not found:
             return None

@@ -1,4 +1,4 @@
-"""What a view hears that no journal has: losses, rates and queues of this moment, and when things changed."""
+"""What a view receives that no journal has: current losses, rates and queues, and the times of changes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,36 +12,36 @@ from argosy.protocol.trainer import Progress
 __all__ = ["News"]
 
 RATE_SECONDS = 1.0
-"""Least time over which a rate is taken."""
+"""Least seconds over which a rate is taken."""
 
 
 @dataclass(slots=True)
 class News:
-    """Of one run; whoever tells it something says when that was."""
+    """The news of one run; callers pass the time of each message."""
 
     gauges: dict[str, Mapping[str, Any]] = field(default_factory=dict)
-    """By worker; so are those that have ended in the fold."""
+    """By worker; includes workers that have ended, which the fold has too."""
     losses: dict[str, float] = field(default_factory=dict)
-    """Last known ones, wherever a member trained then: between two epochs there are none."""
+    """Last known losses, from any device: between two epochs there are none."""
     rates: dict[str, float] = field(default_factory=dict)
-    """Samples/s of members aboard."""
+    """Samples/s of assigned members."""
     changed: dict[str, float] = field(default_factory=dict)
-    """When a member began, left, ended, or was better than ever."""
+    """When a member began, left, ended, or reached its best result."""
     lost: list[tuple[float, str, str]] = field(default_factory=list)
-    """When, which worker, and how."""
+    """When a worker was lost, which, and how."""
     flotillas: list[Flotilla] = field(default_factory=list)
-    """That are under way, as they started."""
+    """Flotillas that are training, as they started."""
     _samples: dict[str, int] = field(default_factory=dict)
-    """Of each member since it came aboard."""
+    """Samples of each member since it was assigned."""
     _behind: dict[str, int] = field(default_factory=dict)
-    """Those of them that finished sections have; less what it had of the one at hand when it came."""
+    """Those of them in finished sections, less what it had of the current one when it was assigned."""
     _length: int = 0
-    """Samples of an epoch, and sections."""
+    """Samples of an epoch; next, its sections."""
     _sections: int = 1
     _seen: dict[str, tuple[float, int]] = field(default_factory=dict)
 
     def hear(self, worker: str, message: Any, now: float) -> None:
-        """What a worker said, or what was journaled."""
+        """Take a worker's message or a journaled event."""
         if isinstance(message, Progress):
             self.gauges[worker] = message.gauge
             self.losses |= message.losses
@@ -64,17 +64,17 @@ class News:
             self._length, self._sections = message.lengths["train"], message.validations_per_epoch
 
     def sail(self, plan: Plan) -> None:
-        """Flotillas start, on devices that others have left."""
+        """Add flotillas that start; they replace those on the same devices."""
         taken = {device for flotilla in plan.flotillas for device in flotilla.devices}
         left = [flotilla for flotilla in self.flotillas if taken.isdisjoint(flotilla.devices)]
         self.flotillas = [*left, *plan.flotillas]
 
     def begun(self, member: str) -> int:
-        """Samples of the section at hand that it has stepped on here, up to what was said last."""
+        """Return the samples of the current section that the member has trained on here, up to its last report."""
         return max(self._samples.get(member, 0) - self._behind.get(member, 0), 0)
 
     def _section_start(self, section: int) -> int:
-        """Of a member that sees every sample once; of others it is next to it."""
+        """Return the first sample of a section: exact for a member that sees every sample once, else approximate."""
         return section * self._length // self._sections
 
     def _forget(self, member: str) -> None:

@@ -1,4 +1,7 @@
-"""What is told at once and stays: a member that fails, a worker that is lost, what is unusual. Of each kind only the first few."""
+"""Notices that are shown at once and stay: a failed member, a lost worker, anything unusual.
+
+Of each kind only the first few.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -10,21 +13,21 @@ from argosy.results.fold import WRONG
 __all__ = ["Notices", "lost"]
 
 MOST_TOLD = 3
-"""Notices of a kind: the screen, the lines and the report count the rest."""
+"""Notices of a kind; the screen, the lines and the report count the rest."""
 LAST_LINES = 4
-"""Of a failed member's traceback."""
+"""Lines of a failed member's traceback."""
 
 
 class Notices:
-    """Of one run."""
+    """The notices of one run."""
 
     def __init__(self) -> None:
         self._told: dict[str, int] = {}
         self._noted: set[str] = set()
-        """Members start again after every regrouping."""
+        """Notes shown already: members start again after every regrouping."""
 
     def of(self, message: Any, directory: Path) -> list[tuple[str, str]]:
-        """(text, style) of what is to be told of a message."""
+        """Return (text, style) of the notices for a message."""
         if isinstance(message, MemberEnded) and message.status in WRONG:
             return self._first(message.status, _failure(message, directory), "red")
         if isinstance(message, WorkerLost):
@@ -47,7 +50,7 @@ class Notices:
 
 
 def lost(worker: str, detail: str) -> str:
-    """What a lost worker means: a trainer has members, a feeder has none."""
+    """Return the consequence of a lost worker: a trainer has members, a feeder has none."""
     feeds = worker.rpartition("/")[2].startswith("feeder")
     return f"{worker} is lost: {detail}" + ("" if feeds else "; its members go on from their checkpoints")
 

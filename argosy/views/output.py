@@ -1,4 +1,4 @@
-"""What commands print and write: text for people, or one JSON object, alone on the standard output; files."""
+"""What commands print and write: text for users, or one JSON object, alone on the standard output; and files."""
 
 import functools
 import io
@@ -31,7 +31,7 @@ __all__ = [
 
 @functools.cache
 def stdout_of_json() -> TextIO:
-    """The standard output; from here on, what study files and programs that they start print goes to the standard error."""
+    """Return the standard output; from here on, prints of study files and their programs go to the standard error."""
     sys.stdout.flush()
     alone = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
@@ -51,18 +51,18 @@ Json = Annotated[
 
 
 def console(**settings: Any) -> Console:
-    """A console, as rich has it, that shows names and messages as they are: ``iou[cat]`` is no style, and ``:x:`` no picture."""
+    """Return a rich console that shows messages literally: ``iou[cat]`` is no style, and ``:x:`` no picture."""
     return Console(markup=False, emoji=False, highlight=False, **settings)
 
 
 def as_text(value: object, style: str = "") -> Text:
-    """The text as it is, for a table or a screen: no markup, and nothing that moves the cursor."""
+    """Return the text as it is, for a table or a screen: without markup, and nothing that moves the cursor."""
     return Text(visible(str(value)), style)
 
 
 def show(table: RenderableType) -> None:
-    """A table, as wide as what it goes to."""
-    # Files and pipes have no width of their own.
+    """Print a table, as wide as its destination."""
+    # Files and pipes have no width.
     terminal = sys.stdout.isatty()
     page = io.StringIO()
     console(file=page, force_terminal=terminal, width=None if terminal else 160).print(table)
@@ -70,7 +70,7 @@ def show(table: RenderableType) -> None:
 
 
 def write(value: Any) -> None:
-    """Text, or a value as JSON; where nobody can read it, what was done is done all the same."""
+    """Print text, or a value as JSON; a closed output is ignored, since the command's work is done."""
     if isinstance(value, str):
         _put(visible(value), sys.stdout)
     else:
@@ -85,7 +85,7 @@ def _put(text: str, stdout: TextIO) -> None:
 
 
 def to_be_written(path: Path) -> Path:
-    """Where a file is to be written after minutes of measuring, and after what the study file does to this process's folder."""
+    """Return the absolute path, checked early: writing follows after minutes, and study files may change the folder."""
     path = path.absolute()
     if path.is_dir() or not os.access(path.parent, os.W_OK):
         raise PlanError(f"{path} cannot be written; give a file, in a folder that is there and that you may write in.")
@@ -93,7 +93,7 @@ def to_be_written(path: Path) -> Path:
 
 
 def finite(value: Any) -> Any:
-    """The value with null for what is no number, or beyond all: JSON has neither."""
+    """Return the value with null for numbers that are not finite, which JSON does not have."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
@@ -102,7 +102,7 @@ def finite(value: Any) -> Any:
 
 
 def open_what_is_closed() -> None:
-    """A file that is opened first must not become the standard output of everybody who prints."""
+    """Open missing standard streams on /dev/null, so that no file opened later gets their descriptors."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))

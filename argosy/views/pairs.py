@@ -1,4 +1,4 @@
-"""What ``argosy profile --pairs`` found, for people."""
+"""The results of ``argosy profile --pairs``, for users."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ __all__ = ["pairs_table"]
 
 
 def pairs_table(pairs: Sequence[Pair]) -> Table:
-    """Of every two members, the part of their time that they spare together: (sum T_i - T_pack) / sum T_i."""
+    """Return for every two members the share of their time that packing saves: (sum T_i - T_pack) / sum T_i."""
     names = list(dict.fromkeys(pair.members[0] for pair in pairs))
     title = "spared by two on one device (*: one program stepped both)"
     table = Table("", *names, box=None, pad_edge=False, title=title, title_justify="left")

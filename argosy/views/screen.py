@@ -1,4 +1,4 @@
-"""What a person sees of a run at one moment, as a value: a function of what is asked, the fold, and what workers said last."""
+"""What a user sees of a run at one moment, as a value: a function of study, fold and the workers' last messages."""
 
 import math
 from collections import Counter
@@ -20,15 +20,15 @@ from argosy.views.notices import lost
 __all__ = ["Berth", "Question", "Row", "Screen", "screen_of"]
 
 BEST = 3
-"""Members that are shown for being the best."""
+"""Members that are shown as the best."""
 MOST_WRONG = 4
 """Failed members that are shown before all others."""
 CHANGING_SECONDS = 30.0
-"""So long a member counts as changing after it has."""
+"""Seconds for which a member counts as changing after a change."""
 LATELY_SECONDS = 300.0
-"""So long the loss of a worker is shown."""
+"""Seconds for which the loss of a worker is shown."""
 SECTIONS_COUNTED = 20
-"""Last sections of a run from which is seen how far predictions are off."""
+"""Last sections of a run from which the error of predictions is estimated."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,7 +43,7 @@ class Question:
     done_before: float
     """Epochs of all members that an earlier driver had finished."""
     expected: Callable[[], float] | None
-    """Epochs to come, where somebody knows that better than the members' rules."""
+    """Returns the epochs to come, if known better than by the members' rules."""
     shown: float = 0.0
     """The share of an earlier screen of the same run."""
 
@@ -54,14 +54,14 @@ class Row:
 
     name: str
     differs: str
-    """Its hyper-parameters that are not those of all."""
+    """Its hyper-parameters that are not common to all."""
     status: str
     epochs: float
     of: float | None
-    """Epochs that it is to train at most, where that is known."""
+    """Most epochs that it is to train, if known."""
     loss: float | None
     value: float | None
-    """Of the objective, in its last section."""
+    """Objective of its last section."""
     samples_per_second: float | None
     best: bool
     """Whether it is one of the best."""
@@ -74,28 +74,28 @@ class Berth:
     device: str
     members: int
     flotilla: int | None
-    """Number of the one that it is in, where there are several at once."""
+    """Number of its flotilla, if there are several at once."""
     samples_per_second: float
-    """Of its members together."""
+    """Samples/s of its members together."""
     waiting: float
     """Share of its time without data."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Screen:
-    """All of it."""
+    """The whole screen."""
 
     directory: Path
     phase: str
     seconds: float
     epochs: float
-    """That all members together have behind them."""
+    """Epochs that all members together have trained."""
     to_come: float
     seconds_left: float | None
     counts: Mapping[str, int]
     """Members by status."""
     bottleneck: Diagnosis | None
-    """None where it is too early to tell."""
+    """None if it is too early to tell."""
     berths: tuple[Berth, ...]
     attention: tuple[str, ...]
     """What went wrong, newest first."""
@@ -103,19 +103,19 @@ class Screen:
     best: Leader | None
     """The best member or configuration so far."""
     rows: tuple[Row, ...]
-    """Members, those first that are worth a look: what failed, the best, what changes."""
+    """Members, the interesting ones first: failed, best, changing."""
 
     shown: float
     """The share of an earlier screen of the same run."""
 
     @property
     def share(self) -> float:
-        """Of all epochs; never less than `shown`, though epochs that no file had yet may have to be trained again."""
+        """Share of all epochs; never less than `shown`, though epochs not in any file may have to be trained again."""
         return max(self.epochs / max(self.epochs + self.to_come, 1e-9), self.shown)
 
 
 def screen_of(question: Question, state: RunState, news: News, *, phase: str, now: float) -> Screen:
-    """The screen at some moment."""
+    """Return the screen at time `now`."""
     study, states = question.study, {name: state.members.get(name, MemberState(name)) for name in question.study.names}
     begun = {name: _begun(member, state, news) for name, member in states.items()}
     left = _epochs_left(study, states, begun)
@@ -145,7 +145,7 @@ def screen_of(question: Question, state: RunState, news: News, *, phase: str, no
 
 
 def _begun(member: MemberState, state: RunState, news: News) -> float:
-    """Part of an epoch that a member has of the section at hand."""
+    """Return the part of an epoch that a member has trained of its current section."""
     if member.status != "training" or state.started is None:
         return 0.0
     sections = state.started.validations_per_epoch
@@ -154,13 +154,13 @@ def _begun(member: MemberState, state: RunState, news: News) -> float:
 
 
 def _epochs_left(study: Study, states: Mapping[str, MemberState], begun: Mapping[str, float]) -> dict[str, float]:
-    """Of members that have not ended, as far as their rules know that."""
+    """Return the epochs left of members that have not ended, as far as their rules know."""
     bounds = {member.name: study.stop_of(member).max_epochs for member in study.members}
     longest = max((bound for bound in bounds.values() if bound is not None), default=1)
     left = {}
     for name, state in states.items():
         if state.status not in OVER:
-            # A rule that knows no bound counts like the longest of the others, or as twice what the member has done.
+            # Without a bound, the longest of the others counts, or twice what the member has done.
             bound = bounds[name]
             whole = max(longest, 2 * state.epochs) if bound is None else bound
             left[name] = max(whole - state.epochs - begun[name], 0.0)
@@ -168,7 +168,7 @@ def _epochs_left(study: Study, states: Mapping[str, MemberState], begun: Mapping
 
 
 def _by_plan(state: RunState, news: News, left: Mapping[str, float], to_come: float) -> float | None:
-    """Seconds to the end, by the planner's figures and by how far they were off so far; None without a plan."""
+    """Return the seconds to the end, by the planner's figures corrected by their error so far; None without a plan."""
     if state.started is None:
         return None
     epochs_per_second, longest = 0.0, 0.0
@@ -262,7 +262,7 @@ def _rows(
 
 
 def _ranks(study: Study, states: Mapping[str, MemberState]) -> dict[str, float]:
-    """From 0, the best; infinite before a first section, and of members that have come to nothing."""
+    """Return ranks from 0, the best; infinite before a first section, and for members that failed."""
     mode = mode_of(study.objective, study.mode)
     ranks = {name: rank(value, mode) for name, value in _reached(study, states).items()}
     known = sorted((name for name, (kind, _) in ranks.items() if kind == NUMBER), key=ranks.__getitem__)
@@ -270,7 +270,7 @@ def _ranks(study: Study, states: Mapping[str, MemberState]) -> dict[str, float]:
 
 
 def _leader(study: Study, states: Mapping[str, MemberState]) -> Leader | None:
-    """As `Report.leader`, of what is known so far: members that still train count."""
+    """Return the best so far, as `Report.leader` does; members that still train count."""
     reached, mode = _reached(study, states), mode_of(study.objective, study.mode)
     single = {one.name: reached[one.name] for one in study.members if one.repetition is None and one.name in reached}
     repeated = [
@@ -282,6 +282,6 @@ def _leader(study: Study, states: Mapping[str, MemberState]) -> Leader | None:
 
 
 def _reached(study: Study, states: Mapping[str, MemberState]) -> dict[str, float]:
-    """The objective of members in their best sections."""
+    """Return the objectives of members in their best sections."""
     found = {name: state.best for name, state in states.items() if state.status not in WRONG}
     return {name: best.metrics.get(study.objective, math.nan) for name, best in found.items() if best is not None}

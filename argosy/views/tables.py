@@ -1,4 +1,4 @@
-"""What came out, as text: the tables of a run and of a search, and what to do next."""
+"""Results as text: the tables of a run and of a search."""
 
 from collections.abc import Sequence
 
@@ -16,13 +16,13 @@ from argosy.views.output import as_text
 __all__ = ["report_table", "search_table"]
 
 LEAST_SAVED = 0.005
-"""Share of a time below which nothing is said to be saved."""
+"""Share of a time below which no saving is reported."""
 MOST_FAILURES = 10
-"""Failed members whose reasons are told below the table."""
+"""Most failed members that are listed below the table, with their reasons."""
 
 
 def search_table(report: SearchReport) -> Group:
-    """A search for people: trials, best first, and how soon the best was known."""
+    """Return a search's trials, best first, and how soon the best was found."""
     metric = report.run.objective
     names = list(dict.fromkeys(name for row in report.rows for name in report.parameters.get(row.name, ())))
     sources = ["source"] if report.sources else []
@@ -58,7 +58,7 @@ def search_table(report: SearchReport) -> Group:
 
 
 def _pack_words(pack: Packed) -> str:
-    """What a device did with several members that may be one program."""
+    """Describe what a device did with several members that can share a program."""
     count, programs = sum(map(len, pack.programs)), len(pack.programs)
     how = "one after another" if pack.size == 1 else f"in {programs} program{'s' * (programs > 1)}"
     if pack.kind != "plain":
@@ -72,7 +72,7 @@ def _pack_words(pack: Packed) -> str:
 
 
 def _pack_measured(pack: Packed) -> str:
-    """What the chosen programs take of the time of single steps; of members stepped one after another, what one program would take."""
+    """Describe the chosen programs' time relative to single steps; for members stepped in turn, that of one program."""
     if pack.size == 1:
         return "" if pack.improvement is None else f"; as one program they took {1 - pack.improvement:.0%} of the time"
     alone, chosen = pack.seconds.get(("plain", 1)), pack.seconds.get((pack.kind, pack.size))
@@ -80,7 +80,7 @@ def _pack_measured(pack: Packed) -> str:
 
 
 def report_table(report: Report) -> Group:
-    """A report for people: members, best first, and what the run cost."""
+    """Return a report's members, best first, and what the run cost."""
     metrics = list(dict.fromkeys(name for row in report.rows for name in row.metrics))
     table = _table("member", "status", "epochs", *metrics, "seconds")
     for row in report.rows:
@@ -110,14 +110,14 @@ def report_table(report: Report) -> Group:
 
 
 def _failures(report: Report) -> list[str]:
-    """A line for each member that failed or diverged, up to a few."""
+    """Return a line for each member that failed or diverged, up to a few."""
     failed = [row.failure for row in report.rows if row.failed]
     more = [f"and {len(failed) - MOST_FAILURES} more failed or diverged"] if len(failed) > MOST_FAILURES else []
     return [*failed[:MOST_FAILURES], *more]
 
 
 def _after(report: Report) -> str:
-    """How long drivers worked on a run that is over, as far as they have said so."""
+    """Describe how long drivers worked on a run that is over, as far as known."""
     if report.status == "running" or not report.seconds:
         return ""
     killed = report.killed_drivers
@@ -126,7 +126,7 @@ def _after(report: Report) -> str:
 
 
 def _repetitions(report: Report) -> list[RenderableType]:
-    """Networks that several members repeat, where there are any."""
+    """Return a table of networks that several members repeat, if there are any."""
     means = Means.of(report)
     if means is None:
         return []
@@ -137,7 +137,7 @@ def _repetitions(report: Report) -> list[RenderableType]:
 
 
 def _legs_table(legs: Sequence[LegResult]) -> Table:
-    """Predicted against actual."""
+    """Return a table of predicted and actual times."""
     columns = ("leg", "sections", "samples/s", "predicted", "seconds", "predicted", "waiting")
     table = _table(*columns, "planning", "changing", "saving")
     for leg in legs:

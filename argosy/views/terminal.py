@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a screen that is drawn anew; where no cursor can go back, a line now and then."""
+"""The view in a terminal: a screen that is redrawn; where the cursor cannot go back, a line from time to time."""
 
 import time
 from collections.abc import Callable
@@ -22,16 +22,16 @@ __all__ = ["Terminal"]
 
 FIRST_LINES = 10
 LINE_SECONDS = 10.0
-"""Between two of the first lines without a terminal; changes of phase have one among them."""
+"""Seconds between two of the first lines without a terminal; changes of phase add lines."""
 LATER_SECONDS = 60.0
-"""Between two of the others."""
+"""Seconds between two later lines."""
 
 Drawing = Callable[[Screen, int, int], RenderableType]
-"""A screen in so many columns and lines."""
+"""Draws a screen in this many columns and lines."""
 
 
 class Terminal:
-    """A view for people."""
+    """A view in a terminal."""
 
     def __init__(self, console: Console, drawing: Drawing = draw) -> None:
         self.console = console
@@ -43,7 +43,7 @@ class Terminal:
         self._phase: Phase | None = None
 
     def begin(self, job: Job, state: RunState) -> None:
-        """See `View.begin`."""
+        """Start to watch, and take over the terminal if it can be redrawn."""
         self.watch.begin(job, state)
         self._last_line = time.monotonic()
         if _draws_anew(self.console):
@@ -51,25 +51,25 @@ class Terminal:
             self._live.start()
 
     def study(self, study: Study) -> None:
-        """See `View.study`."""
+        """Implement `View.study`."""
         self.watch.study(study)
 
     def expect(self, epochs: Callable[[], float]) -> None:
-        """See `View.expect`."""
+        """Implement `View.expect`."""
         self.watch.expect(epochs)
 
     def plan(self, plan: Plan) -> None:
-        """See `View.plan`."""
+        """Implement `View.plan`."""
         self.watch.plan(plan)
 
     def hear(self, worker: str, message: Any) -> None:
-        """See `View.hear`."""
+        """Watch the message, and print its notices."""
         self.watch.hear(worker, message)
         for text, style in self._notices.of(message, self.watch.directory):
             self._print(text, style)
 
     def tick(self, phase: Phase) -> None:
-        """See `View.tick`."""
+        """Redraw the screen, or print a line if one is due."""
         if self._live is not None:
             self.watch.refresh(phase, self._draw)
         elif self._line_due(phase):
@@ -77,7 +77,7 @@ class Terminal:
             self._print(in_a_line(self.watch.screen(phase)))
 
     def end(self) -> None:
-        """See `View.end`."""
+        """Release the terminal."""
         if self._live is not None:
             self._live.stop()
 
@@ -95,5 +95,5 @@ class Terminal:
 
 
 def _draws_anew(console: Console) -> bool:
-    """Whether its cursor can go back: FORCE_COLOR makes a terminal of any file, and some terminals are dumb."""
+    """Whether the cursor can go back: FORCE_COLOR makes a terminal of any file, and some terminals are dumb."""
     return console.is_interactive and not console.is_dumb_terminal and console.file.isatty()

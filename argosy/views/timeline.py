@@ -9,7 +9,7 @@ __all__ = ["write_timeline"]
 
 
 def write_timeline(simulation: Simulation, path: Path) -> None:
-    """One bar a device and pack, coloured by flotilla."""
+    """Write a page with one bar a device and pack, coloured by flotilla."""
     drawn = []
     for number in dict.fromkeys(segment.flotilla for segment in simulation.timeline):
         segments = [segment for segment in simulation.timeline if segment.flotilla == number]

@@ -1,10 +1,11 @@
-"""What trackers are told of a run. Contract: each has a thread of its own, which alone calls it, and a queue.
+"""Calls trackers during a run. Contract: each tracker has a queue and a thread, which alone calls it.
 
-The driver puts calls into queues and waits for nobody. A tracker that has raised, or that has as many calls before it as there is
-room for, is told nothing more. At the end of a run all trackers together have a moment to take what is left, a small share of the
-run, and less where one does not come back from a call; where there was nothing to train, each has as long as it comes back from its
-calls. A thread that is still at work then is left behind: it makes no further call, and does not keep the process. How far a tracker
-was told of each member is in a file, and whoever goes on with the run, or runs its command again, begins with what is missing.
+The driver puts calls into queues and never waits for a tracker during the run. A tracker that has raised, or has a full
+queue, gets no more calls. At the end of a run all trackers together have a moment to handle what is left, a small share
+of the run, and less if one does not return from a call. If there was nothing to train, each has as long as it returns
+from its calls. A thread that is still busy then is left behind: it makes no further call, and does not keep the process
+alive. A file says how far a tracker has been told about each member, and a driver that continues or repeats the run
+starts with what is missing.
 """
 
 import contextlib
@@ -33,19 +34,19 @@ from argosy.tracking import Tracker
 __all__ = ["TrackerFeed", "Tracked"]
 
 ROOM = 10_000
-"""Calls that wait for a tracker at most, beside those that an earlier driver has left."""
+"""Most calls that wait for a tracker, besides those left by an earlier driver."""
 PATIENCE = 0.02
-"""How long trackers have at the end of a run, and each of them for one call: a share of the run."""
+"""Share of the run's time that trackers have at its end, and each of them for one call."""
 LEAST_PATIENCE, LEAST_CALL_PATIENCE = 1.0, 0.25
-"""Seconds that they have in any case, and those for one call."""
+"""Seconds that they have in any case, and for one call."""
 IDLE_CALL_PATIENCE = 60.0
-"""Seconds for one call where the driver had nothing to train: nobody waits for anything else."""
+"""Seconds for one call if the driver had nothing to train: there is nothing else to wait for."""
 Call = tuple[str, tuple[Any, ...]]
 """A method of `Tracker`, and its arguments."""
 
 
 class TrackerFeed:
-    """One tracker, and what it is still to be told."""
+    """One tracker, and its pending calls."""
 
     def __init__(self, name: str, tracker: Tracker, folder: Path) -> None:
         self.name = name
@@ -53,18 +54,18 @@ class TrackerFeed:
         self._log = folder / f"tracker-{name}.log"
         """What it has raised."""
         self._told = folder / f"tracker-{name}.told"
-        """A line for each section: the member, and its epochs by then."""
+        """A line for each section: the member, and its finished epochs by then."""
         self._calls: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name=f"tracker {name}", daemon=True)
         self._full = False
         self._left = False
-        """Whether nobody waits for it any more."""
+        """Whether this object has stopped waiting for it."""
         self._error = ""
         self._came_back = 0.0
-        """When its last call was over; written by its thread alone."""
+        """When its last call returned; written only by its thread."""
 
     def start(self, job: Job, state: RunState) -> None:
-        """Begin to tell, with what it has missed of a run so far."""
+        """Start the thread, beginning with what the tracker has missed of the run so far."""
         self._calls.put(("open", (job.directory, visible(job.directory.name, lines=False))))
         told = self._told_before()
         for member in state.members.values():
@@ -74,13 +75,16 @@ class TrackerFeed:
         self._thread.start()
 
     def tell(self, method: str, *arguments: Any) -> None:
-        """Let it be called, as soon as it has taken what came before."""
+        """Queue a call, unless the queue has ever been full."""
         self._full = self._full or self._calls.qsize() >= ROOM
         if not self._full:
             self._calls.put((method, arguments))
 
     def end(self, deadline: float, call_seconds: float) -> str:
-        """Wait for it until then, and so long for one call at most; says why it has missed something, where it has."""
+        """Wait until `deadline`, and `call_seconds` for one call at most.
+
+        Returns why it has missed something, if it has.
+        """
         self._calls.put(None)
         asked = time.monotonic()
         while (left := min(deadline, max(asked, self._came_back) + call_seconds) - time.monotonic()) > 0:
@@ -102,7 +106,7 @@ class TrackerFeed:
                 self._came_back = time.monotonic()
                 if method == "log":
                     self._note(arguments[0], arguments[2]["epochs"])
-            except (Exception, SystemExit) as error:  # boundary: libraries, and people's code
+            except (Exception, SystemExit) as error:  # boundary: libraries, and the user's code
                 self._error = f"{type(error).__name__}: {error}".splitlines()[0]
                 with contextlib.suppress(OSError), replacing(self._log) as log:
                     log.write(traceback.format_exc().encode(errors="backslashreplace"))
@@ -118,7 +122,7 @@ class TrackerFeed:
 
 
 class Tracked:
-    """A view beside which trackers are told what members reach."""
+    """Wraps a view, and tells trackers what members reach."""
 
     def __init__(self, view: View, trackers: Mapping[str, Tracker], folder: Path) -> None:
         self._view = view
@@ -131,27 +135,27 @@ class Tracked:
         self._since = time.monotonic()
 
     def begin(self, job: Job, state: RunState) -> None:
-        """See `View.begin`."""
+        """Start the trackers and the view."""
         self._asked, self._since = job.study, time.monotonic()
         for feed in self._feeds:
             feed.start(job, state)
         self._view.begin(job, state)
 
     def study(self, study: Study) -> None:
-        """See `View.study`."""
+        """Implement `View.study`."""
         self._asked = study
         self._view.study(study)
 
     def expect(self, epochs: Callable[[], float]) -> None:
-        """See `View.expect`."""
+        """Implement `View.expect`."""
         self._view.expect(epochs)
 
     def plan(self, plan: Plan) -> None:
-        """See `View.plan`."""
+        """Implement `View.plan`."""
         self._view.plan(plan)
 
     def hear(self, worker: str, message: Any) -> None:
-        """See `View.hear`."""
+        """Tell trackers of members' starts, sections and ends; pass the message on to the view."""
         if isinstance(message, MemberStarted) and message.member not in self._begun:
             assert self._asked is not None
             self._begun.add(message.member)
@@ -165,11 +169,11 @@ class Tracked:
         self._view.hear(worker, message)
 
     def tick(self, phase: Phase) -> None:
-        """See `View.tick`."""
+        """Implement `View.tick`."""
         self._view.tick(phase)
 
     def end(self) -> None:
-        """See `View.end`."""
+        """End the view, then the trackers; warns of those that have missed something."""
         self._view.end()
         if self._asked is None:
             return  # the run has not begun
@@ -189,13 +193,13 @@ class Tracked:
 
 
 def _figures(ended: SectionEnded) -> tuple[str, int, dict[str, float]]:
-    """What a tracker is told of a section."""
+    """Return the arguments of `Tracker.log` for a section."""
     metrics = {visible(name, lines=False): value for name, value in ended.metrics.items()}
     return ended.member, ended.steps, {**metrics, "epochs": ended.epochs, "seconds": ended.seconds}
 
 
 def _parameters(study: Study, member: str) -> dict[str, Any]:
-    """What a tracker is told of a member: it shows names and texts to people."""
+    """Return a member's hyper-parameters for trackers, which display names and texts."""
     return {
         visible(name, lines=False): visible(value) if isinstance(value, str) else value
         for name, value in study.member(member).hyperparameters.items()
@@ -203,7 +207,7 @@ def _parameters(study: Study, member: str) -> dict[str, Any]:
 
 
 def _again(member: MemberState, missed: Sequence[SectionEnded], study: Study) -> Iterator[Call]:
-    """What a tracker has missed of a member."""
+    """Yield the calls that a tracker has missed for a member."""
     yield "begin", (member.name, _parameters(study, member.name) if member.name in study.names else {})
     for ended in missed:
         yield "log", _figures(ended)

@@ -1,4 +1,4 @@
-"""What all views have in common: they keep what happens, and make a screen of it when it is time for one."""
+"""The common part of all views: collects what happens, and makes a screen of it when one is due."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -16,45 +16,45 @@ __all__ = ["Watch"]
 
 REFRESH_SECONDS = 0.25
 SHARE = 0.05
-"""Of the time that may go into screens: a large one is made less often."""
+"""Share of the time that may be spent on screens; large ones are made less often."""
 
 
 class Watch:
-    """Of one run; `study`, `expect`, `plan` and `hear` are those of `View`."""
+    """Watches one run; `study`, `expect`, `plan` and `hear` are those of `View`."""
 
     def __init__(self) -> None:
         self.news = News()
         self._expected: Callable[[], float] | None = None
         self._next = 0.0
         self._shown = 0.0
-        """The share of the last screen: of a search it never goes back. That of a run does where members are added."""
+        """Share of the last screen. In a search it never decreases; in a run it does when members are added."""
         self._described: dict[str, tuple[Member, Mapping[str, Any]]] = {}
-        """Hyper-parameters of members: to find them takes its time, and a study may have thousands."""
+        """Hyper-parameters of members; cached because finding them is slow, and a study may have thousands."""
 
     def begin(self, job: Job, state: RunState) -> None:
-        """See `View.begin`."""
+        """Implement `View.begin`."""
         self.state, self.asked, self.directory = state, job.study, job.directory
         self.began = time.monotonic()
         self.done_before = sum(member.epochs for member in state.members.values())
 
     def study(self, study: Study) -> None:
-        """See `View.study`."""
+        """Implement `View.study`."""
         self.asked = study
 
     def expect(self, epochs: Callable[[], float]) -> None:
-        """See `View.expect`."""
+        """Implement `View.expect`."""
         self._expected = epochs
 
     def plan(self, plan: Plan) -> None:
-        """See `View.plan`."""
+        """Implement `View.plan`."""
         self.news.sail(plan)
 
     def hear(self, worker: str, message: Any) -> None:
-        """See `View.hear`."""
+        """Implement `View.hear`."""
         self.news.hear(worker, message, time.monotonic())
 
     def refresh(self, phase: Phase, show: Callable[[Screen], None]) -> None:
-        """Show a screen, where it is time for one."""
+        """Show a screen if one is due."""
         began = time.monotonic()
         if began < self._next:
             return
@@ -63,7 +63,7 @@ class Watch:
         self._next = now + max(REFRESH_SECONDS, (now - began) / SHARE)
 
     def screen(self, phase: Phase) -> Screen:
-        """The run as it is."""
+        """Return the screen of the run's current state."""
         question = Question(
             study=self.asked,
             parameters=self._parameters(),

@@ -1,8 +1,8 @@
-"""Beginning anew: a whole run, or some of its members. Nothing is deleted: what was there is kept under another name.
+"""Begin a whole run anew, or some of its members. Nothing is deleted: what was there is kept under another name.
 
-A member's new beginning is an event. It is journaled before its old folder is moved to the place that the event names, and before
-anything else of the member is; so a driver that is killed in between leaves a member without sections, and the next one moves
-the folder.
+A member's new beginning is an event. It is journaled before the member's old folder is moved to the place that the
+event names, and before anything else about the member. If the driver is killed in between, the member has no sections,
+and the next driver moves the folder.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,9 +19,9 @@ __all__ = ["begin_anew", "keep_aside", "set_aside"]
 
 
 def set_aside(directory: Path) -> Path | None:
-    """Rename a run's directory to the first free of ``DIR.old-1``, ``DIR.old-2``, …, and return that; None where no run is there.
+    """Rename a run's directory to the first free of ``DIR.old-1``, ``DIR.old-2``, …; returns the new path.
 
-    Raises RunError where the run is at work, or the directory cannot be renamed.
+    Returns None if no run is there. Raises RunError if the run is at work, or the directory cannot be renamed.
     """
     directory = directory.absolute()
     if not (directory / "journal.jsonl").exists():
@@ -40,7 +40,7 @@ def set_aside(directory: Path) -> Path | None:
 
 
 def begin_anew(names: Sequence[str], study: Study, state: RunState, directory: Path) -> BeganAnew | None:
-    """What is to be journaled before these members begin anew; None where none of them has begun. Raises RunError."""
+    """Return the event to journal before these members begin anew; None if none of them has begun. Raises RunError."""
     known = dict.fromkeys([*study.names, *state.members])
     for name in names:
         if name not in known:
@@ -58,7 +58,7 @@ def begin_anew(names: Sequence[str], study: Study, state: RunState, directory: P
 
 
 def keep_aside(states: Iterable[MemberState], directory: Path) -> None:
-    """Move the folders of members that begin anew, and have not trained since they do."""
+    """Move the folders of members that begin anew and have not trained since."""
     for state in states:
         folder = directory / "members" / state.name
         if state.aside is None or state.assigned or not folder.exists() or (directory / state.aside).exists():

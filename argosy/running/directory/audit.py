@@ -1,4 +1,4 @@
-"""Recomputes from the study alone what every member must have stepped on, and compares it with what was journaled."""
+"""Recompute from the study alone what every member must have stepped on, and compare it with the journal."""
 
 import itertools
 from pathlib import Path
@@ -16,11 +16,11 @@ from argosy.stream.schedule import section_stop
 __all__ = ["audit"]
 
 EPOCHS = 2**32
-"""Of a stream: a seed of its order has so many values."""
+"""Epochs of a stream, one for each value of the seed of its order."""
 
 
 def audit(directory: Path) -> list[str]:
-    """Everything that is wrong with a run's record; empty where each member saw its samples exactly once per epoch."""
+    """Return all errors in a run's record; empty if each member saw its samples exactly once per epoch."""
     state = RunState.of(read_journal(directory))
     summary = found_study(directory)
     if summary is None:
@@ -35,7 +35,7 @@ def audit(directory: Path) -> list[str]:
 
 
 def _check_lengths(directory: Path, state: RunState, summary: dict[str, Any]) -> None:
-    """Orders are as long as the data: what only one of the two files says is nothing to compute with."""
+    """Raise RunError if ``study.json`` and the journal differ in lengths, on which orders depend."""
     lengths = summary["lengths"]
     if state.started is not None and lengths != (journaled := dict(state.started.lengths)):
         raise RunError(
@@ -95,7 +95,7 @@ def _audit_member(
 
 
 def _elements(selection: Selection, order: Indices, stop: int, described: dict[str, Any]) -> int:
-    """Elements of a member's sequence that its batches have used when so much of the order has gone by."""
+    """Return how many elements of a member's sequence its batches have used up to position `stop` of the order."""
     positions, batch_size = selection.positions(order), int(described["batch_size"])
     passed = stop if positions is None else int(np.searchsorted(positions, stop))
     if passed < selection.length:

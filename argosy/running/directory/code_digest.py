@@ -1,9 +1,9 @@
-"""Whether code is still what a run began with: digests of what people's functions and classes compute.
+"""Digests of what the user's functions and classes compute, to tell whether code is still what a run began with.
 
-What a person wrote counts by its bytecode with its constants and names, its defaults, what it encloses, and whatever of people's
-files it refers to, recursively; lines, comments and docstrings do not count. What is installed counts by its name. Values count by
-what they hold: numbers, texts, containers, arrays, networks, instances of people's classes; other objects by their `repr`.
-Digests compare only under one Python and one torch (`Code.VERSION`).
+The user's code counts by its bytecode with constants and names, its defaults, its closure, and all that it refers to in
+the user's files, recursively; lines, comments and docstrings do not count. Installed code counts by its name. Values
+count by their content: numbers, texts, containers, arrays, networks, instances of the user's classes; other objects by
+their `repr`. Digests are comparable only under the same Python and torch (`Code.VERSION`).
 """
 
 import argparse
@@ -26,12 +26,12 @@ __all__ = ["Code", "Reading", "is_installed"]
 
 DIGITS = 12
 MOST_ELEMENTS = 2**22
-"""Of an array that are read: the first ones tell arrays apart that people did not make to deceive."""
+"""Elements of an array that are read; the first ones distinguish arrays that were not made to deceive."""
 MOST_ITEMS = 10_000
-"""Of a container that is read; a larger one counts by its length."""
+"""Items of a container that are read; a larger one counts by its length."""
 PLAIN = (bool, int, float, complex, str, bytes, range, slice, types.NoneType, types.EllipsisType)
 HOLDERS = (torch.nn.Module, argparse.Namespace, types.SimpleNamespace)
-"""Of installed classes, those whose instances count by what they hold."""
+"""Installed classes with instances that count by their content."""
 PACKAGE = Path(__file__).parents[2]
 INSTALLED = tuple(
     Path(path).resolve()
@@ -41,38 +41,41 @@ INSTALLED = tuple(
 
 @dataclass(frozen=True, slots=True)
 class _Global:
-    """A name that a person's function takes from its file."""
+    """A global name that a function of the user reads from its module."""
 
     name: str
     value: Any
 
 
 Part = types.FunctionType | type | _Global
-"""A thing that people's files define, and that has a digest of its own."""
+"""A thing that the user's files define, with a digest of its own."""
 Key = tuple[str | None, int]
-"""Of a part: the name that it is taken by, if it is, and its identity."""
+"""Key of a part: its global name, if it is one, and its identity."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reading:
-    """What was found of a value."""
+    """What was found about a value."""
 
     digest: str
     parts: tuple[tuple[str, str], ...]
-    """Name and digest of each thing in people's files that it refers to."""
+    """Name and digest of each thing in the user's files that the value refers to."""
 
 
 class Code:
-    """Reads code. What was read once is kept, as members share most of theirs."""
+    """Computes digests of code. Results are kept, because members share most of their code."""
 
     VERSION = f"{sys.implementation.cache_tag} torch-{torch.__version__}"
 
     def __init__(self) -> None:
         self._read: dict[Key, tuple[Part, str, tuple[Part, ...]]] = {}
-        """Each part, so that nothing else gets its identity, its digest, and what it refers to."""
+        """Each part with its digest and what it refers to.
+
+        It is referenced so that no other object gets its identity.
+        """
 
     def read(self, value: Any) -> "Reading":
-        """A value and all parts that it refers to."""
+        """Digest a value, and all parts that it refers to."""
         text = _Text()
         said = text.of(value)
         parts = tuple(sorted(self._reach(text.parts)))
@@ -95,21 +98,21 @@ class Code:
 
 
 class _Text:
-    """A value as a text that is the same in every process, and the parts of people's files that it names."""
+    """Writes a value as text, equal in every process, and collects the parts of the user's files that it names."""
 
     def __init__(self) -> None:
         self.parts: list[Part] = []
         self._within: set[int] = set()
-        """Objects whose content is being written, which may contain themselves."""
+        """Identities of the objects being written, which may contain themselves."""
 
     def of_part(self, part: Part) -> str:
-        """What a part is made of; further parts by their names alone."""
+        """Return the content of a part; further parts only by their names."""
         if isinstance(part, _Global):
             return self.of(part.value)
         return self._function(part) if isinstance(part, types.FunctionType) else self._class(part)
 
     def of(self, value: Any) -> str:
-        """Any value."""
+        """Return the text of any value."""
         if isinstance(value, types.FunctionType | type):
             return self._defined(value)
         if type(value) in PLAIN:
@@ -159,13 +162,13 @@ class _Text:
                 return _array(value)
         if isinstance(value, HOLDERS) or _is_own(type(value)):
             return f"{self.of(type(value))} {self.of(_attributes(value))}"
-        # A run may go on elsewhere, and on other devices.
+        # A run may continue elsewhere, and on other devices.
         return "" if isinstance(value, torch.device) else re.sub(r"0x[0-9a-f]+", "", repr(value))
 
     def _several(self, values: Any) -> str:
         return f"[{', '.join(map(self.of, values))}]"
 
-    # ---- what people wrote
+    # ---- the user's code
 
     def _class(self, kind: type) -> str:
         attributes = {
@@ -181,7 +184,7 @@ class _Text:
         attributes = {i.argval for i in instructions if i.opname in ("LOAD_ATTR", "LOAD_METHOD")}
         names = {i.argval for i in instructions if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")} - stored
         for name in sorted(names & function.__globals__.keys()):
-            # A file's own name and place are what they are.
+            # The module's own name and file may differ.
             if not name.startswith("__"):
                 self._global(name, function.__globals__[name], attributes)
         enclosed = {name: cell.cell_contents for name, cell in _cells(function).items() if name not in stored}
@@ -202,7 +205,7 @@ class _Text:
             code.co_exceptiontable,
         )
         instructions = list(dis.get_instructions(code))
-        # The body of a class stores the number of its first line, from Python 3.13 on.
+        # From Python 3.13 on, the body of a class stores the number of its first line.
         lines = {n - 1 for n, i in enumerate(instructions) if i.argval == "__firstlineno__"}
         body = (f"{i.opname} {self._argument(i)}" for n, i in enumerate(instructions) if n not in lines)
         return "\n".join([repr(head), *body])
@@ -212,7 +215,7 @@ class _Text:
 
 
 def _instructions(code: types.CodeType) -> Iterator[dis.Instruction]:
-    """Of a function and those that it defines."""
+    """Yield the instructions of a function and of those that it defines."""
     for instruction in dis.get_instructions(code):
         yield instruction
         if isinstance(instruction.argval, types.CodeType):
@@ -228,7 +231,7 @@ def _name(part: Part) -> str:
 
 
 def _cells(value: Any) -> dict[str, Any]:
-    """What a function encloses, by name; names that have no value yet are left out."""
+    """Return a function's closure by name; names without a value yet are left out."""
     closure = getattr(value, "__closure__", None) or ()
     cells = dict(zip(value.__code__.co_freevars, closure, strict=True)) if closure else {}
     return {name: cell for name, cell in cells.items() if _is_filled(cell)}
@@ -243,7 +246,7 @@ def _is_filled(cell: Any) -> bool:
 
 
 def _attributes(value: Any) -> dict[str, Any]:
-    """Of an instance, those in slots as well."""
+    """Return an instance's attributes, including those in slots."""
     slots = [name for kind in type(value).__mro__ for name in _names(getattr(kind, "__slots__", ()))]
     found = {name: getattr(value, name) for name in slots if not name.startswith("__") and hasattr(value, name)}
     return {**found, **getattr(value, "__dict__", {})}
@@ -254,7 +257,7 @@ def _names(slots: Any) -> tuple[str, ...]:
 
 
 def _array(value: Any) -> str:
-    """Type, shape and the first elements."""
+    """Return dtype, shape and a hash of the first elements."""
     head = f"{value.dtype} {tuple(value.shape)}"
     if isinstance(value, torch.Tensor):
         if value.layout is not torch.strided or value.is_meta:
@@ -271,7 +274,7 @@ def _is_own(value: Any) -> bool:
 
 @functools.cache
 def _is_own_module(name: str | None) -> bool:
-    """Whether a module is a person's file, a script or a notebook: neither Python's nor installed nor Argosy's."""
+    """Whether a module is the user's (file, script or notebook): not of Python, an installed package or Argosy."""
     name = name or ""
     package = name.partition(".")[0]
     file = getattr(sys.modules.get(name, sys.modules.get(package)), "__file__", None)
@@ -281,7 +284,7 @@ def _is_own_module(name: str | None) -> bool:
 
 
 def is_installed(file: Path) -> bool:
-    """Whether a file is Python's own, that of an installed package, or Argosy's."""
+    """Whether a file is of Python, an installed package or Argosy."""
     path = file.resolve()
     return any(map(path.is_relative_to, INSTALLED)) or bool({"site-packages", "dist-packages"} & set(path.parts))
 

@@ -1,4 +1,4 @@
-"""Whether a study is the one that a run directory was made for: what differs, in plain words."""
+"""Check that a study is the one that a run directory was made for, and say in plain words what differs."""
 
 import functools
 import itertools
@@ -28,22 +28,23 @@ from argosy.training.device.process_state import ProcessState
 __all__ = ["Identity"]
 
 LATE = ("lengths", "fingerprint", "val_fingerprint", "parameter_shapes")
-"""What only open data and built networks tell."""
+"""Keys that are known only once the data is open and the networks are built."""
 IDENTITY = ("seed", "objective", "mode", "validations_per_epoch", "lengths")
 SAMPLES = {"fingerprint": "Data.train", "val_fingerprint": "Data.val"}
-"""Digests of two prepared samples, and whose they are."""
+"""Digest of two prepared samples of each split, and the data's name in messages."""
 MEMBER_IDENTITY = (*MEMBER_FIELDS, "parameter_shapes", "subset", "val_subset")
 MOST_NAMED = 3
-"""Members, or things that have changed, that are named in a line."""
+"""Most members, or changed things, that a line names."""
 MOST_SHOWN = 120
-"""Letters of a value in a message."""
+"""Most characters of a value in a message."""
 
 
 class Identity:
-    """Of one run: what an earlier driver wrote of its study, and what this one writes.
+    """The identity of one run: the study as an earlier driver wrote it, compared with this one.
 
-    Whatever decides the weights or figures of members that have begun must be as it was there. What is meant to change may differ:
-    rules, limits, devices, added members, and the code of members that failed. What an earlier version did not write is not compared.
+    All that decides the weights or metrics of members that have begun must be the same. What is meant to change may
+    differ: rules, limits, devices, added members, and the code of members that failed. What an earlier version did not
+    write is not compared.
     """
 
     def __init__(
@@ -52,27 +53,27 @@ class Identity:
         self.directory = directory
         self.state = state
         self._of_search = of_search
-        """Whether members are trials, which nobody names."""
+        """Whether members are trials; users do not choose the names of these."""
         self._begun = {name for name, state in members.items() if state.sections or state.saved}
-        """What others were to be, nobody is bound to."""
+        """Members that have trained. Others may change in any way."""
         self._failed = {name for name, state in members.items() if state.status == "failed"}
-        """Their code may have been mended."""
+        """Members that failed; their code may have been fixed."""
         self._code = Code()
         self._readings: dict[str, dict[str, Reading]] = {}
-        """By member, "" for the study: read once, as code that runs may change what it refers to."""
+        """By member, "" for the study. Read once, because code that runs may change what it refers to."""
 
     @functools.cached_property
     def found(self) -> dict[str, Any] | None:
-        """``study.json`` of the earlier driver."""
+        """Return ``study.json`` of the earlier driver."""
         return found_study(self.directory)
 
     def check(self, study: Study, **known: Any) -> None:
-        """Raise RunError with all differences from the study that is there, as far as they show by what is `known`."""
+        """Raise RunError with all differences from the earlier study that can be seen from what is `known` so far."""
         if self.found is not None:
             self._check(self._summary(study, **known))
 
     def write(self, study: Study, **known: Any) -> None:
-        """Check again with what only open data and built networks tell, as `summarize` takes it, and write."""
+        """Check again with all that is known once data is open and networks are built (see `summarize`), and write."""
         here = self._summary(study, **known)
         self._check(here)
         if self.found is not None:
@@ -81,7 +82,7 @@ class Identity:
         (self.directory / NEWCOMERS).unlink(missing_ok=True)
 
     def leave_out(self, study: Study) -> None:
-        """Write what a run without anything to train is left with, where its study has lost members or got them back."""
+        """Rewrite the members of a run with nothing to train, if its study has lost members or got them back."""
         found = self.found
         if found is not None and any((name in study.names) == _left_out(one) for name, one in found["members"].items()):
             here = {**found, **self._summary(study), **{key: found[key] for key in LATE if key in found}}
@@ -89,7 +90,7 @@ class Identity:
             write_json(self.directory / "study.json", here)
 
     def _keep(self, found: Mapping[str, Any], here: dict[str, Any]) -> None:
-        """What this study does not tell of members that have begun: those that it leaves out, and metrics that they had."""
+        """Copy into `here` what this study lacks of members that have begun: those left out, and earlier metrics."""
         for name, there in found["members"].items():
             if name not in here["members"]:
                 if name in self._begun:
@@ -106,7 +107,7 @@ class Identity:
             known.extend(digest for digest in digests if digest not in known)
 
     def add(self, study: Study, names: Iterable[str], **known: Any) -> None:
-        """Append what newcomers are to a file beside ``study.json``, which for each of thousands would be written anew."""
+        """Append added members to a file beside ``study.json``: rewriting that for each of thousands would be slow."""
         here = self._summary(replace(study, members=[study.member(name) for name in names]), **known)
         line = json.dumps({"members": here["members"], "parts": here["code"]["parts"]})
         with appending(self.directory / NEWCOMERS) as file:
@@ -114,14 +115,14 @@ class Identity:
             os.fsync(file.fileno())
 
     def twin(self, member: Member, study: Study) -> str | None:
-        """The member of a study that becomes the same, bit for bit: of the same configuration, and the same given seed."""
+        """Return the member that becomes the same, bit for bit: of the same configuration and the same given seed."""
         if member.seed is None:
             return None
         here = self._described(member, study)
         others = (other for other in study.members if other.seed == member.seed)
         twin = next((other.name for other in others if self._described(other, study) == here), None)
         if twin is not None:
-            del self._readings[member.name]  # there will be another one of that name
+            del self._readings[member.name]  # another member will get that name
         return twin
 
     def _described(self, member: Member, study: Study) -> dict[str, Any]:
@@ -143,7 +144,7 @@ class Identity:
             )
 
     def _summary(self, study: Study, **known: Any) -> dict[str, Any]:
-        """`summarize` and the digests of all code."""
+        """Return `summarize` with the digests of all code."""
         here = summarize(study, **known)
         here["process"] = self.state.deciding
         here["code"] = {"version": Code.VERSION, "parts": {}, **self._read("", {"on_device": study.data.on_device})}
@@ -156,14 +157,14 @@ class Identity:
         return here
 
     def _read(self, owner: str, functions: Mapping[str, Any]) -> dict[str, str]:
-        """Digests of an owner's functions."""
+        """Return the digests of an owner's functions."""
         if owner not in self._readings:
             given = {field: function for field, function in functions.items() if function is not None}
             self._readings[owner] = {field: self._code.read(function) for field, function in given.items()}
         return {field: reading.digest for field, reading in self._readings[owner].items()}
 
     def _differences(self, found: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[str]:
-        """In words, of what holds for all members."""
+        """Yield the differences that concern all members, in words."""
         yield from _other_values(found, here, IDENTITY)
         yield from _other_values(found.get("process", {}), here["process"], here["process"])
         for key, split in SAMPLES.items():
@@ -172,7 +173,10 @@ class Identity:
         yield from (f"Data.{change}" for change in self._other_code("", found, here, ("on_device",)))
 
     def _changed_members(self, found: Mapping[str, Any], here: Mapping[str, Any]) -> dict[str, list[str]]:
-        """Names of members by what has changed of them. Some may be left out; without all of them it is another study."""
+        """Return names of members by what has changed in them.
+
+        Some members may be missing; if all are, it is another study.
+        """
         begun = {name: there for name, there in found["members"].items() if name in self._begun}
         if begun and not begun.keys() & here["members"].keys():
             return {": there, and not here": list(begun)}
@@ -184,7 +188,10 @@ class Identity:
         return changed
 
     def _of_member(self, name: str, there: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[str]:
-        """Of metrics those that are here and there: others may come and go, and decide nothing."""
+        """Yield what has changed in a member.
+
+        Metrics may come and go, and decide nothing; those of both are compared.
+        """
         fields = [*FACTORIES, *(key for key in _metrics(there) if key in here)]
         yield from (f", {change}" for change in _other_values(there, here, MEMBER_IDENTITY))
         yield from (f", {change}" for change in self._other_code(name, there, here, fields))
@@ -192,14 +199,14 @@ class Identity:
     def _other_code(
         self, owner: str, there: Mapping[str, Any], here: Mapping[str, Any], fields: Iterable[str]
     ) -> Iterator[str]:
-        """What is said of each function: its name, the values bound to it, or what it computes."""
+        """Yield what has changed in each function: its name, the values bound to it, or what it computes."""
         for field in fields:
             if field not in there and "code" not in there:
                 continue
             before, now = there.get(field), here.get(field)
             bound = list(_other_bindings(field, there, here))
             if _bare(before) != _bare(now):
-                # The name of the file does not matter: it may be run as a script.
+                # The file's name does not matter: it may be run as a script.
                 yield f"{field}: {_short(before)} there, {_short(now)} here"
             elif bound:
                 yield from bound
@@ -216,7 +223,7 @@ class Identity:
 
 
 def _ways_on(changed: Sequence[str], directory: Path) -> str:
-    """How to train in a directory nevertheless, where these members of its study are others."""
+    """Return how to train in the directory nevertheless, given the members that have changed."""
     everything = f"fresh=True (--fresh) trains everything anew, and keeps what is there in {directory.name}.old-1, or with the next number."
     if not changed:
         return f"Or begin anew: {everything}"
@@ -245,13 +252,13 @@ def _other_values(there: Mapping[str, Any], here: Mapping[str, Any], keys: Itera
 
 
 def _differ(there: Mapping[str, Any], here: Mapping[str, Any], key: str) -> bool:
-    """Whether a value is another one, as far as both are known."""
+    """Whether a value has changed, as far as both are known."""
     unknown = key not in there or (key in LATE and None in (there[key], here[key]))
     return not unknown and bool(there[key] != here[key])
 
 
 def _other_bindings(field: str, there: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[str]:
-    """Hyper-parameters of a function; earlier versions did not write positional ones."""
+    """Yield changed hyper-parameters of a function; earlier versions did not write positional ones."""
     before, now = there.get("hyperparameters", {}), here.get("hyperparameters", {})
     for key in dict.fromkeys([*before, *(now if "code" in there else ())]):
         if key.startswith(f"{field}.") and (key in before, before.get(key)) != (key in now, now.get(key)):
@@ -269,5 +276,5 @@ def _short(value: Any) -> str:
 
 
 def _bare(spelled: str | None) -> str | None:
-    """The name of a function, without its file and what is bound to it."""
+    """Return the name of a function, without its file and what is bound to it."""
     return spelled.partition("(")[0].rpartition(":")[2] if isinstance(spelled, str) else None

@@ -1,4 +1,4 @@
-"""Commands of people to a run: files in its folder ``commands/``, each answered once in the journal."""
+"""Commands of users to a run: files in its folder ``commands/``, each answered once in the journal."""
 
 import json
 import time
@@ -17,11 +17,11 @@ __all__ = ["Inbox", "leave", "tell"]
 
 LOOK_SECONDS = 0.1
 ANSWER_SECONDS = 0.05
-"""Between two looks for an answer."""
+"""Seconds between two checks for an answer."""
 
 
 class Inbox:
-    """The driver's end. A file that was answered, by this driver or an earlier one, is never read again."""
+    """The driver's end. A file that this driver or an earlier one has answered is never read again."""
 
     def __init__(self, folder: Path, answered: Iterable[str]) -> None:
         self.folder = folder
@@ -29,7 +29,7 @@ class Inbox:
         self._looked = 0.0
 
     def new(self) -> list[tuple[str, dict[str, Any]]]:
-        """(file, command) of what was left since the last look, oldest first; looks a few times a second at most."""
+        """Return (file, command) of the commands left since the last check, oldest first; checks each 0.1 s at most."""
         if time.monotonic() - self._looked < LOOK_SECONDS or not self._is_own():
             return []
         self._looked = time.monotonic()
@@ -41,7 +41,10 @@ class Inbox:
         return found
 
     def _is_own(self) -> bool:
-        """Whether the folder is there and this user's alone: each time it may be another one, and it decides what code is run."""
+        """Whether the folder belongs to this user alone.
+
+        Checked each time, because its content decides what code runs.
+        """
         try:
             check_directory(self.folder.parent)
         except (OSError, RunError):
@@ -50,7 +53,7 @@ class Inbox:
 
 
 def _command_in(path: Path) -> dict[str, Any]:
-    """What a file says; a command that does not exist where it is no plain file of this user, or says no JSON object."""
+    """Return a file's command; an unknown command if it is not a plain file of this user with a JSON object."""
     try:
         found = parsed(own_text(path))
     except (OSError, ValueError, RunError) as error:
@@ -59,20 +62,20 @@ def _command_in(path: Path) -> dict[str, Any]:
 
 
 def tell(directory: Path, *commands: dict[str, Any]) -> list[str]:
-    """Leave commands for the driver that has a run at hand, and wait for its answers.
+    """Leave commands for the driver of a run, and wait for its answers.
 
-    Raises RunError where there is no driver, or none any more before it has answered all: then nothing is left.
+    Raises RunError if there is no driver, or if it ends before it has answered all: then no command is left behind.
     """
     ended = RunState.of(read_journal(directory)).ended
     if not at_work(directory):
         how = f"has ended ({ended.status})" if ended is not None else "has no driver: it was interrupted"
         raise RunError(f"the run in {directory} {how}; start it again before you tell it something.")
-    check_directory(directory)  # else its driver hears nothing
+    check_directory(directory)  # otherwise its driver ignores the commands
     journal = directory / "journal.jsonl"
     start = journal.stat().st_size
     names = [leave(directory, command) for command in commands]
     while True:
-        # Who is gone at the first of these two looks has said before the second all that it ever will.
+        # A driver that is gone at the first of these two checks has written all its answers before the second.
         working = at_work(directory)
         answers = _answers_in(journal, start)
         if all(name in answers for name in names):
@@ -89,15 +92,15 @@ def tell(directory: Path, *commands: dict[str, Any]) -> list[str]:
 
 
 def _answers_in(journal: Path, start: int) -> dict[str, str]:
-    """By command, what is answered in the part of a journal that begins there."""
+    """Return the answers by command, from the part of a journal that begins at byte `start`."""
     values = (json.loads(line) for line in lines_of(journal, start) if line.startswith(b'{"event": "Answered"'))
     return {value["file"]: value["answer"] for value in values}
 
 
 def leave(directory: Path, command: dict[str, Any]) -> str:
-    """Leave a command for whoever has the run at hand, or will; returns the name of its file.
+    """Leave a command for the run's driver, or its next one; returns the name of its file.
 
-    A study file is left with it, as it is: people go on editing theirs.
+    A study file is copied with it, because users go on editing theirs.
     """
     folder, at = directory / "commands", time.time_ns()
     make_folder(folder)

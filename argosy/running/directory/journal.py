@@ -1,4 +1,4 @@
-"""The append-only record of a run: one writer, one event a line; the state of a run is the fold of its journal."""
+"""The append-only record of a run: one writer, one event a line. A run's state is the fold of its journal."""
 
 import contextlib
 import errno
@@ -37,35 +37,35 @@ __all__ = [
 
 
 LOOK_SECONDS = 0.1
-"""Between two looks for what was journaled."""
+"""Seconds between two checks for new lines."""
 NOTES = (Fed, Passed)
-"""Events that nothing follows from: they go to the disk with the next one that somebody acts on."""
+"""Events without consequences: they are written to disk with the next event that something depends on."""
 NOTE_SECONDS = 1.0
-"""The longest that they wait for it."""
+"""Most seconds that they wait for such an event."""
 OF_DRIVERS = (NodeCame, Passed, Used)
-"""Events that are told of the driver which started last."""
+"""Events that concern the driver that started last."""
 MOST_NAMED = 8
-"""Things of a later version that are named."""
+"""Most unknown things of a later version that are named."""
 ENDS = (b'{"event": "SectionEnded"', b'{"event": "RunEnded"')
-"""How lines begin of a section's end, and of the run's."""
+"""How the lines of the ends of a section and of the run begin."""
 LONGEST_SIGNATURE = 512
-"""Bytes of what a driver writes into its lock."""
+"""Most bytes of the signature in a driver's lock."""
 PATIENCE_SECONDS = 10.0
-"""The longest that processes of a killed driver take to follow it."""
+"""Most seconds that the processes of a killed driver take to end."""
 
 
 class Journal:
-    """Open for writing; readers use `read_journal`."""
+    """The journal, open for writing; readers use `read_journal`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._descriptor = -1
         self._lines: list[str] = []
         self._due = 0.0
-        """When they are to be on the disk."""
+        """Time by which the lines must be on the disk."""
 
     def __enter__(self) -> "Journal":
-        """Cut what a crash left of its last line, so that the next event is not glued to it."""
+        """Cut off a torn last line, left by a crash, so that the next event does not continue it."""
         self._descriptor = append_descriptor(self.path)
         os.ftruncate(self._descriptor, sum(len(line) + 1 for line in lines_of(self.path)))
         return self
@@ -76,18 +76,21 @@ class Journal:
         os.close(self._descriptor)
 
     def append(self, event: Event) -> None:
-        """One line, kept for `commit`."""
+        """Add the event as a line, kept until `commit`."""
         due = time.monotonic() + (NOTE_SECONDS if isinstance(event, NOTES) else 0.0)
         self._due = min(self._due, due) if self._lines else due
         self._lines.append(json.dumps({**to_line(event), "at": round(time.time(), 3)}))
 
     def commit_due(self) -> None:
-        """`commit`, unless all lines that wait are notes of a moment ago."""
+        """Commit, unless all waiting lines are recent notes."""
         if self._lines and time.monotonic() >= self._due:
             self.commit()
 
     def commit(self) -> None:
-        """All lines since the last time in one write, flushed to the disk before anybody acts on them; raises DiskError."""
+        """Write all waiting lines at once and flush them to the disk, before anything depends on them.
+
+        Raises DiskError.
+        """
         if not self._lines:
             return
         text = "".join(f"{line}\n" for line in self._lines).encode()
@@ -104,7 +107,7 @@ class Journal:
 
 
 def own_directory(directory: Path) -> None:
-    """Make a run's directory, for its user alone; raises RunError where that cannot be, or where another user may write there."""
+    """Create a run directory for its user alone; raises RunError if that fails or another user may write to it."""
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
@@ -115,12 +118,12 @@ def own_directory(directory: Path) -> None:
 
 
 def read_journal(directory: Path) -> list[Event]:
-    """All events of a run, in order; a torn last line is left out. Raises RunError for what is no journal."""
+    """Return all events of a run, in order, without a torn last line. Raises RunError for a file that is no journal."""
     return [event for _, event in _moments(directory)]
 
 
 def _moments(directory: Path) -> list[tuple[float, Event]]:
-    """(time at which it was written, event) of a run, in order."""
+    """Return (time of writing, event) of a run, in order."""
     path = directory / "journal.jsonl"
     if not path.exists():
         below = ", ".join(str(journal.parent) for journal in sorted(directory.glob("*/journal.jsonl")))
@@ -164,7 +167,10 @@ def _moments_of(path: Path, strange: set[str]) -> Iterator[tuple[float, Event | 
 
 
 def _time_of(line: Any) -> float:
-    """When a line was written; raises ValueError for what is no line of an event. What else is in it, its event tells."""
+    """Return when a line was written; raises ValueError if it is no line of an event.
+
+    Its other fields are checked with it.
+    """
     if not isinstance(line, dict) or not isinstance(line.get("event"), str):
         raise ValueError("an object with the name of an event is wanted")
     at: float = conforming(line.get("at", 0.0), float, "at")
@@ -173,32 +179,35 @@ def _time_of(line: Any) -> float:
 
 @functools.cache
 def _say_once(sentence: str) -> None:
-    """To the person, and not again when the same journal is read again."""
+    """Print a sentence for the user, only once, though the same journal is read again."""
     print(visible(sentence), file=sys.stderr)
 
 
 def at_work(directory: Path) -> bool:
-    """Whether a driver has this run at hand; on another host nobody can tell, so whoever holds the lock is one."""
+    """Whether a driver works on this run.
+
+    On another host that cannot be seen, so whatever process holds the lock counts.
+    """
     path = directory / "run.lock"
     try:
         with opened(path) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
-        # Processes of a driver that was killed hold it a little longer than it lives.
+        # Processes of a killed driver hold the lock a little longer than the driver lives.
         return _lives(*_signature(path))
     except OSError:
-        return False  # where there are no locks, there are no runs
+        return False  # without a lock there is no run
     return False
 
 
 def wait_for_data(directory: Path) -> None:
-    """Until a run's data is open, before which there is nothing to tell of it, or nobody is at work there."""
+    """Wait until a run's data is open, before which there is nothing to report, or no driver works on it."""
     while at_work(directory) and not (directory / "study.json").exists():
         time.sleep(LOOK_SECONDS)
 
 
 def wait_for_section(directory: Path) -> None:
-    """Until a section of any member has ended from now on, or nobody is at work there."""
+    """Wait until a section of any member ends, or no driver works on the run."""
     path = directory / "journal.jsonl"
     read = path.stat().st_size if path.exists() else 0
     while at_work(directory):
@@ -211,10 +220,10 @@ def wait_for_section(directory: Path) -> None:
 
 
 def timeline(directory: Path) -> Iterator[tuple[float, Event]]:
-    """(seconds that drivers had worked by then, event) of a run; the time between two drivers does not count."""
+    """Yield (seconds of drivers' work so far, event) of a run; the time between two drivers does not count."""
     seconds, before, searching = 0.0, None, False
     for at, event in _moments(directory):
-        # A search says so before its data is open, other runs only then.
+        # A search journals its start before its data is open, other runs after that.
         begins = isinstance(event, SearchBegan) or (isinstance(event, RunStarted) and not searching)
         if isinstance(event, SearchBegan | RunStarted):
             searching = isinstance(event, SearchBegan)
@@ -225,10 +234,11 @@ def timeline(directory: Path) -> Iterator[tuple[float, Event]]:
 
 
 class Lock:
-    """One driver per run directory.
+    """Lock that allows one driver per run directory.
 
-    Workers inherit the descriptor, so the kernel holds the lock until the last process of a run has gone, whoever
-    was killed first; a driver that comes after a killed one waits for that. The programs that they start do not.
+    Workers inherit the descriptor, so the kernel holds the lock until the last process of a run has gone, in whatever
+    order they are killed; a driver that follows a killed one waits for that. Programs that workers start do not inherit
+    it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -249,7 +259,8 @@ class Lock:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # The run's own workers have gone; processes that a person's code forked there may live on, and hold it as well.
+        # The run's own workers have gone; processes that the user's code forked there may live on, and hold the lock
+        # too.
         fcntl.flock(self.descriptor, fcntl.LOCK_UN)
         os.close(self.descriptor)
 
@@ -259,7 +270,8 @@ class Lock:
             if time.monotonic() > deadline - PATIENCE_SECONDS / 2:
                 self._end_stopped_orphans()
             pid, host, begun = _signature(self.path)
-            # This process has ended its own run there, whose workers are about to go.
+            # The lock may name this process, after an earlier run of its own that has ended; its workers are about to
+            # go.
             another = pid != str(os.getpid()) and _lives(pid, host, begun)
             if another or time.monotonic() > deadline:
                 raise RunError(
@@ -268,7 +280,7 @@ class Lock:
             time.sleep(0.05)
 
     def _end_stopped_orphans(self) -> None:
-        """A process that was stopped before the kernel knew its tie outlives a killed driver, and would for ever."""
+        """Kill stopped processes that hold the lock: stopped before their tie was set, they outlive the driver."""
         own = self.path.resolve()
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error, OSError):
@@ -290,7 +302,7 @@ class Lock:
 
 
 def _signature(path: Path) -> tuple[str, str, str]:
-    """Process, host and time of birth of the driver that has the lock, or had it last."""
+    """Return pid, host and start time of the driver that has the lock, or had it last."""
     with opened(path) as file:
         words = file.read(LONGEST_SIGNATURE).decode(errors="replace").split()
     pid, host, begun = [*words, "?", "?", "?"][:3]
@@ -298,16 +310,16 @@ def _signature(path: Path) -> tuple[str, str, str]:
 
 
 def _lives(pid: str, host: str, begun: str) -> bool:
-    """Whether the driver that wrote this into the lock is still there; on another host nobody can tell, so it is."""
+    """Whether the driver with this signature lives; on another host that cannot be seen, so it counts as living."""
     if host != socket.gethostname():
         return pid != "?"  # a driver that has the lock and has not signed it yet will do so in a moment
     return pid != "?" and begun == _begun(int(pid))
 
 
 def _begun(pid: int) -> str:
-    """When a process began; empty for none. Numbers of processes are used again: this tells a driver from a stranger.
+    """Return a process's start time, empty if there is none; it tells a driver from a later process with the same pid.
 
-    In ticks since the machine was started, which no setting of its clock changes.
+    The time is in ticks since the machine started, so setting the clock does not change it.
     """
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]

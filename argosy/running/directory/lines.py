@@ -1,4 +1,4 @@
-"""Events as lines of a journal, and lines as events."""
+"""Conversion of events to lines of a journal and back."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,23 +10,24 @@ from argosy.protocol.packs import FellBack, Packed, StepsAlone
 __all__ = ["from_line", "to_line"]
 
 LONGEST_KIND = 60
-"""Letters of a later version's event that are told."""
-# Python knows the subclasses of imported files alone: those of packs are named.
+"""Most characters that are reported of an unknown event's name."""
+# ``__subclasses__`` has only the classes of imported files, so those of packs are named.
 KINDS = {
     kind.__name__: kind for kind in (*Event.__subclasses__(), Packed, StepsAlone, FellBack) if kind is not Checkpoint
 }
 
 
 def to_line(event: Event) -> dict[str, Any]:
-    """The event as a plain value, its kind under ``event``."""
+    """Return the event as a plain value, with its kind under ``event``."""
     return {"event": type(event).__name__, **_plain(event)}
 
 
 def from_line(line: Mapping[str, Any], strange: set[str]) -> Event | None:
-    """The event of a journal's line; None for a kind that this version does not know.
+    """Return the event of a journal's line; None for a kind that this version does not know.
 
-    What a later version wrote and this one does not know is added to `strange`, as ``Kind`` or ``Kind.field``. Lines also
-    carry ``at``, the time they were written, which no decision depends on. Raises ValueError for what no version has written.
+    What a later version wrote and this one does not know is added to `strange`, as ``Kind`` or ``Kind.field``. Lines
+    also carry ``at``, the time they were written, which no decision depends on. Raises ValueError for lines that no
+    version writes.
     """
     name = line["event"]
     kind = KINDS.get(name) if isinstance(name, str) else None
@@ -41,7 +42,7 @@ def from_line(line: Mapping[str, Any], strange: set[str]) -> Event | None:
 
 
 def _plain(event: Event) -> dict[str, Any]:
-    """The fields by name; not `dataclasses.asdict`, which copies every value below them and takes twenty times as long."""
+    """Return the fields by name. `dataclasses.asdict` copies every value below them and takes twenty times as long."""
     return {
         name: _plain(value) if isinstance(value := getattr(event, name), Event) else value
         for name in event.__dataclass_fields__

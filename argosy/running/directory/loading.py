@@ -15,12 +15,12 @@ __all__ = ["load", "search_of"]
 
 
 def load(directory: str | Path, *, study: Study | None = None) -> Report:
-    """The report of a run, read from its directory; members can `load()` their networks where the study is given."""
+    """Return the report of a run, read from its directory; given the study, members can `load()` their networks."""
     directory = Path(directory)
     state, working = RunState.of(read_journal(directory)), at_work(directory)
     summary = found_study(directory)
     if summary is None and study is not None:
-        # It ended before the data was open.
+        # The run ended before its data was open.
         summary = summarize(study)
     if summary is None:
         how = (
@@ -35,11 +35,11 @@ def load(directory: str | Path, *, study: Study | None = None) -> Report:
 
 
 def search_of(found: Report) -> SearchReport | None:
-    """The report of a search, from that of its members and without Optuna's study; None where the run is no search."""
+    """Return the report of a search, from its members' report and without Optuna's study; None if it is no search."""
     return SearchReport.of(found, timeline(found.directory), None) if found.is_search else None
 
 
 def _networks(study: Study | None, state: RunState, directory: Path) -> Networks:
-    from argosy.ensembling.trained import Trained  # imports torch, for which nobody waits who asks where a run is
+    from argosy.ensembling.trained import Trained  # imports torch, which a query of a run's state should not wait for
 
     return Trained(study, state, directory)

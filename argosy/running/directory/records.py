@@ -1,4 +1,4 @@
-"""What a run writes for people beside its journal, and the journal's first line."""
+"""Files that a run writes for users beside its journal, and the journal's first event."""
 
 import itertools
 import json
@@ -25,7 +25,7 @@ __all__ = ["Metrics", "run_started", "tree_cpu_seconds", "versions"]
 
 
 def versions() -> dict[str, str]:
-    """Of what decides what this process computes."""
+    """Return the versions of the software that decides what this process computes."""
     return {
         "argosy": __version__,
         "torch": torch.__version__,
@@ -42,7 +42,7 @@ def run_started(
     preparation_samples_per_second: float | None,
     opening_seconds: float,
 ) -> RunStarted:
-    """This process as the driver of a run."""
+    """Return the event by which this process becomes the driver of a run."""
     return RunStarted(
         host=socket.gethostname(),
         pid=os.getpid(),
@@ -57,28 +57,28 @@ def run_started(
 
 
 class Metrics:
-    """For each member ``metrics.csv`` and ``metrics.jsonl``, one row a section; written a few times a second at most."""
+    """Writes ``metrics.csv`` and ``metrics.jsonl`` of each member, one row a section, a few times a second at most."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self._noted: dict[str, MemberState] = {}
         """Members with sections that are not in their files."""
         self._written: dict[str, int] = {}
-        """Rows of each member that are in its files, and that nobody has taken back."""
+        """Rows of each member in its files that have not been taken back."""
         self._columns: dict[str, list[str]] = {}
-        """Of the files of each member: sections that ended before a metric was added have no value in its column."""
+        """Columns of each member's files: sections before a metric was added have no value in its column."""
 
     def note(self, state: MemberState) -> None:
-        """A section has ended; what was written beyond it, before a fault, no longer holds."""
+        """Note that a section has ended; rows written beyond it, before a fault, no longer hold."""
         self._noted[state.name] = state
         if self._written.get(state.name, 0) >= len(state.sections):
             self._written.pop(state.name, None)
 
     def write(self) -> None:
-        """Append what was noted; what an earlier driver or a fault has left is written anew."""
+        """Append the noted sections; files left by an earlier driver or a fault are rewritten."""
         for name, state in self._noted.items():
             if not state.sections:
-                continue  # A fault has taken back all that there was since it was noted.
+                continue  # a fault has taken back all sections since
             written = self._written.get(name, 0)
             if written > len(state.sections):
                 written = 0
@@ -100,22 +100,22 @@ class Metrics:
 
 
 def _columns(rows: Sequence[Mapping[str, float]]) -> list[str]:
-    """Of all rows; metrics that only some of them have come last."""
+    """Return the columns of all rows; metrics that only some rows have come last."""
     return list(dict.fromkeys(itertools.chain.from_iterable(rows)))
 
 
 def _row(ended: SectionEnded) -> dict[str, float]:
-    """All figures of a section; an epoch that has several counts in parts."""
+    """Return all figures of a section; if an epoch has several sections, it counts in fractions."""
     epoch = ended.epoch if ended.epochs == ended.epoch + 1 else ended.epochs
     return {"epoch": epoch, **ended.metrics, "seconds": ended.seconds, "steps": ended.steps, "samples": ended.samples}
 
 
 def _json(row: Mapping[str, float]) -> str:
-    """JSON has no numbers that are none."""
+    """Return a row as JSON, with null for numbers that are not finite."""
     return json.dumps({name: value if math.isfinite(value) else None for name, value in row.items()})
 
 
 def tree_cpu_seconds() -> float:
-    """User and system time of this process and of all below it that have ended."""
+    """Return user and system time of this process and of its ended descendants, in seconds."""
     times = os.times()
     return times.user + times.system + times.children_user + times.children_system

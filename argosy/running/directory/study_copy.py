@@ -1,4 +1,4 @@
-"""Copies of the study files that people hand in; whoever only hands one in waits for no import of torch."""
+"""Copies of the study files that users hand in; imports no torch, so handing in a file is quick."""
 
 import hashlib
 from collections.abc import Mapping
@@ -14,17 +14,17 @@ __all__ = ["StudyCopy"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StudyCopy:
-    """A study file as a person handed it in: the file itself, which may change and go, is never read again."""
+    """A study file as it was handed in: the original, which may change or be deleted, is never read again."""
 
     path: Path
-    """Of the copy."""
+    """Path of the copy."""
     folder: Path
-    """Where the file was: what is beside it is imported from there."""
+    """Folder of the original, from which modules beside it are imported."""
     sha256: str
 
     @classmethod
     def take(cls, file: Path, path: Path) -> "StudyCopy":
-        """Copy a file; raises StudyError where there is none."""
+        """Copy a file; raises StudyError if there is none."""
         if not file.is_file():
             raise StudyError(f"{file} is not a file; give a Python file with a variable `study`.")
         with replacing(path) as copy:
@@ -33,7 +33,7 @@ class StudyCopy:
 
     @classmethod
     def of(cls, command: Mapping[str, Any], folder: Path) -> "StudyCopy":
-        """What a command to add names, in the folder of commands; raises RunError for one that names nothing."""
+        """Return the copy named by an ``add`` command in the folder of commands; raises RunError if it names none."""
         match command:
             case {"study": str(file), "copy": str(copy), "sha256": str(sha256)} if (
                 copy not in ("", "..") and Path(copy).name == copy
@@ -44,14 +44,14 @@ class StudyCopy:
         )
 
     def to_command(self, file: Path) -> dict[str, Any]:
-        """The command to add the members of a file."""
+        """Return the command that adds the members of a file."""
         return {"command": "add", "study": str(file.resolve()), "copy": self.path.name, "sha256": self.sha256}
 
     def check(self) -> None:
-        """Raise RunError where it is not what was handed in."""
+        """Raise RunError if the copy is missing or has changed."""
         try:
             found = _sum_of(self.path)
-        except (OSError, ValueError) as error:  # a name that no file can have is missing as well
+        except (OSError, ValueError) as error:  # a name that no file can have counts as missing
             raise RunError(f"{self.path}, from which members were added, is missing; put it back.") from error
         if found != self.sha256:
             raise RunError(f"{self.path}, from which members were added, was changed since; put it back as it was.")

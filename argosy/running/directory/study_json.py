@@ -1,7 +1,4 @@
-"""``study.json``: what a run directory was made for, as plain values, and members that came since.
-
-Reading it needs no torch.
-"""
+"""``study.json``: the study of a run directory as plain values, and the members added since."""
 
 import functools
 import json
@@ -31,19 +28,19 @@ MEMBER_FIELDS = (
     "seed",
 )
 NEWCOMERS = "newcomers.jsonl"
-"""Members that came when ``study.json`` was written: a line for those that came together."""
+"""Members added after ``study.json`` was written: one line for those added together."""
 LINES_DEEP = 3
 
 
 class Lengths(TypedDict):
-    """Samples of each split."""
+    """Number of samples in each split."""
 
     train: int
     val: NotRequired[int]
 
 
 class CodeDigests(TypedDict):
-    """Digests of all code, beside those of the study's own functions."""
+    """Digests of all code except the study's own functions."""
 
     version: str
     parts: Mapping[str, tuple[str, ...]]
@@ -63,7 +60,7 @@ class Described(TypedDict):
 
 
 class DescribedStudy(TypedDict):
-    """``study.json``, whose keys all versions have written but for those that are not required."""
+    """The keys of ``study.json``; all versions write those that are required."""
 
     seed: int
     objective: str
@@ -89,7 +86,7 @@ def summarize(
     fingerprints: Mapping[str, str] | None = None,
     measured: Mapping[str, Measured] | None = None,
 ) -> dict[str, Any]:
-    """The study as a plain value; parameter shapes are there for members that were built."""
+    """Return the study as a plain value; parameter shapes are given for members that were built."""
     measured, fingerprints = measured or {}, fingerprints or {}
     return {
         "seed": study.seed,
@@ -106,7 +103,7 @@ def summarize(
 
 
 def found_study(directory: Path) -> dict[str, Any] | None:
-    """``study.json`` of an earlier driver; raises RunError where it is damaged."""
+    """Return ``study.json`` of an earlier driver, with members added since; raises RunError if it is damaged."""
     path = directory / "study.json"
     try:
         with opened(path) as file:
@@ -121,9 +118,9 @@ def found_study(directory: Path) -> dict[str, Any] | None:
 
 
 def _checked(text: bytes, kind: Any, path: Path) -> dict[str, Any]:
-    """The value itself, in which arrays stay lists, as a study's own description has them."""
+    """Return the parsed value after checking it. Arrays stay lists, as in a study's own description."""
     try:
-        found: dict[str, Any] = parsed(text.decode(), infinite=True)  # as hyper-parameters may be
+        found: dict[str, Any] = parsed(text.decode(), infinite=True)  # hyper-parameters may be infinite
         conforming(found, kind, "it")
     except ValueError as error:
         raise RunError(
@@ -134,11 +131,11 @@ def _checked(text: bytes, kind: Any, path: Path) -> dict[str, Any]:
 
 
 def _with_newcomers(found: dict[str, Any], path: Path) -> dict[str, Any]:
-    """The study with those that came since; a line that was not finished is of members that had not begun."""
+    """Add the members of ``newcomers.jsonl``; an unfinished line is of members that had not begun."""
     for text in lines_of(path) if path.exists() else ():
         line = _checked(text, NewcomersLine, path)
         for name, described in line["members"].items():
-            found["members"].setdefault(name, described)  # nothing new of a member that is known
+            found["members"].setdefault(name, described)  # known members keep their description
         known = found["code"]["parts"] if "code" in found else {}
         for name, digests in line["parts"].items():
             known[name] = [*dict.fromkeys((*known.get(name, ()), *digests))]
@@ -146,13 +143,13 @@ def _with_newcomers(found: dict[str, Any], path: Path) -> dict[str, Any]:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Replace a small file in one step: after a crash there is the old one or this one, and on the disk."""
+    """Replace a small file atomically: after a crash the old or the new content is there, on the disk."""
     with replacing(path, durable=True) as file:
         file.write(f"{_spelled(value)}\n".encode())
 
 
 def _spelled(value: Any, depth: int = 0) -> str:
-    """JSON with a line for each key of the outer dictionaries: a subset of a million indices is one line."""
+    """Return JSON with one line for each key of the outer dictionaries: a subset of a million indices is one line."""
     if not isinstance(value, dict) or not value or depth == LINES_DEEP:
         return json.dumps(value)
     margin = "  " * depth
@@ -161,7 +158,7 @@ def _spelled(value: Any, depth: int = 0) -> str:
 
 
 def describe(member: Member, measured: Measured | None) -> dict[str, Any]:
-    """A member as a plain value."""
+    """Return a member as a plain value."""
     return {
         **{field: _spell(function) for field, function in functions(member).items()},
         **{field: getattr(member, field) for field in MEMBER_FIELDS},
@@ -175,7 +172,7 @@ def describe(member: Member, measured: Measured | None) -> dict[str, Any]:
 
 
 def functions(member: Member) -> dict[str, Any]:
-    """By field, metrics as ``metrics.<name>``; None where a field is left out."""
+    """Return a member's functions by field, metrics as ``metrics.<name>``; None for a field that is left out."""
     metrics = {f"metrics.{name}": metric for name, metric in member.metrics.items()}
     return {**{field: getattr(member, field) for field in FACTORIES}, **metrics}
 
@@ -185,7 +182,7 @@ def _spell(function: Any) -> str | None:
 
 
 def spell(factory: Any) -> str:
-    """``module:qualname(arguments)`` of a factory."""
+    """Return ``module:qualname(arguments)`` of a factory."""
     if isinstance(factory, functools.partial):
         arguments = [repr(a) for a in factory.args] + [f"{k}={v!r}" for k, v in factory.keywords.items()]
         return f"{spell(factory.func)}({', '.join(arguments)})"

@@ -1,4 +1,4 @@
-"""Study files: Python files with a variable `study`, or `search`."""
+"""Load study files: Python files with a variable `study`, or `search`."""
 
 import contextlib
 import importlib.util
@@ -20,23 +20,23 @@ __all__ = ["load_copy", "load_search", "load_study"]
 
 
 def load_study(path: Path, *, folder: Path | None = None) -> Study:
-    """The variable `study` of a Python file; the file's folder is on sys.path, as if it were run.
+    """Return the variable `study` of a Python file; the file's folder is put first on sys.path, as if it were run.
 
-    With `folder` the file is a copy of one that was there: that folder is the last on sys.path, so that nobody else's
-    modules are found there. Raises StudyError whatever the file does, with its own traceback.
+    With `folder` the file is a copy of one from that folder, which is put last on sys.path, so that its modules hide no
+    others. Raises StudyError for any error in the file, with the file's own traceback.
     """
     found: Study = _variable(path, "study", Study, folder)
     return found
 
 
 def load_copy(copy: StudyCopy) -> Study:
-    """The study that was handed in; raises RunError for a copy that is not that any more, and what `load_study` raises."""
+    """Return the study of a copy; raises RunError if the copy has changed, and what `load_study` raises."""
     copy.check()
     return load_study(copy.path, folder=copy.folder)
 
 
 def load_search(path: Path) -> Search:
-    """The variable `search` of one; raises what `load_study` raises."""
+    """Return the variable `search` of a Python file; raises what `load_study` raises."""
     found: Search = _variable(path, "search", Search, None)
     return found
 
@@ -60,7 +60,7 @@ def _variable(path: Path, name: str, kind: type, folder: Path | None) -> Any:
     sys.modules[path.stem] = module
     with _as_a_script(path):
         spec.loader.exec_module(module)
-    # Workers get what the file defines by value, so that no process runs the file again.
+    # Workers get the file's definitions by value, so that no process runs the file again.
     cloudpickle.register_pickle_by_value(module)
     value = getattr(module, name, None)
     if not isinstance(value, kind):
@@ -73,14 +73,14 @@ def _variable(path: Path, name: str, kind: type, folder: Path | None) -> Any:
 
 
 def _is_taken(name: str) -> bool:
-    """Whether one of Python's modules has this name, or an installed one that is imported already."""
+    """Whether a module of Python has this name, or an installed one that is imported already."""
     file = getattr(sys.modules.get(name), "__file__", None)
     return name in sys.stdlib_module_names or (file is not None and is_installed(Path(file)))
 
 
 @contextlib.contextmanager
 def _as_a_script(path: Path) -> Iterator[None]:
-    """Inside, the program's arguments are those of ``python study.py``; what the file raises becomes a StudyError."""
+    """Set the program's arguments to those of ``python study.py``; turns what the file raises into a StudyError."""
     arguments, sys.argv = sys.argv, [str(path)]
     try:
         yield
@@ -91,14 +91,14 @@ def _as_a_script(path: Path) -> Iterator[None]:
             f"{path} ended with sys.exit({error.code!r}) while it was read; a study file has no arguments: let it run to "
             "its end and leave a variable `study`."
         ) from error
-    except Exception as error:  # whatever a person's file does
+    except Exception as error:  # any error of the user's file
         raise StudyError(f"{path} cannot be read:\n{_own_traceback(error, path)}\nMend it there.") from error
     finally:
         sys.argv = arguments
 
 
 def _own_traceback(error: Exception, path: Path) -> str:
-    """From the file's first line on; how it came to be read is of no interest."""
+    """Return the traceback from the file's first line on, without the frames that load it."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename != str(path.absolute()):
         trace = trace.tb_next

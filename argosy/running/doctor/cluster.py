@@ -1,10 +1,11 @@
-"""``argosy doctor --cluster``: what the nodes of a job find out about each other before a study is trained on them.
+"""``argosy doctor --cluster``: the nodes of a job test each other before a study is trained on them.
 
-Contract. The nodes find each other as those of a run do (`argosy.running.hosts.notices`), in a folder of their own, so that a job
-which begins in the run directory meanwhile is not disturbed. Each of them then has a listener of the same key, behind which a
-thread of its own (`_Desk`) answers whoever calls: it alone uses those connections. A node calls all others at the same time,
-each in a thread that owns the call, and then floods the next one by rank. Rank 0 tells who is there, hears what they have
-found, and judges (`argosy.running.doctor.cluster_checks`); the others end when it hangs up. Nobody waits for another without a limit.
+Contract. The nodes find each other as those of a run do (`argosy.running.hosts.notices`), in a folder of their own, so
+that a job that begins in the run directory meanwhile is not disturbed. Each node then has a listener with the same key;
+a thread (`_Desk`) answers its callers, and alone uses those connections. A node calls all others at the same time, each
+in a thread that owns the call, and then measures the bandwidth to the next one by rank. Rank 0 sends the list of nodes,
+receives their findings, and judges them (`argosy.running.doctor.cluster_checks`); the others end when it hangs up.
+Every wait has a limit.
 """
 
 import contextlib
@@ -36,24 +37,24 @@ __all__ = ["answer", "examine_cluster", "place_in"]
 
 PACKAGES = ("torch", "numpy", "python")
 JOIN_SECONDS = 6.0
-"""How long the nodes may begin after one another."""
+"""Seconds by which the nodes may start after one another."""
 CALL_SECONDS = 1.5
-"""How long a node may take to let a call in."""
+"""Seconds that a node may take to accept a call."""
 ANSWER_SECONDS = 3.0
 END_SECONDS = 60.0
-"""Rank 0 is gone where it is silent for so long."""
+"""Seconds of silence after which rank 0 counts as gone."""
 FLOOD_SECONDS = 0.3
 PIECE = bytes(2**16)
 ASKS = 5
-"""The quickest of so many answers tells the clock best."""
+"""Number of answers, of which the quickest tells the clock best."""
 MOST_CALLS = 32
-"""At the same time, of one node."""
+"""Most calls of one node at the same time."""
 TICK_SECONDS = 0.1
 CLOCK = "clock?"
 
 
 def place_in(environment: Mapping[str, str]) -> JobPlace:
-    """Where this process stands; raises PlanError where nobody has started it beside others."""
+    """Return the place of this process; raises PlanError if no launcher started it beside others."""
     place = place_of(environment)
     if place is None:
         raise PlanError(
@@ -64,7 +65,7 @@ def place_in(environment: Mapping[str, str]) -> JobPlace:
 
 
 def examine_cluster(place: JobPlace, directory: Path, study_file: Path | None) -> list[Check]:
-    """Every check of the job's nodes, at its rank 0; below the directory nothing is left."""
+    """Return all checks of the job's nodes, at rank 0; leaves nothing below the directory."""
     refusals: list[str] = []
     certificate = certificate_in(os.environ)
     with _folder(directory) as folder, contextlib.ExitStack() as last_first:
@@ -83,14 +84,14 @@ def examine_cluster(place: JobPlace, directory: Path, study_file: Path | None) -
             peer.send(nodes)
         began = time.monotonic()
         looked = {place.rank: desk.look(nodes[0], nodes, study_file)}
-        # The others take as long as this node: what the study opens is theirs to open as well.
+        # The others take as long as this node, because they open the study's data as well.
         seconds = time.monotonic() - began
         looked |= _hear(peers, time.monotonic() + seconds + ANSWER_SECONDS)
     return judge(nodes, place.nodes, looked, refusals)
 
 
 def answer(place: JobPlace, directory: Path, study_file: Path | None) -> int:
-    """Life of another process of the job; returns the exit code."""
+    """Run another process of the job; returns the exit code."""
     if place.local_rank:
         return 0
     certificate = certificate_in(os.environ)
@@ -105,13 +106,13 @@ def answer(place: JobPlace, directory: Path, study_file: Path | None) -> int:
             print(f"rank {place.rank}: rank 0 is gone.", file=sys.stderr)
             return 1
         peer.send(desk.look(here, nodes, study_file))
-        with contextlib.suppress(EOFError):  # until rank 0 hangs up: others may be calling still
+        with contextlib.suppress(EOFError):  # until rank 0 hangs up: other nodes may still be calling
             peer.wait(END_SECONDS)
         return 0
 
 
 class _Desk:
-    """A node's own listener, behind which a thread answers until this is left; and its calls to others."""
+    """A node's own listener, with a thread that answers callers until exit; and its calls to others."""
 
     def __init__(self, key: bytes, certificate: Certificate | None) -> None:
         self._key = key
@@ -132,12 +133,12 @@ class _Desk:
         self._thread.join()
 
     def here(self, rank: int, address: str) -> Here:
-        """This node."""
+        """Return the description of this node."""
         port, host = self._listener.port, socket.gethostname()
         return Here(rank=rank, host=host, address=address, port=port, versions=_versions())
 
     def look(self, here: Here, nodes: Sequence[Here], study_file: Path | None) -> Looked:
-        """What this node finds."""
+        """Return what this node finds."""
         others = [node for node in nodes if node.rank != here.rank]
         later = [node for node in nodes if node.rank > here.rank]
         flooded = next(iter(later or others), None)
@@ -161,7 +162,7 @@ class _Desk:
 
 
 def _answered(peer: Peer) -> bool:
-    """Whether a caller is there still, which was told the time if it has asked."""
+    """Answer a caller that asks for the time; returns False once it has hung up."""
     try:
         for said in peer.receive():
             if said == CLOCK:
@@ -173,7 +174,7 @@ def _answered(peer: Peer) -> bool:
 
 
 def _compare_clocks(peer: Peer) -> tuple[float, float]:
-    """How well it is known by how many seconds the clock there is ahead, and that."""
+    """Return the error bound, and by how many seconds the other clock is ahead; both in seconds."""
     asked = _now()
     there = _ask(peer)
     heard = _now()
@@ -188,7 +189,7 @@ def _ask(peer: Peer) -> float:
 
 
 def _flood(peer: Peer) -> float:
-    """Bytes a second that another node hears."""
+    """Return the bytes per second that another node receives."""
     sent, began = 0, time.perf_counter()
     while time.perf_counter() - began < FLOOD_SECONDS:
         peer.send(PIECE)
@@ -199,7 +200,7 @@ def _flood(peer: Peer) -> float:
 
 
 def _gather(listener: Listener, size: int) -> list[tuple[Here, Peer]]:
-    """The other nodes, as far as they call in time, by rank."""
+    """Return the other nodes that call in time, by rank."""
     joined: dict[int, tuple[Here, Peer]] = {}
     deadline = time.monotonic() + JOIN_SECONDS
     while len(joined) < size - 1 and (left := deadline - time.monotonic()) > 0:
@@ -212,7 +213,7 @@ def _gather(listener: Listener, size: int) -> list[tuple[Here, Peer]]:
 
 
 def _hear(peers: Mapping[int, Peer], deadline: float) -> dict[int, Looked]:
-    """What the other nodes have found, as far as they say it in time."""
+    """Return what the other nodes have found, as far as they report it in time."""
     found: dict[int, Looked] = {}
     for rank, peer in peers.items():
         with contextlib.suppress(EOFError):
@@ -222,8 +223,8 @@ def _hear(peers: Mapping[int, Peer], deadline: float) -> dict[int, Looked]:
 
 
 def _samples(study_file: Path) -> Samples:
-    """Of a study's data, as this node opens it."""
-    # Only here: it takes longer than all the rest.
+    """Return facts about the study's data, as this node opens it."""
+    # Imported here because it takes longer than all the rest.
     from argosy.running.directory.studyfile import load_study
     from argosy.stream.sources import open_sources
 
@@ -247,13 +248,13 @@ def _now() -> float:
 
 
 def _folder_of(directory: Path) -> Path:
-    """Where the nodes find rank 0."""
+    """Return the folder where the nodes find rank 0."""
     return directory / "doctor"
 
 
 @contextlib.contextmanager
 def _folder(directory: Path) -> Iterator[Path]:
-    """The same, made for this user alone; what is made goes again."""
+    """Create that folder for this user alone; removes at the end what it created."""
     folder = _folder_of(directory)
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     own_directory(directory)
@@ -262,5 +263,5 @@ def _folder(directory: Path) -> Iterator[Path]:
         yield folder
     finally:
         for path in made:
-            with contextlib.suppress(OSError):  # somebody else has put something there
+            with contextlib.suppress(OSError):  # it is not empty
                 path.rmdir()

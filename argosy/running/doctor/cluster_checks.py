@@ -1,6 +1,6 @@
-"""What ``argosy doctor --cluster`` makes of what the nodes of a job have found out about each other: pure judgements.
+"""How ``argosy doctor --cluster`` judges what the nodes of a job have found out about each other: pure functions.
 
-Rank 0 is the measure: whatever is unlike there is to be mended elsewhere.
+Rank 0 is the reference: a node that differs from it is the one to fix.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,43 +11,43 @@ from argosy.running.doctor.machine_checks import Check
 __all__ = ["Here", "MeasuredLink", "Looked", "Samples", "judge"]
 
 CLOCK_SECONDS = 1.0
-"""So far clocks may be apart: journal, time limits and certificates go by them."""
+"""Most seconds between two clocks: journal, time limits and certificates depend on them."""
 LEAST_BYTES_PER_SECOND = 10e6
-"""Of a link; on a slower one a checkpoint of 1 GiB would travel for minutes."""
+"""Least rate of a link; on a slower one a checkpoint of 1 GiB would take minutes."""
 MOST_NAMED = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Here:
-    """What a node says of itself."""
+    """A node's description of itself."""
 
     rank: int
     host: str
     address: str
-    """By which the other nodes reach it."""
+    """Address by which the other nodes reach it."""
     port: int
     versions: Mapping[str, str | None]
 
     @property
     def name(self) -> str:
-        """For people."""
+        """Name for messages."""
         return f"rank {self.rank} on {self.host}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MeasuredLink:
-    """What a node finds when it calls another one."""
+    """Result of one node's call to another."""
 
     to: int
-    """Its rank."""
+    """Rank of the node that was called."""
     problem: str = ""
-    """Why it was not reached."""
+    """Why it was not reached; empty if it was."""
     ahead_seconds: float = 0.0
-    """Of the clock there."""
+    """Seconds by which its clock is ahead."""
     within_seconds: float = 0.0
-    """How well that is known: half a round trip."""
+    """Error bound of that: half a round trip."""
     bytes_per_second: float | None = None
-    """None where it was not measured."""
+    """None if it was not measured."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,20 +56,20 @@ class Samples:
 
     lengths: Mapping[str, int]
     fingerprints: Mapping[str, str]
-    """Of each split a digest of a few samples."""
+    """By split: digest of a few samples."""
     problem: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Looked:
-    """What a node has found, of the others and in the study's data; None where it was given no study."""
+    """What a node has found about the others, and in the study's data; None if it was given no study."""
 
     links: Sequence[MeasuredLink]
     samples: Samples | None
 
 
 def judge(nodes: Sequence[Here], size: int, looked: Mapping[int, Looked], refusals: Sequence[str]) -> list[Check]:
-    """All checks of a job of so many nodes, of which these are there, and have looked, by rank."""
+    """Return all checks of a job of `size` nodes: those that are there, and by rank what they found."""
     links = [(_of(nodes, rank), _of(nodes, link.to), link) for rank, one in looked.items() for link in one.links]
     silent = [node for node in nodes if node.rank not in looked]
     checks = [
@@ -84,7 +84,7 @@ def judge(nodes: Sequence[Here], size: int, looked: Mapping[int, Looked], refusa
 
 
 def judge_nodes(nodes: Sequence[Here], size: int, refusals: Sequence[str]) -> Check:
-    """All of them have called rank 0."""
+    """Check that all nodes have called rank 0."""
     named = ", ".join(node.name for node in nodes[:MOST_NAMED])
     more = f" and {len(nodes) - MOST_NAMED} more" if len(nodes) > MOST_NAMED else ""
     mend = (
@@ -101,7 +101,7 @@ def judge_nodes(nodes: Sequence[Here], size: int, refusals: Sequence[str]) -> Ch
 
 
 def judge_calls(links: Sequence[tuple[Here, Here, MeasuredLink]], silent: Sequence[Here]) -> Check:
-    """Every node reaches every other one."""
+    """Check that every node reaches every other one."""
     broken = [(here, there, link.problem) for here, there, link in links if link.problem]
     said = [f"{here.name} does not reach {there.name}: {problem}" for here, there, problem in broken]
     said += [f"{node.name} has not said whom it reaches" for node in silent]
@@ -117,7 +117,7 @@ def judge_calls(links: Sequence[tuple[Here, Here, MeasuredLink]], silent: Sequen
 
 
 def judge_equal_versions(nodes: Sequence[Here]) -> Check:
-    """Those of rank 0 everywhere."""
+    """Check that all nodes have the versions of rank 0."""
     wanted = nodes[0].versions
     unlike = [(node, found) for node in nodes if (found := _unlike(node.versions, wanted))]
     return Check(
@@ -130,7 +130,7 @@ def judge_equal_versions(nodes: Sequence[Here]) -> Check:
 
 
 def judge_clocks(links: Sequence[tuple[Here, Here, MeasuredLink]]) -> Check:
-    """They agree with that of rank 0, as far as a round trip can tell."""
+    """Check that clocks agree with that of rank 0, as far as a round trip can tell."""
     seen = [(there, link) for here, there, link in links if here.rank == 0 and not link.problem]
     apart = [(there, link) for there, link in seen if abs(link.ahead_seconds) - link.within_seconds > CLOCK_SECONDS]
     widest = max((abs(link.ahead_seconds) for _, link in seen), default=0.0)
@@ -145,7 +145,7 @@ def judge_clocks(links: Sequence[tuple[Here, Here, MeasuredLink]]) -> Check:
 
 
 def judge_bandwidth(links: Sequence[tuple[Here, Here, MeasuredLink]]) -> Check:
-    """No link that would hold up checkpoints on their way."""
+    """Check that no link is so slow that it would delay the transfer of checkpoints."""
     measured = [
         (link.bytes_per_second, here, there) for here, there, link in links if link.bytes_per_second is not None
     ]
@@ -166,7 +166,7 @@ def judge_bandwidth(links: Sequence[tuple[Here, Here, MeasuredLink]]) -> Check:
 
 
 def judge_data(samples: Sequence[tuple[Here, Samples]]) -> Check:
-    """All find what the first one finds."""
+    """Check that all nodes find the same data as the first one."""
     (first, wanted), *others = samples
     broken = [(node, found.problem) for node, found in samples if found.problem]
     unlike = [(node, found) for node, found in others if not (found.problem or wanted.problem) and found != wanted]
@@ -216,7 +216,7 @@ def _difference(found: Samples, wanted: Samples) -> str:
 
 
 def _first(said: Iterable[str]) -> str:
-    """As many as a person reads."""
+    """Join the first `MOST_NAMED` sentences, and the number of the others."""
     words = list(said)
     more = [f"and {len(words) - MOST_NAMED} more"] if len(words) > MOST_NAMED else []
     return "; ".join([*words[:MOST_NAMED], *more])

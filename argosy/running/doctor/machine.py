@@ -1,4 +1,4 @@
-"""What would keep a run from working on this machine: `examine` looks, and `machine_checks` judges what it has found."""
+"""Checks of what would keep a run from working on this machine: `examine` inspects, and `machine_checks` judges."""
 
 import fcntl
 import importlib.metadata
@@ -41,12 +41,12 @@ from argosy.stream.listener import Listener
 __all__ = ["examine", "versions_of"]
 
 FORK_SECONDS = 60.0
-"""Longest wait for the first worker, whose fork server imports torch first: from a cold disk that takes most of it."""
+"""Most seconds to wait for the first worker; importing torch from a cold disk takes most of them."""
 
 
 def examine(directory: Path) -> list[Check]:
-    """Every check, for a run below this directory; a check that raises has failed."""
-    # Its imports go on beside the other checks.
+    """Return every check, for a run below this directory; a check that raises has failed."""
+    # The server imports while the other checks run.
     server, problem = _start_server()
     cores = usable_cores()
     looks: dict[str, Callable[[], Check]] = {
@@ -75,7 +75,7 @@ def _guarded(name: str, look: Callable[[], Check]) -> Check:
 
 
 def versions_of(packages: Iterable[str]) -> dict[str, str | None]:
-    """By package, and of ``python``; None for one that is not installed."""
+    """Return versions by package, and of ``python``; None for a package that is not installed."""
     return {name: _version(name) for name in packages}
 
 
@@ -89,7 +89,7 @@ def _version(package: str) -> str | None:
 
 
 def _look_at_memfd() -> Check:
-    """Make an anonymous memory file and map it, as the ring does."""
+    """Create an anonymous memory file and map it, as the ring does."""
     wanted = "Linux 3.17 or newer, and a sandbox that allows it"
     try:
         descriptor = os.memfd_create("argosy-doctor", os.MFD_CLOEXEC)
@@ -109,7 +109,7 @@ def _size_of(folder: Path) -> int | None:
 
 
 def _task_limit() -> int | None:
-    """Most tasks of this user; the limit does not bind root."""
+    """Return the most tasks that this user may have; None without a limit, and for root, which it does not bind."""
     soft = resource.getrlimit(resource.RLIMIT_NPROC)[0]
     return None if soft == resource.RLIM_INFINITY or os.geteuid() == 0 else soft
 
@@ -123,12 +123,12 @@ def _tasks_of_user() -> int:
 
 
 def _nearest(directory: Path) -> Path:
-    """The folder itself, or the nearest above it that exists."""
+    """Return the folder itself, or the nearest existing one above it."""
     return next(path for path in (directory.resolve(), *directory.resolve().parents) if path.is_dir())
 
 
 def _look_at_locks(directory: Path) -> Check:
-    """Take a lock as a run does, which keeps others out of its directory."""
+    """Take a lock, as a run does to keep others out of its directory."""
     folder, refusal = _nearest(directory), ""
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
@@ -140,13 +140,13 @@ def _look_at_locks(directory: Path) -> Check:
 
 
 def _disk_of(directory: Path) -> tuple[Path, int, bool]:
-    """The nearest folder that exists, its free bytes, and whether a file can be made there."""
+    """Return the nearest folder that exists, its free bytes, and whether a file can be created there."""
     folder = _nearest(directory)
     return folder, shutil.disk_usage(folder).free, os.access(folder, os.W_OK | os.X_OK)
 
 
 def _look_at_gpus() -> Gpus:
-    """Torch is asked only where the driver shows a GPU: its import takes longer than all else here."""
+    """Ask torch about GPUs only if the driver shows one: importing torch takes longer than all other checks."""
     in_machine = len(list(Path("/dev").glob("nvidia[0-9]*")))
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if in_machine == 0:
@@ -192,10 +192,10 @@ def _look_at_server(server: ForkServer | None, problem: str) -> Check:
 
 
 def _fork_one(server: ForkServer, log: Path) -> str:
-    """Empty when a forked worker proved the key; else what went wrong."""
+    """Return an empty text when a forked worker has proved the key; else what went wrong."""
     key = os.urandom(32)
     listener = Listener(key)
-    # No study: a worker calls before it unpacks what it was given, and here it ends with that.
+    # No study: a worker calls before it unpacks its blob, and this one then ends.
     blob = os.memfd_create("argosy-doctor")
     os.write(blob, bytes(8))
     _, heartbeat = Heartbeat.create()

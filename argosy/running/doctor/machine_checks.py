@@ -1,4 +1,4 @@
-"""What ``argosy doctor`` makes of what it has found on a machine: pure judgements, each with what mends it."""
+"""How ``argosy doctor`` judges what it has found on a machine: pure functions; each names what fixes a fault."""
 
 import resource
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ __all__ = [
 ]
 
 GIB = 2**30
-# Before 2.10 of torch, a file could do more than bring data, though it was opened with weights_only=True (CVE-2026-24747).
+# Before torch 2.10, a file opened with weights_only=True could execute code (CVE-2026-24747).
 WANTED_VERSIONS = {"python": "3.11", "torch": "2.10", "numpy": "1.26"}
 EXTRAS = {
     "scikit-learn": "demo",
@@ -33,46 +33,46 @@ EXTRAS = {
     "highspy": "exact",
     "optuna": "tune",
 }
-"""Optional packages, and the extra of Argosy that brings each."""
+"""Optional packages, and the extra of Argosy that installs each."""
 DISK_BYTES = GIB
 SERVICE_BYTES, DEVICE_BYTES = GIB, GIB // 2
-"""Memory of driver, fork server, feeder and ring; of one trainer with small members."""
+"""Bytes of memory of driver, fork server, feeder and ring; and of one trainer with small members."""
 SERVICE_FILES, WORKER_FILES = 48, 4
-"""Descriptors of the busiest process of a run: what it holds anyway, and for each worker it speaks to."""
+"""Descriptors of a run's busiest process: those that it needs anyway, and those for each worker that it talks to."""
 SERVICE_TASKS, WORKER_TASKS = 16, 2
-"""Processes and threads of a run, likewise."""
+"""Processes and threads of a run: those that it needs anyway, and those for each worker."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Check:
-    """One thing that was looked at."""
+    """One thing that was checked."""
 
     name: str
     found: str
     wanted: str
     ok: bool
     mend: str = ""
-    """The exact command or setting that mends it; where all is well, empty or advice."""
+    """The exact command or setting that fixes it; if all is well, empty or advice."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gpus:
-    """What driver and torch say about this machine's GPUs."""
+    """What the driver and torch report about this machine's GPUs."""
 
     in_machine: int
     """GPUs that the driver knows."""
     visible: str | None
-    """CUDA_VISIBLE_DEVICES, None where it is not set."""
+    """CUDA_VISIBLE_DEVICES; None if it is not set."""
     names: tuple[str, ...] = ()
     """Name and memory of each GPU that torch can use."""
     torch_cuda: str | None = None
-    """Version of CUDA that torch was built for; None for a build without."""
+    """Version of CUDA that torch was built for; None for a build without CUDA."""
     complaint: str = ""
-    """What torch warned of while it looked."""
+    """Warnings of torch while it was asked."""
 
 
 def judge_versions(found: Mapping[str, str | None]) -> Check:
-    """Python, torch and NumPy are there and recent enough; None is a package that is not installed."""
+    """Check that Python, torch and NumPy are installed and recent enough; None is a package that is not installed."""
     old = [name for name, least in WANTED_VERSIONS.items() if _numbers(found[name]) < _numbers(least)]
     packages = " ".join(f"'{name}>={WANTED_VERSIONS[name]}'" for name in old if name != "python")
     return Check(
@@ -85,7 +85,7 @@ def judge_versions(found: Mapping[str, str | None]) -> Check:
 
 
 def judge_extras(found: Mapping[str, str | None]) -> Check:
-    """Optional packages; none of them is needed to train."""
+    """List optional packages; none of them is needed to train."""
     missing = [name for name, version in found.items() if version is None]
     extras = ",".join(dict.fromkeys(EXTRAS[name] for name in missing))
     return Check(
@@ -98,7 +98,7 @@ def judge_extras(found: Mapping[str, str | None]) -> Check:
 
 
 def judge_cores(there: int, allowed: int, quota: float | None) -> Check:
-    """At least one whole core; fewer than there are is said, not refused."""
+    """Check for at least one whole core; a limit below the machine's cores is reported, not refused."""
     limits = f"{allowed} of {there} by affinity" + ("" if quota is None else f", a quota of {quota:g}")
     return Check(
         name="cores",
@@ -110,7 +110,7 @@ def judge_cores(there: int, allowed: int, quota: float | None) -> Check:
 
 
 def judge_memory(available: int, limit: int | None, *, devices: int) -> Check:
-    """Room for a run of small members on every core."""
+    """Check for enough memory for a run of small members on every core."""
     room = available if limit is None else min(available, limit)
     wanted = SERVICE_BYTES + devices * DEVICE_BYTES
     bounded = "" if limit is None else f", a control group's limit of {limit / GIB:.1f} GiB"
@@ -124,7 +124,7 @@ def judge_memory(available: int, limit: int | None, *, devices: int) -> Check:
 
 
 def judge_dev_shm(size: int | None) -> Check:
-    """Blocks travel in anonymous memory, so this file system is never needed."""
+    """Report its size only: blocks travel in anonymous memory, so this file system is never needed."""
     found = "none" if size is None else f"{size / 2**20:,.0f} MiB"
     tiny = size is None or size < 256 * 2**20
     advice = "too small for a DataLoader with workers, e.g. in a container; Argosy does not use it" if tiny else ""
@@ -132,7 +132,7 @@ def judge_dev_shm(size: int | None) -> Check:
 
 
 def judge_files(limits: tuple[int, int], *, workers: int) -> Check:
-    """Open files of one process: soft and hard limit."""
+    """Check the limits, soft and hard, on open files of one process."""
     (soft, hard), wanted = limits, SERVICE_FILES + WORKER_FILES * workers
     enough = soft == resource.RLIM_INFINITY or soft >= wanted
     reachable = hard == resource.RLIM_INFINITY or hard >= wanted
@@ -149,7 +149,7 @@ def judge_files(limits: tuple[int, int], *, workers: int) -> Check:
 
 
 def judge_processes(limit: int | None, there: int, *, workers: int) -> Check:
-    """Processes and threads of this user: the limit (None for none), and how many there are already."""
+    """Check for room for more processes and threads of this user: the limit (None for none), and how many there are."""
     wanted = SERVICE_TASKS + WORKER_TASKS * workers
     ok = limit is None or limit - there >= wanted
     return Check(
@@ -162,7 +162,7 @@ def judge_processes(limit: int | None, there: int, *, workers: int) -> Check:
 
 
 def judge_disk(folder: Path, free: int, writable: bool) -> Check:
-    """The disk of the runs folder."""
+    """Check the disk of the runs folder."""
     ok = writable and free >= DISK_BYTES
     found = f"{free / GIB:.1f} GiB free in {folder}"
     return Check(
@@ -175,7 +175,7 @@ def judge_disk(folder: Path, free: int, writable: bool) -> Check:
 
 
 def judge_gpus(gpus: Gpus) -> Check:
-    """Every GPU of the machine can be used, unless somebody hid some of them on purpose."""
+    """Check that every GPU of the machine can be used, unless some are hidden on purpose."""
     if gpus.in_machine == 0 and not gpus.names:
         return Check(name="gpus", found="none: members train on CPU devices", wanted="optional", ok=True)
     wanted = f"{gpus.in_machine}, or those that CUDA_VISIBLE_DEVICES names"
@@ -197,7 +197,7 @@ def judge_gpus(gpus: Gpus) -> Check:
 
 
 def _numbers(version: str | None) -> tuple[int, ...]:
-    """The leading numbers of a version; nothing for a missing package."""
+    """Return the leading numbers of a version; empty for a missing package."""
     numbers = []
     for part in (version or "").split("."):
         if not part.isdigit():

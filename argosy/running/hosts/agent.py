@@ -1,10 +1,11 @@
-"""The agent of a node: it starts the workers of its node, and carries what they and the driver say to each other.
+"""The agent of a node: it starts the workers of its node, and passes messages between them and the driver.
 
-Contract. An agent decides nothing. It has one connection to the driver, in which the order of words is kept, and the workers
-of its node as the driver has its own (`argosy.running.launch.processes`), so what they promise holds on every node. It never waits
-for either side. Where its node does not see the run directory, its workers write into a folder of the node; every file that
-a trainer reports as saved travels ahead of the report, and one that a member goes on from ahead of the word to do so. Without
-the driver it ends, and with it all that it started: the kernel ties the fork server to it, and the workers to that.
+Contract. An agent decides nothing. It has one connection to the driver, in which messages keep their order, and the
+same handle of its node's workers as the driver has of its own (`argosy.running.launch.processes`), so their promises
+hold on every node. It never waits for either side. If its node does not see the run directory, its workers write into a
+folder of the node; each file that a trainer reports as saved is sent before the report, and each file that a member
+continues from arrives before the command to do so. Without the driver the agent ends, and with it all that it started:
+the kernel ties the fork server to the agent, and the workers to the fork server.
 """
 
 import contextlib
@@ -52,23 +53,23 @@ __all__ = [
 ]
 
 SIGNS_SECONDS = 1.0
-"""Between two signs of life."""
+"""Seconds between two messages with heartbeats."""
 TICK_SECONDS = 0.2
 LAST_WORD_SECONDS = 5.0
 BLOBS = "blobs/"
-"""How the names of what workers unpack begin."""
+"""Prefix of the names of blobs, which workers unpack."""
 
 
 class Given(NamedTuple):
-    """To an agent: all blobs are there."""
+    """To an agent: all blobs have been sent."""
 
     roles: tuple[str, ...]
     mark: str
-    """A file that the driver has put into ``workers/`` of the run directory, to be seen by whoever sees that."""
+    """Name of a file in ``workers/`` of the run directory: an agent that finds it sees the directory."""
     directory: str
-    """The run's, as the driver calls it."""
+    """Path of the run directory on the driver's node."""
     path: tuple[str, ...]
-    """Where the driver looks for modules."""
+    """The driver's ``sys.path``."""
 
 
 class Start(NamedTuple):
@@ -79,7 +80,7 @@ class Start(NamedTuple):
 
 
 class Say(NamedTuple):
-    """To an agent: let a worker have this command."""
+    """To an agent: pass this command to a worker."""
 
     worker: str
     command: Any
@@ -92,16 +93,16 @@ class Kill(NamedTuple):
 
 
 class EndWorker(NamedTuple):
-    """To an agent: the run is over."""
+    """To an agent: the run is over; end all workers."""
 
 
 class Joined(NamedTuple):
-    """From an agent, its first word."""
+    """From an agent: its first message."""
 
     rank: int
     host: str
     node: Node
-    """As it is called there."""
+    """With the names that its own node uses."""
     versions: Mapping[str, str]
 
 
@@ -112,28 +113,28 @@ class Ready(NamedTuple):
 
 
 class Said(NamedTuple):
-    """From an agent: what a worker has said."""
+    """From an agent: a worker's message."""
 
     worker: str
     message: Any
 
 
 class Signs(NamedTuple):
-    """From an agent, once a second: its workers' signs of life, and their CPU seconds where they are in opaque code."""
+    """From an agent, once a second: its workers' heartbeats, and their CPU seconds while they are in opaque code."""
 
     workers: Mapping[str, tuple[bytes, float]]
 
 
 class Words(NamedTuple):
-    """From an agent whose node does not see the run directory: what was added to a file of words."""
+    """From an agent on a node that does not see the run directory: the text added to a log file."""
 
     name: str
-    """Relative to the run directory."""
+    """Path of the file, relative to the run directory."""
     text: bytes
 
 
 def serve(place: JobPlace, settings: Settings, directory: Path) -> int:
-    """Life of a process of a job that does not drive it; returns the exit code."""
+    """Run a process of a job that is not its driver; returns the exit code."""
     if place.local_rank:
         print(
             f"rank {place.rank}: another process of this node is its agent; one on each node is enough.",
@@ -149,7 +150,7 @@ def serve(place: JobPlace, settings: Settings, directory: Path) -> int:
 
 
 def attend(rank: int, call: Callable[[], Peer], settings: Settings, directory: Path | None = None) -> int:
-    """Be the agent of this node; `directory` is the run's as this node calls it, by default as the driver does."""
+    """Run the agent of this node. `directory` is the run directory's path on this node; by default the driver's."""
     with (
         contextlib.closing(Processes().warm()) as processes,
         tempfile.TemporaryDirectory(prefix="argosy-node-") as scratch,
@@ -170,37 +171,37 @@ def attend(rank: int, call: Callable[[], Peer], settings: Settings, directory: P
 
 
 class Agent:
-    """Of one node, for one run."""
+    """The agent of one node, for one run."""
 
     def __init__(self, peer: Peer, directory: Path | None, scratch: Path) -> None:
         self.peer = peer
         self.outbox = Outbox(peer)
         self.directory = directory
-        """Of the run, by the command line of this node; None where it has none."""
+        """The run directory by the command line of this node; None if that has none."""
         self.scratch = scratch
         self.arrivals = Arrivals(scratch, scratch / "arriving")
         self.sees_directory = False
         self._heard: deque[Any] = deque()
-        """Words of the driver that were not obeyed yet."""
+        """Messages of the driver that have not been carried out yet."""
         self._logs = _Logs(scratch)
         self._told = 0.0
         self._best: dict[str, str] = {}
         """By member: the file of its best weights that was sent last."""
 
     def run(self, processes: Processes) -> int:
-        """Serve until the run is over, and return 0; raises EOFError where the driver is gone before.
+        """Serve until the run is over, and return 0; raises EOFError if the driver is gone before.
 
-        Raises RunError where the directory is not this user's alone on this node.
+        Raises RunError if another user owns the directory, or may write to it, on this node.
         """
         given = self._hear_what_is_given()
         if given is None:
             return 0
         sys.path += [folder for folder in given.path if folder not in sys.path]
         directory = self.directory or Path(given.directory)
-        # Not `Path.exists`, which raises where this node's user may not look.
+        # `Path.exists` would raise if this node's user has no access.
         self.sees_directory = os.path.exists(directory / "workers" / given.mark)  # noqa: PTH110
         if self.sees_directory:
-            check_directory(directory)  # as the driver does: what is under this name here may be another user's
+            check_directory(directory)  # as the driver does: the directory of this name here may be another user's
         directory = directory if self.sees_directory else self.scratch
         blobs = {role: os.open(self.scratch / BLOBS / role, os.O_RDONLY) for role in given.roles}
         lock = os.open(self.scratch, os.O_RDONLY)
@@ -216,7 +217,7 @@ class Agent:
         return 0
 
     def _hear_what_is_given(self) -> Given | None:
-        """None where the run is over before anything is to be done."""
+        """Receive until the driver has sent all blobs; returns None if the run is over before that."""
         while True:
             self._heard += self.peer.wait()
             while self._heard:
@@ -236,7 +237,7 @@ class Agent:
             self.arrivals.settle()
 
     def _carry(self, workers: ProcessWorkers) -> None:
-        """Until the driver says that the run is over."""
+        """Pass messages between the driver and the workers until the driver says that the run is over."""
         while True:
             workers.let_go()
             self.outbox.flush()
@@ -284,7 +285,7 @@ class Agent:
         self.outbox.put(Said(worker, said))
 
     def _send_files(self, saved: Saved) -> None:
-        """The member's file, and that of its best weights where it is another one that was written here."""
+        """Send the member's file, and the file of its best weights if that is another one that was written here."""
         folder, best = f"members/{saved.member}", saved.checkpoint.best
         self.outbox.put_file(f"{folder}/{saved.checkpoint.file}", self.scratch / folder / saved.checkpoint.file)
         if best is None or best == self._best.get(saved.member):
@@ -294,7 +295,7 @@ class Agent:
             self.outbox.put_file(f"{folder}/{best}", self.scratch / folder / best)
 
     def _give_signs(self, workers: ProcessWorkers) -> None:
-        """Past whatever waits: they tell that this node is alive."""
+        """Send heartbeats past the queue of other messages: they show that this node is alive."""
         signs = {}
         for name in list(workers.workers):
             heartbeat = workers.heartbeat(name)
@@ -312,14 +313,14 @@ class Agent:
 
 
 class _Logs:
-    """What members and workers of this node write for people."""
+    """Log files of the members and workers of this node."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._read: dict[Path, int] = {}
 
     def new(self) -> list[Words]:
-        """What was added since the last time."""
+        """Return the text added since the last call."""
         found = []
         for path in (*self.folder.glob("members/*/log.txt"), *self.folder.glob("workers/*.log")):
             read = self._read.get(path, 0)

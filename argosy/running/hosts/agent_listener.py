@@ -1,4 +1,4 @@
-"""Where the agents of other nodes come in: the driver's listener to the network, and the log of who is refused there."""
+"""The driver's listener for the agents of other nodes, and its log of refused callers."""
 
 import socket
 import time
@@ -16,51 +16,51 @@ __all__ = ["AgentListener", "check_versions"]
 
 FIRST_WORD_SECONDS = 2.0
 MOST_REFUSALS = 1000
-"""Lines of ``listener.log``: whoever knocks all day long is not to fill the disk."""
+"""Most lines in ``listener.log``, so that a caller that keeps trying cannot fill the disk."""
 
 
 class AgentListener:
-    """Of one run. Its `fileno` is readable when `enter` has something to do."""
+    """The listener of one run. Its `fileno` is readable when `enter` has something to do."""
 
     def __init__(self, opens: Callable[[Callable[[str], None]], Listener]) -> None:
         self._directory: Path | None = None
         self._kept: list[str] = []
-        """Lines of ``listener.log`` before there is one."""
+        """Lines for ``listener.log`` while there is no run directory."""
         self._refusals = 0
         self._listener = opens(self.note)
-        """Which is given whom to tell of those that it refuses."""
+        """The listener, which reports refused callers to `note`."""
 
     def log_in(self, directory: Path) -> None:
-        """Write ``workers/listener.log`` of this run directory, with all that was noted before."""
+        """Write ``workers/listener.log`` in this run directory, beginning with the lines noted before."""
         make_folder(directory / "workers")
         self._directory, kept, self._kept = directory, self._kept, []
         for line in kept:
             self._write(line)
 
     def note(self, refusal: str) -> None:
-        """Somebody was refused."""
+        """Log a refused caller."""
         self._refusals += 1
         if self._refusals <= MOST_REFUSALS:
             self._write(f"{time.strftime('%F %T')} {refusal}\n")
 
     def fileno(self) -> int:
-        """For selectors."""
+        """Descriptor for selectors."""
         return self._listener.fileno()
 
     def wait(self, seconds: float) -> None:
-        """Until `enter` has something to do, or the time is over."""
+        """Wait until `enter` has something to do, or the time is over."""
         self._listener.wait(seconds)
 
     def enter(self) -> list[tuple[Joined, Peer]]:
-        """Agents that have called, with their first word: they say it at once, and one that does not is waited for a moment."""
+        """Return the agents that have called, each with its first message, waiting a moment for those that delay it."""
         return [(joined, peer) for name, peer in self._listener.enter() for joined in self._first_word(name, peer)]
 
     def close(self) -> None:
-        """No more callers."""
+        """Accept no more callers."""
         self._listener.close()
 
     def _first_word(self, name: str, peer: Peer) -> list[Joined]:
-        """Empty where it has gone, or does not say it in time."""
+        """Return the caller's first message; empty if it has gone, or does not send one in time."""
         try:
             return peer.wait(FIRST_WORD_SECONDS)
         except EOFError:
@@ -79,7 +79,7 @@ class AgentListener:
 
 
 def check_versions(joined: Joined) -> None:
-    """Raise PlanError where a node has another environment than the driver."""
+    """Raise PlanError if a node has other versions of software than the driver."""
     own = versions()
     unlike = [name for name in own if own[name] != joined.versions.get(name)]
     if unlike:

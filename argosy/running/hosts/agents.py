@@ -1,9 +1,9 @@
-"""The launcher for jobs that ``srun``, ``mpirun``, ``torchrun`` or their like have started: this node's processes, and those
-that the agents of the other nodes start.
+"""The launcher for jobs of ``srun``, ``mpirun``, ``torchrun`` and the like: processes here, and agents on other nodes.
 
-Contract. Rank 0 of the job drives, and is a node like the others. The first rank of every other node is its agent
-(`argosy.running.hosts.agent`), which static_inputs the driver and proves the run's key before either reads a word of the other. Whoever
-calls without the key is hung up on, which ``workers/listener.log`` tells. No node comes later; one that is gone is given up.
+Contract. Rank 0 of the job drives, and its node trains like the others. The first rank of every other node is its agent
+(`argosy.running.hosts.agent`), which dials the driver and proves the run's key before either reads a message of the
+other. A caller without the key is disconnected, and logged in ``workers/listener.log``. No node can join later; a node
+that is lost is given up.
 """
 
 import os
@@ -32,32 +32,32 @@ from argosy.stream.wire import Peer
 __all__ = ["Agents"]
 
 GATHER_SECONDS = 300.0
-"""How long the processes of a job may begin after one another."""
+"""Seconds by which the processes of a job may start after one another."""
 LOOK_SECONDS = 0.2
 
 
 class Agents:
-    """Of a job, at its rank 0."""
+    """The launcher at rank 0 of a job."""
 
     def __init__(self, place: JobPlace, directory: Path) -> None:
         self.place = place
         self.directory = directory
-        """Where the job's processes look for its driver."""
+        """Folder in which the job's processes look for the driver's notice."""
         self.here = Processes()
         self._key = key_in(os.environ)
         self._certificate = certificate_in(os.environ)
         self._listener: AgentListener | None = None
         self._board = board_of(place, directory, os.environ)
         self._joined: dict[int, tuple[Joined, Peer]] = {}
-        """By rank."""
+        """Agents that have called, by rank."""
 
     def warm(self) -> "Agents":
-        """See `Processes.warm`."""
+        """Start the fork server of this node, which imports while the caller goes on."""
         self.here.warm()
         return self
 
     def discover(self, settings: Settings) -> Cluster:
-        """See `Launcher.discover`: wait until the agents of all nodes have called."""
+        """Implement `Launcher.discover`: wait until the agents of all nodes have called."""
         if settings.nodes != self.place.nodes:
             raise PlanError(
                 f"nodes is {settings.nodes}, and {self.place.launcher} has started this job on {self.place.nodes}. Leave --nodes out."
@@ -74,7 +74,7 @@ class Agents:
         )
 
     def open(self, job: Job) -> NodeWorkers:
-        """See `Launcher.open`."""
+        """Implement `Launcher.open`: workers of this node and of the nodes of all agents that have called."""
         assert self._listener is not None
         blobs = blobs_of(job)
         joined, self._joined = [self._joined[rank] for rank in sorted(self._joined)], {}
@@ -89,7 +89,7 @@ class Agents:
         return NodeWorkers(remote, blobs, listener, _Settled(), job.directory, here=here)
 
     def close(self) -> None:
-        """See `Launcher.close`."""
+        """Close the connections and the listener, and remove the notice."""
         self.here.close()
         for _, peer in self._joined.values():
             peer.close()
@@ -98,12 +98,12 @@ class Agents:
         self._board.clear()
 
     def _open_listener(self) -> None:
-        own_directory(self.directory)  # where the notice is left
+        own_directory(self.directory)  # for the driver's notice
         self._listener = AgentListener(partial(open_listener, self.place, self._board, self._key, self._certificate))
         self._listener.log_in(self.directory)
 
     def _gather(self, deadline: float) -> None:
-        """Let in who calls, for a moment."""
+        """Accept the agents that call within a moment; raises WorkerError when the deadline has passed."""
         assert self._listener is not None
         if time.monotonic() > deadline:
             there = ", ".join(str(rank) for rank in sorted({0, *self._joined}))
@@ -119,11 +119,11 @@ class Agents:
 
 
 class _Settled:
-    """The nodes of a job are those that it began with."""
+    """The nodes of a job, which do not change while it runs."""
 
     def gone(self) -> Mapping[str, str]:
-        """See `Recruits.gone`."""
+        """Return nothing: no other source than the connections tells of lost nodes."""
         return {}
 
     def take(self, joined: Joined, peer: Peer) -> None:
-        """See `Recruits.take`."""
+        """Implement `Recruits.take`: every agent that calls now is too late."""

@@ -1,8 +1,8 @@
-"""Files between nodes that have no file system in common: they travel in pieces, in one line with the words around them.
+"""Files between nodes without a common file system: sent in pieces, in order with the messages around them.
 
-Contract. What is put into an outbox arrives in that order, so whoever hears of a file has it. A file is read piece by piece,
-the next one when the connection has taken the last: neither end ever holds more of it, and nobody waits. What arrives is
-written beside its place, and is there when it is whole and on the disk.
+Contract. An outbox is received in the order of its contents, so a message that names a file arrives after it. A file is
+read piece by piece, the next one when the connection has taken the last: neither end holds more of it in memory, and
+none waits. An arriving file is written beside its place, and moved there once it is complete and on the disk.
 """
 
 import os
@@ -26,13 +26,13 @@ class FilePiece(NamedTuple):
     """The next bytes of a file."""
 
     name: str
-    """Relative to the run directory."""
+    """Path of the file, relative to the run directory."""
     data: bytes
     last: bool
 
 
 def pieces(name: str, path: Path) -> Iterator[FilePiece]:
-    """A file; raises CheckpointError where it is not there any more."""
+    """Yield the pieces of a file; raises CheckpointError if the file does not exist any more."""
     try:
         file = path.open("rb")
     except FileNotFoundError as error:
@@ -52,7 +52,7 @@ def pieces(name: str, path: Path) -> Iterator[FilePiece]:
 
 
 class Outbox:
-    """What goes to a peer."""
+    """Queue of messages and files for a peer."""
 
     def __init__(self, peer: Peer) -> None:
         self.peer = peer
@@ -60,19 +60,19 @@ class Outbox:
 
     @property
     def unsent(self) -> bool:
-        """Whether something is left: then watch for room, and call `flush`."""
+        """Whether something is left to send: then watch for room in the connection, and call `flush`."""
         return bool(self._waiting) or self.peer.unsent
 
     def put(self, value: Any) -> None:
-        """Say something."""
+        """Queue a message."""
         self._waiting.append(iter((value,)))
 
     def put_file(self, name: str, path: Path) -> None:
-        """Send a file, which stays as it is until it is through."""
+        """Queue a file, which must not change until it has been sent."""
         self._waiting.append(pieces(name, path))
 
     def flush(self) -> None:
-        """Let go what the connection takes."""
+        """Send as much as the connection takes."""
         self.peer.flush()
         while self._waiting and not self.peer.unsent:
             for value in self._waiting[0]:
@@ -82,7 +82,7 @@ class Outbox:
                 self._waiting.popleft()
 
     def drain(self, seconds: float) -> None:
-        """At the end of a conversation: let go what is left, for at most so long."""
+        """Send what is left at the end of a conversation, for at most so many seconds."""
         deadline = time.monotonic() + seconds
         self.flush()
         while self.unsent and (left := deadline - time.monotonic()) > 0:
@@ -91,20 +91,20 @@ class Outbox:
 
 
 class Arrivals:
-    """Files of another node, on their way into a folder."""
+    """Files that arrive from another node, on their way into a folder."""
 
     def __init__(self, folder: Path, unfinished: Path) -> None:
         self.folder = folder
         self._unfinished = unfinished
-        """A folder of the same file system, of this connection alone."""
+        """Folder on the same file system, used by this connection alone."""
         self._open: dict[str, BinaryIO] = {}
         self._whole: list[str] = []
 
     def take(self, piece: FilePiece) -> None:
-        """Write it; where it was the last of its file, that is there after the next `settle`."""
+        """Write a piece. After the last piece of a file, the next `settle` puts the file into its place."""
         if piece.name not in self._open:
             make_folder(self._unfinished)
-            self._beside(piece.name).unlink(missing_ok=True)  # of a driver that was killed
+            self._beside(piece.name).unlink(missing_ok=True)  # left by a driver that was killed
             self._open[piece.name] = created(self._beside(piece.name))
         self._open[piece.name].write(piece.data)
         if piece.last:
@@ -112,7 +112,7 @@ class Arrivals:
             self._whole.append(piece.name)
 
     def settle(self) -> None:
-        """Flush what is whole to the disk, all together, and put it where it belongs; raises DiskError."""
+        """Flush all complete files to the disk, and move them to their places; raises DiskError."""
         whole, self._whole = self._whole, []
         for name in whole:
             make_folder((self.folder / name).parent)
@@ -120,7 +120,7 @@ class Arrivals:
             settle([(self._beside(name), self.folder / name) for name in whole])
 
     def close(self) -> None:
-        """Forget what is not whole."""
+        """Delete incomplete files."""
         for file in self._open.values():
             file.close()
         if self._unfinished.is_dir():

@@ -1,8 +1,9 @@
-"""The workers of a run on several nodes: each node's are told and heard together, by way of its agent or as this node's processes.
+"""The workers of a run on several nodes, each reached through its node's agent or as a process of this node.
 
-Contract. Who is started on a node is known to be there, spoken to and lost as that node's own launcher has it (`RemoteNode`,
-`ProcessWorkers`). Whether nodes may come while the run goes on, and who else knows of their end, is the launcher's to say
-(`Recruits`): a node that comes is told to the driver with `Came`, and has had all that its workers unpack sent by then.
+Contract. How a worker is known to be there, gets commands and is lost is up to its node's handle (`RemoteNode`,
+`ProcessWorkers`). The launcher says whether nodes may join while the run goes on, and which other source knows of their
+end (`Recruits`). A node that joins is reported to the driver by `Came`, after all that its workers unpack has been put
+into its outbox.
 """
 
 import contextlib
@@ -29,17 +30,17 @@ __all__ = ["NodeWorkers", "Recruits"]
 
 
 class Recruits(Protocol):
-    """What a launcher knows of the nodes of a run that goes on."""
+    """What a launcher knows about the nodes of a run that goes on."""
 
     def gone(self) -> Mapping[str, str]:
-        """Nodes that are known to be gone, and why; never waits."""
+        """Return the nodes known to be gone, and why; never waits."""
 
     def take(self, joined: Joined, peer: Peer) -> tuple[RemoteNode, Node] | None:
-        """What an agent that called brings; None where it comes too late."""
+        """Return the node of an agent that called; None if it calls too late."""
 
 
 class NodeWorkers:
-    """Workers of this node, and of others by way of their agents. All of one node are told and heard together."""
+    """Workers of this node, and of other nodes by way of their agents."""
 
     side_by_side: ClassVar[bool] = True
 
@@ -54,7 +55,7 @@ class NodeWorkers:
         here: ProcessWorkers | None = None,
     ) -> None:
         self.here = here
-        """The workers of the driver's own node, ``node0``, where it is one of the run's."""
+        """The workers of the driver's own node, ``node0``; None if that node is no part of the run."""
         self.remote = list(remote)
         self.blobs = blobs
         """Descriptors of what workers of each role unpack."""
@@ -68,7 +69,7 @@ class NodeWorkers:
             self._nodes["node0"] = here
         self._came: list[tuple[str, Came]] = []
         self._place_of: dict[str, ProcessWorkers | RemoteNode] = {}
-        """By worker."""
+        """By worker: the handle of its node."""
 
     def __enter__(self) -> "NodeWorkers":
         if self.here is not None:
@@ -92,41 +93,41 @@ class NodeWorkers:
                 last_first.callback(place.close)
 
     def start_feeder(self, name: str, node: str) -> None:
-        """See `Workers.start_feeder`."""
+        """Start a feeder on a node."""
         self._place_of[name] = self._nodes[node]
         self._nodes[node].start(name, "feeder")
 
     def start_trainer(self, name: str, node: str) -> None:
-        """See `Workers.start_trainer`."""
+        """Start a trainer on a node."""
         self._place_of[name] = self._nodes[node]
         self._nodes[node].start(name, "trainer")
 
     def send(self, worker: str, command: Any) -> None:
-        """See `Workers.send`."""
+        """Pass the command to the worker's node."""
         self._place_of[worker].send(worker, command)
 
     def kill(self, worker: str) -> None:
-        """See `Workers.kill`."""
+        """Have the worker's node end it."""
         self._place_of[worker].kill(worker)
 
     def enlist(self, worker: str, members: tuple[Member, ...]) -> None:
-        """See `Workers.enlist`."""
+        """Implement `Workers.enlist`: send the members, pickled."""
         self.send(worker, enlisting(members))
 
     def rendezvous(self) -> str:
-        """See `Workers.rendezvous`."""
+        """Return an unused name in the store that all nodes reach."""
         return self._store.rendezvous()
 
     def heartbeat(self, worker: str) -> Heartbeat | None:
-        """See `Workers.heartbeat`."""
+        """Return the heartbeat that the worker's node has for it."""
         return self._place_of[worker].heartbeat(worker)
 
     def cpu_seconds(self, worker: str) -> float:
-        """See `Workers.cpu_seconds`."""
+        """Return the seconds that the worker's node has for it."""
         return self._place_of[worker].cpu_seconds(worker)
 
     def receive(self, timeout: float) -> list[tuple[str, Any]]:
-        """See `Workers.receive`."""
+        """Send and receive on all nodes, accept agents that call, and report nodes that are gone."""
         for place in self._nodes.values():
             place.let_go()
         self._wait(timeout)
@@ -147,7 +148,7 @@ class NodeWorkers:
         try:
             check_versions(joined)
         except PlanError as error:
-            self.listener.note(str(error))  # The run is no worse without it.
+            self.listener.note(str(error))  # the run can go on without that node
             peer.close()
             return
         found = self.recruits.take(joined, peer)
@@ -161,7 +162,7 @@ class NodeWorkers:
         self._came.append((node.name, Came(node=node)))
 
     def _wait(self, seconds: float) -> None:
-        """Until somebody says something, takes what was unsent, or the time is over."""
+        """Wait until a node sends something or takes unsent data, or the time is over."""
         poll = select.poll()
         for listening in (self.here, self.listener):
             if listening is not None:

@@ -1,10 +1,11 @@
-"""How the agents of a job find its driver: rank 0 leaves a notice of its listener where every node of the job can read it.
+"""How the agents of a job find its driver: rank 0 leaves a notice of its listener that every node of the job can read.
 
-The notice is a file of the run directory that its user alone can read, with a key that was drawn for this driver. Where the
-nodes see no common directory, a key of the user's own (``ARGOSY_KEY``) is taken instead, and under ``torchrun`` the notice,
-without any key, is in the store that torch keeps for the job. Anybody who reaches that store may write into it: a notice without
-a key carries a MAC under the user's, and before that holds, nothing of it is read and none of its addresses is called. The key is
-never on a command line. Where the nodes have a certificate in common (``ARGOSY_CERTIFICATE``), they talk inside TLS.
+The notice is a file of the run directory that only its user can read, with a key that was drawn for this driver. If the
+nodes have no common directory, a key of the user's own (``ARGOSY_KEY``) is used instead, and under ``torchrun`` the
+notice, without any key, is in the store that torch keeps for the job. Any client of that store may write into it: a
+notice without a key carries a MAC under the user's key, and before that is verified, nothing of the notice is parsed
+and none of its addresses is called. The key is never on a command line. If the nodes have a common certificate
+(``ARGOSY_CERTIFICATE``), they talk inside TLS.
 """
 
 import contextlib
@@ -47,19 +48,19 @@ __all__ = [
 KEY = "ARGOSY_KEY"
 CERTIFICATE = "ARGOSY_CERTIFICATE"
 SHORTEST_KEY = 16
-"""Characters of a user's own key."""
+"""Fewest characters of a user's own key."""
 FEWEST_LETTERS = 8
-"""Different ones among them."""
+"""Fewest different characters of a user's own key."""
 SCRYPT_COST = 2**15
-"""A guess at a user's own key takes 32 MiB and about 0.1 s."""
+"""Cost of scrypt, by which a guess at a user's own key takes 32 MiB and about 0.1 s."""
 LONGEST_NOTICE = 2**16
-"""Characters of a notice."""
+"""Most characters of a notice that are parsed."""
 STORE_SECONDS = datetime.timedelta(seconds=5)
-"""How long torch's store may take to answer."""
+"""Time that torch's store may take to answer."""
 JOIN_SECONDS = 300.0
-"""How long the processes of a job may begin after one another."""
+"""Seconds by which the processes of a job may start after one another."""
 CALL_SECONDS = 5.0
-"""How long an address may take to answer, which may not be the driver's at all."""
+"""Seconds that an address may take to answer; it may not be the driver's at all."""
 LOOK_SECONDS = 0.2
 
 
@@ -70,20 +71,20 @@ def _port(number: int) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Notice:
-    """Where the driver of a job is."""
+    """Where the driver of a job can be reached."""
 
     job: str
     hosts: tuple[Annotated[str, ipaddress.IPv4Address], ...]
-    """Its addresses, in the order in which to try them."""
+    """The driver's addresses, in the order in which to try them."""
     port: Annotated[int, _port]
     key: Annotated[str, bytes.fromhex] = ""
-    """Of the run, as hexadecimal digits; empty where every node has it in its environment."""
+    """The run's key as hexadecimal digits; empty if every node has it in its environment."""
     certificate: str = ""
-    """Digest of the one that callers must have; empty where nodes talk in plain text."""
+    """Digest of the certificate that callers must have; empty if nodes talk in plain text."""
 
 
 def written(notice: Notice, key: bytes | None) -> str:
-    """A notice as it is left: in JSON, and after it a MAC under the user's own key, where there is one.
+    """Return the notice as it is stored: JSON, followed by a MAC under the user's own key, if there is one.
 
     >>> read(written(Notice(job="1", hosts=("10.0.0.1",), port=4000), b"key"), b"key").hosts
     ('10.0.0.1',)
@@ -93,7 +94,10 @@ def written(notice: Notice, key: bytes | None) -> str:
 
 
 def read(text: str, key: bytes | None, where: str = "") -> Notice:
-    """What was left `where`; raises WorkerError for what the driver has not written with this key, of which nothing is used."""
+    """Parse the text found at `where`.
+
+    Raises WorkerError, and uses nothing, unless the driver wrote it with this key.
+    """
     if key is not None:
         text, _, mac = text.rpartition("\n")
         if not hmac.compare_digest(mac.encode(), _mac(text, key).encode()):
@@ -111,7 +115,7 @@ def read(text: str, key: bytes | None, where: str = "") -> Notice:
 
 
 def _notice(text: str) -> Notice:
-    """Raises ValueError for anything else."""
+    """Parse a notice; raises ValueError for any other text."""
     strange = set[str]()
     notice: Notice = conforming(parsed(text), Notice, "it", strange)
     if strange:
@@ -124,32 +128,35 @@ def _mac(text: str, key: bytes) -> str:
 
 
 class Board(Protocol):
-    """Where a notice is left. What is read there raises WorkerError where the driver has not written it."""
+    """A place for a notice. `read` raises WorkerError for a notice that the driver has not written."""
 
     def leave(self, notice: Notice) -> None:
-        """Let everybody read it."""
+        """Store the notice for all processes of the job."""
 
     def read(self) -> Notice | None:
-        """The one that was left last; None where there is none."""
+        """Return the notice that was stored last; None if there is none."""
 
     def clear(self) -> None:
-        """Take it away."""
+        """Remove the notice."""
 
 
 class FileBoard:
-    """A file of the run directory."""
+    """A notice in a file of the run directory."""
 
     def __init__(self, directory: Path, key: bytes | None = None) -> None:
         self.path = directory / "driver.json"
         self._key = key
 
     def leave(self, notice: Notice) -> None:
-        """See `Board.leave`; nobody sees half of it, and nobody but this user anything."""
+        """Write the file atomically, so that no process reads half of it, with access for this user alone."""
         with replacing(self.path, mode=0o600) as file:
             file.write(written(notice, self._key).encode())
 
     def read(self) -> Notice | None:
-        """See `Board.read`; raises RunError where another user may have left it, who would decide what code this node executes."""
+        """Read the file.
+
+        Raises RunError if another user may have written it: the notice decides what code this node executes.
+        """
         try:
             check_directory(self.path.parent)
             text = own_text(self.path)
@@ -162,30 +169,31 @@ class FileBoard:
         return read(text, self._key, f" in {self.path}")
 
     def clear(self) -> None:
-        """See `Board.clear`."""
+        """Delete the file."""
         self.path.unlink(missing_ok=True)
 
 
 class StoreBoard:
-    """torch's store of the job, which tells whoever asks, and lets them write."""
+    """A notice in torch's store of the job, which any client can read and write."""
 
     def __init__(self, place: JobPlace, key: bytes, *, keeps: bool) -> None:
-        from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not where a file does
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]  # a file needs no torch
 
         assert place.store is not None
         host, port = place.store
         self._name, self._key = f"argosy/{place.job}", key
-        # libuv closes descriptors by their numbers in every process that is forked later, whatever they are there.
+        # libuv closes descriptors by their numbers in every process that is forked later, whatever those are used for
+        # there.
         self._store: Any = TCPStore(host, port, is_master=keeps, wait_for_workers=False, use_libuv=False)
         self._store.set_timeout(STORE_SECONDS)
 
     def leave(self, notice: Notice) -> None:
-        """See `Board.leave`."""
+        """Store the notice, without a key."""
         assert not notice.key
         self._store.set(self._name, written(notice, self._key))
 
     def read(self) -> Notice | None:
-        """See `Board.read`."""
+        """Read the notice; None if it or the store is gone."""
         try:
             if not self._store.check([self._name]):
                 return None
@@ -195,11 +203,11 @@ class StoreBoard:
         return read(found.decode(errors="replace"), self._key)
 
     def clear(self) -> None:
-        """See `Board.clear`; whoever starts the job again has another name."""
+        """Do nothing: a restarted job stores its notice under another name."""
 
 
 def key_in(environment: Mapping[str, str]) -> bytes | None:
-    """The user's own key; None where there is none. Raises PlanError for one that can be guessed."""
+    """Return the user's own key; None if there is none. Raises PlanError for a key that can be guessed."""
     text = environment.get(KEY)
     if text is None:
         return None
@@ -213,28 +221,34 @@ def key_in(environment: Mapping[str, str]) -> bytes | None:
 
 @functools.cache
 def _stretched(text: bytes) -> bytes:
-    """Make guesses dear: each caller of a listener is shown a proof of the key, against which they can be tried at leisure."""
+    """Derive the key by scrypt, to make guesses expensive.
+
+    A listener shows each caller a proof of the key, against which guesses can be tested offline.
+    """
     return hashlib.scrypt(text, salt=KEY.encode(), n=SCRYPT_COST, r=8, p=1, maxmem=2**26, dklen=32)
 
 
 def certificate_in(environment: Mapping[str, str]) -> Certificate | None:
-    """The one that the user has given all nodes; None where there is none. Raises PlanError for what is no certificate."""
+    """Return the certificate that the user has given to all nodes; None if there is none.
+
+    Raises PlanError if it is not valid.
+    """
     path = environment.get(CERTIFICATE)
     return None if path is None else Certificate.load(Path(path))
 
 
 def board_of(place: JobPlace, directory: Path, environment: Mapping[str, str]) -> Board:
-    """Where the notice of this job's driver is."""
+    """Return the place of the notice of this job's driver."""
     key = key_in(environment)
     if place.store is None or key is None:
         return FileBoard(directory, key)
-    # Some versions of torchrun leave it to the first rank to keep the store.
+    # Under some versions of torchrun the first rank has to keep the store.
     keeps = place.rank == 0 and environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     return StoreBoard(place, key, keeps=keeps)
 
 
 def _addresses() -> tuple[str, ...]:
-    """Of this host, that of its name first and the loopback last: other processes of a job may be on it as well."""
+    """Return this host's addresses, that of its name first and the loopback last: other processes may be here too."""
     found = [one.address for many in psutil.net_if_addrs().values() for one in many if one.family == socket.AF_INET]
     named = ""
     with contextlib.suppress(OSError):
@@ -245,7 +259,7 @@ def _addresses() -> tuple[str, ...]:
 def open_listener(
     place: JobPlace, board: Board, key: bytes | None, certificate: Certificate | None, refused: Callable[[str], None]
 ) -> Listener:
-    """The driver's, of which it leaves a notice."""
+    """Open the driver's listener, and leave a notice of it."""
     listener, notice = listener_and_notice(place.job, key, certificate, refused)
     board.leave(notice)
     return listener
@@ -254,7 +268,10 @@ def open_listener(
 def listener_and_notice(
     job: str, key: bytes | None, certificate: Certificate | None, refused: Callable[[str], None]
 ) -> tuple[Listener, Notice]:
-    """A driver's listener, and the notice of it that its callers are to have; without a key one is drawn, which is in there."""
+    """Open a driver's listener; returns it and its notice for callers.
+
+    Without a key one is drawn, which the notice then has.
+    """
     proof = key or os.urandom(32)
     listener = Listener.to_network(proof, refused, seal=None if certificate is None else certificate.called)
     told, digest = "" if key else proof.hex(), "" if certificate is None else certificate.digest
@@ -269,9 +286,9 @@ def call_driver(
     certificate: Certificate | None = None,
     seconds: float = JOIN_SECONDS,
 ) -> tuple[Peer, bytes]:
-    """The connection to the driver of this job, and the run's key; raises WorkerError where it is not found in time.
+    """Return the connection to the driver of this job, and the run's key.
 
-    Raises PlanError where the driver has another certificate.
+    Raises WorkerError if the driver is not found in time, PlanError if it has another certificate.
     """
     deadline, last = time.monotonic() + seconds, "it has left no notice."
     while True:
@@ -291,9 +308,9 @@ def call_driver(
 
 
 def call_any(notice: Notice, key: bytes, name: str, certificate: Certificate | None) -> Peer:
-    """The connection to a driver at the first of its addresses that answers; raises the last one's WorkerError.
+    """Dial a driver at its addresses, and return the first connection; raises the last address's WorkerError.
 
-    Raises PlanError where the driver has another certificate.
+    Raises PlanError if the driver has another certificate.
     """
     seal, errors = None if certificate is None else certificate.calling, []
     for host in notice.hosts:
@@ -302,7 +319,7 @@ def call_any(notice: Notice, key: bytes, name: str, certificate: Certificate | N
         except WorkerError as error:
             errors.append(error)
     if not all(isinstance(error.__cause__, ConnectionRefusedError) for error in errors):
-        _check_certificate(name, notice, certificate)  # else it is the notice of one that is gone
+        _check_certificate(name, notice, certificate)  # otherwise the notice is of a driver that is gone
     raise errors[-1]
 
 

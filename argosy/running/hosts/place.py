@@ -1,7 +1,8 @@
-"""Where a process of a job stands that ``srun``, ``mpirun``, ``torchrun`` or their like have started: pure reading of variables.
+"""The place of a process in a job of ``srun``, ``mpirun``, ``torchrun`` or the like, read from environment variables.
 
-Launchers differ in the names alone, so there is one table. The first row of which every variable is set counts: whoever starts
-the process last (``torchrun`` in a job of Slurm, ``mpirun`` in its allocation) stands above whoever lent it the machines.
+Launchers differ only in names, so there is one table. The first row with all variables set counts: the launcher that
+starts the process last (``torchrun`` in a job of Slurm, ``mpirun`` in its allocation) stands above the one that
+provides the machines.
 """
 
 from collections.abc import Mapping
@@ -12,22 +13,22 @@ from argosy.errors import PlanError
 __all__ = ["JobPlace", "place_asked", "place_of", "seconds_left"]
 
 RESERVE_SECONDS = 60.0
-"""Of a job's time that are left for saving."""
+"""Seconds of a job's time that are reserved for saving."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobPlace:
-    """Of one process among those of its job. Rank 0 drives; the first of every other node is its agent."""
+    """The place of one process in its job. Rank 0 drives; the first process of every other node is its agent."""
 
     launcher: str
     """The program that started it."""
     rank: int
     size: int
     local_rank: int
-    """Among those of its node."""
+    """Rank among the processes of its node."""
     nodes: int
     job: str
-    """What tells the job from others, as far as its launcher says."""
+    """Name that tells this job from others, as far as its launcher gives one."""
     store: tuple[str, int] | None = None
     """Host and port of torch's store, which ``torchrun`` keeps."""
 
@@ -41,7 +42,7 @@ class JobPlace:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Names:
-    """What one launcher calls these."""
+    """One launcher's names for these."""
 
     launcher: str
     rank: str
@@ -119,9 +120,9 @@ TABLE = (
 
 
 def place_of(environment: Mapping[str, str]) -> JobPlace | None:
-    """Where this process stands; None where nobody has started it beside others.
+    """Return the place of this process; None if no launcher started it beside others.
 
-    Raises PlanError for what cannot be.
+    Raises PlanError for variables that contradict each other.
 
     >>> place_of({"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "4", "SLURM_LOCALID": "0", "SLURM_STEP_NUM_NODES": "4"}).rank
     3
@@ -147,7 +148,7 @@ def place_of(environment: Mapping[str, str]) -> JobPlace | None:
 
 
 def place_asked(launcher: str, environment: Mapping[str, str]) -> JobPlace | None:
-    """The same where the launcher of that name asks for it; raises PlanError where it can have no other."""
+    """Return `place_of` if the launcher of that name uses it; raises PlanError for ``agents`` outside a job."""
     place = place_of(environment) if launcher in ("auto", "agents") else None
     if place is None and launcher == "agents":
         raise PlanError(
@@ -158,7 +159,7 @@ def place_asked(launcher: str, environment: Mapping[str, str]) -> JobPlace | Non
 
 
 def seconds_left(environment: Mapping[str, str], now: float) -> float | None:
-    """Until Slurm ends the job, less what saving may take; None where it does not say. `now` as `time.time` has it."""
+    """Return the seconds until Slurm ends the job, less the reserve for saving; None if unknown. `now` is Unix time."""
     end = environment.get("SLURM_JOB_END_TIME", "")
     return max(int(end) - now - RESERVE_SECONDS, 0.0) if end.isdecimal() else None
 

@@ -1,9 +1,10 @@
-"""The launcher for Ray clusters: Ray says which nodes there are, and keeps an agent (`argosy.running.hosts.agent`) on each of them.
+"""The launcher for Ray clusters: Ray tells which nodes exist, and runs an agent (`argosy.running.hosts.agent`) on each.
 
-Contract. Ray places agents, holds their share of each node for them, and tells of their end; all else is as between the nodes of
-any job: agents dial the driver, prove a key that was drawn for this driver, and start their node's workers as ordinary
-processes. Nothing of blocks or checkpoints passes through Ray's object store. The driver need not be on a node that trains.
-A node that appears while the run goes on gets an agent, and so does one that has lost its own, `MOST_AGENTS` times at most.
+Contract. Ray places agents, reserves their share of each node, and reports their end. All else is as between the nodes
+of any job: agents dial the driver, prove a key that was drawn for this driver, and start their node's workers as
+ordinary processes. Blocks and checkpoints never pass through Ray's object store. The driver's node need not train. A
+node that appears while the run goes on gets an agent, and so does one that has lost its own, `MOST_AGENTS` times at
+most.
 """
 
 import contextlib
@@ -36,14 +37,14 @@ from argosy.stream.wire import Peer
 __all__ = ["Ray"]
 
 GATHER_SECONDS = 300.0
-"""How long nodes may take to be there, and Ray to find room on them."""
+"""Seconds that nodes may take to appear, and Ray to find room on them."""
 BUSY_SECONDS = 30.0
-"""How long the first nodes wait for others, where Ray may have no room at present; these come in the middle of the run then."""
+"""Seconds that the first nodes wait for others, for which Ray may have no room yet; those join during the run."""
 LOOK_SECONDS = 0.2
 NEWS_SECONDS = 1.0
-"""Between two questions to Ray while a run goes on."""
+"""Seconds between two queries to Ray while a run goes on."""
 MOST_AGENTS = 3
-"""That are started on one node, one after the other: whatever ends them may do so for ever."""
+"""Most agents started on one node, one after the other: what ends them may do so for ever."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,49 +52,52 @@ class _Placed:
     """An agent that Ray was told to start."""
 
     node_id: str
-    """What Ray calls the node."""
+    """Ray's id of the node."""
     host: str
     actor: Any
     life: Any
-    """Ray's reference to what the agent returns at its end."""
+    """Ray's reference to the return value of the agent."""
 
 
 class _Agent:
-    """What Ray runs on a node."""
+    """The actor that Ray runs on a node."""
 
     def live(self, number: int, notice: Notice, settings: Settings) -> int:
-        """Be the agent of this node until the run is over."""
+        """Run the agent of this node until the run is over."""
         certificate = certificate_in(os.environ)
         call = partial(call_any, notice, bytes.fromhex(notice.key), f"agent {number}", certificate)
         return attend(number, call, settings)
 
 
 class Ray:
-    """Of one Ray cluster: ``argosy.train(study, launcher=argosy.Ray())``. Needs the extra ``ray``."""
+    """Launcher on a Ray cluster: ``argosy.train(study, launcher=argosy.Ray())``. Needs the extra ``ray``."""
 
     def __init__(self, *, address: str | None = None, runtime_env: Mapping[str, Any] | None = None) -> None:
         self.address = address
-        """As `ray.init` has it: ``auto``, ``ray://host:10001``, ``local``; by default a cluster that Ray finds, else this machine."""
+        """Address for `ray.init`: ``auto``, ``ray://host:10001``, ``local``.
+
+        By default a cluster that Ray finds, else this machine.
+        """
         self.runtime_env = runtime_env
         """What Ray brings to the nodes: code, packages, data. By default nothing, or that of the Ray job."""
         self.settings = Settings()
         self._connected = False
         self._listener: AgentListener | None = None
         self._notice: Notice | None = None
-        """Where agents find the driver."""
+        """Notice by which agents find the driver."""
         self._placed: dict[int, _Placed] = {}
-        """By number: agents that Ray has not said to have ended."""
+        """Agents that Ray has not reported as ended, by number."""
         self._started: Counter[str] = Counter()
-        """Agents of each node, by Ray's name for it."""
+        """Number of agents started on each node, by Ray's id of the node."""
         self._joined: dict[int, tuple[Joined, Peer]] = {}
-        """Those that have called, and are not part of the run yet."""
+        """Agents that have called and are not part of the run yet."""
         self._names: dict[int, str] = {}
-        """Of the run's nodes, by number of the agent."""
+        """Names of the run's nodes, by number of the agent."""
         self._asked = 0.0
         self._job: Job | None = None
 
     def discover(self, settings: Settings) -> Cluster:
-        """See `Launcher.discover`: all nodes of the Ray cluster, as soon as there are so many as the settings want."""
+        """Return all nodes of the Ray cluster, as soon as there are as many as the settings want."""
         devices_asked(settings)
         self._connect()
         self.settings, listener = settings, self._listener or self._open_listener()
@@ -114,7 +118,7 @@ class Ray:
         return Cluster(nodes=tuple(self._node(self._joined[number][0]) for number in self._names))
 
     def open(self, job: Job) -> NodeWorkers:
-        """See `Launcher.open`."""
+        """Implement `Launcher.open`: workers on the nodes of all agents that have called."""
         listener, self._listener = self._listener, None
         assert listener is not None
         listener.log_in(job.directory)
@@ -124,7 +128,7 @@ class Ray:
         return NodeWorkers(remote, blobs_of(self._job), listener, self, job.directory)
 
     def close(self) -> None:
-        """See `Launcher.close`."""
+        """Close connections and the listener, kill the agents, and leave Ray if this object joined it."""
         for _, peer in self._joined.values():
             peer.close()
         if self._listener is not None:
@@ -132,13 +136,13 @@ class Ray:
         for placed in self._placed.values():
             ray.kill(placed.actor)
         self._placed, self._joined, self._listener = {}, {}, None
-        self._started.clear()  # the next run is another one
+        self._started.clear()  # the next run may start as many again
         if self._connected:
             ray.shutdown()
             self._connected = False
 
     def gone(self) -> Mapping[str, str]:
-        """See `Recruits.gone`; and let nodes that have come have their agents."""
+        """Return nodes that have lost their agents, as Ray reports it; also starts agents on nodes that have none."""
         if time.monotonic() - self._asked < NEWS_SECONDS:
             return {}
         self._asked = time.monotonic()
@@ -147,12 +151,12 @@ class Ray:
         return gone
 
     def take(self, joined: Joined, peer: Peer) -> tuple[RemoteNode, Node]:
-        """See `Recruits.take`."""
+        """Name the node of an agent that called during the run."""
         self._names[joined.rank] = f"node{len(self._names)}"
         return self._remote_node(joined, peer), self._node(joined)
 
     def _all_there(self, waited: float) -> bool:
-        """Whether the nodes that have called can begin; for others that only might call, nobody waits long."""
+        """Whether the nodes that have called can begin; they wait `BUSY_SECONDS` for agents that may never call."""
         enough = len(self._joined) >= max(self.settings.nodes, 1)
         return enough and (not set(self._placed) - set(self._joined) or waited > BUSY_SECONDS)
 
@@ -195,7 +199,7 @@ class Ray:
         self._placed[number] = _Placed(node_id=node_id, host=host, actor=actor, life=life)
 
     def _ended(self) -> dict[int, str]:
-        """Agents that Ray knows to have ended since the last time, and why; never waits."""
+        """Return the agents that Ray knows to have ended since the last call, and why; never waits."""
         numbers = {placed.life: number for number, placed in self._placed.items()}
         over = ray.wait(list(numbers), num_returns=len(numbers), timeout=0)[0] if numbers else []
         for life in over:
@@ -219,7 +223,7 @@ class Ray:
 
 
 def share_of(settings: Settings, resources: Mapping[str, float]) -> tuple[Settings, dict[str, int]] | None:
-    """How an agent is run on a node with these resources, and what it takes of them; None where it has not the devices.
+    """Return an agent's settings and its share of a node with these resources; None if the node lacks the devices.
 
     >>> share_of(Settings(devices="cpu:2", threads=2), {"CPU": 8.0})[1]
     {'num_cpus': 4}
@@ -231,14 +235,14 @@ def share_of(settings: Settings, resources: Mapping[str, float]) -> tuple[Settin
         fits = 1 <= slots * settings.threads <= cpus
         return (replace(settings, devices=f"cpu:{slots}"), {"num_cpus": slots * settings.threads}) if fits else None
     count = len(numbers) or gpus
-    # Ray shows an agent those that it takes, from number 0 on.
+    # Ray shows an agent only the devices that it takes, numbered from 0.
     takes = {"num_cpus": min(count, cpus), "num_gpus": count}
     return (replace(settings, devices=kind), takes) if 1 <= count <= gpus else None
 
 
 @contextlib.contextmanager
 def _own_sigterm() -> Iterator[None]:
-    """Inside, Ray may set its handler, which exits in the middle of whatever is done: here the signal pauses a run."""
+    """Restore the SIGTERM handler: Ray's would exit in the middle of anything, while here the signal pauses a run."""
     earlier = signal.getsignal(signal.SIGTERM)
     try:
         yield
@@ -248,7 +252,7 @@ def _own_sigterm() -> Iterator[None]:
 
 
 def _last_word(life: Any) -> str:
-    """Of an agent that has ended."""
+    """Return how an agent ended."""
     try:
         return f"its agent ended with exit code {ray.get(life)}"
     except ray.exceptions.RayError as error:

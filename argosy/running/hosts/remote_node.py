@@ -1,9 +1,10 @@
-"""The workers of another node, as the driver has them by way of the node's agent (`argosy.running.hosts.agent`).
+"""The driver's handle of another node's workers, by way of the node's agent (`argosy.running.hosts.agent`).
 
-Contract. What is said is kept until the next `let_go`, as by every launcher. A node is gone when its connection breaks, or
-when nothing was heard of it for `SILENCE_SECONDS` in which the driver listened: then each of its workers is lost, once, and so
-is whoever is started there later. Files of a node that does not see the run directory are on the driver's disk before the
-report that names them is returned; those that its members go on from leave ahead of the word to do so.
+Contract. Messages are kept until the next `let_go`, as by every launcher. A node is gone when its connection breaks, or
+when nothing was received from it for `SILENCE_SECONDS` in which the driver listened: then each of its workers is lost,
+once, and so is each one that is started there later. Files of a node that does not see the run directory are on the
+driver's disk before the report that names them is returned; files that its members continue from are sent before the
+command to do so.
 """
 
 import contextlib
@@ -28,13 +29,13 @@ __all__ = ["RemoteNode"]
 
 SILENCE_SECONDS = 30.0
 LISTENED_SECONDS = 1.0
-"""The most that counts as silence between two looks: while the driver itself was held up, nobody could be heard."""
+"""Most seconds between two polls that count as silence: while the driver was held up, it could receive nothing."""
 FAREWELL_SECONDS = 10.0
-"""How long an agent has to end what it started."""
+"""Seconds that an agent has to end what it started."""
 
 
 class RemoteNode:
-    """One node's."""
+    """Handle of one node's workers."""
 
     def __init__(self, node: str, host: str, peer: Peer, directory: Path) -> None:
         self.node = node
@@ -42,12 +43,12 @@ class RemoteNode:
         self.peer = peer
         self.outbox = Outbox(peer)
         self.ferry: _Ferry | None = None
-        """None where the node sees the run directory."""
+        """None if the node sees the run directory."""
         self.directory = directory
         self.workers: set[str] = set()
-        """Those that are not lost."""
+        """Workers that have not been lost."""
         self.gone = ""
-        """Why nothing can be started here any more."""
+        """Why nothing can be started here any more; empty while the node is there."""
         self.said: list[tuple[str, Any]] = []
         self._unsent: list[Any] = []
         self._heartbeats: dict[str, Heartbeat] = {}
@@ -56,13 +57,13 @@ class RemoteNode:
         self._looked = time.monotonic()
 
     def give(self, blobs: Mapping[str, int], mark: str) -> None:
-        """Send what workers unpack; the descriptors stay open as long as this lasts."""
+        """Send the blobs that workers unpack; the caller keeps the descriptors open as long as this object lives."""
         for role, descriptor in blobs.items():
             self.outbox.put_file(BLOBS + role, Path(f"/proc/self/fd/{descriptor}"))
         self.outbox.put(Given(tuple(blobs), mark, str(self.directory), tuple(sys.path)))
 
     def start(self, name: str, role: str) -> None:
-        """Start a worker."""
+        """Have the agent start a worker; it is lost at once if the node is gone."""
         if self.gone:
             self.said.append((name, Lost(detail=self.gone, node_gone=True)))
             return
@@ -72,25 +73,25 @@ class RemoteNode:
         self._unsent.append(Start(name, role))
 
     def send(self, worker: str, command: Any) -> None:
-        """See `Workers.send`."""
+        """Keep the command for the next `let_go`; ignored for a worker that was lost."""
         if worker in self.workers:
             self._unsent.append(Say(worker, command))
 
     def kill(self, worker: str) -> None:
-        """See `Workers.kill`."""
+        """Have the agent kill the worker."""
         if worker in self.workers:
             self._unsent.append(Kill(worker))
 
     def heartbeat(self, worker: str) -> Heartbeat | None:
-        """See `Workers.heartbeat`; as it was a second ago."""
+        """Return the heartbeat that the agent sent last, at most about a second old."""
         return self._heartbeats.get(worker)
 
     def cpu_seconds(self, worker: str) -> float:
-        """See `Workers.cpu_seconds`; as it was a second ago."""
+        """Return the seconds that the agent sent last, at most about a second old."""
         return self._cpu_seconds.get(worker, 0.0)
 
     def let_go(self) -> None:
-        """Write what was said since the last time, as far as it is taken."""
+        """Write the messages since the last call, as far as the connection takes them."""
         unsent, self._unsent = self._unsent, []
         for message in unsent:
             if self.ferry is not None and isinstance(message, Say):
@@ -101,7 +102,7 @@ class RemoteNode:
             self.outbox.flush()
 
     def receive(self) -> list[tuple[str, Any]]:
-        """(worker, message) of all that was said; never waits."""
+        """Return (worker, message) of all messages received; never waits."""
         if not self.gone:
             self._listen()
         if self.ferry is not None:
@@ -110,7 +111,7 @@ class RemoteNode:
         return said
 
     def is_gone(self, why: str) -> None:
-        """Nothing comes from this node any more: each of its workers is lost. Once."""
+        """Report each worker of this node as lost, once: nothing more comes from it."""
         if self.gone:
             return
         self.gone = f"its node, {self.node} on {self.host}, is gone: {why}"
@@ -119,7 +120,7 @@ class RemoteNode:
         self.workers.clear()
 
     def close(self) -> None:
-        """Let the agent end what it started, and hang up."""
+        """Let the agent end what it started, and close the connection."""
         deadline = time.monotonic() + FAREWELL_SECONDS
         if not self.gone:
             self.peer.send(EndWorker())
@@ -179,7 +180,7 @@ class RemoteNode:
 
 
 class _Ferry:
-    """Files between the run directory and a node that does not see it."""
+    """Transfer of files between the run directory and a node that does not see it."""
 
     def __init__(self, directory: Path, node: str) -> None:
         self.directory = directory
@@ -188,9 +189,9 @@ class _Ferry:
         """By member that was sent there."""
 
     def before(self, command: Any) -> list[tuple[str, Path]]:
-        """Files that are to be there before a command is."""
+        """Return the files that must arrive before a command."""
         if isinstance(command, Journaled):
-            # As the trainer does there.
+            # As the node's trainer does.
             for name, file in command.files.items():
                 self.kept[name].journaled(file)
         if not isinstance(command, Assign):
@@ -205,16 +206,16 @@ class _Ferry:
         return found
 
     def hear(self, report: SectionReport) -> None:
-        """Files have arrived that this names."""
+        """Note the files that a report names; they have arrived before it."""
         for event in report.events:
             if isinstance(event, Saved):
                 self.kept[event.member].add(event.checkpoint)
 
     def settle(self) -> None:
-        """Let what has arrived be on the disk."""
+        """Put the files that have arrived on the disk."""
         self.arrivals.settle()
 
     def close(self) -> None:
-        """Nothing more comes."""
+        """Delete what arrived in part: nothing more comes."""
         with contextlib.suppress(OSError):  # the directory was removed
             self.arrivals.close()

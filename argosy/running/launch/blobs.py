@@ -110,7 +110,7 @@ def dump(members: Iterable[Member]) -> bytes:
 
 
 def blobs_of(job: Job) -> dict[str, int]:
-    """Return descriptors of the blobs: one per role, the process state (unpacked first), and the data (for feeders only)."""
+    """Return descriptors of the blobs: one per role, the process state (unpacked first), and the data (for feeders)."""
     study = job.study
     told = (job.settings, study.seed, study.validations_per_epoch)
     with contextlib.ExitStack() as undone:

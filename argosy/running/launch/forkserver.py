@@ -51,7 +51,7 @@ class ForkServer:
         self._words = words
         """The server's standard error, in which an interpreter that cannot start says why."""
         self.channel = channel
-        """Connection to the server: readable when `news` has reports; holds `unsent` requests while the server imports."""
+        """Connection to the server: readable when `news` has reports; `unsent` while the server imports."""
         self.used = False
 
     @classmethod
@@ -79,7 +79,7 @@ class ForkServer:
                 stdin=subprocess.DEVNULL,
                 stderr=words,
                 start_new_session=True,
-                # The tie is set before exec, so only a moment inside the kernel lies between the server's birth and the
+                # The tie is set before exec: only a moment inside the kernel lies between the server's birth and the
                 # tie.
                 preexec_fn=functools.partial(die_with_parent, os.getpid()),
             )
@@ -88,23 +88,23 @@ class ForkServer:
         return cls(process, ours, words)
 
     def fork(self, arguments: dict[str, Any], descriptors: list[int], log: Path) -> None:
-        """Request a worker, whose terminal output goes to `log`. The caller may close the descriptors afterwards."""
+        """Request a worker; its terminal output goes to `log`. The caller may close the descriptors afterwards."""
         request: dict[str, Any] = {"arguments": arguments, "log": str(log), "path": _path(), "folder": str(Path.cwd())}
-        # The variables set since the server's start. `ProcessState`, which goes to all nodes, leaves out those of one
+        # Variables may have been set since the server's start; `ProcessState`, made for all nodes, has none of one
         # node.
         request |= {"environment": dict(os.environ), "descriptors": len(descriptors)}
         self.channel.send(request, descriptors)
         self.used = True
 
     def news(self) -> list[tuple[str, int, int | str | None]]:
-        """Return (worker_id, pid, wait status) of workers that started (status None) or ended; raises EOFError if the server ended.
+        """Return (worker_id, pid, wait status) of workers that started (status None) or ended.
 
-        For a worker that could not be forked the status is a sentence.
+        For a worker that could not be forked the status is a sentence. Raises EOFError if the server has ended.
         """
         return self.channel.receive()
 
     def close(self) -> str:
-        """Let the server kill its remaining workers, wait until it has exited, and return what it wrote to standard error."""
+        """Let the server kill its remaining workers and wait until it has exited; returns its standard error."""
         self.channel.close()
         if not self.used:
             self.process.kill()  # it may still be importing
@@ -206,7 +206,10 @@ def main() -> None:
 
 
 def _ready(channel: Peer, wake: int) -> set[int]:
-    """Return descriptors to read, or with room for unsent data; ``poll``, since ``select`` handles no descriptor above 1023."""
+    """Return the descriptors that can be read, or that have room for unsent data.
+
+    Not by ``select``, which handles no descriptor from 1024 up.
+    """
     poll = select.poll()
     poll.register(channel, select.POLLIN | (select.POLLOUT if channel.unsent else 0))
     poll.register(wake, select.POLLIN)

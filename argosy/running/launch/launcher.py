@@ -74,7 +74,7 @@ class Workers(Protocol):
         """Return the heartbeat of a worker, from its first moment on; None if it is gone or cannot be read."""
 
     def cpu_seconds(self, worker: str) -> float:
-        """Return CPU seconds of a worker and its children, to compare with earlier ones: in a hanging worker they stand still.
+        """Return CPU seconds of a worker and its children, to compare with earlier ones: they stand still if it hangs.
 
         Their reads and writes count as well, one second for 100 MB. 0.0 if unknown.
         """
@@ -119,7 +119,7 @@ def discover(settings: Settings) -> Cluster:
 
 
 def devices_asked(settings: Settings, *, default: str = "cpu") -> tuple[str, tuple[int, ...]]:
-    """Return the kind of devices asked for and the numbers after it: a count for ``cpu``, else indices; empty if none are given."""
+    """Return the kind of devices asked for, and the numbers after it: a count for ``cpu``, else indices; or none."""
     kind, _, which = (default if settings.devices is None else settings.devices).partition(":")
     if which and not all(number.isdecimal() for number in which.split(",")):
         raise PlanError(f"--devices {kind}:{which} cannot be read; write cpu, cpu:2, cuda or cuda:0,1.")

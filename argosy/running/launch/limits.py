@@ -65,7 +65,7 @@ def _quotas() -> Iterator[list[str]]:
 
 
 def _files(controller: str, unified: str, separate: str) -> Iterator[Path]:
-    """Yield the files of this process's control groups and of all groups above them, whose limits apply as well."""
+    """Yield the files of this process's control groups and of all groups above them, which limit it as well."""
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, controllers, group = line.split(":", 2)
         if not controllers:

@@ -1,10 +1,10 @@
 """The default launcher: one process per feeder and trainer on this machine, forked from a warm fork server.
 
 Contract. The driver's thread never waits for a worker or for the fork server: messages to them are kept until they take
-them, and written from `receive` alone. A worker is reported lost once, when nothing more can come from it: when its
-connection has broken, or when the fork server reports its end. The latter counts before the worker's first call, or if
-the connection outlives the worker because a process that the user's code forked holds it open. The fork server reports
-how a worker ended, and is given a moment to do so.
+them, and written from `receive` alone. A worker is lost once, when nothing more can come from it: when its connection
+has broken, or when the fork server reports its end. The report counts before the worker's first call, or if its
+connection does not break with its end, because a process that the user's code forked holds it open. The fork server
+reports how a worker ended, and is given a moment to do so.
 """
 
 import contextlib
@@ -41,7 +41,7 @@ __all__ = ["ProcessWorkers", "Processes", "enlisting"]
 LOOK_SECONDS = 2.0
 """Seconds between two checks for stopped processes; a check reads about every process of the machine."""
 NEWS_SECONDS = 0.5
-"""Seconds that the fork server has to report how a worker ended whose connection broke."""
+"""Seconds, after a worker's connection broke, that the fork server has to report how the worker ended."""
 FAREWELL_SECONDS = 2.0
 """Seconds that the last messages to live workers may take."""
 
@@ -126,7 +126,7 @@ class ProcessWorkers:
         self.nodes_here = nodes_here
         """Nodes that share this machine's cores."""
         self.interface = interface
-        """Network interface by which workers exchange tensors with other nodes; empty if all nodes are on this machine."""
+        """Network interface for exchanging tensors with other nodes; empty if all nodes are on this machine."""
         self.server = server
         self.key = os.urandom(32)
         self.listener = Listener(self.key)
@@ -179,7 +179,10 @@ class ProcessWorkers:
             self._spoken_to[found] = None
 
     def kill(self, worker: str) -> None:
-        """Kill the process. A worker that was never forked hangs in the fork server, which is killed with all of its workers."""
+        """Kill the process.
+
+        A worker that was never forked hangs in the fork server, which is killed with all of its workers.
+        """
         found = self.workers.get(worker)
         if found is not None and not found.ended:  # otherwise its pid may belong to another process
             _kill(found.pid or self.server.process.pid)
@@ -223,7 +226,7 @@ class ProcessWorkers:
         return said
 
     def let_go(self) -> None:
-        """Write the messages since the last `receive`, as far as connections take them; only to workers that have some."""
+        """Write the messages since the last `receive` to the workers that have any, as far as connections take them."""
         for worker in self._spoken_to:
             self._say(worker)
         self._spoken_to.clear()
@@ -337,7 +340,10 @@ class ProcessWorkers:
             self._lost(worker, "it ended with the fork server" if worker.broke else never)
 
     def _close_server(self) -> str:
-        """Close the fork server and log its standard error with the workers' logs; returns why it ended, if it says so."""
+        """Close the fork server, and log its standard error with the workers' logs.
+
+        Returns the reason of its end if known.
+        """
         words = self.server.close()
         if words:
             with contextlib.suppress(OSError), appending(self.directory / "workers" / "fork-server.log") as log:
@@ -374,7 +380,7 @@ class ProcessWorkers:
 
     @property
     def _rendezvous(self) -> Path:
-        """Folder of the files by which exchanges, and ranks of members, find each other; it lasts as long as the run."""
+        """Folder of the files by which exchanges, and ranks of members, find each other; lasts as long as the run."""
         return self.directory / "rendezvous"
 
     def _forget_rendezvous(self) -> None:

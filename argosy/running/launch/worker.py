@@ -90,7 +90,7 @@ def work(arguments: dict[str, Any], descriptors: list[int]) -> int:
 
 
 def _unpacked(descriptor: int) -> Any:
-    """Unpack a value. The user's code may read files meanwhile, and their EOFError must not look like the driver's end."""
+    """Unpack a value. The user's code may read files meanwhile; their EOFError must not look like the driver's end."""
     try:
         return from_descriptor(descriptor)
     except EOFError as error:
@@ -182,7 +182,7 @@ def _serve(driver: Peer, commands: "_Commands", blocks: "_Blocks", trainer: Trai
 
 
 def without_feeder(command: Any) -> Any:
-    """Return what a trainer does of a command while it has no feeder; None for nothing. The driver starts the leg again.
+    """Return what a trainer without a feeder does of a command; None for nothing. The driver starts the leg again.
 
     Members that are to leave are unassigned: if they were the last of their leg, the driver starts no leg again, and
     waits for them.
@@ -241,7 +241,10 @@ class _Blocks:
         return [self.reader.peer] if self.reader is not None else []
 
     def attach(self, address: str) -> None:
-        """Read another feeder's ring. Does nothing if that feeder is gone: the driver learns of it and starts another."""
+        """Read another feeder's ring.
+
+        Does nothing if that feeder is gone: the driver learns of it and starts another.
+        """
         self._close()
         self.arrived.clear()
         with self.heartbeat.busy("calling its feeder", opaque=True), contextlib.suppress(WorkerError, EOFError):

@@ -1,4 +1,4 @@
-"""The population of a search: whose weights a trial goes on from, and which parameters it may change for that."""
+"""The population of a search: which trial's weights a trial continues from, and which parameters may change then."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -21,37 +21,37 @@ PARTS = ("model", "optimizer", "loss", "schedule", "augment", "step")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Population:
-    """Of one search."""
+    """The population of one search."""
 
     scheduler: Pbt
     sampling: Sampling
     build: Callable[[Mapping[str, Any]], Member]
-    """From parameters."""
+    """Builds a member from parameters."""
     sections: int
-    """Of an epoch."""
+    """Sections of an epoch."""
 
     def source(self, number: int) -> int | None:
-        """The trial whose clone this one is."""
+        """Return the number of the trial that this one clones; None if it clones none."""
         return self.scheduler.sources.get(number)
 
     def is_saved(self, source: Trial, here: MemberState) -> bool:
-        """Whether a clone could begin where a trial is."""
+        """Whether the trial has saved the point from which a clone would begin."""
         newest = newest_file(here)
         return newest is not None and newest.epoch * self.sections >= source.told
 
     def explored(self, source: Trial) -> dict[str, Any]:
-        """Parameters of the next trial, as a clone of this one."""
+        """Return parameters for the next trial, as a clone of this one."""
         return self.sampling.explored(source.parameters, self.movable(source.parameters))
 
     def cloned(self, clone: Trial, source: Trial, file: Checkpoint | None) -> Cloned:
-        """What is journaled of it."""
+        """Return the event to journal for a clone."""
         differing = changes(source.member, clone.member) or {}
         return Cloned(member=clone.member.name, source=source.member.name, changes=differing, checkpoint=file)
 
     def movable(self, parameters: Mapping[str, Any]) -> list[str]:
-        """Those that are nothing but numbers of what a clone may change; raises StudyError where there are none.
+        """Return the parameters that only set numbers that a clone may change; raises StudyError if there are none.
 
-        It shows by members that are built with another value of each.
+        They are found by building the member with another value of each.
         """
         here = self.build(parameters)
         others = {name: self.build(self.sampling.explored(parameters, [name])) for name in parameters}
@@ -65,7 +65,7 @@ class Population:
 
 
 def changes(source: Member, clone: Member) -> dict[str, tuple[Any, Any]] | None:
-    """Hyper-parameters in which a clone differs, there and here; None where it cannot go on from the weights of its source."""
+    """Return hyper-parameters that a clone changes, as (before, after); None if it cannot use its source's weights."""
     before, after = source.hyperparameters, clone.hyperparameters
     if before.keys() != after.keys() or any(_kind(source, part) != _kind(clone, part) for part in PARTS):
         return None
@@ -74,7 +74,7 @@ def changes(source: Member, clone: Member) -> dict[str, tuple[Any, Any]] | None:
 
 
 def _kind(member: Member, name: str) -> Any:
-    """Equal for what differs in bound values only."""
+    """Return a key that is equal for parts that differ only in bound values."""
     part = getattr(member, name)
     while isinstance(part, functools.partial):
         part = part.func

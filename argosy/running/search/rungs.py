@@ -1,4 +1,4 @@
-"""A search's own way of packing a rung, as a policy of planning: one pack after another, each on a device and a stream of its own."""
+"""A search's policy to pack a rung: one pack after another, each on a device and a stream of its own."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,15 +15,15 @@ __all__ = ["InPacks"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InPacks:
-    """See `planning.policy.Policy`. A pack trains until its last member leaves; nobody joins one."""
+    """A policy (`planning.policy.Policy`) of packs. A pack trains until its last member leaves; no member joins one."""
 
     name: str
     packing: Packing
     candidate: Callable[[str], tuple[int, Candidate] | None]
-    """By member: the budget of its rung and what it was built from; None for one that is no trial, which packs with nobody."""
+    """By member: its rung's budget and what it was built from; None for one that is no trial, and is packed alone."""
 
     def launch(self, situation: Situation) -> tuple[Flotilla, ...]:
-        """A pack for each free device, as far as there are any: of the shortest rung first, and of it the first trials."""
+        """Return a pack for each free device while trials wait: the shortest rung first, and its first trials first."""
         require_fit(situation.waiting, situation.devices)
         left = {profile.member: profile for profile in situation.waiting}
         flotillas = []
@@ -37,11 +37,11 @@ class InPacks:
         return tuple(flotillas)
 
     def keeps(self, situation: Situation, started: Flotilla, live: tuple[Profile, ...]) -> bool:
-        """Always."""
+        """Return True: a pack trains on until its last member leaves."""
         return True
 
     def _next(self, left: Mapping[str, Profile], device: Device, epochs_done: Mapping[str, int]) -> list[Profile]:
-        """As many of the next pack as the device holds; those that it does not hold wait for their own turn."""
+        """Return the part of the next pack that fits on the device; members that do not fit wait for a later one."""
         rungs: dict[tuple[int, int], list[Candidate]] = {}
         for name, profile in left.items():
             found = self.candidate(name)

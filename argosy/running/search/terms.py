@@ -1,4 +1,4 @@
-"""What must be the same, or grow, in every driver of one search."""
+"""The terms of a search, which must be equal, or grow, from one driver to the next."""
 
 import re
 from collections.abc import Mapping
@@ -13,19 +13,19 @@ __all__ = ["check_terms", "terms_of"]
 
 TOTALS = ("max_epochs", "n_trials")
 EARLIER = {"warm": True, "epochs_per_generation": 1}
-"""Of searches by versions that knew no others."""
+"""Terms of searches from versions that had no alternatives."""
 ADDRESS = re.compile(r" at 0x[0-9A-Fa-f]+")
-"""Of a function or an object that a sampler holds: another one in every process."""
+"""Address of a function or an object that a sampler holds, different in every process."""
 
 
 def terms_of(search: Search, trials: int, *, brackets: Brackets) -> dict[str, Any]:
-    """Of a search of so many trials, whose brackets come in this order."""
+    """Return the terms of a search of `trials` trials with brackets in this order."""
     objective, mode = search.ranks_by
     return {
         "seed": search.seed,
         "scheduler": search.scheduler,
         "eta": search.eta,
-        # In directories of earlier versions, brackets in turn began with the shortest trials.
+        # In directories of earlier versions, in-turn brackets began with the shortest trials.
         "brackets": brackets if brackets == "together" else f"{brackets}, longest first",
         "sampler": "random" if search.sampler is None else ADDRESS.sub("", spell(search.sampler)),
         "objective": objective,
@@ -38,11 +38,11 @@ def terms_of(search: Search, trials: int, *, brackets: Brackets) -> dict[str, An
 
 
 def check_terms(there: Mapping[str, Any] | None, here: Mapping[str, Any]) -> None:
-    """Raise RunError where a search with the terms `here` cannot go on with one that had those `there`."""
+    """Raise RunError if a search with the terms `here` cannot continue one with the terms `there`."""
     if there is None:
         raise RunError("the directory holds a run that is not a search of `argosy tune`; choose another directory.")
     there = {**EARLIER, **there}
-    # Of a larger population the first clones would be other ones.
+    # In a larger population the first clones would be different.
     totals = [name for name in TOTALS if name != "n_trials" or here["scheduler"] != "pbt"]
     differences = [
         f"{key}: {there[key]!r} there, {value!r} here"

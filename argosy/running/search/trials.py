@@ -15,58 +15,58 @@ __all__ = ["Trial", "members_of"]
 
 @dataclass(kw_only=True, slots=True)
 class Trial:
-    """How far it is."""
+    """A trial and its progress."""
 
     number: int
     parameters: Mapping[str, Any]
     built_from: dict[str, Any]
-    """What `Search.build` gets: the parameters, or what a space that is a function makes of them."""
+    """Argument of `Search.build`: the parameters, or what a space that is a function makes of them."""
     mode: Mode
     name: str
-    """Of its member; of several, what these repeat."""
+    """Name of its member, or of the configuration that its members repeat."""
     members: tuple[Member, ...]
-    """That train for it, or were the last to do so: one, or those whose mean it is."""
+    """Members that train for it, or the last that did: one, or several that it is the mean of."""
     sections: int | None
-    """For which they train; None where that is for the scheduler to say, and grows."""
+    """Sections that the members train; None if the scheduler decides, and the number grows."""
     best: float = math.nan
-    """What they are worth so far."""
+    """Best objective of the members so far."""
     told: int = 0
-    """Sections up to which the worth of the trial is known; later members say nothing of those again."""
+    """Sections up to which the worth of the trial was reported; later members do not report those again."""
     failed: str = ""
-    """Why the others of several end, where one of them has failed."""
+    """Why the other members end, if one of several has failed."""
     _heard: int = 0
-    """Sections that all of the members have ended."""
+    """Sections that all members have ended."""
 
     @property
     def member(self) -> Member:
-        """The only one, or the first."""
+        """The only member, or the first."""
         return self.members[0]
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of its members."""
+        """Names of its members."""
         return tuple(member.name for member in self.members)
 
     @property
     def worthless(self) -> bool:
-        """Whether there is nothing to compare it by."""
+        """Whether it has no value by which to compare it."""
         return math.isnan(self.best)
 
     def here(self, state: RunState) -> list[MemberState]:
-        """How far its members are."""
+        """Return the state of each member."""
         return [state.member(member.name) for member in self.members]
 
     def begin_anew(self, name: str, members: tuple[Member, ...], sections: int) -> None:
-        """Others train for it from here on."""
+        """Continue the trial with other members."""
         self.name, self.members, self.sections = name, members, sections
         self.best, self._heard = math.nan, 0
 
     def hear(
         self, histories: Sequence[History], objective: str, *, behind: int = 0
     ) -> Iterator[tuple[int, float, float]]:
-        """(sections, value, best so far) of what is to be told, for each section that is new: the mean of all its members.
+        """Yield (sections, value, best so far) to report for each new section; the value is the mean of all members.
 
-        The first `behind` sections are those of a clone's source, which say nothing of what the clone is worth.
+        The first `behind` sections are those of a clone's source, and do not count for the clone.
         """
         while self._heard < min(map(len, histories)):
             value = sum(history[self._heard].get(objective, math.nan) for history in histories) / len(histories)
@@ -78,11 +78,11 @@ class Trial:
                 yield self._heard, value, self.best
 
     def is_between(self, here: Sequence[MemberState], most: int) -> bool:
-        """Whether its members have trained for their rung, of at most so many sections, and another one may follow."""
+        """Whether its members have trained for their rung, of at most `most` sections, and another rung may follow."""
         return self.sections is not None and self.sections <= min(len(one.history) for one in here) < most
 
     def ends_with_others(self, one: MemberState, state: RunState) -> str | None:
-        """Why one of several members ends because another one has."""
+        """Return why a member ends because another member of the trial has; None if it goes on."""
         if len(self.members) == 1 or self.failed:
             return self.failed or None
         first = self.ends_with(self.here(state))
@@ -91,14 +91,17 @@ class Trial:
         return f"{first.name} ended with section {len(first.history)}"
 
     def ends_with(self, here: Sequence[MemberState]) -> MemberState | None:
-        """The first of its members that has ended by its own rule: the others end with that section."""
+        """Return the first member that ended by its own stopping rule; the others end after the same section."""
         rules = zip(self.members, here, strict=True)
         ended = (one for member, one in rules if member.stop and member.stop.reason(one.history) is not None)
         return min(ended, key=lambda one: len(one.history), default=None)
 
 
 def members_of(built: Any, parameters: Mapping[str, Any], suffix: str) -> tuple[str, tuple[Member, ...]]:
-    """A trial's name and members, of what `Search.build` returned; raises StudyError where that is nothing to train."""
+    """Return a trial's name and members from the result of `Search.build`.
+
+    Raises StudyError if it cannot be trained.
+    """
     if isinstance(built, Member):
         name = f"{built.name}-{suffix}"
         return name, (replace(built, name=name),)

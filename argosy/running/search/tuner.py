@@ -1,11 +1,12 @@
-"""A search on a living fleet: it brings trials as members, and judges them by its scheduler.
+"""A search during a run: it adds trials as members, and judges them by its scheduler.
 
-Everything that is decided follows from the journal: which parameters a trial has (`Proposed`, before it trains), what it reached
-(its sections), and how it ended. A later driver tells a scheduler of its own the same, and asks it the same. A sampler that learns
-is asked in waves: when all earlier trials are settled, so that what it is told does not depend on when these trained.
+Every decision follows from the journal: a trial's parameters (`Proposed`, before it trains), the results of its
+sections, and how it ended. A later driver reports the same to a scheduler of its own, and asks it the same questions. A
+sampler that learns is asked in waves, each when all earlier trials are settled, so that its knowledge does not depend
+on when these trained.
 
-A trial is a member that rests between two rungs, or, where trials begin anew at each rung, one member after another. Or it is
-several at once, as folds, and worth their mean: these go on, rest and end together.
+A trial is a member that rests between two rungs, or, if trials begin anew at each rung, one member after another. Or it
+is several members at once, such as folds, and worth their mean: these go on, rest and end together.
 """
 
 import warnings
@@ -37,7 +38,7 @@ __all__ = ["Tuner"]
 
 
 class Tuner:
-    """The judge and the bringer of one search."""
+    """The `Judge` and the `Bringer` of one search."""
 
     def __init__(self, search: Search) -> None:
         self.search = search
@@ -57,9 +58,9 @@ class Tuner:
             seed=search.seed,
         )
         self.population = self._population()
-        """Where trials take over weights of others."""
+        """Population in which trials take over weights of others; None for other schedulers."""
         self.waves = self._waves()
-        """By number: trials that are asked together, when all before them are settled."""
+        """Numbers of the trials that are asked for together, when all before them are settled."""
         self.learns = self.sampling.learns and len(self.waves) > 1
         self.copy: Copy | None = None
         self.members: list[Member] = []
@@ -67,13 +68,13 @@ class Tuner:
         self.trial_of: dict[str, Trial] = {}
         """By member."""
         self._open: dict[int, Trial] = {}
-        """Those that may still reach something."""
+        """Trials that may still improve."""
         self._ended: dict[str, str] = {}
-        """Why members ended that the search ended under its present terms: it does not change its mind."""
+        """Why the search ended members under its present terms; such a decision stays."""
         self._older: set[str] = set()
         """Members that ended under earlier terms, and may go on under these."""
         self._changed: set[int] = set()
-        """Trials of which Optuna's storage does not know everything."""
+        """Numbers of trials with changes that are not in Optuna's storage yet."""
 
     def _population(self) -> Population | None:
         if not isinstance(self.scheduler, Pbt):
@@ -93,7 +94,7 @@ class Tuner:
         return waves(together, most=self.search.at_once or few)
 
     def warn(self) -> None:
-        """Say where a sampler that could learn does not, and which setting lets it."""
+        """Warn if a sampler that could learn does not, and name the setting that lets it."""
         if self.search.sampler is not None and self.sampling.can_learn:
             why = why_nothing_is_learnt(self.search, self.waves, startup=self.sampling.startup)
             if why:
@@ -101,17 +102,17 @@ class Tuner:
 
     @property
     def terms(self) -> dict[str, Any]:
-        """What must be the same, or grow, in every driver of one search."""
+        """Terms that must be equal, or grow, in every driver of one search."""
         return terms_of(self.search, self.total, brackets=self.brackets)
 
     @property
     def study(self) -> Study:
-        """All members so far."""
+        """The study of all members so far."""
         return self.search.study(self.members)
 
     @property
     def policy(self) -> InPacks | None:
-        """How rungs are packed; None where the planner does that."""
+        """Policy by which rungs are packed; None if the planner does that."""
         packs, seed = self.search.packs, self.search.seed
         packing = make_packing(packs, seed=seed, choices=self.sampling.choices)
         return None if packing is None else InPacks(name=packs, packing=packing, candidate=self._candidate)
@@ -123,12 +124,12 @@ class Tuner:
         candidate = Candidate(name=member, batch_size=trial.member.batch_size, parameters=trial.parameters)
         return self.scheduler.budget(trial.number), candidate
 
-    # ---- what was before
+    # ---- earlier drivers
 
     def recall(self, events: Sequence[Event], state: RunState) -> None:
-        """Take up what earlier drivers journaled; raises RunError where that was no search, or another."""
+        """Take up what earlier drivers journaled; raises RunError if that was no search, or another one."""
         if not any(isinstance(event, RunStarted) for event in events):
-            return  # Nobody has trained: what stood in the way may have been changed since.
+            return  # no driver has trained yet, so the terms may have been changed since
         terms: Mapping[str, Any] | None = None
         kept: list[Event] = []
         begun = False
@@ -139,7 +140,7 @@ class Tuner:
                     self._older |= self._ended.keys()
                 terms = event.terms
                 if not begun:
-                    kept.clear()  # of an earlier driver that got no further
+                    kept.clear()  # from an earlier driver that never started to train
             elif isinstance(event, MemberEnded) and event.status == "done":
                 self._ended[event.member] = event.reason
                 self._older.discard(event.member)
@@ -152,7 +153,7 @@ class Tuner:
         then = RunState() if self.learns else state
         for event in kept:
             if self.learns:
-                then.apply(event)  # what was known when a sampler was asked
+                then.apply(event)  # the state when the sampler was asked
             if isinstance(event, Proposed):
                 self._recall(event, then)
         self._hear_all(state)
@@ -180,7 +181,7 @@ class Tuner:
         self._changed.clear()
 
     def leave(self, state: RunState) -> None:
-        """The run is over: let the storage know the last of it; raises RunError where that fails."""
+        """Write the last results of the run to the storage; raises RunError if that fails."""
         self._sweep(state)
         self._write()
         if self.copy is not None:
@@ -189,7 +190,7 @@ class Tuner:
     # ---- the judge
 
     def verdict(self, member: str, state: RunState, study: Study) -> Verdict:
-        """See `Judge.verdict`; of members that are no trials it says nothing."""
+        """Implement `Judge.verdict`: by the trial's scheduler; members that are no trials go on."""
         trial = self.trial_of.get(member)
         if trial is None or not any(one.name == member for one in trial.members):
             return GO_ON
@@ -199,7 +200,7 @@ class Tuner:
         if why is not None:
             return Verdict(Fate.END, why)
         if trial.sections is not None:
-            # The member's own rule ends it; what becomes of the trial is for another member.
+            # The member's own rule ends it; the trial continues as another member.
             return self._on(trial, max(trial.sections - len(here.history), 1))
         if member in self._ended and here.status == "done":
             return Verdict(Fate.END, self._ended[member])
@@ -212,13 +213,13 @@ class Tuner:
         return Verdict(Fate.END, reason)
 
     def _on(self, trial: Trial, left: int) -> Verdict:
-        """A member goes on for so many sections; one of several only as long as none of the others ends."""
-        # The whole of a population rests at the end of a generation.
+        """Return a verdict to go on for `left` sections; one of several members is judged after each."""
+        # A whole population rests at the end of a generation.
         longest = None if self.population is None else left
         return Verdict(Fate.GO_ON, certain=left if len(trial.members) == 1 else 1, longest=longest)
 
     def called(self, resting: Collection[str], state: RunState, study: Study) -> Sequence[str]:
-        """See `Judge.called`."""
+        """Return the resting members that have more to train by now, or are to end."""
         self._sweep(state)
         return [name for name in resting if name in self.trial_of and self._waits_no_more(name, state)]
 
@@ -229,7 +230,7 @@ class Tuner:
         return trial.ends_with_others(here, state) is not None
 
     def to_come(self, state: RunState) -> float:
-        """Epochs that all trials together have before them, as far as that is known."""
+        """Return the epochs that all trials together have left, as far as that is known."""
         done = sum(len(state.member(member.name).sections) for member in self.members)
         several = len(self.trials[0].members) if self.trials else 1
         in_all = self.scheduler.foreseen(again=not self.search.warm) * several
@@ -238,13 +239,13 @@ class Tuner:
     # ---- the bringer
 
     def bring(self, state: RunState) -> Sequence[Newcomer]:
-        """See `Bringer.bring`."""
+        """Propose trials that begin anew at their next rung, and new trials."""
         self._write()
         again = [self._propose_again(trial) for trial in list(self._open.values()) if self._goes_on_anew(trial, state)]
         return [*again, *self._propose(self._count(state), state)]
 
     def _count(self, state: RunState) -> int:
-        """Trials that may be asked now, in the order of their numbers."""
+        """Return how many trials may be asked for now, in the order of their numbers."""
         begun = len(self.trials)
         count = self.scheduler.wanted(begun)
         wave = next((wave for wave in self.waves if begun in wave), None)
@@ -256,7 +257,7 @@ class Tuner:
         return count
 
     def _is_settled(self, trial: Trial, state: RunState) -> bool:
-        """Whether a trial is over, or rests until others have come."""
+        """Whether a trial is over, or rests until other trials have reached its rung."""
         if trial.number not in self._open:
             return True
         if trial.told < self.scheduler.budget(trial.number) or self.scheduler.out(trial.number) is not None:
@@ -265,13 +266,13 @@ class Tuner:
         return trial.is_between(here, self.search.most) or trial.ends_with(here) is None
 
     def has_more(self, state: RunState) -> bool:
-        """See `Bringer.has_more`."""
+        """Whether trials may still be added, or begin anew."""
         self._sweep(state)
         begin_anew = any(self._goes_on_anew(trial, state) for trial in self._open.values())
         return begin_anew or self.scheduler.wanted(len(self.trials)) > 0
 
     def _training(self, state: RunState) -> int:
-        """Trials that train, or are about to; those that leave have not left yet."""
+        """Return the number of trials that train or are about to; those that are leaving still count."""
         return sum(
             trial.told < self.scheduler.budget(trial.number)
             or any(one.status == "training" for one in trial.here(state))
@@ -279,13 +280,13 @@ class Tuner:
         )
 
     def _goes_on_anew(self, trial: Trial, state: RunState) -> bool:
-        """Whether a trial that begins anew at each rung has another one before it."""
+        """Whether a trial that begins anew at each rung has another rung to train."""
         if trial.sections is None or self.scheduler.budget(trial.number) <= trial.sections:
             return False
         return all(one.status == "done" for one in trial.here(state))
 
     def _propose(self, count: int, state: RunState) -> Iterator[Newcomer]:
-        """So many more trials, or as many as need not wait for a file of another one."""
+        """Propose up to `count` more trials; stops at one that waits for another trial's file."""
         for _ in range(count):
             newcomer = self._propose_one(state)
             if newcomer is None:
@@ -304,7 +305,7 @@ class Tuner:
         return self._newcomer(self._take_up(parameters, built_from, sections=sections))
 
     def _propose_clone(self, source: Trial, state: RunState) -> Newcomer | None:
-        """None while its source has not been saved where it is."""
+        """Propose a clone; returns None while its source has not saved its current state."""
         assert self.population is not None
         here = state.member(source.member.name)
         if here.status not in OVER and not self.population.is_saved(source, here):
@@ -346,7 +347,7 @@ class Tuner:
         return trial
 
     def _begin_anew(self, trial: Trial, sections: int) -> None:
-        """From here on a trial is another member, which trains for so many sections."""
+        """Continue a trial as another member, which trains `sections` sections."""
         suffix = f"{trial.number}-s{sections}"
         trial.begin_anew(*self._build(suffix, trial.parameters, trial.built_from, sections), sections)
         self._enter(trial)
@@ -373,12 +374,12 @@ class Tuner:
     # ---- what trials reach
 
     def _tell(self, trial: Trial, state: RunState) -> None:
-        """Let the scheduler and Optuna know what a trial is worth after each section: the best that it has had.
+        """Report to the scheduler and Optuna what a trial is worth after each new section: its best value so far.
 
-        Those of a population are compared as they are, whatever they had been before.
+        The trials of a population are compared by their current values instead.
         """
         if trial.number not in self._open:
-            return  # What it has been told with was its last.
+            return  # its last report was made when it ended
         here = trial.here(state)
         histories, behind = [one.history for one in here], max(one.behind for one in here)
         for sections, value, best in trial.hear(histories, self.objective, behind=behind):
@@ -388,7 +389,7 @@ class Tuner:
             self._changed.add(trial.number)
 
     def _sweep(self, state: RunState) -> None:
-        """Look who has ended since the last time."""
+        """Check which trials have ended since the last time."""
         for trial in list(self._open.values()):
             here = trial.here(state)
             under_way = [one for one in here if one.status not in OVER]
@@ -400,10 +401,10 @@ class Tuner:
                 self._tell(trial, state)
 
     def _look_back(self, trial: Trial, here: Sequence[MemberState], wrong: MemberState | None, state: RunState) -> None:
-        """All its members have ended, or one has come to nothing: so has the trial, unless it may go on."""
+        """Handle a trial when all its members have ended, or one has failed: it ends, unless it may go on."""
         out = self.scheduler.out(trial.number) is not None
         older = wrong is None and any(one.name in self._older for one in here)
-        # One that ended by its own rule, under these terms as well, does not go on.
+        # A trial that ended by its own rule, under these terms as well, does not go on.
         older = older and trial.ends_with(here) is None
         if trial.sections is not None or not older or out:
             self._tell(trial, state)
@@ -415,7 +416,7 @@ class Tuner:
         if wrong is None:
             self._ended.update((one.name, one.reason) for one in here)
             over = trial.ends_with(here) is not None
-            # Of one that begins anew at each rung, the rule of the last of its members is that of its rung.
+            # If a trial begins anew at each rung, its last member's rule is that of the rung.
             out = trial.sections is not None and self.scheduler.out(trial.number) is not None
             outcome = "complete" if over and not out else "pruned"
         elif len(here) > 1:
@@ -429,7 +430,7 @@ class Tuner:
         del self._open[trial.number]
 
     def _write(self) -> None:
-        """Let Optuna's storage show what has changed."""
+        """Write the changed trials to Optuna's storage."""
         if self.copy is not None and self._changed:
             trials = self.sampling.frozen()
             self.copy.show([trials[number] for number in sorted(self._changed)])

@@ -1,9 +1,9 @@
 """A view in a thread of its own: whatever it does, and however long that takes, the run does not wait for it.
 
-The driver's thread keeps what happens, and hands all of it over at a tick, when the view's thread has taken what it was handed
-before: so of what workers say again and again a slow view hears the newest alone, and memory does not grow but with the journal.
-What is handed over are values that nobody changes; the fold that the view sees is made in its thread, from journaled events. A
-view that raises is asked for nothing more, and one that does not come back is left behind at the end.
+The driver's thread collects what happens, and hands all of it over at a tick, once the view's thread has taken the last
+batch. So a slow view gets only the newest of repeated messages, and memory grows only as the journal does. What is
+handed over is never changed afterwards; the state that the view sees is folded in its thread, from journaled events. A
+view that raises is called no more, except to end, and one that does not return is left behind at the end.
 """
 
 import contextlib
@@ -31,36 +31,36 @@ from argosy.study import Study
 __all__ = ["Apart"]
 
 TICK_SECONDS = 0.1
-"""Least time between two ticks that a view hears."""
+"""Least seconds between two ticks of a view."""
 FAREWELL_SECONDS = 0.25
-"""The longest that the end of a run waits for its view."""
+"""Most seconds that the end of a run waits for its view."""
 
 Call = Callable[[View], None]
 
 
 class Apart:
-    """Another view, which knows nothing of it."""
+    """Wraps another view, which needs no knowledge of threads."""
 
     def __init__(self, view: View) -> None:
         self._view = view
         self._log = Path()
         self._over = False
-        """Whether the view is asked for nothing more; written by its thread alone."""
+        """Whether the view is called no more; written only by its thread."""
         self._kept: list[Call] = []
         self._newest: dict[tuple[str, type], Any] = {}
-        """What a worker says again and again."""
+        """The newest of each worker's repeated messages."""
         self._handed: SimpleQueue[Sequence[Call] | None] = SimpleQueue()
         self._ticked = 0.0
         self._epochs: Callable[[], float] | None = None
         self._to_come = 0.0
-        # What a notebook shows goes to the cell whose context this is.
+        # A notebook shows output in the cell of the context that prints it.
         context = contextvars.copy_context()
         self._thread = threading.Thread(target=partial(context.run, self._watch), name="argosy-view", daemon=True)
 
     # ---- in the driver's thread
 
     def begin(self, job: Job, state: RunState) -> None:
-        """See `View.begin`."""
+        """Start the view's thread, with a state of its own."""
         self._log = job.directory / "workers" / "view.log"
         self._state = state.copied()
         self._kept.append(lambda view: view.begin(job, self._state))
@@ -68,20 +68,20 @@ class Apart:
         self._hand_over()
 
     def study(self, study: Study) -> None:
-        """See `View.study`."""
+        """Keep the call for the next tick."""
         self._kept.append(lambda view: view.study(study))
 
     def expect(self, epochs: Callable[[], float]) -> None:
-        """See `View.expect`. The driver's thread asks, and the view is told."""
+        """Implement `View.expect`: the driver's thread calls `epochs`, and the view gets the last result."""
         self._epochs, self._to_come = epochs, epochs()
         self._kept.append(lambda view: view.expect(lambda: self._to_come))
 
     def plan(self, plan: Plan) -> None:
-        """See `View.plan`."""
+        """Keep the call for the next tick."""
         self._kept.append(lambda view: view.plan(plan))
 
     def hear(self, worker: str, message: Any) -> None:
-        """See `View.hear`."""
+        """Keep the message for the next tick; of repeated messages only the newest."""
         if self._over:
             return
         if isinstance(message, Progress | Flowing):
@@ -90,7 +90,7 @@ class Apart:
             self._kept.append(partial(self._tell, worker, message))
 
     def tick(self, phase: Phase) -> None:
-        """See `View.tick`."""
+        """Hand over what was kept, if enough time has passed and the view has taken the last batch."""
         now = time.monotonic()
         if self._over or now - self._ticked < TICK_SECONDS or not self._handed.empty():
             return
@@ -100,7 +100,7 @@ class Apart:
         self._hand_over(lambda view: view.tick(phase))
 
     def end(self) -> None:
-        """See `View.end`."""
+        """Hand over the rest, and wait for the view's thread, but not for long."""
         if not self._thread.ident:
             return  # the run did not begin
         self._hand_over(lambda view: view.end())
@@ -119,13 +119,13 @@ class Apart:
             while (calls := self._handed.get()) is not None:
                 for call in calls:
                     call(self._view)
-        except (Exception, SystemExit):  # people's code, and rich, which ends the process where nobody reads
+        except (Exception, SystemExit):  # the user's code, and rich, which ends the process on a broken pipe
             self._over = True
             with contextlib.suppress(OSError):
                 make_folder(self._log.parent)
                 with replacing(self._log) as log:
                     log.write(traceback.format_exc().encode(errors="backslashreplace"))
-            with contextlib.suppress(Exception, SystemExit):  # it may hold the terminal still
+            with contextlib.suppress(Exception, SystemExit):  # it may still hold the terminal
                 self._view.end()
 
     def _tell(self, worker: str, message: Any, view: View) -> None:

@@ -1,4 +1,4 @@
-"""Energy that the machine has taken while a run goes on: the counters of RAPL (CPU packages) and of NVML (NVIDIA GPUs)."""
+"""Energy that the machine has used during a run: counters of RAPL (CPU packages) and NVML (NVIDIA GPUs)."""
 
 import ctypes
 from collections.abc import Callable, Mapping
@@ -14,17 +14,17 @@ NVML = "libnvidia-ml.so.1"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Counter:
-    """Something that counts joules."""
+    """A counter of joules."""
 
     read: Callable[[], float]
-    """Raises OSError where it cannot be read any more."""
+    """Return joules; raises OSError if the counter cannot be read any more."""
     wraps_at: float | None
-    """Where it begins at 0 again."""
+    """Joules at which it starts again from 0; None if it does not."""
 
 
 @dataclass(slots=True)
 class Meter:
-    """What some counters have counted since its beginning, if it looks at them often enough: RAPL's wrap within the hour."""
+    """Adds up counters from its creation on, if it is polled often enough: RAPL's wrap within an hour."""
 
     counters: Mapping[str, Counter]
     _joules: dict[str, float] = field(default_factory=dict)
@@ -32,7 +32,7 @@ class Meter:
 
     @classmethod
     def here(cls, *, gpus: bool, powercap: Path = POWERCAP) -> "Meter":
-        """Of this machine, as far as it lets itself be read."""
+        """Return a meter of this machine's counters, as far as they can be read."""
         meter = cls({**_rapl(powercap), **(_nvml() if gpus else {})})
         meter.look()
         return meter
@@ -43,7 +43,7 @@ class Meter:
         return {name: round(joules, 1) for name, joules in self._joules.items()}
 
     def look(self) -> None:
-        """Add what has come since the last look."""
+        """Add what has been used since the last call."""
         for name, counter in self.counters.items():
             try:
                 now = counter.read()
@@ -57,7 +57,10 @@ class Meter:
 
 
 def _rapl(powercap: Path) -> dict[str, Counter]:
-    """Of packages, which have their parts (``intel-rapl:0:1``) in them; the platform (psys) has the packages in it, and is none."""
+    """Return the counters of packages.
+
+    Their parts (``intel-rapl:0:1``) are included in them; the platform (psys) is no package.
+    """
     found = {}
     for zone in sorted(powercap.glob("intel-rapl:*")):
         try:

@@ -1,4 +1,4 @@
-"""Signals of people: the first pauses a run, the second acts as it would without us."""
+"""Signals from users: the first pauses a run, the second acts as it would without Argosy."""
 
 import signal
 import threading
@@ -9,15 +9,15 @@ from typing import Any
 __all__ = ["interrupts"]
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-"""Slurm and its like send the last one some time before a job's end, where they are asked to."""
+"""Schedulers such as Slurm send the last one some time before a job's end, if asked to."""
 
 
 @contextmanager
 def interrupts(pause: Callable[[str], None]) -> Iterator[None]:
-    """Inside, the first SIGINT, SIGTERM or SIGUSR1 calls `pause` with a reason, and then the handler that was there before.
+    """Inside the block, the first SIGINT, SIGTERM or SIGUSR1 calls `pause` with a reason, then the old handler.
 
-    A signal that is ignored stays so, as a shell has it for what runs in the background. Only the main thread can set
-    handlers; in any other, signals stay as they are.
+    An ignored signal stays ignored, as a shell sets it for background jobs. Only the main thread can set handlers; in
+    any other thread, signals stay as they are.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

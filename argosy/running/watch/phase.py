@@ -1,4 +1,4 @@
-"""What a run is at: the one word that says which of the driver's answers a message gets."""
+"""The phase of a run, which decides how the driver responds to a message."""
 
 from enum import Enum
 
@@ -6,12 +6,12 @@ __all__ = ["Phase"]
 
 
 class Phase(Enum):
-    """From the first to the last; after a loss it goes back to measuring or training."""
+    """Phases from first to last; after a loss the phase goes back to measuring or training."""
 
     OPENING = "opening the data"
     MEASURING = "measuring members"
     TRAINING = "training"
     REGROUPING = "saving members after a loss"
-    """As it is shown; other legs train meanwhile."""
+    """Shown to users; other legs train meanwhile."""
     ENDING = "saving members, to end"
     OVER = "ending"

@@ -1,4 +1,4 @@
-"""The seam between a run and whoever watches it."""
+"""The seam between a run and what displays it."""
 
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -13,50 +13,50 @@ __all__ = ["Silent", "View"]
 
 
 class View(Protocol):
-    """Watches a run. `argosy.running.watch.apart.Apart` keeps what it does, and how long it takes, from the run."""
+    """Watches a run. `argosy.running.watch.apart.Apart` keeps its errors and its time from affecting the run."""
 
     def begin(self, job: Job, state: RunState) -> None:
-        """A run begins; the state is the fold of its journal, and is kept up to date."""
+        """Begin to watch; `state` is the fold of the run's journal, and is kept up to date."""
 
     def study(self, study: Study) -> None:
-        """What is asked from here on: with members that were added, or without some that were not in the end."""
+        """Take the study as it is from here on: with members that were added, or without some left out at the end."""
 
     def expect(self, epochs: Callable[[], float]) -> None:
-        """How many epochs all members together have before them, as whoever brings them knows it; said before the run begins."""
+        """Take a function that returns how many epochs all members together have left; called before `begin`."""
 
     def plan(self, plan: Plan) -> None:
-        """Flotillas start."""
+        """Take a plan; its flotillas start."""
 
     def hear(self, worker: str, message: Any) -> None:
-        """A worker said something; or, from nobody, an event was journaled, which the state knows already."""
+        """Take a worker's message; with an empty worker, a journaled event, which the state has already."""
 
     def tick(self, phase: Phase) -> None:
-        """A few times a second, with what the run is at."""
+        """Update the display; called a few times a second with the phase of the run."""
 
     def end(self) -> None:
-        """The run has ended, well or not."""
+        """Stop: the run has ended, successfully or not."""
 
 
 class Silent:
-    """Shows nothing."""
+    """A view that shows nothing."""
 
     def begin(self, job: Job, state: RunState) -> None:
-        """See `View.begin`."""
+        """Do nothing."""
 
     def study(self, study: Study) -> None:
-        """See `View.study`."""
+        """Do nothing."""
 
     def expect(self, epochs: Callable[[], float]) -> None:
-        """See `View.expect`."""
+        """Do nothing."""
 
     def plan(self, plan: Plan) -> None:
-        """See `View.plan`."""
+        """Do nothing."""
 
     def hear(self, worker: str, message: Any) -> None:
-        """See `View.hear`."""
+        """Do nothing."""
 
     def tick(self, phase: Phase) -> None:
-        """See `View.tick`."""
+        """Do nothing."""
 
     def end(self) -> None:
-        """See `View.end`."""
+        """Do nothing."""

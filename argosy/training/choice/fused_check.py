@@ -1,8 +1,8 @@
-"""Which members are one program: those of one fingerprint that are seen to get from it what they get alone.
+"""The equivalence check of fused programs: members of one fingerprint are fused if together they get the results that they get alone.
 
-Twins of the members make a step and an evaluation on a real batch, once each by itself and once together, in float64 where
-their code allows it: there what differs by rounding is far from what differs. What vectorised code gets wrong without a word
-is found so: buffers that a module assigns anew, draws of Python's and NumPy's generators, what a module notes for itself.
+Copies of the members make a step and an evaluation on a real batch, each alone and all together, in float64 where their code
+allows it, which tells rounding from real differences. This finds silent errors of vectorised code: buffers that a module assigns
+anew, draws from Python's and NumPy's generators, state that a module keeps in attributes.
 """
 
 import functools
@@ -28,21 +28,21 @@ from argosy.training.programs.solo import Solo
 __all__ = ["Admission", "admit"]
 
 TRIED = 4
-"""Members of a pack that are tried: one forward pass serves all, and twins take memory."""
+"""Members of a pack that are checked: all share one forward pass, and copies take memory."""
 DOUBLE, SINGLE = 1e-9, 1e-3
-"""Allowed differences, as a share of the largest number beside it: of float64, and of other types."""
+"""Allowed differences, as a share of the tensor's largest number: in float64, and in other dtypes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Admission:
-    """What may be one program."""
+    """Result of the equivalence check."""
 
     packs: tuple[tuple[str, ...], ...]
-    """Members that may be fused; one by itself where that was asked for."""
+    """Members that may be fused; single ones where `single` was given."""
     alone: Mapping[str, str]
-    """The others, and for each the reason."""
+    """The other members, each with the reason."""
     failed: Mapping[tuple[str, ...], str]
-    """Those of the others that were tried as one program, and what it raised or did otherwise than each by itself."""
+    """Members that were checked together and failed, with the error or the difference."""
 
 
 def admit(
@@ -53,10 +53,10 @@ def admit(
     single: bool = False,
     pairs: bool = True,
 ) -> Admission:
-    """Try those of these members that are alike on a block of training samples; they stay as they are.
+    """Check members that are alike on a block of training samples; the members stay unchanged.
 
-    What is `admitted` is not tried again, and what passes is added to it. With `single`, whom nobody is like is tried too; without
-    `pairs`, two are not whose optimizers take one pass.
+    Fingerprints in `admitted` are not checked again, and those that pass are added to it. With `single`, a member without a like is
+    checked too; without `pairs`, two members with single-pass optimizers are not.
     """
     admitted = set() if admitted is None else admitted
     alike: dict[Fingerprint, list[LiveMember]] = {}
@@ -67,7 +67,7 @@ def admit(
             if reason is None:
                 alike.setdefault(Fingerprint.of(live), []).append(live)
         except Exception as error:
-            # Boundary between a member's code and ours: what it holds may not let itself be compared.
+            # Boundary between a member's code and ours: its objects may not be comparable.
             reason = f"it cannot be compared with others: {reason_of(error)}"
         if reason is not None:
             reasons[live.member.name] = reason
@@ -103,14 +103,14 @@ def _lonely(fingerprint: Fingerprint, alike: Mapping[Fingerprint, Sequence[LiveM
 
 @dataclass(frozen=True, slots=True)
 class FusedTrial:
-    """A twin after a step and an evaluation."""
+    """A copy of a member after a step and an evaluation."""
 
     live: LiveMember
     gradients: Mapping[str, Tensor]
 
 
 def _attempted(lives: Sequence[LiveMember], block: Block) -> "Attempt":
-    """Try these members as one program. Where memory ends, fewer of them are tried, down to two."""
+    """Check these members as one program. Where memory runs out, fewer of them are checked, down to two."""
     double, block = True, _filled(block, lives)
     while True:
         attempt = _attempt(lives, block, double=double)
@@ -124,20 +124,20 @@ def _attempted(lives: Sequence[LiveMember], block: Block) -> "Attempt":
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Attempt:
-    """What came of twins alone and together."""
+    """Outcome of one check of copies alone and together."""
 
     reason: str | None
-    """Why they are not to be one program."""
+    """Why they may not be one program; None where they may."""
     alone: bool = False
-    """Whether one has raised by itself."""
+    """Whether a copy raised alone."""
     failed: bool = False
-    """Whether their program raised, though memory was left, or did otherwise than each of them."""
+    """Whether their program raised, other than for memory, or gave other results."""
     crowded: bool = False
-    """Whether memory has run out."""
+    """Whether memory ran out."""
 
     @classmethod
     def of(cls, what: str, error: Exception, count: int, *, alone: bool = False) -> "Attempt":
-        """One of so many twins that has raised."""
+        """Return the attempt of an error in a check of `count` copies."""
         line, crowded = reason_of(error), out_of_memory(error)
         reason = f"there is no memory to try {count} side by side: {line}" if crowded else f"{what} raises {line}"
         return cls(reason=reason, alone=alone, failed=not alone and not crowded, crowded=crowded)
@@ -160,11 +160,11 @@ def _attempt(lives: Sequence[LiveMember], block: Block, *, double: bool) -> Atte
         return Attempt.of("as one program it", error, len(lives))
 
 
-# ---- twins
+# ---- copies
 
 
 def _twins(lives: Sequence[LiveMember], block: Block, *, double: bool) -> list[LiveMember]:
-    """Copies that stand before the block, each with batches of its own where the members have such."""
+    """Return copies of the members at the start of the block, with different batches where members have subsets."""
     twins = [live.trial() for live in lives]
     in_subsets = _in_subsets(lives)
     order = np.arange(block.place.rows, dtype=np.int64)
@@ -180,14 +180,14 @@ def _twins(lives: Sequence[LiveMember], block: Block, *, double: bool) -> list[L
 
 
 def _in_subsets(lives: Sequence[LiveMember]) -> bool:
-    """Whether some have one, so that batches differ."""
+    """Whether a member has a subset, so that batches differ."""
     return any(live.member.subset is not None for live in lives)
 
 
 def _filled(block: Block, lives: Sequence[LiveMember]) -> Block:
-    """The sound rows of a block. Of one that is shorter than a batch some come again: no batch has another size than later ones."""
+    """Return the sound rows of a block, repeated where it is shorter than a batch, so that batches have their usual size."""
     live, sound = lives[0], block.sound.nonzero()[0]
-    least = max(live.member.batch_size, live.val_rows) + _in_subsets(lives)  # each twin has one less then
+    least = max(live.member.batch_size, live.val_rows) + _in_subsets(lives)  # each copy then has one less
     rows = torch.from_numpy(np.resize(sound, max(least, len(sound))))
     leaves = tuple(leaf.index_select(0, rows.to(leaf.device)) for leaf in block.leaves)
     place, labels = replace(block.place, start=0, rows=len(rows)), None if block.labels is None else block.labels[rows]
@@ -203,7 +203,7 @@ def _make_double(live: LiveMember) -> None:
 
 
 def _given(block: Block, *, double: bool) -> Block:
-    """A copy of the block, for a trial."""
+    """Return a copy of the block for a check."""
     leaves = (leaf.double() if double and leaf.is_floating_point() else leaf.clone() for leaf in block.leaves)
     return replace(block, leaves=tuple(leaves))
 
@@ -212,7 +212,7 @@ def _given(block: Block, *, double: bool) -> Block:
 
 
 class UnfitProgram(Exception):  # noqa: N818
-    """What a member does alone already speaks against its being fused."""
+    """A member that, by its behaviour alone, cannot be fused."""
 
 
 def _alone(twin: LiveMember, block: Block) -> FusedTrial:
@@ -236,7 +236,7 @@ def _alone(twin: LiveMember, block: Block) -> FusedTrial:
 
 
 def _together(twins: Sequence[LiveMember], block: Block) -> list[FusedTrial]:
-    """By the order of the twins."""
+    """Try the copies as one program, in their order."""
     fused = Fused.of(twins)
     gradients: dict[int, Mapping[str, Tensor]] = {}
     with fused.active():
@@ -254,7 +254,7 @@ def _together(twins: Sequence[LiveMember], block: Block) -> list[FusedTrial]:
 
 
 def _differences(alone: FusedTrial, fused: FusedTrial, tolerance: float) -> Iterator[str]:
-    """Words for each thing that is not the same; the first ones are nearer to the cause."""
+    """Yield a description of each difference; the first ones are closer to the cause."""
     mine, theirs = alone.live, fused.live
     if not torch.equal(mine.randomness.torch_state, theirs.randomness.torch_state):
         yield "as one program it draws other random numbers"

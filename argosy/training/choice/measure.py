@@ -1,4 +1,4 @@
-"""What a member costs and what is unusual about it, found out on a twin before its first real step."""
+"""Measures a member's costs and finds its peculiarities, on a copy, before its first real step."""
 
 import contextlib
 import hashlib
@@ -46,13 +46,13 @@ def measuring(
     groups: int = 1,
     validated: int = 0,
 ) -> Generator[None, None, Measured]:
-    """Steps of a twin on the first block: up to 5 or 30 ms; thorough, 48 of which the last 20 count (FLEET §6.1).
+    """Measure a copy's steps on the first block: up to 5 or 30 ms; thorough, 48 of which the last 20 count (FLEET §6.1).
 
-    What a member's code does only later it does here first, the end of an epoch and a validation, where `validated` samples, 0 for
-    none, look like these: what raises then raises before anything is trained. The network is shown no batch of a size that it would
-    not see later. Yields between two steps, where others may have their turn; returns what was found.
+    Code that would run only later runs here first: the end of an epoch, and a validation, where `validated` samples (0 for none)
+    look like these. So its errors come before anything is trained. The network gets only batch sizes that it will see later.
+    Yields between two steps, for other work; returns the measurement.
 
-    A group of m devices is measured by the steps of one of m even shares of the batch, where the member may be split or all
+    A group of m devices is measured by steps on one of m even shares of the batch, where the member may be split or all
     are measured thoroughly. Where the device counts its memory, activations are what a step took beyond weights, optimizer
     state and gradients, kernels' work space included; elsewhere what autograd kept.
     """
@@ -67,11 +67,11 @@ def measuring(
     with _norms(trial.live.model) as lone:
         trial, warm_up = _first_step(trial, live, batch, saved, backend)
     yield
-    # A schedule of steps may know how many there will be, and these are none of them.
+    # A schedule per step may have a fixed number of steps, and these do not count.
     schedule, trial.live.schedule = trial.live.schedule, None
     gradients = _bytes(p for p in live.model.parameters() if p.requires_grad)
     activations = max(saved.peak, _spent(trial, batch, backend) - gradients)
-    unsaved = _in_no_file(trial.live.model)  # what a first step has filled for good would be filled again
+    unsaved = _in_no_file(trial.live.model)  # after the first step: lazily filled values are no change
     seconds = yield from _step_seconds(trial, batch, warm_up, backend, thorough=thorough)
     moving = [where for where, value in _in_no_file(trial.live.model).items() if unsaved.get(where) != value]
     with large_outside():
@@ -101,7 +101,7 @@ def measuring(
 
 
 def _try_loss(trial: Solo, block: Block) -> None:
-    """The loss of a batch, and all labels of the first block; where a member augments, those that it makes of a batch."""
+    """Check the loss on a batch, and all labels of the first block; where a member augments, the labels of the augmented batch."""
     member = trial.live.member
     if member.step is not None:
         return
@@ -117,7 +117,7 @@ def _try_loss(trial: Solo, block: Block) -> None:
 
 
 def _try_validation(trial: Solo, block: Block, samples: int) -> bool:
-    """A validation of a batch of so many samples, as if these were of the first block; whether it wrote into them."""
+    """Try a validation of `samples` samples on a batch of the block; returns whether it wrote into its input."""
     member = trial.live.member
     samples = Selection.of(member.val_subset, samples).length
     size = min(member.eval_batch_size or member.batch_size, samples)
@@ -133,10 +133,10 @@ def _try_validation(trial: Solo, block: Block, samples: int) -> bool:
 def _first_step(
     trial: Solo, live: LiveMember, batch: "_Shown", saved: "_SavedBytes", backend: Backend
 ) -> tuple[Solo, float]:
-    """Who has made it, and its seconds; what autograd kept for it is counted.
+    """Make the first step, counting what autograd keeps; returns its program and seconds.
 
-    Some code does not bear that, as `torch.func.grad` does not: another twin makes its step, without. An error that was
-    the member's own comes again there.
+    Some code, as `torch.func.grad`, does not allow counting: then another copy makes the step without. An error of the
+    member's own is raised again there.
     """
     try:
         with saved, refusing_broadcasts(live.member):
@@ -144,16 +144,16 @@ def _first_step(
     except RuntimeError as error:
         if out_of_memory(error):
             raise
-    # Outside of the handler, whose traceback holds what the step has made.
+    # Outside of the handler: its traceback keeps the step's tensors alive.
     again = Solo(live.trial())
     again.live.randomness = trial.live.randomness
     return again, _timed_step(again, batch, backend)
 
 
 def _spent(trial: Solo, batch: "_Shown", backend: Backend) -> int:
-    """Bytes that a step took at its fullest beyond what was there before it; 0 where the device does not count them.
+    """Return a step's peak memory in bytes beyond that before it; 0 where the device does not count memory.
 
-    Not of the first step: in it, optimizer state is born and libraries take work space for the whole process.
+    Not for the first step, in which optimizer state is created and libraries allocate work space for the whole process.
     """
     trial.live.optimizer.zero_grad(set_to_none=True)
     before = backend.memory_in_use()
@@ -167,7 +167,7 @@ def _spent(trial: Solo, batch: "_Shown", backend: Backend) -> int:
 def _step_seconds(
     trial: Solo, batch: "_Shown", warm_up: float, backend: Backend, *, thorough: bool
 ) -> Generator[None, None, float]:
-    """Seconds of a step: the median of FLEET's 20, or the least of a few, of at least one after the first.
+    """Return the seconds of a step: the median of FLEET's 20, or the least of a few, at least one after the first.
 
     The first one sets up kernels, which may take longer than all others. The least, because at the start of a run loader
     workers fill the ring on the same cores, which only makes steps slower.
@@ -182,7 +182,7 @@ def _step_seconds(
 def _shard_seconds(
     trial: Solo, block: Block, backend: Backend, most: int, *, thorough: bool
 ) -> Generator[None, None, tuple[float, ...]]:
-    """Seconds of a step on one of m even shares of the batch, for m = 2 … `most`."""
+    """Return the seconds of a step on one of m even shares of the batch, for m = 2 … `most`."""
     member, found = trial.live.member, []
     for m in range(2, most + 1):
         share = _Shown(block, -(-member.batch_size // m))
@@ -192,7 +192,7 @@ def _shard_seconds(
 
 
 def _too_few(warm_up: float, seconds: list[float]) -> bool:
-    """Whether a further step is due after the first and these."""
+    """Whether another step is due after the first and these."""
     return not seconds or (len(seconds) + 1 < STEPS and warm_up + sum(seconds) < SECONDS)
 
 
@@ -206,13 +206,13 @@ def _timed_step(trial: Solo, batch: "_Shown", backend: Backend) -> float:
 
 
 def has_batch_norm(model: nn.Module) -> bool:
-    """Whether a batch of one sample may be too small for it."""
+    """Whether a batch of one sample may be too small for the model."""
     return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
 
 
 @contextlib.contextmanager
 def _norms(model: nn.Module) -> Iterator[list[bool]]:
-    """Inside, of each pass through BatchNorm in training: whether a sample has one value of a channel alone, and no image of it."""
+    """Record, for each training pass through BatchNorm inside, whether a sample has a single value per channel."""
     found: list[bool] = []
 
     def look(norm: nn.Module, inputs: tuple[Any, ...]) -> None:
@@ -229,7 +229,7 @@ def _norms(model: nn.Module) -> Iterator[list[bool]]:
 
 
 def _in_no_file(model: nn.Module) -> dict[str, Any]:
-    """Tokens of numbers and tensors that layers hold and no file has, but for tensors that a pass computes anew."""
+    """Return tokens of layers' numbers and leaf tensors that no checkpoint has; a pass computes other tensors anew."""
     found = {}
     for name, module in model.named_modules():
         buffers = {key: module._buffers.get(key) for key in module._non_persistent_buffers_set}
@@ -241,7 +241,7 @@ def _in_no_file(model: nn.Module) -> dict[str, Any]:
 
 
 def state_bytes(live: LiveMember) -> int:
-    """Weights, buffers and optimizer state."""
+    """Return the bytes of weights, buffers and optimizer state."""
     model = [*live.model.parameters(), *live.model.buffers()]
     optimizer = [t for t in flatten(live.optimizer.state_dict()["state"])[0] if isinstance(t, torch.Tensor)]
     return _bytes(model) + _bytes(optimizer)
@@ -257,19 +257,19 @@ class _Held:
 
 
 class _SavedBytes:
-    """Counts what autograd keeps for backward passes at one time, each storage once.
+    """Counts the bytes that autograd keeps for backward passes at one time, each storage once.
 
-    Each of several micro-batches is through before the next begins: what counts is the most that was kept together.
+    Micro-batches run one after another, so the peak counts.
 
-    At the end it lets go of what is still kept: a graph whose step failed would hold itself for ever, since a tensor that
-    is kept may be the result of the very operation that keeps it.
+    On exit it drops what is still kept: the graph of a failed step would keep itself alive, since a kept tensor may be the result
+    of the very operation that keeps it.
     """
 
     def __init__(self) -> None:
         self.peak = 0
         self._now = 0
         self._holders: Counter[int] = Counter()
-        """By the address of a storage."""
+        """Kept tensors, by address of their storage."""
         self._held: weakref.WeakSet[_Held] = weakref.WeakSet()
         self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, lambda held: held.tensor)
 
@@ -303,7 +303,7 @@ class _SavedBytes:
 
 
 class _Shown:
-    """A private batch of this size: the first sound rows of a block, some of them again where there are too few."""
+    """A private batch of this size: the first sound rows of a block, repeated where there are too few."""
 
     def __init__(self, block: Block, rows: int, *, different: int | None = None) -> None:
         self._block = block
@@ -315,7 +315,7 @@ class _Shown:
 
     @property
     def written(self) -> bool:
-        """Whether somebody wrote into it, also past torch's eyes: through `.data`, or NumPy."""
+        """Whether the batch was written into, also where torch does not count it: through `.data`, or NumPy."""
         versions = [leaf._version for leaf in self._leaves]
         return versions != self._versions or not same_bits(self._leaves, self._rows())
 

@@ -1,7 +1,7 @@
-"""Whether a member may be split over devices: a twin makes the backward pass of a real batch whole, and another one in two shares.
+"""The equivalence check of splitting: one copy of a member runs the backward pass of a real batch whole, another in two shares.
 
-In float64 where the member's code allows it: there what differs by rounding is far from what differs. What a share would do
-otherwise without a word is found so: a loss that is no mean over samples, random numbers, statistics over a batch.
+In float64 where the member's code allows it, which tells rounding from real differences. This finds what shares would silently do
+otherwise: a loss that is no mean over samples, random numbers, statistics over a batch.
 """
 
 import copy
@@ -26,14 +26,14 @@ from argosy.training.programs.solo import Solo
 __all__ = ["NO_SHARE", "why_whole"]
 
 NO_SHARE = "on a share of a batch its step raises"
-"""How the reason begins of a member that cannot take a share of its batch at all."""
+"""Prefix of the reason of a member that cannot step on a share of its batch at all."""
 
 DOUBLE, SINGLE = 1e-9, 1e-3
-"""Allowed differences, as a share of the largest gradient: of float64, and of other types."""
+"""Allowed differences, as a share of the largest gradient: in float64, and in other dtypes."""
 
 
 def why_whole(live: LiveMember, data: Any, rows: int) -> str:
-    """Why this member stays on one device; empty where it may be split. The batch is the trial's own; the member stays as it is."""
+    """Return why a member must stay on one device; empty where it may be split. `data` is private; the member stays unchanged."""
     if live.member.optimizers is not None:
         return "its own step moves the weights, each share by its own gradients"
     if isinstance(live.schedule, ReduceLROnPlateau):
@@ -60,17 +60,17 @@ def why_whole(live: LiveMember, data: Any, rows: int) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tried:
-    """A twin after a backward pass."""
+    """A copy of a member after a backward pass."""
 
     live: LiveMember
     gradients: Mapping[str, Tensor]
     loss: float
     changed: str
-    """What the pass has changed beside gradients."""
+    """A buffer or attribute that the pass changed, or empty."""
 
 
 def _tried(live: LiveMember, data: Any, bounds: tuple[int, ...], *, double: bool) -> Tried:
-    """Parts of a batch between these rows, one after another."""
+    """Run a copy's backward pass on parts of a batch, between these rows."""
     twin = live.trial()
     if double:
         twin.model.double()
@@ -90,7 +90,7 @@ def _tried(live: LiveMember, data: Any, bounds: tuple[int, ...], *, double: bool
 
 
 def _differences(live: LiveMember, whole: Tried, shared: Tried, tolerance: float) -> Iterator[str]:
-    """Words for each thing that speaks against a split; the first ones are nearer to the cause."""
+    """Yield each reason against a split; the first ones are closer to the cause."""
     drawn, before = whole.live.randomness, live.randomness
     if not torch.equal(drawn.torch_state, before.torch_state) or not _equal(drawn.device_state, before.device_state):
         yield "its step draws random numbers, of which every share would draw its own"

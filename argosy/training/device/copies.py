@@ -1,13 +1,13 @@
-"""Blocks on their way from the ring to a device, which never waits for them, nor the host.
+"""Asynchronous copies of blocks from the ring to a device; neither the device nor the host waits for them.
 
-Contract. A block lies in a slot of the ring, which other trainers and the feeder share, until its copy has passed:
-`Copies` holds the block until then, and nobody else needs to. Whoever takes a block calls `release_done` now and then, at
-least before it waits for the next one: a slot that nobody releases is one that the feeder lacks. Steps that are asked for
-after `start` come after the copy by the device's own order, so the host goes on at once.
+Contract. A block lies in a slot of the ring, which other trainers and the feeder share, until its copy is complete; `Copies`
+alone holds the block until then. The caller runs `release_done` now and then, at least before it waits for the next block: the
+feeder cannot use a slot that is not released. Steps issued after `start` follow the copy in the device's own order, so the host
+goes on at once.
 
-Where a device is the host itself, steps are made on the slot, and members' code may keep what it is shown: a metric object
-all targets, say. So a block is copied there too while somebody has a part of an earlier one, and the first of each split
-since somebody came aboard. One slot is the most that a trainer keeps from the feeder, where a member begins to keep later on.
+Where the device is the host itself, steps read the slot, and members' code may keep references to it (a metric object that keeps
+all targets, say). So a block is copied there too while part of an earlier block is still referenced, and so is the first block of
+each split after a member was assigned. If a member begins to keep references later, the trainer withholds one slot at most.
 """
 
 import weakref
@@ -29,34 +29,34 @@ from argosy.training.device.devices import Backend, DeviceEvent
 __all__ = ["Copies", "same_bits"]
 
 FEW = 2
-"""Samples that `Data.on_device` is tried on by themselves: what it makes of all together is another thing for so few."""
+"""Samples on which `Data.on_device` is checked separately: so few that using the whole block's statistics shows."""
 ROUNDING = 1e-3
-"""Share of a leaf's largest number by which that may differ: kernels for few rows round otherwise than those for many."""
+"""Allowed difference, as a share of a leaf's largest number: kernels for few rows round otherwise than those for many."""
 
 
 @dataclass(slots=True)
 class Copies:
-    """Blocks on their way to one device, and the study's own work on them there."""
+    """Blocks being copied to one device, and `Data.on_device` applied to them there."""
 
     backend: Backend
     on_device: Callable[[Any], Any] | None = None
     """`Data.on_device`."""
     _pending: deque[tuple[DeviceEvent, Block]] = field(default_factory=deque)
     _shown: set[str] = field(default_factory=set)
-    """Splits of which there was a block since somebody came aboard."""
+    """Splits that had a block since a member was last assigned."""
     _memory: list[weakref.ref[torch.UntypedStorage]] = field(default_factory=list)
-    """Of blocks that somebody may still have a part of."""
+    """Storages of blocks that may still be referenced."""
     _writes: dict[str, bool] = field(default_factory=dict)
-    """By split, whether `on_device` wrote into the first block's leaves."""
+    """Whether `on_device` wrote into the first block's leaves, by split."""
     _tried: set[str] = field(default_factory=set)
-    """Splits of which `on_device` was tried on few samples."""
+    """Splits on which `on_device` was checked with few samples."""
 
     def boarded(self) -> None:
-        """Somebody came aboard, of whom nobody knows what he keeps."""
+        """Note that a member was assigned, which may keep references to its first blocks."""
         self._shown.clear()
 
     def start(self, block: Block) -> Block:
-        """The block on the device, for steps that are asked for from here on."""
+        """Return the block on the device, for steps issued from here on."""
         if self.backend.apart:
             leaves, event = self.backend.copy(block.leaves)
             self._pending.append((event, block))
@@ -69,19 +69,19 @@ class Copies:
         return self._transformed(block, self.on_device)
 
     def release_done(self) -> int:
-        """Let go of blocks whose copies have passed; returns how many are still on their way. Never waits."""
+        """Release blocks after their copies are complete; returns how many are still being copied. Never waits."""
         while self._pending and self._pending[0][0].query():
             self._pending.popleft()
         return len(self._pending)
 
     def finish(self) -> None:
-        """Wait for all copies and let go of their blocks: before the ring's memory goes."""
+        """Wait for all copies and release their blocks; called before the ring's memory is freed."""
         while self._pending:
             self._pending[0][0].synchronize()
             self._pending.popleft()
 
     def _lent(self, block: Block) -> Block:
-        """The block in its slot, or a copy that may be kept."""
+        """Return the block in its slot, or a copy that members may keep."""
         self._memory = [memory for memory in self._memory if memory() is not None]
         if self._memory or block.place.split not in self._shown:
             block = block.private()
@@ -92,9 +92,9 @@ class Copies:
     # ---- the study's own work
 
     def _transformed(self, block: Block, on_device: Callable[[Any], Any]) -> Block:
-        """Work in place is for nobody's eyes but this trainer's: found on a split's first block.
+        """Apply `on_device`, on copies where it writes into the shared input.
 
-        There also where it goes past torch's eyes, through `.data` or NumPy.
+        Whether it writes is found on a split's first block, also where torch does not count it (through `.data` or NumPy).
         """
         split, shared = block.place.split, not self.backend.apart
         private = shared and self._writes.get(split, True)
@@ -118,7 +118,7 @@ class Copies:
     def _check_parts(
         self, on_device: Callable[[Any], Any], parts: Iterable[Any], made: list[Tensor], tree: Structure
     ) -> None:
-        """Raise StudyError unless it makes of these parts of a block what it has made of the whole, and draws nothing."""
+        """Raise StudyError unless `on_device` gives for these parts what it gave for the whole block, and draws nothing."""
         before = self._generators()
         (first, as_first), (others, as_others) = (flatten(on_device(part)) for part in parts)
         if self._generators() != before:
@@ -139,7 +139,7 @@ class Copies:
 
 
 def same_bits(some: Iterable[Tensor], others: Iterable[Tensor]) -> bool:
-    """Whether tensors hold the same, also where that is no number."""
+    """Whether tensors are equal bit by bit, NaN included."""
     return all(torch.equal(_bits(a), _bits(b)) for a, b in zip(some, others, strict=True))
 
 
@@ -148,15 +148,15 @@ def _bits(leaf: Tensor) -> Tensor:
 
 
 def _plain(leaf: Tensor) -> Tensor:
-    """With its numbers in the order of its dimensions, as batches over several blocks have them: kernels round by that order.
+    """Return the leaf contiguous, as batches over several blocks are: kernels round by the order in memory.
 
-    Flattened in between, because torch also goes by the strides of dimensions of size 1, which are anything.
+    Flattened in between, because torch also goes by the strides of dimensions of size 1, which are arbitrary.
     """
     return leaf.resolve_conj().resolve_neg().reshape(-1).view(leaf.shape)
 
 
 def _parts(block: Block) -> tuple[Any, Any]:
-    """Copies of its first few samples, and of the others."""
+    """Return copies of the block's first `FEW` samples, and of the others."""
     few, others = (
         unflatten([leaf[rows].clone() for leaf in block.leaves], block.tree) for rows in (slice(FEW), slice(FEW, None))
     )
@@ -164,7 +164,7 @@ def _parts(block: Block) -> tuple[Any, Any]:
 
 
 def _alike(whole: Tensor, *parts: Any) -> bool:
-    """Whether these are its first few rows and the others, but for rounding."""
+    """Whether `parts` equal the first `FEW` rows of `whole` and the others, but for rounding."""
     whole = whole.detach()
     expected = whole[:FEW], whole[FEW:]
     if any(

@@ -1,4 +1,4 @@
-"""What CUDA alone can do, and ROCm under its name."""
+"""What CUDA and ROCm (under CUDA's name) alone have: pinned memory, graphs."""
 
 import contextlib
 import functools
@@ -21,14 +21,14 @@ Made = TypeVar("Made")
 
 
 def pin(memory: npt.NDArray[np.uint8], device: torch.device) -> Unpin:
-    """Register memory of the host, so that copies need not wait for it; warns where that is not to be had."""
+    """Pin host memory, so that copies run asynchronously; warns where that fails."""
     runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     address = memory.ctypes.data
     failed = int(runtime.cudaHostRegister(address, memory.nbytes, 0))
     if not failed:
         return lambda: _unpin(runtime, address)
     with suppress(RuntimeError):
-        # The runtime tells its last error once more, to the next who asks.
+        # The runtime reports its last error once more, at the next call.
         torch.zeros(1, device=device)
     warnings.warn(
         f"{memory.nbytes} bytes of shared memory could not be pinned (CUDA error {failed}): copies to {device} wait for "
@@ -48,49 +48,49 @@ def _unpin(runtime: Any, address: int) -> None:
 class Lane:
     """A stream, and the graphs that were captured on it.
 
-    With any of them that is destroyed torch gives back the work space of the stream (2.12 and later, pytorch#193402), in which
-    the others still compute. So they are destroyed when none of them is replayed any more.
+    Destroying any of them makes torch free the stream's work space (2.12 and later, pytorch#193402), in which the others still
+    compute. So graphs are destroyed only when none of them is replayed any more.
     """
 
     def __init__(self, stream: Any) -> None:
         self.stream = stream
         self.recorders = 0
-        """That capture there."""
+        """Recorders that use this stream."""
         self._open = 0
         self._closed: list[Any] = []
 
     def open(self) -> None:
-        """A graph is there that will be replayed."""
+        """Count a graph that will be replayed."""
         self._open += 1
 
     def close(self, graph: Any) -> None:
-        """It is replayed no longer."""
+        """Drop a graph that was open."""
         self._open -= 1
         self.drop(graph)
 
     def drop(self, graph: Any) -> None:
-        """Destroy a graph that is not open, now or with others."""
+        """Destroy a graph that is not open, once none is."""
         self._closed.append(graph)
         while self._closed and not self._open:
             self._closed.pop().reset()
 
 
 LANES = 32
-"""Streams in torch's pool, which it hands out in turn."""
+"""Size of torch's stream pool, from which streams are handed out in turn."""
 _BROKEN_OFF: list[Any] = []
-"""Graphs whose capture CUDA has ended: torch's allocator of pinned memory goes on asking them which streams are theirs."""
+"""Graphs after CUDA has ended their capture, kept alive: torch's pinned-memory allocator goes on asking them for their streams."""
 
 
 @functools.cache
 def lanes_of(device: torch.device) -> Sequence[Lane]:
-    """Of a device, for the life of the process."""
+    """Return the device's lanes, which live as long as the process."""
     return [Lane(torch.cuda.Stream(device)) for _ in range(LANES)]  # type: ignore[no-untyped-call]
 
 
 class CudaRecorder:
-    """See `argosy.training.device.recorders.Recorder`. Where there are more of them than streams, some have one together."""
+    """A `argosy.training.device.recorders.Recorder` of CUDA graphs. More recorders than streams share streams."""
 
-    # Before (pytorch#176752), where a generator stands was written for a replay while that of another program might still read it.
+    # In earlier versions (pytorch#176752) a replay's generator state was written while another program's replay might still read it.
     draws_apart: ClassVar[bool] = torch.__version__ >= "2.13"
 
     def __init__(self, device: torch.device) -> None:
@@ -100,21 +100,21 @@ class CudaRecorder:
 
     @contextlib.contextmanager
     def own(self) -> Iterator[None]:
-        """See `Recorder.own`."""
+        """Make the lane's stream the current one."""
         with torch.cuda.stream(self._lane.stream):
             yield
 
     def fork(self) -> None:
-        """See `Recorder.fork`."""
+        """Let the lane's stream wait for the current one."""
         self._lane.stream.wait_stream(torch.cuda.current_stream(self._device))
 
     def join(self) -> None:
-        """See `Recorder.join`."""
+        """Let the current stream wait for the lane's."""
         torch.cuda.current_stream(self._device).wait_stream(self._lane.stream)
 
     @contextlib.contextmanager
     def strict(self) -> Iterator[None]:
-        """See `Recorder.strict`."""
+        """Set torch's sync debug mode to raise."""
         before = torch.cuda.get_sync_debug_mode()
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Synchronization debug mode is a prototype")
@@ -125,10 +125,10 @@ class CudaRecorder:
             torch.cuda.set_sync_debug_mode(before)
 
     def record(self, work: Callable[[], Made]) -> tuple["CudaRecording", Made]:
-        """See `Recorder.record`. Its memory is a pool of its own."""
+        """Capture the work in a graph with a memory pool of its own."""
         graph: Any = torch.cuda.CUDAGraph()
-        # Nothing is to be under way, and nothing to be collected meanwhile: what frees memory or destroys an event would
-        # end the capture. Without what is cached there is more for the graph, whose memory is for nobody else.
+        # Nothing may be under way, and no garbage collected meanwhile: freeing memory or destroying an event would end the
+        # capture. The cache is emptied because the graph's pool cannot use it.
         torch.cuda.synchronize(self._device)
         gc.collect()
         torch.cuda.empty_cache()
@@ -146,7 +146,7 @@ class CudaRecorder:
     def _captured(self, graph: Any, work: Callable[[], Made]) -> Made:
         pool = torch.cuda.graph_pool_handle()
         try:
-            # Other threads may ask things of CUDA that a capture does not allow: those of autograd, of pinned memory, of a tracker.
+            # Other threads (autograd, pinned memory, a tracker) may make CUDA calls that a capture does not allow.
             graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             made = work()
             graph.capture_end()
@@ -158,14 +158,14 @@ class CudaRecorder:
     def _break_off(self, graph: Any, pool: tuple[int, int]) -> None:
         """End a capture that has failed.
 
-        Where CUDA did so before, torch raises in the middle: its allocator still takes the pool's part, so that memory which
-        other streams have used is never free again, and its generator raises at every draw until a capture ends well.
+        Where CUDA ended it before, torch raises halfway: its allocator goes on allocating from the pool, so memory that other
+        streams have used is never free again, and its generator raises at every draw until a capture ends well.
         """
         try:
             graph.capture_end()
         except RuntimeError:
             _BROKEN_OFF.append(graph)
-            # Where all but the making of the graph went well, the allocator knows of the end.
+            # Raises where only building the graph failed: then the allocator knows of the end.
             with suppress(RuntimeError):
                 torch._C._cuda_endAllocateToPool(self._device.index, pool)
                 torch._C._cuda_releasePool(self._device.index, pool)
@@ -177,22 +177,22 @@ class CudaRecorder:
         self._lane.drop(graph)
 
     def close(self) -> None:
-        """See `Recorder.close`."""
+        """Release the lane."""
         self._lane.recorders -= 1
 
 
 @dataclass(frozen=True, slots=True)
 class CudaRecording:
-    """See `argosy.training.device.recorders.Recording`."""
+    """A captured CUDA graph, as a `argosy.training.device.recorders.Recording`."""
 
     graph: Any
     lane: Lane
     memory_bytes: int
 
     def replay(self) -> None:
-        """See `Recording.replay`."""
+        """Replay the graph on the current stream."""
         self.graph.replay()
 
     def close(self) -> None:
-        """See `Recording.close`."""
+        """Destroy the graph, or leave that to its lane."""
         self.lane.close(self.graph)

@@ -1,8 +1,8 @@
-"""What a device can do, one value per device: copies, events, pinned memory, random states, memory in use, its errors.
+"""Device backends, one value per device: copies, events, pinned memory, random states, memory in use, errors.
 
-Everything is over ``torch.accelerator`` and the device's own module, so CUDA, ROCm and XPU are one class; the CPU is a
-device of this module too, whose copies are no copies. What is CUDA's alone is named so. Other kinds are modules that put
-a class of theirs into `KINDS`; ``ARGOSY_DEVICES`` names such a module to all processes of a run.
+They use ``torch.accelerator`` and the device's own module, so CUDA, ROCm and XPU are one class; the CPU is a device too, to
+which blocks are not copied. Features of CUDA alone are in `argosy.training.device.cuda`. Other kinds are added by a module that puts
+its class into `KINDS`; ``ARGOSY_DEVICES`` names such a module to all processes of a run.
 """
 
 import importlib
@@ -40,15 +40,15 @@ __all__ = [
 ]
 
 MODULES = "ARGOSY_DEVICES"
-"""Environment variable: a module that adds kinds of devices."""
+"""Environment variable that names a module which adds kinds of devices."""
 LOOK_SECONDS = 0.05
-"""Between two looks at memory that is to come back."""
+"""Seconds between two checks whether memory was freed."""
 NO_MEMORY = ("DefaultCPUAllocator", "CUDA error: out of memory", "_STATUS_ALLOC_FAILED")
-"""What stands in errors about memory that have no type of their own: ordinary memory, CUDA's own arrays, its libraries."""
+"""Texts of out-of-memory errors that have no type of their own: host memory, CUDA's own arrays, its libraries."""
 
 
 class DeviceEvent(Protocol):
-    """A point in the work of a device."""
+    """A point in a device's queue of work."""
 
     def query(self) -> bool:
         """Whether the device has passed it; never waits."""
@@ -58,106 +58,106 @@ class DeviceEvent(Protocol):
 
 
 class PassedEvent:
-    """The event of work that is done when its call returns."""
+    """The event of work that is complete when its call returns."""
 
     def query(self) -> bool:
-        """See `DeviceEvent.query`."""
+        """Return True."""
         return True
 
     def synchronize(self) -> None:
-        """See `DeviceEvent.synchronize`."""
+        """Return at once."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hardware:
-    """What a machine has of a kind."""
+    """One device of a machine."""
 
     name: str
-    """What makes profiles comparable: the name of the GPU."""
+    """Name of the GPU model, by which profiles are compared."""
     memory_bytes: int
 
 
 class Backend(ABC):
-    """One device, as a trainer uses it. Random states are tensors on the CPU, as checkpoints hold them."""
+    """One device, as a trainer uses it. Random states are CPU tensors, as checkpoints hold them."""
 
     apart: ClassVar[bool]
-    """Whether its memory is not the host's, so that blocks are copied there."""
+    """Whether its memory is apart from the host's, so that blocks are copied there."""
     name: str
-    """As in a cluster, inside its node: ``cuda:1``."""
+    """Name within its node, as in a cluster: ``cuda:1``."""
     device: torch.device
-    """As torch knows it."""
+    """The torch device."""
 
     @classmethod
     @abstractmethod
     def hardware(cls, kind: str) -> tuple[Hardware, ...]:
-        """Every device of this kind that this process may use, by number."""
+        """Return every device of this kind that this process may use, by number."""
 
     @classmethod
     @abstractmethod
     def open(cls, name: str) -> "Backend":
-        """The device of that name, made ready. Raises WorkerError where this process can never use it."""
+        """Initialize and return the device of that name. Raises WorkerError where this process can never use it."""
 
     @abstractmethod
     def activate(self) -> None:
-        """Let it be the device that a member's code means when it names none."""
+        """Make it the default device of members' code."""
 
     @abstractmethod
     def copy(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor], DeviceEvent]:
-        """Copies there, made beside other work: `follow` the event before use, keep the sources until it has passed."""
+        """Copy tensors to the device beside other work: `follow` the event before use, keep the sources until it has passed."""
 
     @abstractmethod
     def follow(self, event: DeviceEvent, tensors: Sequence[Tensor]) -> None:
-        """Let the work that is asked for from here on begin after the event, which is that of these copies."""
+        """Let work issued from here on begin after the event, which belongs to these copies."""
 
     @abstractmethod
     def fetch(self, tensor: Tensor) -> tuple[Tensor, DeviceEvent]:
-        """A copy on the host, which holds when the event has passed; the work before it does not stop for that."""
+        """Copy a tensor to the host; the copy is valid when the event has passed. Does not wait."""
 
     @abstractmethod
     def synchronize(self) -> None:
-        """Wait for all that was asked for; raises what it raised."""
+        """Wait for all issued work; raises what it raised."""
 
     @abstractmethod
     def pin(self, memory: npt.NDArray[np.uint8]) -> Unpin:
-        """Let copies read this memory without the host's help, until the function that is returned is called."""
+        """Let copies read this memory without the host's help, until the returned function is called."""
 
     @abstractmethod
     def random_state(self) -> Tensor | None:
-        """The state of its default generator; None where that is the host's."""
+        """Return the state of its default generator; None where that is the host's."""
 
     @abstractmethod
     def set_random_state(self, state: Tensor | None) -> None:
-        """Go on from a state of `random_state` or `seeded_state`."""
+        """Set a state that `random_state` or `seeded_state` returned."""
 
     @abstractmethod
     def seeded_state(self, seed: int) -> Tensor | None:
-        """The state that follows from a seed; no generator changes."""
+        """Return the generator state that a seed gives; changes no generator."""
 
     @abstractmethod
     def memory_in_use(self) -> int | None:
-        """Bytes of this process's tensors; None where nobody counts them."""
+        """Return the bytes of this process's tensors; None where the device does not count them."""
 
     @abstractmethod
     def peak_memory(self) -> int | None:
-        """The most bytes of this process's tensors since `reset_peak`."""
+        """Return the most bytes of this process's tensors since `reset_peak`."""
 
     @abstractmethod
     def reset_peak(self) -> None:
-        """Count `peak_memory` from here on."""
+        """Start `peak_memory` anew."""
 
     @abstractmethod
     def foreign_memory(self) -> int:
-        """Bytes that others hold there, processes that were just killed among them; 0 where nobody knows."""
+        """Return the bytes that other processes hold, just killed ones included; 0 where that is unknown."""
 
     @abstractmethod
     def empty_cache(self) -> None:
-        """Give back memory that holds no tensor."""
+        """Free cached memory that holds no tensor."""
 
 
 def choose_kernels(who: str) -> None:
-    """Let torch choose its kernels for this CPU, which it does once, by what it reads of the system then.
+    """Let torch choose its kernels for this CPU, which it does once per process, from files of the system.
 
-    Raises WorkerError where no file can be opened: it would silently take others, which round otherwise.
+    Raises WorkerError where no file can be opened: torch would silently choose other kernels, which round otherwise.
     """
     torch.backends.cpu.get_cpu_capability()
     if (refused := files_refused()) is not None:
@@ -166,7 +166,7 @@ def choose_kernels(who: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Cpu(Backend):
-    """A slot of the host itself: blocks stay where they are, and random states are torch's own."""
+    """A slot of the host's CPUs: blocks are not copied, and random states are those of torch's default generator."""
 
     apart: ClassVar[bool] = False
     name: str
@@ -174,60 +174,60 @@ class Cpu(Backend):
 
     @classmethod
     def hardware(cls, kind: str) -> tuple[Hardware, ...]:
-        """See `Backend.hardware`; how many slots there are is a question of cores and threads."""
+        """Return nothing: the number of slots depends on cores and threads."""
         return ()
 
     @classmethod
     def open(cls, name: str) -> "Cpu":
-        """See `Backend.open`."""
+        """Implement `Backend.open`."""
         choose_kernels(name)
         return cls(name, torch.device("cpu"))
 
     def activate(self) -> None:
-        """See `Backend.activate`."""
+        """Do nothing: the CPU is the default device."""
 
     def copy(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor], DeviceEvent]:
-        """See `Backend.copy`."""
+        """Return the tensors themselves."""
         return list(tensors), PassedEvent()
 
     def follow(self, event: DeviceEvent, tensors: Sequence[Tensor]) -> None:
-        """See `Backend.follow`."""
+        """Do nothing: there was no copy to wait for."""
 
     def fetch(self, tensor: Tensor) -> tuple[Tensor, DeviceEvent]:
-        """See `Backend.fetch`."""
+        """Return a clone."""
         return tensor.clone(), PassedEvent()
 
     def synchronize(self) -> None:
-        """See `Backend.synchronize`."""
+        """Return at once: calls are synchronous."""
 
     def pin(self, memory: npt.NDArray[np.uint8]) -> Unpin:
-        """See `Backend.pin`."""
+        """Do nothing: blocks are not copied."""
         return _nothing
 
     def random_state(self) -> None:
-        """See `Backend.random_state`."""
+        """Return None: the generator is the host's."""
 
     def set_random_state(self, state: Tensor | None) -> None:
-        """See `Backend.set_random_state`; a member that comes from an accelerator brings one that nobody needs."""
+        """Ignore the state, which a member that comes from an accelerator brings along."""
 
     def seeded_state(self, seed: int) -> None:
-        """See `Backend.seeded_state`."""
+        """Return None: the generator is the host's."""
 
     def memory_in_use(self) -> None:
-        """See `Backend.memory_in_use`."""
+        """Return None: the host does not count tensors."""
 
     def peak_memory(self) -> None:
-        """See `Backend.peak_memory`."""
+        """Return None: the host does not count tensors."""
 
     def reset_peak(self) -> None:
-        """See `Backend.reset_peak`."""
+        """Do nothing."""
 
     def foreign_memory(self) -> int:
-        """See `Backend.foreign_memory`."""
+        """Return 0: that is unknown."""
         return 0
 
     def empty_cache(self) -> None:
-        """See `Backend.empty_cache`."""
+        """Return free heap memory to the system."""
         give_back_memory()
 
 
@@ -239,22 +239,22 @@ class Accelerator(Backend):
     name: str
     device: torch.device
     module: Any
-    """``torch.cuda``, ``torch.xpu``."""
+    """``torch.cuda`` or ``torch.xpu``."""
     copying: Any
-    """The stream of copies from the host, beside that of the steps."""
+    """Stream for copies from the host, apart from that of the steps."""
 
     @classmethod
     def hardware(cls, kind: str) -> tuple[Hardware, ...]:
-        """See `Backend.hardware`."""
+        """Return the devices that torch finds."""
         module = torch.get_device_module(kind)
         found = (module.get_device_properties(number) for number in range(module.device_count()))
         return tuple(Hardware(name=properties.name, memory_bytes=properties.total_memory) for properties in found)
 
     @classmethod
     def open(cls, name: str) -> "Accelerator":
-        """See `Backend.open`."""
+        """Implement `Backend.open`, with a stream for copies."""
         refuse_after_fork(name)
-        # Read when CUDA starts: with the eight that it has by default, of more streams than that some wait for each other.
+        # Read when CUDA starts: beyond the default of eight connections, streams would wait for each other.
         os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
         device = torch.device(name)
         module = torch.get_device_module(device)
@@ -262,85 +262,85 @@ class Accelerator(Backend):
         return cls(name, device, module, module.Stream(device))
 
     def activate(self) -> None:
-        """See `Backend.activate`."""
+        """Make it the current device of torch's module."""
         self.module.set_device(self.device)
 
     def copy(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor], DeviceEvent]:
-        """See `Backend.copy`."""
+        """Copy on the stream for copies."""
         with self.module.stream(self.copying):
             copied = [tensor.to(self.device, non_blocking=True) for tensor in tensors]
         return copied, self.copying.record_event()
 
     def follow(self, event: DeviceEvent, tensors: Sequence[Tensor]) -> None:
-        """See `Backend.follow`."""
+        """Let the current stream wait for the event."""
         steps = self.module.current_stream(self.device)
         steps.wait_event(event)
         for tensor in tensors:
-            # It was born on the other stream, which would hand its memory out again before these steps are through.
+            # Allocated on the other stream, which would reuse its memory before these steps are complete.
             tensor.record_stream(steps)
 
     def fetch(self, tensor: Tensor) -> tuple[Tensor, DeviceEvent]:
-        """See `Backend.fetch`."""
+        """Copy into pinned host memory."""
         host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
         host.copy_(tensor, non_blocking=True)
         return host, self.module.current_stream(self.device).record_event()
 
     def synchronize(self) -> None:
-        """See `Backend.synchronize`."""
+        """Wait for all streams of the device."""
         self.module.synchronize(self.device)
 
     def pin(self, memory: npt.NDArray[np.uint8]) -> Unpin:
-        """See `Backend.pin`; elsewhere than with CUDA and ROCm copies go through the driver's own memory."""
+        """Pin for CUDA and ROCm; other devices copy through their driver's own memory."""
         return pin(memory, self.device) if self.device.type == "cuda" else _nothing
 
     def random_state(self) -> Tensor:
-        """See `Backend.random_state`."""
+        """Return the state of the device's default generator."""
         state: Tensor = self.module.get_rng_state(self.device)
         return state
 
     def set_random_state(self, state: Tensor | None) -> None:
-        """See `Backend.set_random_state`; a member that comes from the CPU brings none."""
+        """Set the state of the device's generator; a member that comes from the CPU brings None."""
         if state is not None:
             self.module.set_rng_state(state, self.device)
 
     def seeded_state(self, seed: int) -> Tensor:
-        """See `Backend.seeded_state`."""
+        """Return the seeded state of a device generator."""
         return torch.Generator(self.device).manual_seed(seed).get_state()
 
     def memory_in_use(self) -> int:
-        """See `Backend.memory_in_use`."""
+        """Return the bytes that torch's allocator counts."""
         return int(self.module.memory_allocated(self.device))
 
     def peak_memory(self) -> int:
-        """See `Backend.peak_memory`."""
+        """Return the peak that torch's allocator counts."""
         return int(self.module.max_memory_allocated(self.device))
 
     def reset_peak(self) -> None:
-        """See `Backend.reset_peak`."""
+        """Reset the peak of torch's allocator."""
         self.module.reset_peak_memory_stats(self.device)
 
     def foreign_memory(self) -> int:
-        """See `Backend.foreign_memory`; this process's own context counts as foreign."""
+        """Implement `Backend.foreign_memory`; this process's own context counts as foreign."""
         free, total = self.module.mem_get_info(self.device)
         return int(total - free - self.module.memory_reserved(self.device))
 
     def empty_cache(self) -> None:
-        """See `Backend.empty_cache`."""
+        """Empty the cache of torch's allocator."""
         self.module.empty_cache()
 
 
 KINDS: dict[str, type[Backend]] = {"cpu": Cpu, "cuda": Accelerator, "xpu": Accelerator}
-"""Kinds of devices by the word before the colon of a device's name."""
+"""Kinds of devices, by the part of a device's name before the colon."""
 
 
 def default_kind() -> str:
-    """The kind that this machine trains on when nobody says another."""
+    """Return the kind of device that this machine trains on by default."""
     found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     return found.type if found is not None and found.type in KINDS else "cpu"
 
 
 def kind_of(kind: str) -> type[Backend]:
-    """The class of a kind; raises PlanError for a word that nobody knows."""
+    """Return the class of a kind; raises PlanError for an unknown kind."""
     if kind not in KINDS and MODULES in os.environ:
         importlib.import_module(os.environ[MODULES])
     if kind not in KINDS:
@@ -349,7 +349,7 @@ def kind_of(kind: str) -> type[Backend]:
 
 
 def backend_of(name: str) -> Backend:
-    """The device of a trainer's name, made ready; ``node1/cuda:0`` is ``cuda:0`` inside its node."""
+    """Open the device of a trainer's name; ``node1/cuda:0`` is ``cuda:0`` inside its node."""
     inside = name.rpartition("/")[2]
     return kind_of(inside.partition(":")[0]).open(inside)
 
@@ -358,27 +358,27 @@ def backend_of(name: str) -> Backend:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory has run out, the host's or a device's."""
+    """Whether an error means that the host or a device is out of memory."""
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(words in str(error) for words in NO_MEMORY)
 
 
 def poisoned(backend: Backend) -> bool:
-    """Whether the device is of no more use to this process; ask after any error of a member's.
+    """Whether this process can no longer use the device; called after any error of a member's code.
 
-    A failed assertion of a CUDA kernel, for one, makes every later call raise, whoever makes it: the process must end,
-    else its members fail one after another for what one of them has done.
+    A failed assertion in a CUDA kernel, for one, makes every later call raise: the process must end, or its members fail one
+    after another for the error of one of them.
     """
     try:
         backend.synchronize()
-    except RuntimeError:  # torch has no other type for what a device cannot go on from
+    except RuntimeError:  # torch has no narrower type for an error that a device cannot recover from
         return True
     return False
 
 
 def memory_returned(backend: Backend, *, patience: float) -> bool:
-    """Whether others give memory back on the device within so many seconds; returns as soon as they have.
+    """Whether other processes free memory on the device within `patience` seconds; returns as soon as they have.
 
-    The memory of a killed process returns late. Who runs out of memory meanwhile is not to blame, and may try again.
+    The memory of a killed process is freed late. A member that runs out of memory meanwhile may try again.
     """
     before, until = backend.foreign_memory(), time.monotonic() + patience
     while before and time.monotonic() < until:
@@ -389,4 +389,4 @@ def memory_returned(backend: Backend, *, patience: float) -> bool:
 
 
 def _nothing() -> None:
-    """What is done where nothing was pinned."""
+    """Do nothing; the `Unpin` where nothing was pinned."""

@@ -1,4 +1,4 @@
-"""Accelerators and forks: drivers do not survive a fork, so whoever is forked from a process that uses one is refused."""
+"""Refuses accelerators in forked processes: drivers do not survive the fork of a process that uses one."""
 
 import os
 from contextlib import suppress
@@ -12,7 +12,7 @@ from argosy.errors import WorkerError
 __all__ = ["refuse_after_fork"]
 
 _before_fork: dict[str, Any] = {"pid": 0, "found": ""}
-"""The process of the newest fork that this process comes from or has made, and what it had initialised then."""
+"""Parent of the latest fork that this process stems from or has made, and the accelerator that it had initialised."""
 
 
 def _look_before_fork() -> None:
@@ -20,9 +20,9 @@ def _look_before_fork() -> None:
 
 
 def _initialised() -> str:
-    """Which accelerator this process has in use; nothing where none is.
+    """Return the kind of accelerator that this process uses, or an empty string.
 
-    A driver that was only asked how many devices there are is in use already, of which torch knows nothing.
+    A driver counts as used once it was asked for the number of devices, which torch does not record: hence the open files.
     """
     for kind in ("cuda", "xpu"):
         if torch.get_device_module(kind).is_initialized():

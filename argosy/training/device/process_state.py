@@ -1,6 +1,6 @@
-"""What a script sets up in its process for all that is computed there, taken along to every process of its run.
+"""Process-wide settings that a script makes, carried to every process of its run.
 
-`docs/process_state.md` says of each setting whether it travels, is refused, or has no effect.
+`docs/process_state.md` says of each setting whether it is carried, refused, or without effect.
 """
 
 import contextlib
@@ -53,7 +53,7 @@ ATTRIBUTES = (
     "backends.opt_einsum.strategy",
     "utils.deterministic.fill_uninitialized_memory",
 )
-"""Of torch. Of several names for one thing the older comes first: it may set what the others tell, and they then agree."""
+"""Attributes of torch. Of several names for one thing the older comes first: writing it may set the others, which then agree."""
 ATTENTION = {
     "flash_sdp_enabled": "enable_flash_sdp",
     "mem_efficient_sdp_enabled": "enable_mem_efficient_sdp",
@@ -61,11 +61,11 @@ ATTENTION = {
     "cudnn_sdp_enabled": "enable_cudnn_sdp",
     "fp16_bf16_reduction_math_sdp_allowed": "allow_fp16_bf16_reduction_math_sdp",
 }
-"""Functions of ``torch.backends.cuda``: what reads each setting and what writes it."""
+"""Functions of ``torch.backends.cuda`` that read each setting, and those that write it."""
 LOCALES = ("LC_COLLATE", "LC_MONETARY", "LC_NUMERIC", "LC_TIME")
-"""What Python leaves at ``C`` until a script calls ``setlocale``."""
+"""Categories that Python leaves at ``C`` until a script calls ``setlocale``."""
 NODES_OWN = ("ARGOSY_", "RAY_", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-"""Beginnings of variables that each node has for itself, as it has those that say which devices are visible."""
+"""Prefixes of variables that each node sets for itself, as it does those of visible devices."""
 HOOKS = {
     modules: (
         "_global_backward_hooks",
@@ -78,29 +78,29 @@ HOOKS = {
     ),
     optimizers: ("_global_optimizer_post_hooks", "_global_optimizer_pre_hooks"),
 }
-"""Where torch keeps the hooks of all modules and of all optimizers."""
+"""Attributes in which torch keeps the hooks of all modules and of all optimizers."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setting:
-    """One setting of a process. Its values are plain, as JSON has them."""
+    """One setting of a process. Its values are plain JSON values."""
 
     name: str
     read: Callable[[], Any]
-    """None, or a RuntimeError, where there is none, or where another name for the same thing was used."""
+    """Returns None, or raises RuntimeError, where the setting has no value or was made by another name."""
     write: Callable[[Any], object]
     decides: bool = True
     """Whether weights and metrics may depend on it."""
 
     def value(self) -> Any:
-        """What holds in this process; None where that cannot be said."""
+        """Return the value in this process; None where it cannot be read."""
         try:
             return self.read()
         except RuntimeError:
             return None
 
     def hold(self, value: Any) -> None:
-        """Let a value hold in this process; raises StudyError where it cannot."""
+        """Set the value in this process; raises StudyError where that fails."""
         if value is None or self.value() == value:
             return
         try:
@@ -127,7 +127,7 @@ def _of_attention(read: str, write: str) -> Setting:
 
 
 def _library(name: str) -> Setting:
-    """Which library computes on GPUs; where none is preferred, the machine decides, so that runs may differ in it."""
+    """Return the setting of a GPU library; without a preference the machine decides, so resumed runs may differ in it."""
     preferred = getattr(torch.backends.cuda, name)
     return Setting(
         name=f"torch.backends.cuda.{name}", read=lambda: preferred().name.lower(), write=preferred, decides=False
@@ -140,7 +140,7 @@ def _dtype(name: str) -> torch.dtype:
 
 
 def _flushes_denormals() -> bool:
-    """Torch has no function that says so; it sets a flag of the processor, by which Python's own numbers go as well."""
+    """Whether denormals are flushed. Torch has no getter; it sets a processor flag, which Python's floats obey as well."""
     return sys.float_info.min / float(2) == 0.0
 
 
@@ -177,7 +177,7 @@ SETTINGS = (
         name="torch.backends.quantized.engine",
         read=lambda: torch.backends.quantized.engine,
         write=lambda engine: setattr(torch.backends.quantized, "engine", engine),
-        decides=False,  # by default another one on another processor
+        decides=False,  # the default depends on the processor
     ),
     Setting(
         name="torch.get_deterministic_debug_mode",
@@ -227,23 +227,23 @@ SETTINGS = (
         decides=False,
     ),
 )
-"""What travels. Each is named after what reads it, or after what sets it where nothing does."""
+"""Settings that are carried to every process. Each has the name of its getter, or of its setter where there is none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProcessState:
-    """What holds in a process."""
+    """Process-wide state."""
 
     settings: Mapping[str, Any]
-    """Values by name."""
+    """Values by the name of the setting."""
     filters: tuple[tuple[Any, ...], ...]
-    """Of warnings: arguments of ``warnings.filterwarnings``."""
+    """Warning filters, as arguments of ``warnings.filterwarnings``."""
     environment: Mapping[str, str | None]
-    """Variables that were set since the process began; None for those that were removed."""
+    """Variables that changed since the process began; None for removed ones."""
 
     @classmethod
     def here(cls) -> "ProcessState":
-        """Of this process; raises StudyError where something holds in it that cannot hold elsewhere."""
+        """Return the state of this process; raises StudyError where it has a setting that cannot be carried elsewhere."""
         refuse_what_stays()
         return cls._found()
 
@@ -257,11 +257,11 @@ class ProcessState:
 
     @property
     def deciding(self) -> dict[str, Any]:
-        """Settings that a member's result may depend on."""
+        """The settings that a member's result may depend on."""
         return {setting.name: self.settings[setting.name] for setting in SETTINGS if setting.decides}
 
     def apply(self) -> None:
-        """Let it hold in this process; raises StudyError where it cannot."""
+        """Apply this state to this process; raises StudyError where a setting cannot be made."""
         for name, value in self.environment.items():
             if value is None:
                 os.environ.pop(name, None)
@@ -281,7 +281,7 @@ class ProcessState:
 
 @contextlib.contextmanager
 def as_found() -> Iterator[None]:
-    """Inside, members may train in this process, with gradients; what holds in it afterwards is what held before."""
+    """Allow training in this process, with gradients; restores its settings and random states afterwards."""
     before, generators = ProcessState._found(), (torch.get_rng_state(), np.random.get_state(), random.getstate())
     threads = torch.get_num_threads()
     try:
@@ -297,7 +297,7 @@ def as_found() -> Iterator[None]:
 
 @contextlib.contextmanager
 def kept_by(member: str) -> Iterator[None]:
-    """Inside, a member's code runs; raises MemberError where it leaves another state to its neighbours, which is undone."""
+    """Run a member's code inside; a setting that it leaves changed is restored, and raises MemberError."""
     before = {setting: setting.value() for setting in SETTINGS if setting.decides}
     try:
         yield
@@ -314,7 +314,7 @@ def kept_by(member: str) -> Iterator[None]:
 
 
 def refuse_what_stays() -> None:
-    """Raise StudyError for what decides results in this process and cannot be had in another one."""
+    """Raise StudyError for settings of this process that decide results and cannot be carried to another one."""
     of_functions, of_kernels = overrides._get_current_function_mode_stack, dispatch._get_current_dispatch_mode_stack
     modes: list[Any] = [*of_functions(), *of_kernels()]  # type: ignore[no-untyped-call]
     foreign = [mode for mode in modes if not isinstance(mode, DeviceContext)]
@@ -349,7 +349,7 @@ def _plain_filter(found: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _changed_environment() -> dict[str, str | None]:
-    """Of this process, against what it was started with; less what each node has for itself."""
+    """Return the variables that changed since this process began, except those that each node sets for itself."""
     lines = Path("/proc/self/environ").read_bytes().split(b"\0")
     began = dict(os.fsdecode(line).split("=", 1) for line in lines if b"=" in line)
     changed = [name for name in {**began, **os.environ} if began.get(name) != os.environ.get(name)]

@@ -1,9 +1,8 @@
-"""Work of a device that is recorded once and done again as a whole, without the host's words for each part: CUDA graphs.
+"""Recorders of device work, which is captured once and replayed as a whole, without a launch per kernel: CUDA graphs.
 
-Contract. What is recorded reads and writes the memory that it found, whatever lies there by then, and takes no more; what the
-host did meanwhile is not done again. A recorder has a stream beside that at hand, on which it records, and on which what is to be
-recorded is done some times before: libraries take their work space by stream. Recordings share no memory, so those of
-several recorders may be under way at once.
+Contract. A replay reads and writes the memory addresses of the recording, whatever they hold by then, and allocates nothing; the
+host's part of the work is not repeated. A recorder captures on a stream of its own, on which the work is run some times before,
+since libraries allocate their work space per stream. Recordings share no memory, so those of several recorders may run at once.
 """
 
 from collections.abc import Callable
@@ -21,62 +20,62 @@ Made = TypeVar("Made")
 
 
 class Uncaptured(RuntimeError):  # noqa: N818
-    """Why a step cannot be recorded; it is not made."""
+    """Raised where a step cannot be captured; the step was not made."""
 
 
 class Recording(Protocol):
-    """Of one recorder."""
+    """Captured work of one recorder."""
 
     @property
     def memory_bytes(self) -> int:
-        """Of the device's, which it keeps for itself as long as it is open."""
+        """Device memory that it holds as long as it is open."""
 
     def replay(self) -> None:
-        """Do it again, behind all that was asked for on the stream at hand."""
+        """Repeat the work, after all work issued on the current stream."""
 
     def close(self) -> None:
-        """Let go of its memory, at the latest with others' that were recorded on its stream; nothing of it is under way."""
+        """Free its memory, at the latest when all recordings of its stream are closed; no replay of it may be running."""
 
 
 class Recorder(Protocol):
-    """Of one program."""
+    """Captures the steps of one program."""
 
     draws_apart: bool
-    """Whether a replay draws random numbers by memory of its own; else by some that all of a generator share."""
+    """Whether each recording keeps the random state of its replays in its own memory, not in memory shared by the generator."""
 
     def own(self) -> AbstractContextManager[None]:
-        """Inside, work is asked for on its own stream."""
+        """Issue work on its own stream inside this context."""
 
     def fork(self) -> None:
-        """Let its own stream's work begin after all that was asked for on the stream at hand."""
+        """Let later work on its own stream begin after all work issued on the current stream."""
 
     def join(self) -> None:
-        """Let the work of the stream at hand begin after all that was asked for on its own."""
+        """Let later work on the current stream begin after all work issued on its own stream."""
 
     def strict(self) -> AbstractContextManager[None]:
-        """Inside, work raises that waits for the device, which a recording cannot: there it could not be ended cleanly."""
+        """Raise inside for work that waits for the device. A capture cannot contain it, and could not be ended cleanly."""
 
     def record(self, work: Callable[[], Made]) -> tuple[Recording, Made]:
-        """What the work asks of the device, which is not done, and what it returns, whose tensors a replay fills.
+        """Capture the work without running it; returns the recording, and the work's result; a replay fills its tensors.
 
-        Raises what the work raises, or what the device has against it.
+        Raises what the work raises, or the device's error.
         """
 
     def close(self) -> None:
-        """Leave its stream to others; its recordings are closed."""
+        """Release its stream; its recordings must be closed before."""
 
 
 RECORDERS: dict[str, Callable[[torch.device], Any]] = {"cuda": CudaRecorder}
-"""By the kind of a device."""
+"""Recorder classes by kind of device."""
 
 
 def records(backend: Backend) -> bool:
-    """Whether there are recorders for a device."""
+    """Whether there is a recorder for a device."""
     return _kind(backend) in RECORDERS
 
 
 def recorder_of(backend: Backend) -> Recorder:
-    """A recorder for a device that has them."""
+    """Return a recorder for a device that `records`."""
     made: Recorder = RECORDERS[_kind(backend)](backend.device)
     return made
 

@@ -1,5 +1,5 @@
-"""Whether a loss of a batch can be averaged over batches: one that adds up its samples, or compares outputs with targets of other
-samples, trains to the end and means something else with each batch size."""
+"""Checks that losses can be averaged over batches. A loss that sums its samples, or compares outputs with targets of other samples,
+trains without error, and means something else at each batch size."""
 
 import contextlib
 import math
@@ -19,18 +19,18 @@ from argosy.training.member.mistakes import same_shape, shown
 __all__ = ["check_loss", "check_sizes", "refusing_broadcasts"]
 
 SAMPLES = 4
-"""That a loss is asked about, several times over; few, for outputs of a sample may be large."""
+"""Samples on which a loss is checked, repeated several times; few, because outputs of a sample may be large."""
 TOLERANCE = 1e-3
-"""Difference, as a share, of losses that are to be equal."""
+"""Relative difference up to which losses count as equal."""
 Loss = Callable[[Any, Any], Any]
 BROADCAST = re.compile(r"Using a target size \(torch.Size\(\[(.*?)\]\)\).*input size \(torch.Size\(\[(.*?)\]\)\)")
 
 
 def check_loss(member: Member, output: Any, target: Any, rows: int) -> None:
-    """Raise StudyError for a loss that adds up the samples of a batch, or broadcasts outputs against targets of other samples.
+    """Raise StudyError for a loss that sums the samples of a batch, or broadcasts outputs against targets of other samples.
 
-    The loss alone is asked, about the same samples once, twice and three times: a mean stays, a sum grows by as much each time. What
-    grows by less is left alone, as a contrastive loss, and so is what draws, or takes no batch of another size.
+    The loss alone is computed, on the same samples once, twice and three times: a mean stays, a sum grows by as much each time. A
+    loss that grows by less (a contrastive one), draws random numbers, or takes no other batch size is accepted.
     """
     loss = member.loss
     if loss is None:
@@ -53,7 +53,7 @@ def check_loss(member: Member, output: Any, target: Any, rows: int) -> None:
 
 
 def check_sizes(member: Member, losses: Mapping[int, Tensor]) -> None:
-    """Raise StudyError where an own step adds up samples: its losses of batches of two sizes, in which all samples are the same."""
+    """Raise StudyError where a member's own step sums samples, by its losses of two batch sizes in which all samples are equal."""
     values = {size: float(loss) for size, loss in losses.items() if not loss.dim() and loss.isfinite()}
     if len(values) == 2:
         (size, one), (other_size, other) = values.items()
@@ -63,7 +63,7 @@ def check_sizes(member: Member, losses: Mapping[int, Tensor]) -> None:
 
 @contextlib.contextmanager
 def refusing_broadcasts(member: Member) -> Iterator[None]:
-    """Inside, raise StudyError where torch warns of targets that are compared with outputs of other samples."""
+    """Turn torch's warning about targets that are broadcast against outputs of other samples into StudyError."""
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         yield
@@ -76,9 +76,9 @@ def refusing_broadcasts(member: Member) -> Iterator[None]:
 
 
 def _check_broadcast(member: Member, loss: Loss, output: Tensor, target: Tensor) -> None:
-    """The loss of a few samples is another one than the mean of theirs alone, and would be that mean if shapes were alike.
+    """Raise StudyError where the loss of a few samples is not the mean of their single losses, but is with equal shapes.
 
-    A loss that makes shapes alike itself is that mean as it is; of one that compares samples on purpose it is in neither case.
+    A loss that reshapes for itself gives that mean anyway; one that compares samples on purpose gives it in neither case.
     """
     if output.numel() != target.numel() or not output.dim() or not target.dim() or len(output) < 2:
         return
@@ -91,12 +91,14 @@ def _check_broadcast(member: Member, loss: Loss, output: Tensor, target: Tensor)
 
 
 def _value(loss: Loss, output: Any, target: Any) -> Tensor | None:
-    """What a loss gives; None where it raises, or gives no tensor."""
+    """Return the value of a loss; None where it raises, or gives no tensor."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             value = loss(output, target)
-    except Exception:  # boundary between a member's code and ours: what raises in training as well is told there
+    except (
+        Exception
+    ):  # boundary between a member's code and ours: an error that training raises as well is reported there
         return None
     return value.detach() if isinstance(value, Tensor) else None
 

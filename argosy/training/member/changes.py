@@ -1,4 +1,4 @@
-"""A member that goes on from another one's file, with hyper-parameters of its own."""
+"""Applies the hyper-parameters of a clone that continues from its source's checkpoint."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -12,11 +12,11 @@ __all__ = ["change"]
 
 
 def change(live: LiveMember, changes: Mapping[str, tuple[Any, Any]], built: Sequence[Mapping[str, Any]]) -> None:
-    """Put numbers of the member's own in the place of those that its file has brought; (there, here) by name.
+    """Replace hyper-parameters of the source's file by the member's own; `changes` are (source's, own) by name.
 
-    They are those of the groups of its optimizer as it was `built`, which need not all have the same. A learning rate
-    changes in proportion, also where a schedule has moved it. Raises StudyError for a number that the optimizer keeps
-    elsewhere. What belongs to the loss is in no file.
+    Own values come from the parameter groups of its optimizer as it was `built`, which may differ among groups. A learning rate
+    is scaled in proportion, also where a schedule has moved it. Raises StudyError for a value that the optimizer keeps
+    elsewhere. Hyper-parameters of the loss are in no file.
     """
     for name, (before, value) in changes.items():
         part, _, key = name.partition(".")
@@ -44,14 +44,14 @@ def _scale_rates(live: LiveMember, before: float, value: float) -> None:
 
 
 def _with_parts(schedule: Any) -> Iterator[Any]:
-    """A schedule, and those that it is made of."""
+    """Yield a schedule and the schedules that it is composed of."""
     yield schedule
     for part in getattr(schedule, "_schedulers", ()):
         yield from _with_parts(part)
 
 
 def _scaled(rate: Any, before: float, value: float) -> Any:
-    """Exactly the new one where it was exactly the old one."""
+    """Return the scaled rate: exactly `value` where it was exactly `before`."""
     if isinstance(rate, torch.Tensor):
         return torch.full_like(rate, _scaled(rate.item(), before, value))
     return value if rate == before or not before else rate / before * value

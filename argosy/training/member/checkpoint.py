@@ -1,6 +1,6 @@
 """Checkpoints: dicts of plain tensors and scalars, written so that a crash leaves the old file or the new one.
 
-Nothing in a run directory is ever unpickled: files are read with ``weights_only=True``, after their sum was compared
+Nothing in a run directory is ever unpickled: files are read with ``weights_only=True``, after their checksum was compared
 (torch alone accepts a flipped bit).
 """
 
@@ -27,12 +27,12 @@ __all__ = ["check", "keep_newest", "link", "load", "plain", "save", "save_all", 
 
 SCALARS = {bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size}
 MANY = 4
-"""Files from which on one flush of the file system is cheaper than what it spares them (2 files: equal; 8: half)."""
+"""Files from which on one flush of the whole file system is cheaper than flushing each (2 files: equal; 8: half)."""
 LITTLE = 64 * 2**20
-"""Bytes; where more waits for the disk, a flush of the file system would wait for what others write."""
+"""Bytes of unwritten data above which the file system is not flushed: it would wait for other processes' writes."""
 
 OURS = re.compile(r"(best-)?e\d{4,}(\.\d+)?(-s\d{7,}(\+\d+)?)?\.pt|\.[^/]+\.pt\.[0-9a-f]+")
-"""Names of checkpoints, as `argosy.training.member.files` gives them, and of what is renamed to one or to a link."""
+"""Names of checkpoints, as `argosy.training.member.files` gives them, and of temporary files renamed to one or to a link."""
 
 ADVICE = "Put it back as it was written, or train in another directory."
 
@@ -48,12 +48,12 @@ def save_all(items: Sequence[tuple[Mapping[str, Any], Path]]) -> list[str]:
     """Write plain states, each to its path, and return the SHA-256 of each file.
 
     Raises DiskError where the disk refuses, WorkerError where this process may open no more files: then nothing
-    half-written stays, and what was there before is untouched.
+    half-written stays, and files that were there before are untouched.
 
     All are written to temporary names, flushed to the disk, renamed; the folders are flushed as well. Every flush of a
-    single file makes the file system commit its log. So where many small ones are written, the whole file system is
-    flushed first: the flush of each, which alone is sure to tell what went wrong with it, finds hardly anything left to
-    do (100 files of 6 kB on ext4: 27 ms, 14 of them on the CPU, instead of 57 and 28).
+    single file makes the file system commit its log. So where many small files are written, the whole file system is
+    flushed first; the flush of each file, which alone reports that file's errors reliably, then finds hardly anything left
+    to do (100 files of 6 kB on ext4: 27 ms, 14 of them on the CPU, instead of 57 and 28).
     """
     pairs = [(beside(path), path) for _, path in items]
     sums = []
@@ -65,7 +65,7 @@ def save_all(items: Sequence[tuple[Mapping[str, Any], Path]]) -> list[str]:
 
 
 def settle(pairs: Sequence[tuple[Path, Path]]) -> None:
-    """Flush written files to the disk and give them their names, as `save_all` does; raises what it raises."""
+    """Flush written files to the disk and rename them, as `save_all` does, with the same errors."""
     if not pairs:
         return
     with _refusals_told(pairs, pairs[-1][1]):
@@ -77,33 +77,33 @@ def settle(pairs: Sequence[tuple[Path, Path]]) -> None:
 
 @contextlib.contextmanager
 def _refusals_told(pairs: Sequence[tuple[Path, Path]], at: Path) -> Iterator[None]:
-    """Inside, what the system refuses leaves nothing half-written, and is told."""
+    """Delete temporary files and raise DiskError or WorkerError where the system refuses."""
     try:
         yield
     except (OSError, RuntimeError) as error:
         for temporary, _ in pairs:
             with contextlib.suppress(OSError):
                 temporary.unlink(missing_ok=True)
-        # Torch's writer trips over a file that was refused, and says nothing of why.
+        # Torch's writer raises its own error after a refused write, without the reason.
         cause = error.__context__ if isinstance(error.__context__, OSError) else error
         what = f"cannot write {at}, and the checkpoint before it is untouched"
         raise means_refused(cause, what) or disk_refused(cause, what) from error
 
 
 class _Summed:
-    """A file that sums what is written, so that nothing has to be read back or lie in memory as a whole."""
+    """A file that hashes what is written to it, so that nothing has to be read back or held in memory as a whole."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
         self.sum = hashlib.sha256()
 
     def write(self, data: bytes) -> int:
-        """See `io.RawIOBase.write`."""
+        """Hash the data and write it."""
         self.sum.update(data)
         return self._file.write(data)
 
     def flush(self) -> None:
-        """See `io.IOBase.flush`."""
+        """Flush the file."""
         self._file.flush()
 
 
@@ -115,9 +115,9 @@ def _write(state: Mapping[str, Any], path: Path) -> str:
 
 
 def load(path: Path, sha256: str | None = None) -> dict[str, Any]:
-    """Read a state; raises CheckpointError where the file is missing, differs from its sum, or is more than data.
+    """Read a state; raises CheckpointError where the file is missing, does not match its checksum, or is not plain data.
 
-    Raises WorkerError or DiskError where the system refuses to read it, which says nothing of the file.
+    Raises WorkerError or DiskError where the system refuses to read it, which does not mean that the file is bad.
     """
     path = _followed(path)
     check(path, sha256)
@@ -129,8 +129,8 @@ def load(path: Path, sha256: str | None = None) -> dict[str, Any]:
     except OSError as error:
         what = f"checkpoint {path} cannot be read"
         raise means_refused(error, what) or disk_refused(error, what) from error
-    except Exception as error:  # torch raises whatever its reader trips over
-        # Torch's own words advise to load it all the same, with whatever code it brings; they stay the cause.
+    except Exception as error:  # torch's reader raises errors of any type
+        # Torch's own message advises to load it with whatever code it contains; it is kept as the cause.
         raise CheckpointError(
             f"checkpoint {path} cannot be opened as plain data and is refused: it was damaged or changed after it was written. "
             + ADVICE
@@ -139,13 +139,13 @@ def load(path: Path, sha256: str | None = None) -> dict[str, Any]:
 
 
 def _followed(path: Path) -> Path:
-    """Where ``best.pt`` or ``last.pt`` points; a link out of its folder stays one, which is not opened."""
+    """Resolve ``best.pt`` or ``last.pt``; a link out of its folder is returned as it is, and is not opened."""
     target = path.resolve()
     return target if target.parent == path.parent.resolve() else path
 
 
 def _check_size(path: Path) -> None:
-    """Raise CheckpointError where the state would take more memory than the file has bytes: what is saved here is never packed."""
+    """Raise CheckpointError where the state would take more memory than the file has bytes: checkpoints are never compressed."""
     with opened(path) as file, zipfile.ZipFile(file) as archive:
         there, unpacked = os.fstat(file.fileno()).st_size, sum(entry.file_size for entry in archive.infolist())
     if unpacked > there:
@@ -156,7 +156,7 @@ def _check_size(path: Path) -> None:
 
 
 def check(path: Path, sha256: str | None = None) -> None:
-    """Raise CheckpointError where a file is missing, or differs from its sum."""
+    """Raise CheckpointError where a file is missing, or does not match its checksum."""
     if not path.exists():
         raise CheckpointError(f"checkpoint {path} does not exist: it was moved or deleted. {ADVICE}")
     if sha256 is not None and sum_of(path) != sha256:
@@ -164,33 +164,33 @@ def check(path: Path, sha256: str | None = None) -> None:
 
 
 def sum_of(path: Path) -> str:
-    """SHA-256 of a file."""
+    """Return the SHA-256 of a file."""
     with opened(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def plain(value: Any, where: str = "state", *, host: bool = False) -> Any:
-    """The value with NumPy's types converted; raises CheckpointError for what could not be reloaded.
+    """Return the value with NumPy's types converted; raises CheckpointError for objects that could not be reloaded.
 
-    Tensors of the host keep their memory, but a view is cloned, because it would be saved with its whole storage. Those of
-    other devices are copied to the host, as all are with `host`: a file that names a device opens only where there is one,
-    and views of a whole assignment would be cloned where memory is scarce. What is one and the same stays so, and is saved once:
-    tied weights, and views of the same.
+    Tensors of the host keep their memory, but a view is cloned, because it would be saved with its whole storage. Tensors of
+    other devices are copied to the host, and all are with `host`: a file that names a device opens only where there is one,
+    and views of a whole assignment would be cloned where memory is scarce. Shared tensors stay shared and are saved once: tied
+    weights, and equal views.
     """
     return _Walk(host).plain(value, (None, where))
 
 
 class _Walk:
-    """One pass over a state."""
+    """One pass of `plain` over a state."""
 
     def __init__(self, host: bool) -> None:
         self.host = host
         self.storages: dict[int, torch.UntypedStorage] = {}
-        """Copies, by the address of what they are a copy of; so are the views."""
+        """Copies of storages, by the address of the original; `views` likewise."""
         self.views: dict[tuple[Any, ...], torch.Tensor] = {}
 
     def plain(self, value: Any, where: tuple[Any, Any]) -> Any:
-        """`where` is what it lies in, in the same form, and its key there: words are made of it only for an error."""
+        """Convert a value; `where` is its container's own `where` and its key there, put into words only for an error."""
         if type(value) in SCALARS:
             return value
         if isinstance(value, torch.Tensor):
@@ -203,7 +203,7 @@ class _Walk:
             copied = {
                 key: item if type(item) in SCALARS else self.plain(item, (where, key)) for key, item in value.items()
             }
-            if isinstance(value, Counter):  # as the milestones of a schedule
+            if isinstance(value, Counter):  # a schedule's milestones, for one
                 return Counter(copied)
             return OrderedDict(copied) if isinstance(value, OrderedDict) else copied
         if isinstance(value, list | tuple | set):
@@ -235,7 +235,7 @@ class _Walk:
 
 
 def _copy_of(storage: torch.UntypedStorage) -> torch.UntypedStorage:
-    """A copy in host memory."""
+    """Return a copy in host memory."""
     empty = torch.empty(storage.nbytes(), dtype=torch.uint8).untyped_storage()
     empty.copy_(storage, False)
     return empty
@@ -248,14 +248,14 @@ def _words(where: tuple[Any, Any] | None) -> str:
 
 
 def link(target: Path, name: str) -> None:
-    """Let ``name`` beside the file point to it, in one step."""
+    """Point the link ``name`` beside the file to it, atomically."""
     unfinished = beside(target.with_name(name))
     unfinished.symlink_to(target.name)
     unfinished.rename(target.with_name(name))
 
 
 def keep_newest(folder: Path, keep: set[str]) -> None:
-    """Delete every checkpoint of a member but those named, and what interrupted writes left; other files are people's."""
+    """Delete a member's checkpoints but those in `keep`, and remains of interrupted writes; other files belong to the user."""
     with os.scandir(folder) as entries:
         for entry in entries:
             if OURS.fullmatch(entry.name) and entry.name not in keep and not entry.is_dir(follow_symlinks=False):
@@ -263,21 +263,21 @@ def keep_newest(folder: Path, keep: set[str]) -> None:
 
 
 def _flush_files(paths: Collection[Path]) -> None:
-    """Wait until files are on the disk."""
+    """Flush files to the disk."""
     _flush_together(paths)
     for path in paths:
         _flush(path, os.fsync)
 
 
 def _flush_folders(paths: Collection[Path]) -> None:
-    """Wait until the names in folders are on the disk."""
+    """Flush the entries of folders to the disk."""
     if not _flush_together(paths):
         for path in paths:
             _flush(path, os.fsync)
 
 
 def _flush_together(paths: Collection[Path]) -> bool:
-    """Flush the file system that has these files or folders, where that is cheaper; whether it was done and went well."""
+    """Flush the file system of these files or folders where that is cheaper; returns whether it was done and succeeded."""
     together = len(paths) >= MANY and _dirty_bytes() < LITTLE
     return together and _flush(next(iter(paths)), _libc.syncfs) == 0
 
@@ -291,6 +291,6 @@ def _flush(path: Path, flush: Callable[[int], int | None]) -> int | None:
 
 
 def _dirty_bytes() -> int:
-    """What everybody on this machine has written and is not on a disk yet."""
+    """Return the bytes written on this machine, by all processes, that are not on a disk yet."""
     fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     return int(fields["Dirty"].split()[0]) * 1024

@@ -1,4 +1,4 @@
-"""What is refused when a member is built and tried: what would train wrongly, or not at all."""
+"""Checks of a member when it is built and tried; they refuse what would train wrongly, or not at all."""
 
 import contextlib
 import inspect
@@ -34,7 +34,7 @@ IGNORED = -100
 
 @contextlib.contextmanager
 def registering() -> Iterator[set[int]]:
-    """Inside, the parameters that modules register: their ids."""
+    """Collect the ids of the parameters that modules register inside."""
     found: set[int] = set()
     hook = register_module_parameter_registration_hook(lambda module, name, parameter: found.add(id(parameter)))
     try:
@@ -44,7 +44,7 @@ def registering() -> Iterator[set[int]]:
 
 
 def check_network(member: Member, model: Any) -> None:
-    """Raise StudyError for what is no network, or not all there yet."""
+    """Raise StudyError for a model that is no nn.Module, or has lazy parameters."""
     if not isinstance(model, nn.Module):
         raise StudyError(
             f"member {member.name!r}: its model factory returned {type(model).__name__}; it must return a torch.nn.Module."
@@ -58,9 +58,9 @@ def check_network(member: Member, model: Any) -> None:
 
 
 def check_own(member: Member, model: nn.Module, registered: set[int], build: Callable[[], Any]) -> None:
-    """Raise StudyError where a network, or a part of it, is older than the factory's call: others may train it too.
+    """Raise StudyError where parameters are older than the factory's call: other members may train them too.
 
-    What modules registered during the call is new. What is not may be a copy; then another call gives another one.
+    Parameters registered during the call are new. Others may be those of a copy; then another call gives other ones.
     """
     parameters = list(model.parameters())
     if registered.issuperset(map(id, parameters)):
@@ -76,7 +76,7 @@ def check_own(member: Member, model: nn.Module, registered: set[int], build: Cal
 
 
 def check_optimizer(member: Member, model: nn.Module, optimizer: Any) -> None:
-    """Raise StudyError for what is no optimizer, or not one of this network that a step can be asked of."""
+    """Raise StudyError for an optimizer that is none of torch's, needs a closure, or holds parameters of another network."""
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise StudyError(
             f"member {member.name!r}: its optimizer factory returned {type(optimizer).__name__}; it must return a "
@@ -99,7 +99,7 @@ def check_optimizer(member: Member, model: nn.Module, optimizer: Any) -> None:
 
 
 def check_schedule(member: Member, optimizer: torch.optim.Optimizer, schedule: Any) -> None:
-    """Raise StudyError for a schedule of another optimizer, or one that would watch a metric at every step."""
+    """Raise StudyError for a schedule of another optimizer, or one that needs a metric at every step."""
     if getattr(schedule, "optimizer", optimizer) is not optimizer:
         raise StudyError(
             f"member {member.name!r}: its schedule is that of another optimizer. Make it of the one that it is given: "
@@ -113,7 +113,7 @@ def check_schedule(member: Member, optimizer: torch.optim.Optimizer, schedule: A
 
 
 def check_gradients(member: Member, model: nn.Module, error: RuntimeError) -> None:
-    """Raise StudyError for what a step's error means that torch tells in words of its own."""
+    """Raise StudyError where the cause of torch's error in a step is known."""
     if "does not require grad" in str(error):
         raise StudyError(
             f"member {member.name!r}: no gradient flows from its loss to a parameter. Compute the loss of the network's "
@@ -132,7 +132,7 @@ def check_gradients(member: Member, model: nn.Module, error: RuntimeError) -> No
 
 
 def check_state(member: Member, optimizer: torch.optim.Optimizer) -> None:
-    """Raise StudyError for a state that no checkpoint could hold; it is there after a step."""
+    """Raise StudyError for optimizer state that no checkpoint can hold; called after a step, which creates it."""
     if any(
         isinstance(leaf, torch.Tensor) and leaf.layout != torch.strided for leaf in flatten(optimizer.state_dict())[0]
     ):
@@ -143,12 +143,12 @@ def check_state(member: Member, optimizer: torch.optim.Optimizer) -> None:
 
 
 def wants_classes(loss: Any) -> bool:
-    """Whether this is cross-entropy, so that a label is the number of an output; None is the default loss."""
+    """Whether the loss is cross-entropy, so that a label is the number of an output; None is the default loss."""
     return loss is None or loss is functional.cross_entropy or isinstance(loss, nn.CrossEntropyLoss)
 
 
 def check_labels(member: Member, output: Any, target: Any) -> None:
-    """Raise StudyError for class numbers beyond the outputs ``[B, classes, …]``. Waits for the device."""
+    """Raise StudyError for labels outside of the classes of outputs ``[B, classes, …]``. Waits for the device."""
     if not isinstance(output, torch.Tensor) or not isinstance(target, torch.Tensor):
         return
     if output.dim() < 2 or target.is_floating_point() or target.dim() < 1 or target.shape[1:] != output.shape[2:]:

@@ -1,7 +1,7 @@
-"""The files of one member: which there are, which of them the driver has journaled, and which may go.
+"""The checkpoint files of one member: which exist, which of them the driver has journaled, and which may be deleted.
 
 Contract. A journaled file is never written again, and stays until a newer one is journaled: the driver may be slow, or have
-died. The newest two stay, and the files that hold the best weights of each of them. The links move with the driver's word.
+died. The newest two stay, and the files that hold the best weights of each of them. Links move when the driver has journaled.
 """
 
 import contextlib
@@ -20,35 +20,35 @@ from argosy.training.member.live import LiveMember
 __all__ = ["Draft", "Files", "KeptFiles", "Saving", "settle_links"]
 
 SHARE = 0.005
-"""Part of the time that files of a section's end may take."""
+"""Share of the time that saving at the ends of sections may take."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Draft:
-    """Files that are to be written: the member's state last."""
+    """Files to write for one member; its state is the last."""
 
     saved: Checkpoint
-    """Without the sums."""
+    """The checkpoint, without checksums."""
     items: tuple[tuple[Mapping[str, Any], Path], ...]
     best_is_current: bool
-    """Whether the state is that of the best section itself."""
+    """Whether the state is itself that of the best section."""
 
 
 class KeptFiles:
-    """Of one member: which of its files stay, by the driver's word."""
+    """Which files of one member are kept, by what the driver has journaled."""
 
     def __init__(self, folder: Path, resumed: Checkpoint | None) -> None:
         self.folder = folder
         self._settled: tuple[Checkpoint, ...] = () if resumed is None else (resumed,)
-        """Newest ones that are journaled: at most two."""
+        """The newest journaled checkpoints: at most two."""
         self._unsettled: tuple[Checkpoint, ...] = ()
 
     def add(self, saved: Checkpoint) -> None:
-        """A file is there that is to be journaled."""
+        """Note a written file that is still to be journaled."""
         self._unsettled = (*self._unsettled, saved)
 
     def journaled(self, file: str) -> None:
-        """The driver has journaled this file: move the links, and delete what is older than the one before it."""
+        """Note that the driver has journaled this file: move the links, and delete files older than the one before it."""
         names = [saved.file for saved in self._unsettled]
         if file not in names:
             return
@@ -61,22 +61,22 @@ class KeptFiles:
 
 
 class Files:
-    """Of a member aboard; it goes on from a checkpoint, or from nothing."""
+    """Writes the files of an assigned member, which goes on from a checkpoint or starts anew."""
 
     def __init__(self, folder: Path, resumed: Checkpoint | None, *, inherited: bool = False) -> None:
         self.folder = folder
         make_folder(folder)
         self.newest = resumed
         self.own = resumed is not None and not inherited
-        """Whether one was written for this member: that of a clone's source stands for other hyper-parameters."""
+        """Whether `newest` was written for this member: that of a clone's source has other hyper-parameters."""
         self.proved = resumed is not None
-        """Whether a file of this member was opened again: the first one proves that all later ones can be."""
+        """Whether a file of this member was read back: the first one proves that all later ones can be."""
         self.kept = KeptFiles(folder, resumed)
 
     def draft(self, live: LiveMember, *, carried: bool) -> Draft | None:
-        """What to write for a member where it stands; None where the newest file says it all.
+        """Return the files to write for the member's present state; None where the newest file holds it already.
 
-        Raises CheckpointError for a state that could not be opened again.
+        Raises CheckpointError for a state that could not be loaded again.
         """
         position, elements, newest = live.position, live.carried if carried else 0, self.newest
         here = (live.epoch, live.section, position, elements)
@@ -107,7 +107,7 @@ class Files:
         return Draft(saved=saved, items=tuple(items), best_is_current=current)
 
     def written(self, draft: Draft, sums: Sequence[str]) -> Checkpoint:
-        """Its files are on the disk, and have these sums; to be journaled."""
+        """Note a written draft with its checksums; returns the checkpoint to be journaled."""
         saved = replace(draft.saved, sha256=sums[-1])
         if draft.best_is_current or len(sums) > 1:
             saved = replace(saved, best_sha256=sums[0])
@@ -119,10 +119,10 @@ class Files:
         return saved
 
     def save_best(self, live: LiveMember) -> Checkpoint | None:
-        """Write the best weights of a member that ends, where host memory alone has them.
+        """Write the best weights of a member that ends, where they are in host memory alone.
 
-        Returns the newest checkpoint with them, to be journaled: the member may stand in the middle of a step, so
-        nothing else of it is worth a file. None where there is nothing to write.
+        Returns the newest checkpoint with them, to be journaled, or None where there is nothing to write. No other state of
+        the member is saved, since it may be in the middle of a step.
         """
         weights = None if live.best_is_current else live.best_state()
         if weights is None or self.newest is None or not self.own:
@@ -133,33 +133,33 @@ class Files:
 
 
 class Saving:
-    """When the members of an assignment are to be saved, and how they are together.
+    """Decides when the members of an assignment are saved, and saves them together.
 
-    So often that a crash repeats at most `checkpoint_seconds`; at the ends of sections more often, as long as files take
+    So often that a crash repeats at most `checkpoint_seconds`; at the ends of sections more often, as long as saving takes
     little of the time.
     """
 
     def __init__(self, checkpoint_seconds: float) -> None:
         self.checkpoint_seconds = checkpoint_seconds
         self.wanted = False
-        """Whether somebody asked for files at the end of the section."""
+        """Whether a command asked to save at the end of the section."""
         self._last = time.monotonic()
         self.seconds = 0.0
-        """That files took the last time."""
+        """Duration of the last save."""
 
     @property
     def overdue(self) -> bool:
-        """Whether a crash would repeat more than it may."""
+        """Whether a crash would repeat more than `checkpoint_seconds`."""
         return time.monotonic() - self._last > self.checkpoint_seconds
 
     @property
     def due(self) -> bool:
-        """Whether a section's end is worth files."""
+        """Whether to save at the end of a section."""
         return self.wanted or self.overdue or time.monotonic() - self._last >= self.seconds / SHARE
 
     @contextlib.contextmanager
     def timed(self, *, everybody: bool) -> Iterator[None]:
-        """Inside, members are saved: the whole assignment, or some of it."""
+        """Time a save inside: of the whole assignment (`everybody`), or of some members."""
         started = time.monotonic()
         yield
         ended = time.monotonic()
@@ -168,7 +168,7 @@ class Saving:
             self._last = ended
 
     def write(self, drafts: Mapping[str, tuple[Files, Draft]]) -> Iterator[tuple[str, Callable[[], Checkpoint]]]:
-        """Write all of these together; yields for each member what proves its file and says what is to be journaled."""
+        """Write all drafts together; yields for each member a function that returns the checkpoint to be journaled."""
         sums = iter(checkpoint.save_all([item for _, draft in drafts.values() for item in draft.items]))
         for name, (files, draft) in drafts.items():
             yield name, partial(files.written, draft, [next(sums) for _ in draft.items])
@@ -179,7 +179,7 @@ def _file_of_best(weights: Mapping[str, Any]) -> str:
 
 
 def settle_links(folder: Path, saved: Checkpoint) -> None:
-    """Let ``last.pt`` and ``best.pt`` point to a checkpoint and to the best weights until then."""
+    """Point ``last.pt`` to a checkpoint, and ``best.pt`` to the best weights until then."""
     for name, file in (("last.pt", saved.file), ("best.pt", saved.best)):
         if file is not None and not _points(folder / name, file) and (folder / file).exists():
             checkpoint.link(folder / file, name)
@@ -189,4 +189,4 @@ def _points(link: Path, file: str) -> bool:
     try:
         return str(link.readlink()) == file
     except OSError:
-        return False  # no link, or nothing at all
+        return False  # no link, or no file

@@ -1,7 +1,7 @@
-"""Labels to come, compared with networks' outputs on the host, a block at a time, before an accelerator meets them.
+"""Checks the labels of a block against the networks' number of outputs, on the host, before an accelerator uses them.
 
-A kernel that met one without an output would assert, and the device be of no more use to its process. What is compared
-are the class numbers that a block brought along: none where a member makes others of them, or has a step of its own.
+A kernel asserts on a label without an output, after which the process cannot use the device any more. The class numbers that
+come with a block are checked: none where a member augments them, or has a step of its own.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,21 +20,21 @@ __all__ = ["Foreseen"]
 
 
 class Foreseen:
-    """Of members with one loss."""
+    """Unchecked labels of members with one loss."""
 
     def __init__(self, lives: Sequence[LiveMember]) -> None:
         self._lives = lives
         self._are_classes = lives[0].member.step is None and wants_classes(lives[0].member.loss)
         self._labels: list[tuple[Sequence[LiveMember], Tensor]] = []
-        """Not compared yet, with those to whom they come."""
+        """Labels not checked yet, each with the members that will see them."""
 
     @property
     def pending(self) -> bool:
-        """Whether some are not compared yet."""
+        """Whether some labels are not checked yet."""
         return bool(self._labels)
 
     def note(self, block: Block, cutters: Sequence[Cutter], *, augment: bool) -> None:
-        """Those of a block, of each different cutter once; not those that members `augment`, where that is done."""
+        """Add a block's labels, once per different cutter; members that augment are left out where `augment` is true."""
         if block.labels is None or not self._are_classes:
             return
         sharing: dict[int, tuple[Cutter, list[LiveMember]]] = {}
@@ -44,14 +44,14 @@ class Foreseen:
         self._labels += [(alike, torch.from_numpy(cutter.labels(block))) for cutter, alike in sharing.values()]
 
     def errors(self) -> Mapping[str, StudyError]:
-        """Compare them with outputs that were seen before, if any were: what there is to say, by member."""
+        """Check the labels against earlier outputs, if there were any; returns the errors by member."""
         outputs = (
             next((live.outputs for live in self._lives if live.outputs is not None), None) if self._labels else None
         )
         return {} if outputs is None else self._compared(outputs)
 
     def look(self, output: Any) -> None:
-        """Compare them with what one of the networks has just made, which they have not met yet. Raises StudyError."""
+        """Check the labels against the output that a network has just given, before its loss. Raises StudyError."""
         if not self._labels:
             return
         if isinstance(output, Tensor):
@@ -63,7 +63,7 @@ class Foreseen:
         self._labels.clear()
 
     def clear(self) -> None:
-        """They come to others."""
+        """Drop the labels."""
         self._labels.clear()
 
     def _compared(self, outputs: Tensor) -> dict[str, StudyError]:
@@ -76,5 +76,5 @@ class Foreseen:
                 except StudyError as error:
                     errors[live.member.name] = error
                 else:
-                    break  # nor is there anything to say to the others, whose loss is the same
+                    break  # the others, with the same loss, would pass as well
         return errors

@@ -1,7 +1,7 @@
-"""A member in training: all that decides what it does next, as a value that is saved and loaded. Programs step it.
+"""A member in training: all state that decides its next steps, which can be saved and loaded. Programs step it.
 
-What it becomes is a function of (member, study seed, its list of stream epochs) and of nothing else: not of its
-neighbours, the block size, the device's other work, or where it was interrupted.
+Its result is a function of (member, study seed, its list of stream epochs) and of nothing else: not of its neighbours, the block
+size, the device's other work, or where it was interrupted.
 """
 
 import copy
@@ -36,7 +36,7 @@ __all__ = ["Best", "LiveMember", "build", "fill_buffers", "seed_of"]
 
 @dataclass(frozen=True, slots=True)
 class Best:
-    """The section that had the best objective; the earliest of equals."""
+    """The section with the best objective; the earliest of equals."""
 
     epoch: int
     section: int
@@ -56,48 +56,48 @@ class LiveMember:
 
     member: Member
     backend: Backend
-    """Its device."""
+    """Device that it is on."""
     model: nn.Module
     optimizer: Any
-    """Of torch, or `OwnOptimizers`."""
+    """A torch optimizer, or `OwnOptimizers`."""
     schedule: Any
     randomness: Randomness
     objective: str
     mode: Mode
     epoch: int = 0
-    """Epochs finished."""
+    """Finished epochs."""
     section: int = 0
-    """Sections finished of the epoch at hand."""
+    """Finished sections of the current epoch."""
     steps: int = 0
     seconds: float = 0.0
-    """Time in the steps and the validation of the section at hand."""
+    """Time spent in steps and validation of the current section."""
     samples: int = 0
-    """Stepped on in the section at hand."""
+    """Samples stepped on in the current section."""
     private: bool = False
-    """It writes into its input, so it gets copies."""
+    """Whether it writes into its input, and so gets copies."""
     one_pass: bool = False
-    """Whether kernels may step it that round otherwise than its optimizer."""
+    """Whether kernels that round otherwise than its optimizer may step it."""
     best: Best | None = None
     outputs: torch.Tensor | None = None
-    """Of the form of what its network makes, without memory, once labels to come were compared with it."""
+    """A meta tensor with the shape of its network's output, once labels were checked against it."""
     loss_scale: LossScale | None = field(init=False)
-    """In float16."""
+    """Set in float16."""
     train: Tally = field(init=False)
-    """Over the epoch at hand."""
+    """Sums over the current epoch."""
     val: Validation = field(init=False)
-    """Of the section at hand."""
+    """Validation of the current section."""
     cutter: Cutter | None = None
     val_cutter: Cutter | None = None
     order: Indices | None = None
-    """Of the epoch at hand."""
+    """Order of the current epoch."""
     _val_order: Indices | None = None
     _carried: Carried | None = None
-    """Loaded, until the epoch begins."""
+    """Loaded part of a batch, until the epoch begins."""
     _selections: dict[str, Selection] = field(default_factory=dict)
     _best_here: bool = False
-    """The weights are those of the best section, and in no file of their own."""
+    """Whether the weights are those of the best section, and not in a file yet."""
     _best_weights: dict[str, Any] | None = None
-    """Those of the best section, in host memory, where the model has gone on and they are in no file."""
+    """Weights of the best section in host memory, where the model has moved on and they are in no file."""
 
     def __post_init__(self) -> None:
         self.train, self.val = Tally(self.backend), Validation(self.member, self.backend)
@@ -106,7 +106,7 @@ class LiveMember:
     # ---- the stream
 
     def begin_epoch(self, orders: Orders, stream_epoch: int, position: int = 0) -> None:
-        """Cut batches from this stream epoch; `position` elements of it are already behind the member."""
+        """Cut batches from this stream epoch, of which the member has already consumed `position` elements."""
         member, carried, self._carried = self.member, self._carried, None
         self.order = orders.epoch("train", stream_epoch)
         self.cutter = Cutter(
@@ -123,7 +123,7 @@ class LiveMember:
         self.begin_section()
 
     def begin_section(self) -> None:
-        """Cut the validation samples anew, for the end of the coming section."""
+        """Prepare the validation at the end of the coming section."""
         self.val = Validation(self.member, self.backend)
         if self._val_order is not None:
             self.val_cutter = Cutter(
@@ -136,7 +136,7 @@ class LiveMember:
 
     @property
     def val_rows(self) -> int:
-        """Samples of its first validation batch; 0 where none is known."""
+        """Number of samples in its first validation batch; 0 where none is known."""
         selection, member = self._selections.get("val"), self.member
         return 0 if selection is None else min(member.eval_batch_size or member.batch_size, selection.length)
 
@@ -146,11 +146,11 @@ class LiveMember:
         return self._selections[split]
 
     def commit(self, batch: Batch, losses: torch.Tensor | None) -> None:
-        """A batch was stepped on, with these losses per sample or their mean; without any where all its samples are broken."""
+        """Record a step on a batch, with its losses per sample or their mean; None where all its samples are broken."""
         self.commit_total(batch, None if losses is None else total_of(losses, batch.rows))
 
     def commit_total(self, batch: Batch, total: torch.Tensor | None) -> None:
-        """The same with the sum of the losses, a float64 scalar."""
+        """Record a step on a batch, with the sum of its losses as a float64 scalar."""
         if total is not None:
             self.train.add(batch.rows, batch.digest, {"loss": total})
             self.samples += batch.rows
@@ -158,33 +158,33 @@ class LiveMember:
         self.cutter.commit(batch)
 
     def commit_several(self, count: int, rows: int, digest: Digest, totals: torch.Tensor, event: DeviceEvent) -> None:
-        """So many batches were stepped on, which the cutter knows; the sums of their losses are on their way to the host."""
+        """Record steps on `count` batches, which the cutter has committed; their loss sums are being copied to the host."""
         self.train.bring(rows, digest, "loss", totals, event)
         self.samples += rows
         self.steps += count
 
     @property
     def position(self) -> int:
-        """Elements of the epoch at hand in finished batches."""
+        """Number of elements of the current epoch in finished batches."""
         return 0 if self.cutter is None else self.cutter.position
 
     @property
     def carried(self) -> int:
-        """Elements after these that are gathered for the next batch."""
+        """Number of elements after `position` that are gathered for the next batch."""
         carried = None if self.cutter is None else self.cutter.carried
         return 0 if carried is None else carried.elements
 
     @property
     def diverged(self) -> bool:
-        """Whether the training loss is no longer a number; of a device that computes on its own, when this was asked last."""
+        """Whether the training loss is no longer finite; on an asynchronous device as of the previous call."""
         return not self.train.finite
 
     # ---- a section's end
 
     def end_section(self, sections: int) -> dict[str, float]:
-        """The metrics of a section of so many in an epoch: training over the epoch so far, validation of the section.
+        """End a section, one of `sections` in an epoch; returns training metrics over the epoch so far and validation metrics.
 
-        At the epoch's end the learning rate moves on and the sums start again from nothing.
+        At the epoch's end the learning rate moves on and the sums start anew.
         """
         metrics = self._metrics()
         ends_epoch = self.section + 1 == sections
@@ -200,7 +200,7 @@ class LiveMember:
         return metrics
 
     def move_schedule(self, objective: float) -> None:
-        """Move the learning rate on, where that is not done at each step."""
+        """Step the schedule, unless it is stepped with every batch."""
         if self.schedule is None or self.member.schedule_per == "step":
             return
         if isinstance(self.schedule, ReduceLROnPlateau):
@@ -224,30 +224,30 @@ class LiveMember:
 
     @property
     def best_is_current(self) -> bool:
-        """Whether the weights are those of the best section, and in no file."""
+        """Whether the weights are those of the best section, and not in a file yet."""
         return self._best_here
 
     def keep_best(self) -> None:
-        """Copy the weights to host memory if they are the best and in no file: they are about to change."""
+        """Copy the weights to host memory if they are the best and in no file; called before they change."""
         if self._best_here:
             self._best_here = False
             self._best_weights = plain(self.model.state_dict(), host=True)
 
     def best_state(self) -> dict[str, Any] | None:
-        """What a file of the best section holds; None where there is none, or `best_is_saved` was called for it."""
+        """Return the state for a file of the best section; None where there is none, or `best_is_saved` was called for it."""
         if self.best is None or not (self._best_here or self._best_weights is not None):
             return None
         weights = self.model.state_dict() if self._best_weights is None else self._best_weights
         return {"model": weights, "epoch": self.best.epoch, "section": self.best.section, "value": self.best.value}
 
     def best_is_saved(self) -> None:
-        """The weights of the best section are in a file: nothing needs to be kept of them."""
+        """Note that the weights of the best section are in a file, and drop the copy."""
         self._best_here, self._best_weights = False, None
 
     # ---- life
 
     def trial(self) -> "LiveMember":
-        """A twin whose steps leave this member as it is."""
+        """Return a copy; its steps leave this member unchanged."""
         model, optimizer, schedule = twins(self.model, self.optimizer, self.schedule)
         twin = LiveMember(
             self.member, self.backend, model, optimizer, schedule, self.randomness.copy(), self.objective, self.mode
@@ -256,9 +256,9 @@ class LiveMember:
         return twin
 
     def state_dict(self, *, carried: bool = False) -> dict[str, Any]:
-        """Everything that decides what the member does next, between two steps.
+        """Return all state that decides the member's next steps; called between two steps.
 
-        With `carried` also what is gathered for the next batch: then the stream goes on behind that, else at `position`.
+        With `carried`, include samples gathered for the next batch: the stream then goes on after them, else at `position`.
         """
         gathered = None if self.cutter is None or not carried else self.cutter.carried
         return {
@@ -279,7 +279,7 @@ class LiveMember:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> int:
-        """Take up a saved state of the same member, just built; returns its position for `begin_epoch`."""
+        """Load a saved state into the same member, just built; returns its position for `begin_epoch`."""
         fill_buffers(self.model, state["model"], self.backend.device)
         self.model.load_state_dict(state["model"])
         restore(self.optimizer, state["optimizer"])
@@ -302,9 +302,9 @@ class LiveMember:
 def build(
     member: Member, backend: Backend, *, study_seed: int, objective: str, mode: Mode, exact: bool = True
 ) -> LiveMember:
-    """A member at its beginning: its network, optimizer and schedule, built under its own seed. Raises StudyError.
+    """Build a member: its network, optimizer and schedule, under its own seed. Raises StudyError.
 
-    Steps of an `exact` one are its optimizer's, to the bit.
+    With `exact`, its steps are its optimizer's own, to the bit.
     """
     seed = seed_of(member, study_seed)
     randomness = Randomness.seeded(seed, backend)
@@ -322,9 +322,9 @@ def build(
 
 
 def _optimizer(member: Member, model: nn.Module) -> tuple[Any, Any]:
-    """A member's optimizer, and its schedule."""
+    """Build and check a member's optimizer and schedule."""
     assert member.optimizer is not None
-    optimizer = member.optimizer(list(model.parameters()))  # which may make several groups of them
+    optimizer = member.optimizer(list(model.parameters()))  # a list: the factory may make several groups of them
     check_optimizer(member, model, optimizer)
     schedule = None if member.schedule is None else member.schedule(optimizer)
     check_schedule(member, optimizer, schedule)
@@ -332,12 +332,12 @@ def _optimizer(member: Member, model: nn.Module) -> tuple[Any, Any]:
 
 
 def seed_of(member: Member, study_seed: int) -> int:
-    """That its network is built under: the one that it was given, or its own in the study."""
+    """Return the seed for building its network: its own `seed`, or one derived from the study's seed and its name."""
     return member_seed(study_seed, member.name) if member.seed is None else member.seed
 
 
 def fill_buffers(model: nn.Module, weights: Mapping[str, torch.Tensor], device: torch.device) -> None:
-    """Let buffers be there that are None until a forward pass: torch knows no place for what a file has of them."""
+    """Create buffers that are None until a forward pass, since torch cannot load a file's values into None."""
     for name, module in model.named_modules():
         for key, buffer in module._buffers.items():
             found = weights.get(f"{name}.{key}" if name else key)

@@ -1,4 +1,4 @@
-"""What torch's errors of a first batch mean, in a sentence that says what to change: wrong dtypes, shapes and kinds of targets."""
+"""Explains torch's errors on a first batch in a sentence that says what to change: dtypes, shapes, kinds of targets."""
 
 import math
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ __all__ = ["explain_forward", "explain_loss", "same_shape", "shown"]
 
 
 def explain_forward(member: Member, model: nn.Module, inputs: Any, error: Exception) -> None:
-    """Raise StudyError where samples are of another dtype than weights; else note at the error which layer was given what."""
+    """Raise StudyError where samples and weights differ in dtype; else add the failing layer and its input to the error's notes."""
     dtypes = sorted({leaf.dtype for leaf in flatten(inputs)[0] if isinstance(leaf, Tensor)}, key=_wholes_last)
     weights = {weight.dtype for weight in model.parameters() if weight.is_floating_point()}
     other = [dtype for dtype in dtypes if dtype not in weights]
@@ -37,7 +37,7 @@ def _wholes_last(dtype: torch.dtype) -> bool:
 
 
 def _layer_of(model: nn.Module, error: Exception) -> str:
-    """The innermost layer whose forward pass raised, and the shape of what it was given; empty where that is not known."""
+    """Describe the innermost layer that raised in its forward pass, and its input; empty where that is not known."""
     names, found, link = {id(module): name for name, module in model.named_modules()}, "", error.__traceback__
     while link is not None:
         frame, link = link.tb_frame, link.tb_next
@@ -59,7 +59,7 @@ def _channels_last(module: nn.Module, given: Tensor) -> str:
 
 
 def explain_loss(member: Member, output: Any, target: Any) -> None:
-    """Raise StudyError where a loss that has raised was given targets that it cannot compare with the outputs."""
+    """Raise StudyError where a loss raised because its targets do not fit the outputs."""
     if not isinstance(output, Tensor) or not isinstance(target, Tensor):
         return
     found = f"member {member.name!r}: its network gives {shown(output)}, targets are {shown(target)}, and its loss"
@@ -90,14 +90,14 @@ def _explain_classes(found: str, output: Tensor, target: Tensor) -> None:
 
 
 def same_shape(output: Sequence[int], target: Sequence[int]) -> str:
-    """What gives targets the shape of outputs."""
+    """Return the code that gives targets the shape of outputs."""
     if tuple(output[: len(target)]) == tuple(target) and math.prod(output[len(target) :]) == 1:
         return f"target.reshape({', '.join(map(str, (-1, *output[1:])))}), or x.flatten() as what the network returns"
     return "target.reshape_as(output)"
 
 
 def shown(tensor: Tensor) -> str:
-    """Shape and dtype, as in ``[32, 10] of float32``."""
+    """Return shape and dtype, as in ``[32, 10] of float32``."""
     return f"{list(tensor.shape)} of {_name(tensor.dtype)}"
 
 

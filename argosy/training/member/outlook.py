@@ -1,7 +1,7 @@
-"""How long a member is to train, for code that is called without arguments for it while a member is built.
+"""The planned length of a member's training, for code that runs while the member is built.
 
 Lightning's `configure_optimizers` asks its trainer for numbers that the study decides. They are in a context variable while
-`argosy.training.member.live.build` runs, because the factory of a member's optimizers is given its network alone.
+`argosy.training.member.live.build` runs, because the factory of a member's optimizers gets its network alone.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ __all__ = ["TrainingOutlook", "foreseen", "outlook"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingOutlook:
-    """What is known of a member's training before it begins."""
+    """The planned length of a member's training."""
 
     max_epochs: float | None
     """None where its stopping rule sets no bound."""
@@ -28,7 +28,7 @@ class TrainingOutlook:
 
     @classmethod
     def of(cls, member: Member, stop: Stop, lengths: Mapping[str, int]) -> "TrainingOutlook":
-        """Of a member with this rule, on splits with so many samples."""
+        """Return a member's outlook, for splits of these lengths in samples."""
         train = lengths["train"] if member.subset is None else len(member.subset)
         val = lengths.get("val", 0) if member.val_subset is None else len(member.val_subset)
         return cls(
@@ -43,7 +43,7 @@ _OUTLOOK: ContextVar[TrainingOutlook | None] = ContextVar("outlook", default=Non
 
 @contextlib.contextmanager
 def foreseen(found: TrainingOutlook | None) -> Iterator[None]:
-    """Inside, this is the `outlook`."""
+    """Make this the `outlook` inside."""
     token = _OUTLOOK.set(found)
     try:
         yield
@@ -52,5 +52,5 @@ def foreseen(found: TrainingOutlook | None) -> Iterator[None]:
 
 
 def outlook() -> TrainingOutlook | None:
-    """That of the member that is being built; None outside of a run."""
+    """Return the outlook of the member that is being built; None outside of a run."""
     return _OUTLOOK.get()

@@ -1,4 +1,4 @@
-"""What a member moves its weights with whose step does that itself: several optimizers, and schedules, that are saved as one."""
+"""Optimizers and schedules of a member that moves the weights in its own step: several, saved as one."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,51 +16,51 @@ __all__ = ["OwnOptimizers", "OwnSchedules", "own_optimizers", "restore"]
 
 @dataclass(frozen=True, slots=True)
 class OwnOptimizers:
-    """In the place of an optimizer."""
+    """Several optimizers with the interface of one."""
 
     by_name: Mapping[str, Optimizer]
-    """As the member's step is given them."""
+    """The optimizers by name, as the member's step gets them."""
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """Of all."""
+        """Parameter groups of all optimizers."""
         return [group for optimizer in self.by_name.values() for group in optimizer.param_groups]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Of all."""
+        """Drop the gradients of all optimizers."""
         for optimizer in self.by_name.values():
             optimizer.zero_grad(set_to_none)
 
     def step(self) -> None:
-        """Nothing: the member's own step has moved the weights."""
+        """Do nothing: the member's own step has moved the weights."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Of all, by name."""
+        """Return the states of all optimizers, by name."""
         return {"state": {name: optimizer.state_dict() for name, optimizer in self.by_name.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """From that."""
+        """Load the states of all optimizers."""
         for name, optimizer in self.by_name.items():
             restore(optimizer, state["state"][name])
 
 
 @dataclass(frozen=True, slots=True)
 class OwnSchedules:
-    """In the place of a schedule."""
+    """Several schedules with the interface of one."""
 
     by_name: Mapping[str, Any]
 
     def step(self) -> None:
-        """Move all learning rates on."""
+        """Step all schedules."""
         for schedule in self.by_name.values():
             schedule.step()
 
     def state_dict(self) -> dict[str, Any]:
-        """Of all, by name."""
+        """Return the states of all schedules, by name."""
         return {name: schedule.state_dict() for name, schedule in self.by_name.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """From that."""
+        """Load the states of all schedules."""
         for name, schedule in self.by_name.items():
             schedule.load_state_dict(state[name])
 
@@ -68,8 +68,8 @@ class OwnSchedules:
 def restore(optimizer: Any, state: Mapping[str, Any]) -> None:
     """Load the state of an optimizer with the dtypes that it was saved with.
 
-    Torch casts every number to its weight's dtype, but for ``step``: the numbers that NAdam and ASGD keep in float32 beside float64
-    weights would round otherwise from there on.
+    Torch casts all state but ``step`` to its weight's dtype: values that NAdam and ASGD keep in float32 beside float64 weights
+    would round otherwise from then on.
     """
     optimizer.load_state_dict(state)
     for group, saved in zip(optimizer.param_groups, state.get("param_groups", ()), strict=False):
@@ -81,7 +81,7 @@ def restore(optimizer: Any, state: Mapping[str, Any]) -> None:
 
 
 def own_optimizers(member: Member, model: nn.Module) -> tuple[OwnOptimizers, OwnSchedules | None]:
-    """Those of a member with `optimizers`, built for its network. Raises StudyError."""
+    """Build the optimizers and schedules of a member with `optimizers`, for its network. Raises StudyError."""
     assert member.optimizers is not None
     made = member.optimizers(model)
     if not isinstance(made, Mapping) or not made or not all(isinstance(one, Optimizer) for one in made.values()):

@@ -1,4 +1,4 @@
-"""The random state that belongs to one member, so that its neighbours cannot change its result."""
+"""The random state of one member, kept apart so that its neighbours cannot change its result."""
 
 import contextlib
 import random
@@ -13,11 +13,11 @@ from argosy.training.device.devices import Backend
 __all__ = ["Mark", "Randomness"]
 
 Mark = tuple[Any, Any, Any]
-"""Where a random state stood."""
+"""Snapshot: torch, device, (NumPy, Python)."""
 
 
 class Randomness:
-    """Torch's generators always; NumPy's and Python's for members that were seen to use them (they cost 60 us a swap)."""
+    """Torch's generator states; NumPy's and Python's too for members that were seen to use them (a swap costs 60 us)."""
 
     def __init__(
         self,
@@ -29,14 +29,14 @@ class Randomness:
         self.backend = backend
         self.torch_state = torch_state
         self.built_state = torch_state
-        """Torch's after the member was built; one that draws nothing in its steps always has it, and saves nothing."""
+        """Torch's state after the member was built; a member that draws nothing in its steps keeps it, and saves nothing."""
         self.device_state = device_state
         self.others = others
         self.uses_others = False
 
     @classmethod
     def seeded(cls, seed: int, backend: Backend) -> "Randomness":
-        """The state that follows from a seed, for every generator."""
+        """Return the state that a seed gives, for every generator."""
         numpy_state = np.random.RandomState([seed & 0xFFFFFFFF, seed >> 32]).get_state()
         return cls(
             backend,
@@ -46,29 +46,29 @@ class Randomness:
         )
 
     def copy(self) -> "Randomness":
-        """An equal state that moves on its own; it carries all generators."""
+        """Return an independent copy, which covers all generators."""
         twin = self.aside()
         twin.uses_others = True
         return twin
 
     def aside(self) -> "Randomness":
-        """An equal state that moves on its own."""
+        """Return an independent copy."""
         clone = None if self.device_state is None else self.device_state.clone()
         twin = Randomness(self.backend, self.torch_state.clone(), clone, self.others)
         twin.uses_others = self.uses_others
         return twin
 
     def mark(self) -> Mark:
-        """Where it stands, for `go_back`."""
+        """Return a snapshot for `go_back`."""
         return self.torch_state, self.device_state, self.others
 
     def go_back(self, mark: Mark) -> None:
-        """Stand there again."""
+        """Return to a snapshot."""
         self.torch_state, self.device_state, self.others = mark
 
     @contextlib.contextmanager
     def building(self) -> Iterator[None]:
-        """Draw from every generator of this state inside; what follows is the state of a member that has just been built."""
+        """Draw from every generator of this state inside; the state afterwards becomes `built_state`."""
         before, self.uses_others = self.uses_others, True
         try:
             with self.active():
@@ -78,7 +78,7 @@ class Randomness:
 
     @contextlib.contextmanager
     def active(self, *, keep: bool = False) -> Iterator[None]:
-        """Draw from this state inside; with `keep`, the state afterwards is the one before."""
+        """Draw from this state inside; with `keep`, the state is unchanged afterwards."""
         self.stand_at(self.mark())
         try:
             yield
@@ -87,7 +87,7 @@ class Randomness:
                 self.go_back(self.here())
 
     def here(self) -> Mark:
-        """Inside `active`: where the generators stand."""
+        """Return the generators' snapshot, inside `active`."""
         return (
             torch.default_generator.get_state(),
             None if self.device_state is None else self.backend.random_state(),
@@ -95,7 +95,7 @@ class Randomness:
         )
 
     def stand_at(self, mark: Mark) -> None:
-        """Let the generators stand there."""
+        """Set the process's generators to a snapshot."""
         torch_state, device_state, others = mark
         torch.default_generator.set_state(torch_state)
         if self.device_state is not None:
@@ -105,13 +105,13 @@ class Randomness:
             random.setstate(others[1])
 
     def others_equal(self, other: "Randomness") -> bool:
-        """Whether NumPy's and Python's states are the same as another's."""
+        """Whether NumPy's and Python's states equal another's."""
         ours, theirs = self.others[0], other.others[0]
         numpy_equal = np.array_equal(ours[1], theirs[1]) and tuple(ours[2:]) == tuple(theirs[2:])
         return bool(numpy_equal) and self.others[1] == other.others[1]
 
     def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint: None for a generator that stands where it stood when the member was built."""
+        """Return the state for a checkpoint; None for torch's generator if it has not drawn since the member was built."""
         drawn = not torch.equal(self.torch_state, self.built_state)
         name, keys, *rest = self.others[0]
         return {
@@ -122,7 +122,7 @@ class Randomness:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """From a checkpoint of the same member, built anew; a device whose kind is another goes on as after the building."""
+        """Load a checkpoint's state into the same member, built anew; on another kind of device its generator starts as built."""
         self.torch_state = self.built_state if state["torch"] is None else state["torch"]
         if self.device_state is not None and state["device"] is not None:
             self.device_state = state["device"]

@@ -1,4 +1,4 @@
-"""Sums over what a member has stepped on or was evaluated on: means for its history, and the digest that proves it."""
+"""Sums over the samples of a member's training or validation: means for its history, and the digest of the samples."""
 
 import itertools
 import math
@@ -15,19 +15,19 @@ __all__ = ["Tally", "double", "per_sample", "total_of", "totals_of"]
 
 
 class Coming(NamedTuple):
-    """Sums of batches on their way to the host."""
+    """Sums of batches that are being copied to the host."""
 
     name: str
     totals: torch.Tensor
     event: DeviceEvent
     rows: int
-    """Samples of all batches up to the last of these."""
+    """Samples in all batches up to the last of these."""
 
 
 class Tally:
     """Per-sample values summed in float64: over each batch by torch, over the batches in the order of the sequence.
 
-    A batch leaves one number on the device for each value. They are read together, and without holding up the device.
+    A batch leaves one number per value on the device. Numbers are copied together, without stalling the device.
     """
 
     def __init__(self, backend: Backend) -> None:
@@ -39,35 +39,35 @@ class Tally:
         self._coming: list[Coming] = []
         """In the order of the sequence."""
         self._asked = 0
-        """How many of them there were when `finite` was asked last."""
+        """Length of `_coming` when `finite` was last read."""
         self._told = 0
-        """Samples in the sums that the host has."""
+        """Samples in the sums that are on the host."""
 
     def add(self, rows: int, digest: Digest, totals: Mapping[str, torch.Tensor]) -> None:
-        """Add a batch: of each value its `total_of` the batch."""
+        """Add a batch, with the `total_of` each value."""
         for name, total in totals.items():
             self._unread.setdefault(name, []).append(total)
         self.rows += rows
         self.digest = self.digest.plus(digest)
 
     def bring(self, rows: int, digest: Digest, name: str, totals: torch.Tensor, event: DeviceEvent) -> None:
-        """Add batches of which a value is on its way to the host: one `total_of` each."""
+        """Add batches; their totals of a value, one `total_of` each, are still being copied to the host."""
         self.fetch()
         self.add(rows, digest, {})
         self._coming.append(Coming(name, totals, event, self.rows))
 
     @property
     def sums(self) -> Mapping[str, float]:
-        """Sum of each value so far. Waits for a device that computes on its own."""
+        """Sum of each value so far. Waits for an asynchronous device."""
         self.fetch()
         self._read(len(self._coming))
         return self._sums
 
     @property
     def finite(self) -> bool:
-        """Whether all sums are numbers, as far as that is known without waiting for the steps at hand.
+        """Whether all sums are finite, as far as that is known without waiting for the current steps.
 
-        That is up to here on the host, and up to the last time that this was asked on a device that computes on its own.
+        On the host that covers all batches, on an asynchronous device those up to the previous read of this property.
         """
         self.fetch()
         self._read(self._asked if self.backend.apart else len(self._coming))
@@ -75,13 +75,13 @@ class Tally:
         return all(map(math.isfinite, self._sums.values()))
 
     def fetch(self) -> None:
-        """Let the device bring what it has summed, behind all that was asked for on the stream at hand."""
+        """Start copying the device's sums to the host, after all work issued on the current stream."""
         for name, totals in self._unread.items():
             self._coming.append(Coming(name, *self.backend.fetch(torch.stack(totals)), self.rows))
         self._unread.clear()
 
     def _read(self, count: int) -> None:
-        """Add up the oldest of what comes."""
+        """Add the `count` oldest of the coming sums."""
         for name, totals, event, rows in self._coming[:count]:
             event.synchronize()
             self._told = rows
@@ -93,47 +93,47 @@ class Tally:
         self._asked = max(self._asked - count, 0)
 
     def means(self, names: Iterable[str]) -> dict[str, float]:
-        """Mean of each value over the samples so far; NaN where there are none."""
+        """Return the mean of each value over the samples so far; NaN where there are none."""
         sums = self.sums
         return {name: sums[name] / self.rows if self.rows else math.nan for name in names}
 
     def mean_by_now(self, name: str) -> float:
-        """Mean of a value over the samples whose sums are on the host; NaN where there are none. Never waits."""
+        """Return a value's mean over the samples with sums on the host; NaN where there are none. Never waits."""
         self.fetch()
         self._read(sum(1 for _ in itertools.takewhile(lambda coming: coming.event.query(), self._coming)))
         return self._sums[name] / self._told if self._told else math.nan
 
     def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint within an epoch."""
+        """Return the state for a checkpoint within an epoch."""
         return {"sums": dict(self.sums), "rows": self.rows, "digest": tuple(self.digest)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """From a checkpoint."""
+        """Load a checkpoint's state."""
         self._sums = dict(state["sums"])
         self.rows, self.digest = state["rows"], Digest(*state["digest"])
         self._told = self.rows
 
 
 def double(value: Any) -> torch.Tensor:
-    """A number or a tensor as float64: `torch.as_tensor` alone would round Python's floats to float32."""
+    """Return a number or a tensor as float64: `torch.as_tensor` alone would round Python's floats to float32."""
     return value.detach().double() if isinstance(value, torch.Tensor) else torch.as_tensor(value, dtype=torch.float64)
 
 
 def total_of(value: torch.Tensor, rows: int) -> torch.Tensor:
-    """The sum over a batch, float64: of per-sample values ``[rows, …]``, or of their mean, a scalar."""
+    """Return the sum over a batch in float64, from per-sample values ``[rows, …]`` or from their mean, a scalar."""
     value = double(value)
     return value * rows if value.dim() == 0 else per_sample(value, rows).sum()
 
 
 def totals_of(losses: torch.Tensor, samples: int) -> torch.Tensor:
-    """Of members, losses ``[members, samples, …]`` or means over the samples ``[members]`` -> sums over the samples, float64."""
+    """Return each member's sum over the samples in float64, from losses ``[members, samples, …]`` or means ``[members]``."""
     sums = losses.reshape(len(losses), -1).sum(1, dtype=torch.float64)
     numbers = losses.numel() // len(losses)
     return sums if numbers == samples else sums * (samples / numbers)
 
 
 def per_sample(values: torch.Tensor, rows: int) -> torch.Tensor:
-    """Values ``[rows, …]`` -> their means over each sample ``[rows]``; raises StudyError where they are not so many."""
+    """Return the means of values ``[rows, …]`` over each sample, ``[rows]``; raises StudyError where there are not `rows`."""
     if values.shape == (rows,):
         return values
     if len(values) != rows:

@@ -1,4 +1,4 @@
-"""Twins of what a member trains: `copy.deepcopy`, where it stops short of what a step needs."""
+"""Copies of what a member trains: `copy.deepcopy`, completed where a step needs more."""
 
 import copy
 from typing import Any
@@ -11,14 +11,14 @@ __all__ = ["twins"]
 
 
 def twins(model: nn.Module, optimizer: Any, schedule: Any) -> tuple[nn.Module, Any, Any]:
-    """Copies that refer to one another as these do, and to nothing of theirs."""
-    # A tensor that was computed refuses to be copied: weights that are parametrised in the old way or pruned are such.
+    """Return copies that refer to one another, and share nothing with the originals."""
+    # deepcopy refuses non-leaf tensors, as weights under the old parametrisation or pruning are.
     held = [value for module in model.modules() for value in (*vars(module).values(), *module._buffers.values())]
     copied: dict[int, Any] = {id(t): t.detach().clone() for t in held if isinstance(t, Tensor) and not t.is_leaf}
     made: tuple[nn.Module, Any, Any] = copy.deepcopy((model, optimizer, schedule), copied)
-    # Torch's optimizers let be copied what a file needs, and not what else they keep.
+    # Torch's optimizers copy only what a file needs, and none of their other attributes.
     for one, twin in zip(_several(optimizer), _several(made[1]), strict=True):
-        # A `step` of the object's own is what a schedule has put around that of its class, and calls the first one's.
+        # A `step` among the attributes is a schedule's wrapper of the class's, bound to the original.
         for name in vars(one).keys() - vars(twin).keys() - {"step"}:
             setattr(twin, name, copy.deepcopy(getattr(one, name), copied))
     return made

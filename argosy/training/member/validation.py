@@ -1,8 +1,8 @@
-"""What a member's validation says: its loss, and metrics of three kinds, whatever batches the samples come in.
+"""A member's validation: its loss and metrics of three kinds, independent of how the samples are batched.
 
-A metric of each sample is averaged over the samples. One of the whole set is called once, at the end, with all outputs and
-targets. One that is an object with ``update`` and ``compute`` sees batches and is asked at the end. Which of the first two
-a function is it shows on the first batch, the same in every validation: ``[B]``, or a number.
+A per-sample metric is averaged over the samples. A metric of the whole set is called once, at the end, with all outputs and
+targets. An object with ``update`` and ``compute`` is updated with each batch and computed at the end. Which of the first two a
+function is follows from its value on the first batch of every validation: ``[B]``, or a number.
 """
 
 import copy
@@ -33,40 +33,40 @@ LOW_PRECISION = (torch.bfloat16, torch.float16)
 
 
 class MetricState(Protocol):
-    """What a metric that is an object keeps."""
+    """A metric that is an object."""
 
     def update(self, outputs: Any, targets: Any) -> Any:
-        """Take a batch in."""
+        """Add a batch."""
 
     def compute(self) -> Any:
-        """The value of all batches so far."""
+        """Return the value over all batches so far."""
 
 
 @dataclass(slots=True)
 class Validation:
-    """One of a member, from its first batch to its `values`. Metrics run inside `Program.active` alone."""
+    """One validation of a member, from its first batch to its `values`. Metrics run only inside `Program.active`."""
 
     member: Member
     backend: Backend
     sums: Tally = field(init=False)
-    """Of the loss and of what is per sample."""
+    """Sums of the loss and of the per-sample metrics."""
     _per_sample: dict[str, Callable[[Any, Any], Any]] = field(default_factory=dict)
     _of_the_set: dict[str, Callable[[Any, Any], Any]] = field(default_factory=dict)
     _states: dict[str, MetricState] = field(default_factory=dict)
     _gathered: "_Gathered" = field(init=False)
     _ended: dict[str, float] = field(default_factory=dict)
-    """What was computed at the end."""
+    """Metrics that were computed at the end."""
 
     def __post_init__(self) -> None:
         self.sums, self._gathered = Tally(self.backend), _Gathered(self.backend)
 
     @property
     def digest(self) -> Digest:
-        """Of the samples so far."""
+        """Digest of the samples so far."""
         return self.sums.digest
 
     def add(self, rows: int, digest: Digest, losses: torch.Tensor, output: Any, target: Any) -> None:
-        """A batch, its losses per sample or their mean, and what the network made of it."""
+        """Add a batch: its losses per sample or their mean, and the network's output."""
         if self.member.metrics and not self.sums.rows:
             self._sort(rows, output, target)
         values = {name: self._one_each(name, metric, rows, output, target) for name, metric in self._per_sample.items()}
@@ -78,7 +78,7 @@ class Validation:
         self.sums.add(rows, digest, totals)
 
     def end(self) -> None:
-        """All batches have come: compute what is computed once."""
+        """Compute the metrics that are computed once; called after the last batch."""
         if not self.sums.rows:
             return
         whole = self._gathered.whole() if self._of_the_set else ()
@@ -89,16 +89,16 @@ class Validation:
         self._gathered.clear()
 
     def values(self) -> dict[str, float]:
-        """The loss and every metric; NaN where no sample came."""
+        """Return the loss and every metric; NaN where there was no sample."""
         means = self.sums.means(["loss", *self._per_sample])
         return {name: means.get(name, self._ended.get(name, math.nan)) for name in ("loss", *self.member.metrics)}
 
     # ---- kinds
 
     def _sort(self, rows: int, output: Any, target: Any) -> None:
-        """Find out what each metric is.
+        """Find out the kind of each metric.
 
-        A batch of one is shown twice: the value of one sample and a number for a set of one may look alike.
+        A batch of one sample is doubled: a value per sample and a number for the set could look alike.
         """
         if rows == 1:
             rows, output, target = 2, map_leaves(_twice, output), map_leaves(_twice, target)
@@ -115,7 +115,7 @@ class Validation:
                 raise self._refusal(name, value, f"a batch of {rows}")
 
     def _state(self, name: str, metric: Any) -> MetricState:
-        """A state of this validation's own."""
+        """Return a metric object for this validation alone."""
         made: Any = copy.deepcopy(metric) if _is_state(metric) else metric()
         if not _is_state(made):
             raise StudyError(
@@ -165,7 +165,7 @@ class _Gathered:
         self._tree: Any = None
 
     def add(self, rows: int, output: Any, target: Any, words: str) -> None:
-        """Copy them, for the block that they may be views of must go; raises StudyError for what is not one row per sample."""
+        """Copy them, since they may view a block that is released; raises StudyError for leaves without one row per sample."""
         leaves, self._tree = flatten((output, target))
         for leaf in leaves:
             if not isinstance(leaf, torch.Tensor) or not leaf.dim() or len(leaf) != rows:
@@ -180,7 +180,7 @@ class _Gathered:
         self._batches.append([self._backend.fetch(_widened(leaf)) for leaf in leaves])
 
     def whole(self) -> Any:
-        """(outputs, targets) of all of them. Waits for the device."""
+        """Return (outputs, targets) of all batches. Waits for the device."""
         for batch in self._batches:
             for _, event in batch:
                 event.synchronize()
@@ -188,12 +188,12 @@ class _Gathered:
         return unflatten(leaves, self._tree)
 
     def clear(self) -> None:
-        """Let go of them."""
+        """Drop all outputs and targets."""
         self._batches.clear()
 
 
 def _widened(leaf: torch.Tensor) -> torch.Tensor:
-    """Numbers of a low precision as float32: sums over a whole set need it."""
+    """Return low-precision numbers as float32, which sums over a whole set need."""
     return leaf.detach().float() if leaf.dtype in LOW_PRECISION else leaf.detach()
 
 
@@ -202,7 +202,7 @@ def _twice(leaf: Any) -> Any:
 
 
 def _tensor(value: Any) -> torch.Tensor | None:
-    """What a metric gave, a number as a scalar; None for what is neither a number nor a tensor of real numbers."""
+    """Return a metric's value as a tensor; None where it is neither a number nor a tensor of real numbers."""
     if isinstance(value, bool | int | float | np.number | np.bool_ | np.ndarray):
         value = double(value) if isinstance(value, float) else torch.as_tensor(value)
     return value.detach() if isinstance(value, torch.Tensor) and not value.is_complex() else None
@@ -213,7 +213,7 @@ def _is_state(metric: Any) -> TypeGuard[MetricState]:
 
 
 def _makes_states(metric: Any) -> bool:
-    """Whether it is called without arguments, for a state: a class of states, or a function that only then can be called."""
+    """Whether the metric is called without arguments for an object: a class of such, or a function that takes no arguments."""
     made = metric.func if isinstance(metric, functools.partial) else metric
     if isinstance(made, type):
         return hasattr(made, "update") and hasattr(made, "compute")
@@ -223,6 +223,6 @@ def _makes_states(metric: Any) -> bool:
 def _takes(function: Any, *arguments: Any) -> bool:
     try:
         inspect.signature(function).bind(*arguments)
-    except (TypeError, ValueError):  # the latter where it has no signature
+    except (TypeError, ValueError):  # ValueError where it has no signature
         return False
     return True

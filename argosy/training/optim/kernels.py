@@ -1,11 +1,11 @@
-"""Steps of torch's SGD, Adam and AdamW for many members at once, on the rows of an parameter_buffer.
+"""Fused optimizer steps: torch's SGD, Adam and AdamW for many members at once, on the rows of a parameter buffer.
 
-Hyper-parameters are read from the members' own optimizers at every step, so torch's schedules work as ever. The state is
-theirs as well: `optimizer.state` holds views of the matrices here, of the form that torch gives them, so that any step may
-as well be made by the optimizer itself. The arithmetic is that of `torch/optim/{sgd,adam}.py`.
+Hyper-parameters are read from the members' own optimizers at every step, so torch's schedules work as usual. So is the state:
+`optimizer.state` holds views of the matrices here, in torch's own shapes, so the optimizer itself can make any step as well.
+The arithmetic is that of `torch/optim/{sgd,adam}.py`.
 
-What the host reads of the optimizers for a step are its numbers, apart from what the device does with them: a step that is
-captured (`argosy.training.programs.graphed.graphed`) takes them from memory that stays where it is.
+The numbers that the host reads from the optimizers for a step are kept apart from the device's work: a captured step
+(`argosy.training.programs.graphed.graphed`) takes them from static memory.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -23,15 +23,15 @@ from argosy.training.optim.parameter_buffer import ParameterBuffer, Piece
 __all__ = ["Kernel", "Numbers", "is_unusual", "kind_of", "sent"]
 
 UNUSUAL = ("maximize", "amsgrad", "capturable", "differentiable", "dampening")
-"""Options of which an optimizer makes its steps itself."""
+"""Options with which an optimizer makes its steps itself."""
 Move = Callable[[], None]
-"""What moves weights and state, and takes no memory for that."""
+"""Moves weights and state, and allocates no memory."""
 Numbers = Sequence[tuple[float, ...]]
-"""Of each row, what a step takes of its optimizer; equally many, and one less where nothing decays."""
+"""For each row, the numbers of a step from its optimizer: equally many in all rows, one less where nothing decays."""
 
 
 def kind_of(optimizer: Optimizer) -> Hashable:
-    """Optimizers of one kind take one kernel; None for those that make their steps themselves."""
+    """Return the kind, which has one kernel; None for optimizers that make their steps themselves."""
     if type(optimizer) not in RULES or is_unusual(optimizer):
         return None
     groups = optimizer.param_groups
@@ -42,7 +42,7 @@ def kind_of(optimizer: Optimizer) -> Hashable:
 
 
 def is_unusual(optimizer: Optimizer) -> bool:
-    """Whether an optimizer of torch does something beside its arithmetic, or otherwise than most."""
+    """Whether a torch optimizer has unusual options, hooks, or a `step` of its own."""
     groups = optimizer.param_groups
     return (
         any(group.get(option) for group in groups for option in UNUSUAL)
@@ -55,43 +55,43 @@ def is_unusual(optimizer: Optimizer) -> bool:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tile:
-    """What members whose optimizers are of one kind have in one group of these."""
+    """One parameter group of members with optimizers of one kind."""
 
     groups: Sequence[dict[str, Any]]
-    """Of each row, its group in its optimizer."""
+    """The parameter group of each row's optimizer."""
     momentum: bool
-    """Whether there is any, of SGD."""
+    """Whether SGD has momentum."""
     decoupled: bool
-    """Whether weights decay beside their gradients, as AdamW has it."""
+    """Whether weight decay is decoupled from gradients, as in AdamW."""
     columns: slice
     weights: Tensor
     """``[rows, columns]``."""
     state: dict[str, Tensor]
-    """By torch's names: of the weights' shape, and ``step`` ``[rows, weights]``."""
+    """Optimizer state by torch's names: in the weights' shape, and ``step`` ``[rows, weights]``."""
     shown: list[tuple[Numbers, Tensor]] = field(default_factory=list)
-    """The numbers that were placed last, and where: they seldom change."""
+    """The last numbers and their tensor, kept because they seldom change."""
 
     @property
     def steps(self) -> Sequence[float]:
-        """That each row will have made after the coming one."""
+        """Each row's number of steps, the coming one included."""
         return [step + 1 for step in self.state["step"][:, 0].tolist()]
 
     def placed(self, numbers: Numbers) -> Tensor:
-        """``[rows, numbers]`` where the weights are."""
+        """Return ``[rows, numbers]`` on the weights' device."""
         if not self.shown or self.shown[0][0] != numbers:
             self.shown[:] = [(numbers, sent(numbers, self.weights))]
         return self.shown[0][1]
 
 
 def sent(numbers: Sequence[float] | Numbers, like: Tensor) -> Tensor:
-    """Numbers of the type of a tensor where that is, without the host's waiting for what was asked for before."""
-    # Pinned memory, which torch keeps until the copy has passed.
+    """Return numbers in a tensor's dtype on its device, without waiting for work issued before."""
+    # Pinned memory, which torch keeps until the copy is complete.
     apart = like.device.type == "cuda"
     return torch.tensor(numbers, dtype=like.dtype, pin_memory=apart).to(like.device, non_blocking=apart)
 
 
 class Kernel:
-    """Steps the members in some rows of an parameter_buffer whose optimizers are of one kind."""
+    """Steps the members in some rows of a parameter buffer, with optimizers of one kind."""
 
     def __init__(self, optimizers: Sequence[Optimizer], rows: slice, tiles: Sequence[Tile]) -> None:
         self._optimizers = optimizers
@@ -103,9 +103,9 @@ class Kernel:
 
     @classmethod
     def of(cls, optimizers: Sequence[Optimizer], parameter_buffer: ParameterBuffer, first: int) -> "Kernel | None":
-        """The kernel of these optimizers, of the rows from `first`; their state lies in its matrices from here on.
+        """Return the kernel of these optimizers, for the rows from `first`; it holds their state from here on.
 
-        None where they make their steps themselves: also where a member's weights have not made equally many steps.
+        None where they make their steps themselves, as they do where a member's weights have made unequal numbers of steps.
         """
         rows = slice(first, first + len(optimizers))
         usual = parameter_buffer.weights.dtype in (torch.float32, torch.float64) and kind_of(optimizers[0]) is not None
@@ -131,10 +131,10 @@ class Kernel:
         return cls(optimizers, rows, tiles)
 
     def ready(self, gradients: Tensor) -> Move | None:
-        """The step of all rows along gradients ``[rows, columns]``, which it may write into.
+        """Prepare the step of all rows along gradients ``[rows, columns]``, which it may write into.
 
-        It has all the memory that it needs: what runs out of it here has moved nothing. None where a schedule has changed what
-        the kernel is for.
+        All memory is allocated here: an out-of-memory error has moved nothing. None where a schedule switched momentum on or off,
+        which the kernel is built for.
         """
         if self._changed:
             return None
@@ -152,19 +152,19 @@ class Kernel:
         return self._of_momentum and any(_has_momentum(g) != tile.momentum for tile in self._tiles for g in tile.groups)
 
     def numbers(self) -> Sequence[Numbers] | None:
-        """Of the coming step, by group of the optimizers; None where a schedule has changed what the kernel is for."""
+        """Return the numbers of the coming step by parameter group; None where a schedule switched momentum on or off."""
         return None if self._changed else [self._rule.numbers(tile) for tile in self._tiles]
 
     def move(self, gradients: Tensor, numbers: Sequence[Tensor]) -> None:
-        """What the device does in a step, and that alone: along gradients ``[rows, columns]``, which it may write into.
+        """Do the device's part of a step, and no other, along gradients ``[rows, columns]``, which it may write into.
 
-        Numbers are by group, each ``[rows, numbers]``.
+        Numbers are by parameter group, each ``[rows, numbers]``.
         """
         for tile, own in zip(self._tiles, numbers, strict=True):
             self._rule.move(tile, gradients[:, tile.columns], own)()
 
     def note_step(self) -> None:
-        """What the host does in a step. Without torch's own note, schedules warn that they were called too early."""
+        """Do the host's part of a step. Without `_opt_called`, schedules would warn that they were called too early."""
         for tile in self._tiles:
             if "step" in tile.state:
                 tile.state["step"].add_(1)
@@ -175,11 +175,11 @@ class Kernel:
 
     @property
     def moved(self) -> Sequence[Tensor]:
-        """What a step moves on the device beside the weights."""
+        """The device tensors that a step moves beside the weights."""
         return [matrix for tile in self._tiles for name, matrix in tile.state.items() if name != "step"]
 
     def dissolve(self) -> None:
-        """Give the optimizers' state memory of its own, one matrix after another: each is gone before the next is copied."""
+        """Copy the optimizers' state out of the matrices, one after another, so that each is freed before the next is copied."""
         names = {name: None for tile in self._tiles for name in tile.state}
         self._tiles = ()
         for name in names:
@@ -189,14 +189,14 @@ class Kernel:
 
 
 class Rule(NamedTuple):
-    """How optimizers of one type step."""
+    """The steps of one type of optimizer."""
 
     numbers: Callable[[Tile], Numbers]
-    """Of the coming step."""
+    """Returns the numbers of the coming step."""
     move: Callable[[Tile, Tensor, Tensor], Move]
-    """Along gradients, with numbers that are read when it moves."""
+    """Returns the step along gradients, with numbers that are read when it is made."""
     ready: Callable[[Tile, Tensor], Move]
-    """Along gradients, with the numbers of the coming step."""
+    """Returns the step along gradients, with the numbers of the coming step."""
 
 
 def _sgd_numbers(tile: Tile) -> Numbers:
@@ -227,7 +227,7 @@ def _adam_decays(tile: Tile) -> Numbers:
 
 
 def _adam_numbers(tile: Tile) -> Numbers:
-    """Every row has its own."""
+    """Return each row's own numbers."""
     own = []
     for group, step, decay in zip(tile.groups, tile.steps, _adam_decays(tile), strict=True):
         lr, (beta1, beta2) = group["lr"], group["betas"]
@@ -244,8 +244,8 @@ def _adam(tile: Tile, gradients: Tensor, numbers: Tensor) -> Move:
         _adam_decay(tile, gradients, decay)
         first.lerp_(gradients, fresh)
         second.lerp_(gradients.mul_(gradients), fresh_square)
-        # The gradients' memory serves for what is left: more of that size would cost more than all the arithmetic. Both
-        # sides of the quotient are multiplied by the correction of the second moment, which spares a pass.
+        # Intermediate results go into the gradients' memory: allocating that much costs more than all the arithmetic. Both
+        # sides of the quotient are multiplied by the correction of the second moment, which saves a pass.
         torch.sqrt(second, out=gradients).add_(eps)
         tile.weights.addcmul_(torch.div(first, gradients, out=gradients), rate)
 
@@ -260,7 +260,7 @@ def _adam_ready(tile: Tile, gradients: Tensor) -> Move:
     (lr, weight_decay), *others = {(group["lr"], group["weight_decay"]) for group in groups}
     if not others and tile.weights.is_contiguous():
         return _adam_of_torch(tile, tile.weights, gradients, lr=lr, weight_decay=weight_decay)
-    # Torch's kernel has one rate for all: it moves zeros at a rate of one, and they are the way to go.
+    # Torch's kernel takes one rate for all rows: at rate one it turns zeros into the direction of the step.
     way = torch.zeros_like(gradients)
     adam = _adam_of_torch(tile, way, gradients, lr=1.0, weight_decay=0.0)
     numbers = [(group["lr"], *decay) for group, decay in zip(groups, _adam_decays(tile), strict=True)]
@@ -275,7 +275,7 @@ def _adam_ready(tile: Tile, gradients: Tensor) -> Move:
 
 
 def _adam_of_torch(tile: Tile, weights: Tensor, gradients: Tensor, *, lr: float, weight_decay: float) -> Move:
-    """Torch's own kernel for a CPU, which passes over everything once: of rows that differ in nothing that it reads."""
+    """Return the step by torch's single-pass CPU kernel, for rows with equal numbers."""
     (beta1, beta2), eps = tile.groups[0]["betas"], tile.groups[0]["eps"]
     return partial(
         torch._fused_adamw_ if tile.decoupled else torch._fused_adam_,
@@ -299,7 +299,7 @@ def _adam_decay(tile: Tile, gradients: Tensor, decay: Sequence[Tensor]) -> None:
 
 
 def _decays(tile: Tile, of_group: Callable[[dict[str, Any]], float]) -> Numbers:
-    """Of each row by what it decays; nothing where none does."""
+    """Return each row's decay; empty tuples where no row decays."""
     if not any(group["weight_decay"] for group in tile.groups):
         return [()] * len(tile.groups)
     return [(of_group(group),) for group in tile.groups]
@@ -321,13 +321,13 @@ def _has_momentum(group: dict[str, Any]) -> bool:
 
 
 def _steps_otherwise(optimizer: Optimizer) -> bool:
-    """Whether the object has a `step` of its own, and not one that torch's schedules have put around that of its class."""
+    """Whether the object has a `step` of its own that is not the wrapper which torch's schedules put around the class's."""
     own = vars(optimizer).get("step")
     return own is not None and getattr(own, "__wrapped__", None) is not type(optimizer).step
 
 
 def _counts_on_device(group: dict[str, Any]) -> bool:
-    """Whether the state has its steps where the host would have to wait for them."""
+    """Whether step counts lie on an accelerator, where the host would have to wait for them."""
     return bool(group.get("fused")) and any(weight.device.type != "cpu" for weight in group["params"])
 
 
@@ -344,7 +344,7 @@ def _steps_differ(optimizer: Optimizer) -> bool:
 def _state(
     optimizers: Sequence[Optimizer], groups: Sequence[dict[str, Any]], pieces: Sequence[Piece], weights: Tensor
 ) -> dict[str, Tensor]:
-    """Matrices that are the optimizers' state from here on; what they had goes in, and what they had not is nothing."""
+    """Return matrices that hold the optimizers' state from here on: existing state is copied in, missing state is zero."""
     state: dict[str, Tensor] = {}
     names = ["momentum_buffer"] if _has_momentum(groups[0]) else []
     if type(optimizers[0]) is not SGD:

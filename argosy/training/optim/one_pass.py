@@ -1,8 +1,8 @@
-"""Steps of torch's SGD, Adam, AdamW and Adagrad for one member, on a CPU, by torch's own kernels that pass once over weights and state.
+"""Single-pass CPU steps of torch's SGD, Adam, AdamW and Adagrad for one member, by torch's fused kernels.
 
-They are those that ``fused=True`` asks torch for, called without all that `Optimizer.step` does around them, which takes a small
-network longer than its backward pass. The arithmetic is the same in another order: weights differ from the optimizer's own by
-rounding. The state is the optimizer's, which makes the step itself where kernels cannot: at first, before there is state.
+They are the kernels of ``fused=True``, called without the overhead of `Optimizer.step`, which takes a small network longer than its
+backward pass. The arithmetic is the same in another order: weights differ from the optimizer's own by rounding. The state is the
+optimizer's, which makes the step itself where kernels cannot, as the first one, before there is state.
 """
 
 from collections.abc import Callable
@@ -33,14 +33,14 @@ def takes_one_pass(optimizer: Any) -> bool:
 
 @torch.no_grad()
 def one_pass(optimizer: Optimizer) -> bool:
-    """Make a step; False, and nothing is done, where the optimizer has to make it."""
+    """Make a step; False, with nothing done, where the optimizer has to make it itself."""
     rule, moves = RULES[type(optimizer)], []
     for group in optimizer.param_groups:
         weights = [weight for weight in group["params"] if weight.grad is not None]
         if not weights:
             continue
         gradients = [weight.grad for weight in weights]
-        # The kernels go through memory as it lies.
+        # The kernels run through memory in its order.
         if not all(w.is_contiguous() and _dense(g) for w, g in zip(weights, gradients, strict=True)):
             return False
         move = rule(group, weights, gradients, [optimizer.state.get(weight, {}) for weight in weights])
@@ -49,7 +49,7 @@ def one_pass(optimizer: Optimizer) -> bool:
         moves.append(move)
     for move in moves:
         move()
-    optimizer._opt_called = True  # type: ignore[attr-defined]  # what schedules look at
+    optimizer._opt_called = True  # type: ignore[attr-defined]  # schedules check it
     return True
 
 

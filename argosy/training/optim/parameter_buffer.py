@@ -1,8 +1,8 @@
-"""The weights of members that run as one program, side by side: one matrix with a row for each member.
+"""The parameter buffer: the weights of members that run as one program, in one matrix with a row for each member.
 
-Contract. While they are in an parameter_buffer, the members' own modules hold views of its rows: what is written here is seen there and
-the other way round, so a member's `state_dict`, optimizer, schedule and checkpoint stay what they are. `dissolve` gives each
-tensor its own memory again. The modules' tensors stay the same objects all the time.
+Contract. While they are in a parameter buffer, the members' own modules hold views of its rows: writes are seen on both sides, so
+a member's `state_dict`, optimizer, schedule and checkpoint work unchanged. `dissolve` gives each tensor its own memory again. The
+modules' tensors stay the same objects all the time.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ __all__ = ["ParameterBuffer", "Piece"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Piece:
-    """One trained weight's columns in an parameter_buffer."""
+    """One trained weight's columns in a parameter buffer."""
 
     name: str
     shape: torch.Size
@@ -24,16 +24,16 @@ class Piece:
     stop: int
 
     def of(self, row: Tensor) -> Tensor:
-        """The weight's view of a row ``[columns]``."""
+        """Return the weight's view of a row ``[columns]``."""
         return row[self.start : self.stop].view(self.shape)
 
     def over(self, rows: Tensor) -> Tensor:
-        """The weight's view of rows ``[members, columns]`` -> ``[members, *shape]``."""
+        """Return the weight's view of rows ``[members, columns]``, ``[members, *shape]``."""
         return rows[:, self.start : self.stop].view(len(rows), *self.shape)
 
 
 class ParameterBuffer:
-    """The tensors of some equal networks."""
+    """The stacked tensors of networks of one architecture."""
 
     def __init__(
         self,
@@ -48,23 +48,23 @@ class ParameterBuffer:
         self.weights = weights
         """All trained weights ``[members, columns]``."""
         self.pieces = pieces
-        """In the order of the columns."""
+        """Trained weights, in the order of their columns."""
         self.groups = groups
-        """The pieces of each group of the optimizer, side by side."""
+        """The pieces of each parameter group of the optimizer, in adjacent columns."""
         self.fixed = fixed
-        """Those that nobody trains."""
+        """Untrained weights, by name."""
         self.named = {piece.name: piece.over(weights).requires_grad_() for piece in pieces} | fixed
-        """What autograd sees of the weights, of those too that nobody trains: each ``[members, *shape]``."""
+        """All weights as autograd sees them, untrained ones included, each ``[members, *shape]``."""
         self.buffers = buffers
-        """The same of buffers."""
+        """Buffers by name, each ``[members, *shape]``."""
         self.parameters = parameters
         """Each member's own trained weights, in the order of the pieces."""
         self._tensors = tensors
-        """All of the members' own that are views of this."""
+        """All tensors of the members that are views of this buffer."""
 
     @classmethod
     def of(cls, models: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer]) -> "ParameterBuffer":
-        """Take up networks that have one fingerprint."""
+        """Move the tensors of networks with one fingerprint into a new buffer."""
         named = [dict(model.named_parameters()) for model in models]
         names = {id(parameter): name for name, parameter in named[0].items() if parameter.requires_grad}
         groups: list[list[Piece]] = []
@@ -88,14 +88,14 @@ class ParameterBuffer:
         return cls(weights, pieces, groups, fixed, buffers, trained, tensors)
 
     def dissolve(self) -> None:
-        """Give the members' tensors memory of their own; what they shared is gone as soon as nobody has a view of it."""
+        """Give the members' tensors memory of their own; the shared memory is freed with its last view."""
         self.weights, self.fixed, self.named, self.buffers = self.weights.new_empty(0), {}, {}, {}
         for tensor in self._tensors:
             tensor.data = tensor.data.clone()
 
 
 def _stacked(named: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Tensors of one name side by side; the members' own are views of that from here on."""
+    """Stack tensors of one name; the members' own become views of the stack."""
     stacked = {name: torch.stack([tensors[name].detach() for tensors in named]) for name in named[0]}
     for row, tensors in enumerate(named):
         for name, tensor in tensors.items():

@@ -1,16 +1,16 @@
-"""What a trainer runs: a program steps the members of one pack entry on the blocks of the stream (DESIGN.md §3.6, 4).
+"""The protocol of programs: a program steps one or more members on the blocks of the stream (DESIGN.md §3.6, 4).
 
-What a trainer does with a training block, and with one of validation samples:
+A trainer handles a training block, and a block of validation samples, like this:
 
     with program.active():                          with program.active(keep=True):
         for batch in program.cut(block):                for _ in program.evaluate(block):
-            program.begin(batch)                            look at the connections
+            program.begin(batch)                            check for commands
             samples += program.finish()
-            look at the connections
+            check for commands
 
-It may leave either loop at any turn and take the same block up again later: that goes on behind the last batch that was
-finished. Members' positions move in `finish`, their tallies and digests there or when `active` is left, their random states
-then, so that between two turns, outside of `active`, each of them can be saved exactly where it is.
+It may leave either loop at any turn and continue with the same block later, after the last finished batch. Members' positions
+move in `finish`, their tallies and digests there or when `active` is left, their random states when it is left. So between two
+turns, outside of `active`, each member can be saved exactly where it is.
 """
 
 from collections.abc import Iterator, Mapping
@@ -25,75 +25,75 @@ __all__ = ["OwnFaults", "Program", "SplitProgram", "Together"]
 
 
 class OwnFaults(Exception):  # noqa: N818
-    """What the code of single members has raised in a step of several, which is made: the others go on."""
+    """Errors raised by the code of single members in a step of several. The step was made: the other members go on."""
 
     def __init__(self, errors: Mapping[str, Exception]) -> None:
         super().__init__(", ".join(errors))
         self.errors = errors
-        """By member."""
+        """Errors by member."""
 
 
 Cut = TypeVar("Cut")
-"""What a program steps on at once: a batch, or one for each of its members."""
+"""Input of one step: a batch, or one for each of the program's members."""
 
 
 class Program(Protocol[Cut]):
-    """Steps some members; owns nothing that outlives a save, and no member's state."""
+    """Steps one or more members; owns no member's state, and nothing that outlives a save."""
 
     @property
     def members(self) -> tuple[LiveMember, ...]:
-        """Those that it steps."""
+        """The members that it steps."""
         ...
 
     def active(self, *, keep: bool = False) -> AbstractContextManager[None]:
-        """Inside, the process draws from its members' random states, and their time runs.
+        """Draw from the members' random states inside, and measure their time.
 
-        With `keep`, for validation: without gradients, and it leaves no trace in the states.
+        With `keep`, for validation: without gradients, and random states are unchanged afterwards.
         """
         ...
 
     def cut(self, block: Block) -> Iterator[Cut]:
-        """The batches that a training block completes, behind the last one that was finished."""
+        """Yield the batches that a training block completes, after the last finished one."""
         ...
 
     def begin(self, batch: Cut) -> None:
-        """Forward and backward; never waits for another device."""
+        """Run the forward and backward pass; never waits for another device."""
         ...
 
     def finish(self) -> int:
-        """Clip, step, commit; returns the samples of the batch begun, 0 where all of them are broken.
+        """Clip gradients, step, commit; returns the samples of the batch begun, 0 where all of them are broken.
 
-        Raises OwnFaults where the error is that of some of its members.
+        Raises OwnFaults for errors that belong to single members.
         """
         ...
 
     def evaluate(self, block: Block) -> Iterator[None]:
-        """Evaluate on the batches that a block of validation samples completes, one a turn."""
+        """Evaluate on the batches that a block of validation samples completes, one per turn."""
         ...
 
     def release(self) -> None:
-        """Let go of everything but the members' states."""
+        """Release everything but the members' states."""
         ...
 
 
 @runtime_checkable
 class Together(Protocol):
-    """A program of common code: what that raises is nobody's yet, so others make the step again."""
+    """A program of common code; its errors belong to no single member, so other programs make the step again."""
 
     def undo(self) -> None:
-        """Let the step whose beginning or end has raised not have been."""
+        """Undo a step after its `begin` or `finish` has raised."""
         ...
 
 
 class SplitProgram(Program[Batch], Protocol):
-    """The program of one member on one of several devices, whose steps `argosy.training.trainer.merged` orders.
+    """The program of one member on one of several devices; `argosy.training.trainer.merged` orders the halves of its steps.
 
-    Its batch may be under way while others step, also over the end of a block. It is begun and finished when nothing waits.
+    Its batch may be under way while other programs step, also across blocks. Halves are made when they need not wait.
     """
 
     @property
     def number(self) -> int:
-        """Of the member, in the study."""
+        """Number of the member in the study."""
         ...
 
     @property
@@ -103,9 +103,9 @@ class SplitProgram(Program[Batch], Protocol):
 
     @property
     def waits(self) -> bool:
-        """Whether the next half has to wait for other devices; for the driver's word where one of them is gone."""
+        """Whether the next half has to wait for other devices, or for the driver's decision where one of them is lost."""
         ...
 
     def ahead(self, block: Block) -> list[int]:
-        """Of each batch that the block completes and that is not begun, the element up to which it needs the stream."""
+        """Return, for each batch that the block completes and that is not begun, the element up to which it needs the stream."""
         ...

@@ -1,4 +1,4 @@
-"""The program of one member on one device, as a plain loop would step it."""
+"""The program of one member on one device, stepped as in a plain training loop."""
 
 import contextlib
 import operator
@@ -30,29 +30,29 @@ __all__ = ["Solo", "cross_entropy", "pair_of"]
 
 
 class Solo:
-    """One whole member; see `argosy.training.programs.program.Program`."""
+    """The `argosy.training.programs.program.Program` of one whole member."""
 
     def __init__(self, live: LiveMember) -> None:
         self.live = live
         self._batch: Batch | None = None
-        """Begun, and not finished."""
+        """The batch begun and not finished."""
         self._losses: torch.Tensor | None = None
-        """Of that batch, per sample or their mean; None where all its samples are broken."""
+        """Losses of that batch, per sample or their mean; None where all its samples are broken."""
         self._weights: dict[tuple[torch.Size, torch.dtype, float], torch.Tensor] = {}
         self._foreseen = Foreseen((live,))
         self._own_zero_grad = type(live.optimizer).zero_grad is not torch.optim.Optimizer.zero_grad
         stepped = {id(parameter) for group in live.optimizer.param_groups for parameter in group["params"]}
         self._strays = [parameter for parameter in live.model.parameters() if id(parameter) not in stepped]
-        """Weights of no optimizer, whose gradients nobody else would drop."""
+        """Weights in no optimizer; `zero_grad` does not drop their gradients."""
 
     @property
     def members(self) -> tuple[LiveMember, ...]:
-        """The one."""
+        """The single member."""
         return (self.live,)
 
     @contextlib.contextmanager
     def active(self, *, keep: bool = False) -> Iterator[None]:
-        """See `Program.active`."""
+        """Implement `Program.active`."""
         started = time.perf_counter()
         try:
             with self.live.randomness.active(keep=keep), torch.set_grad_enabled(not keep):
@@ -61,7 +61,7 @@ class Solo:
             self.live.seconds += time.perf_counter() - started
 
     def cut(self, block: Block) -> Iterator[Batch]:
-        """See `Program.cut`."""
+        """Implement `Program.cut`."""
         live = self.live
         assert live.cutter is not None
         live.keep_best()
@@ -70,13 +70,13 @@ class Solo:
         return live.cutter.take(block, private=live.private)
 
     def begin(self, batch: Batch) -> None:
-        """See `Program.begin`. The batch counts as one whatever the number of micro-batches."""
+        """Implement `Program.begin`; a batch is one whatever its number of micro-batches."""
         self._batch = batch
         if batch.rows:
             self._losses = self.gradients(batch.data, batch.rows, of=batch.rows)
 
     def finish(self) -> int:
-        """See `Program.finish`."""
+        """Implement `Program.finish`."""
         batch, losses = self._batch, self._losses
         assert batch is not None
         self._batch = self._losses = None
@@ -86,14 +86,14 @@ class Solo:
         return batch.rows
 
     def gradients(self, data: Any, rows: int, *, of: int) -> torch.Tensor:
-        """Backward on some samples of a batch of so many, weighted by their share of it; their losses, one per sample."""
+        """Run the backward pass of `rows` samples of a batch `of` so many, weighted by their share; returns losses per sample."""
         if self.live.steps:
             return self._gradients(data, rows, of)
         with large_outside():
             return self._gradients(data, rows, of)
 
     def step(self) -> None:
-        """Move the weights along the gradients, which are gone then; not where they have overflowed."""
+        """Step along the gradients, unless they overflowed, and drop them."""
         live = self.live
         if live.loss_scale is None:
             self._move()
@@ -105,9 +105,9 @@ class Solo:
         live.steps += 1
 
     def drop_gradients(self) -> None:
-        """What `zero_grad` does, without what its profiling costs.
+        """Set gradients to None as `zero_grad` does, without the cost of its profiling.
 
-        Right after each step: while the neighbours step they are memory, and lie in the middle of what they need.
+        Called right after each step, so that they neither hold nor fragment memory while the neighbours step.
         """
         for parameter in self._strays:
             parameter.grad = None
@@ -119,7 +119,7 @@ class Solo:
                 parameter.grad = None
 
     def evaluate(self, block: Block) -> Iterator[None]:
-        """See `Program.evaluate`."""
+        """Implement `Program.evaluate`."""
         live = self.live
         assert live.val_cutter is not None
         live.model.eval()
@@ -133,15 +133,15 @@ class Solo:
             yield
 
     def check_ahead(self) -> None:
-        """What a step checks on the host, before one that the host only asks for as a whole."""
+        """Check labels on the host, before a captured step."""
         for error in self._foreseen.errors().values():
             raise error
 
     def try_loss(self, data: Any, rows: int, whole: Any) -> None:
-        """Show the network a batch, or its first micro-batch; raises StudyError where its loss has a wrong meaning.
+        """Run the network on a batch, or its first micro-batch, and check its loss. Raises StudyError.
 
-        That is so where there is no output for a target of the whole, at which training would end and an accelerator be of no more
-        use to its process.
+        Labels of the `whole` are checked too: one without an output would end training, and make an accelerator unusable for its
+        process.
         """
         member = self.live.member
         part, count = next(self._parts(data, rows))
@@ -153,7 +153,7 @@ class Solo:
             check_loss(member, output, target, count)
 
     def try_sizes(self, batches: Sequence[tuple[Any, int]]) -> None:
-        """Show an own validation, or step, batches of two sizes, as it will see them; raises StudyError where it adds up samples."""
+        """Run the member's own validation, or step, on two batch sizes that it will see; raises StudyError where it sums samples."""
         live = self.live
         live.model.eval()
         with torch.no_grad(), self._autocast():
@@ -162,7 +162,7 @@ class Solo:
         live.model.train()
 
     def try_validation(self, data: Any, rows: int) -> None:
-        """A validation of one batch, from the metrics' first call to their values."""
+        """Run a validation of one batch, from the metrics' first call to their values."""
         live = self.live
         live.model.eval()
         with torch.no_grad():
@@ -172,7 +172,7 @@ class Solo:
         live.model.train()
 
     def try_step(self, data: Any, rows: int) -> None:
-        """One step on samples that belong to no stream, to measure it."""
+        """Make one step on samples outside of the stream, to measure it."""
         self.drop_gradients()
         try:
             self.begin(Batch(data, rows, Digest()))
@@ -183,7 +183,7 @@ class Solo:
             raise
 
     def release(self) -> None:
-        """See `Program.release`."""
+        """Implement `Program.release`."""
         self.drop_gradients()
         self._weights.clear()
         self._foreseen.clear()
@@ -206,32 +206,32 @@ class Solo:
         if sound:
             self._move()
         else:
-            self.live.optimizer._opt_called = True  # a schedule goes on, and would warn of a step that was never made
+            self.live.optimizer._opt_called = True  # the schedule goes on, and would warn of the missing step
         scale.follow(overflowed=not sound)
 
     def _gradients(self, data: Any, rows: int, of: int) -> torch.Tensor:
         return self.differentiated(self.augmented(data), rows, of=of)
 
     def augmented(self, data: Any) -> Any:
-        """The samples as the member wants them for a step."""
+        """Return the samples as the member augments them for a step."""
         augment = self.live.member.augment
         return augment(data) if augment else data
 
     def differentiated(self, data: Any, rows: int, *, of: int) -> torch.Tensor:
-        """See `gradients`; of samples that are augmented."""
+        """Do as `gradients` does, on samples that are augmented already."""
         if self.live.member.accumulate == 1:
             return self._backward(data, rows, of)
         return torch.cat([self._backward(part, count, of) for part, count in self._parts(data, rows)])
 
     def _parts(self, data: Any, rows: int) -> Iterator[tuple[Any, int]]:
-        """Micro-batches, each with its number of samples."""
+        """Yield micro-batches, each with its number of samples."""
         size = -(-rows // self.live.member.accumulate)
         for start in range(0, rows, size):
             part = slice(start, start + size)
             yield map_leaves(operator.itemgetter(part), data), min(size, rows - start)
 
     def _backward(self, data: Any, rows: int, batch_rows: int) -> torch.Tensor:
-        """Gradients of a micro-batch, weighted by its share of the batch; returns its losses, one per sample."""
+        """Add gradients of a micro-batch, weighted by its share of the batch; returns its losses, one per sample."""
         if self.live.member.optimizers is None:
             with self._autocast():
                 losses = self._losses_of(data)[0]
@@ -245,15 +245,15 @@ class Solo:
         return per_sample(losses, rows) if losses.dim() else losses.expand(rows)
 
     def _moved(self, data: Any) -> torch.Tensor:
-        """Losses of a batch along which the member's own step has moved the weights."""
+        """Run a step that moves the weights itself; returns its losses."""
         live = self.live
         assert live.member.step is not None
         return self._of_step(live.member.step(live.model, data, live.optimizer.by_name))[0]
 
     def _weights_of(self, losses: torch.Tensor, share: float) -> torch.Tensor | None:
-        """The gradient of the mean loss times its share of the batch, to the bit as torch's own `mean` would give it.
+        """Return the gradient of the mean loss times its share of the batch, equal to the bit to that of torch's `mean`.
 
-        Made once: a mean and its derivative cost a small network an eighth of its step.
+        Cached, because a mean and its derivative cost a small network an eighth of its step.
         """
         if share == 1.0 and not losses.dim():
             return None
@@ -307,7 +307,7 @@ class Solo:
             raise
 
     def _of_step(self, made: Any) -> tuple[torch.Tensor, Any, Any]:
-        """Losses, outputs and targets; the latter are None where an own step gave losses alone."""
+        """Return losses, outputs and targets of an own step; the latter two are None where it gave losses alone."""
         losses, output, target = made if isinstance(made, tuple) and len(made) == 3 else (made, None, None)
         return self._loss(losses), output, target
 
@@ -325,7 +325,7 @@ class Solo:
 
 
 def pair_of(member: Member, data: Any) -> tuple[Any, Any]:
-    """Inputs and target of a batch; raises StudyError where it is no pair and the member has no step of its own."""
+    """Return inputs and target of a batch; raises StudyError where it is no pair."""
     if isinstance(data, tuple | list) and len(data) == 2:
         return data[0], data[1]
     found = f"of {len(data)} parts" if isinstance(data, tuple | list) else f"a {type(data).__name__}"
@@ -336,5 +336,5 @@ def pair_of(member: Member, data: Any) -> tuple[Any, Any]:
 
 
 def cross_entropy(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """The default loss, per sample: output ``[B, classes]``, target ``[B]`` of class numbers -> ``[B]``."""
+    """Return the default loss per sample ``[B]``, of output ``[B, classes]`` and class numbers ``[B]``."""
     return functional.cross_entropy(output, target, reduction="none")

@@ -1,4 +1,4 @@
-"""A member of an assignment: its files, and where in the stream it is."""
+"""A member of an assignment: its files, and its position in the stream."""
 
 from dataclasses import dataclass, replace
 
@@ -21,39 +21,39 @@ __all__ = ["AssignedMember"]
 
 @dataclass(slots=True)
 class AssignedMember:
-    """Its epochs are those of the blocks that it is given: the driver alone counts them."""
+    """An assigned member. Its epochs are those of its blocks: the driver alone counts them."""
 
     live: LiveMember
     files: Files
     orders: Orders
     sections: int
-    """Of an epoch."""
+    """Sections in an epoch."""
     stream_epoch: int
-    """That its batches are cut from."""
+    """Stream epoch that its batches are cut from."""
     next_section: int
-    """Of the stream: the first whose end it has not seen."""
+    """First section of the stream that it has not ended."""
     earlier: int
-    """Samples of the sections that it has ended aboard, less those of its first one that it had before."""
+    """Samples of the sections that it ended since it was assigned, less those before that in its first section."""
     leads: bool
-    """Whether this device saves it and speaks of it: alone, or as the first of those that carry it."""
+    """Whether this device saves and reports it: its only device, or the first of a split member's."""
     packed: Packed | None = None
-    """Which programs are to step it and its like, as they did before it came aboard."""
+    """Programs that stepped it and others like it before, to be restored."""
 
     @classmethod
     def board(
         cls, live: LiveMember, start: StartMember, files: Files, orders: Orders, *, sections: int
     ) -> "AssignedMember":
-        """A member that was just built, where it goes on."""
+        """Assign a member that was just built."""
         live.member = replace(live.member, accumulate=start.accumulate)
         live.private, live.randomness.uses_others = PRIVATE in start.notes, NUMPY_RANDOM in start.notes
         position = 0
         if start.checkpoint is not None:
             built = [dict(group) for group in live.optimizer.param_groups]
-            # The driver has compared its sum. The file's own tensors go again; what is copied from them stays.
+            # The driver has compared the checksum. The file's tensors are freed again, their copies stay.
             with large_outside():
                 position = live.load_state_dict(checkpoint.load(files.folder / start.checkpoint.file))
             if start.changes is not None:
-                live.best = None  # that of the file is the source's
+                live.best = None  # the file's is the source's
                 change(live, start.changes, built)
         live.begin_epoch(orders, start.stream_epoch, position)
         first = start.stream_epoch * sections + live.section
@@ -63,21 +63,21 @@ class AssignedMember:
 
     @property
     def name(self) -> str:
-        """The member's."""
+        """Name of the member."""
         return self.live.member.name
 
     @property
     def stands(self) -> tuple[int, int]:
-        """Where in the stream: members that go on together must stand at one place."""
+        """Position in the stream; members of one unit must have the same."""
         return self.stream_epoch, self.next_section
 
     @property
     def samples(self) -> int:
-        """That it was stepped on since it came aboard."""
+        """Number of samples stepped on since it was assigned."""
         return self.earlier + self.live.samples
 
     def started(self, start: StartMember, device: str) -> MemberStarted:
-        """What is journaled of that."""
+        """Return the event to be journaled for the start."""
         return MemberStarted(
             member=start.member,
             device=device,
@@ -91,7 +91,7 @@ class AssignedMember:
         )
 
     def follow(self, place: Place) -> bool:
-        """Go with the stream into another epoch; False for a block that this member has behind it."""
+        """Follow the stream into another epoch; False for a block that this member has finished."""
         if place.epoch < self.stream_epoch or (place.split != "train" and place.section < self.next_section):
             return False
         if place.split == "train" and place.epoch > self.stream_epoch:
@@ -100,11 +100,11 @@ class AssignedMember:
         return True
 
     def ends(self, place: Place) -> bool:
-        """Whether the section that a block ends is one of this member's."""
+        """Whether the section that a block ends is one that this member has to end."""
         return place.section >= self.next_section and place.epoch == self.stream_epoch
 
     def end_section(self, section: int, device: str) -> SectionEnded:
-        """What it has to say at the end of a section of the stream; it is ready for the next."""
+        """End a section of the stream and prepare the next; returns the event to be journaled."""
         live = self.live
         epoch, number, position = live.epoch, live.section, live.position
         train, val = live.train.digest, live.val.digest if live.val_cutter else None

@@ -1,4 +1,4 @@
-"""Open files of the members of a trainer, which have one process's limit together: one that leaves them open ends, and no other."""
+"""Tracks the open files of a trainer's members, which share their process's limit: only a member that leaks files is ended."""
 
 import gc
 import os
@@ -10,23 +10,23 @@ from contextlib import contextmanager
 __all__ = ["Descriptors"]
 
 LEAKED = 16
-"""Files that a member must have left open to be blamed."""
+"""Files that a member must have left open to count as leaking."""
 MARGIN = 32
-"""Files that the others are to be able to open still."""
+"""Files that the other members must still be able to open."""
 ROOM = 256
-"""Files by which the limit is raised where those of a member that has ended stay open."""
+"""Files by which the limit is raised where an ended member's files stay open."""
 
 
 class Descriptors:
-    """Of one trainer. The lowest free descriptor stands for the number of open files: to ask for it costs a microsecond."""
+    """Open files of one trainer. The lowest free descriptor approximates their number, and costs a microsecond to get."""
 
     def __init__(self) -> None:
         self.left: Counter[str] = Counter()
-        """Open files that each member's own code has added."""
+        """Files that each member's own code has left open."""
 
     @contextmanager
     def counted(self, name: str) -> Iterator[None]:
-        """Inside, a member's own code runs."""
+        """Count files left open inside."""
         before = _lowest_free()
         try:
             yield
@@ -34,11 +34,11 @@ class Descriptors:
             self.left[name] += _lowest_free() - before
 
     def exhausted_by(self, name: str) -> bool:
-        """Whether a member has left files open, and hardly any more can be opened."""
+        """Whether a member has leaked files, and hardly any more can be opened."""
         return self.left[name] >= LEAKED and _lowest_free() > _limit() - MARGIN
 
     def make_room(self, name: str) -> None:
-        """Close what a member that has ended held; where its files stay open, let the process have more, as far as it may."""
+        """Close files of an ended member; where they stay open, raise the soft limit as far as possible."""
         del self.left[name]
         gc.collect()
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -52,7 +52,7 @@ def _limit() -> int:
 
 
 def _lowest_free() -> int:
-    """The limit where there is none."""
+    """Return the limit where none is free."""
     try:
         descriptor = os.dup(2)
     except OSError:

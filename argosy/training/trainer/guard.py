@@ -1,4 +1,4 @@
-"""The boundary between members' own code and ours: what it raises ends that member, and nobody else."""
+"""The boundary between members' own code and ours: its errors end that member, and no other."""
 
 import traceback
 from collections.abc import Callable
@@ -19,22 +19,22 @@ from argosy.training.trainer.descriptors import Descriptors
 __all__ = ["Guard", "Poisoned"]
 
 RETURN_SECONDS = 10.0
-"""How long a device's memory may take to come back from a process that was killed."""
+"""Seconds within which a device's memory is freed after its process was killed."""
 
 
 class Poisoned(Exception):  # noqa: N818
-    """The device is of no more use to this process, whoever's step did that: nobody's next one can be trusted."""
+    """This process can no longer use its device: no member's next step can be trusted, whichever caused it."""
 
 
 class Drop(Protocol):
-    """Lets go of a member, wherever it is, and gives it where it had not boarded yet."""
+    """Drops a member; returns it where it was built and not assigned yet."""
 
     def __call__(self, name: str, *, failed: bool = False) -> LiveMember | None:
-        """With `failed`, since its own code has raised."""
+        """Drop the member; `failed` if its own code has raised."""
 
 
 class Guard:
-    """Of one trainer."""
+    """Runs members' own code for one trainer."""
 
     def __init__(
         self,
@@ -48,17 +48,17 @@ class Guard:
         self._device = device
         self._backend = backend
         self._members = members
-        """Folder of members' folders."""
+        """Folder that contains the members' folders."""
         self._emit = emit
         self._drop = drop
         self._save_best = save_best
-        """Writes the best weights of a member that are in no file, and says what is to be journaled of that."""
+        """Writes a member's best weights if they are in no file; returns the events to be journaled."""
         self._files = Descriptors()
 
     def __call__(self, name: str, action: Callable[[], Any], *, again: bool = False) -> Any:
-        """Run a piece of a member's own code; what it raises ends that member, and gives None.
+        """Run a piece of a member's own code; an error ends that member, and returns None.
 
-        Tried `again` where it ran out of memory that a killed process gave back only then.
+        With `again`, it is retried after running out of memory that a killed process has freed only since.
         """
         try:
             with self._files.counted(name):
@@ -80,14 +80,14 @@ class Guard:
             )
             self._fail(name, leak, leak)
             return None
-        # Outside of the handler, whose traceback holds what the action has made.
+        # Outside of the handler: its traceback keeps the action's tensors alive.
         if again and memory_returned(self._backend, patience=RETURN_SECONDS):
             return self(name, action)
         self.crowded_out(name, detail)
         return None
 
     def _fail(self, name: str, text: str, reason: str) -> None:
-        """A member's own code has raised, or has taken what all members need."""
+        """End a member after its own code has raised, or has leaked files."""
         leaked = self._files.exhausted_by(name)
         if leaked:
             self._files.make_room(name)
@@ -97,26 +97,26 @@ class Guard:
             self._files.make_room(name)
 
     def crowded_out(self, name: str, detail: str) -> None:
-        """A member has no room here: the driver says where it goes on, or in which steps."""
+        """Drop a member that does not fit; the driver decides where it goes on, or in which micro-batches."""
         built = self._drop(name)
         batch_norm = built is not None and has_batch_norm(built.model)
         self._emit(OutOfMemory(member=name, detail=detail, batch_norm=batch_norm))
 
     def check_process(self, who: str, error: Exception) -> None:
-        """Raise where that is no fault of a member's, and nobody's next step can be trusted."""
+        """Raise WorkerError where files ran out, Poisoned where the device is unusable."""
         if (refused := files_refused()) is not None:
-            raise means_refused(refused, self._device) or error from error  # all members have these files together
+            raise means_refused(refused, self._device) or error from error  # the limit is shared by all members
         if poisoned(self._backend):
             raise Poisoned(f"{self._device} is of no more use to this process since {who} raised {error!r}") from error
 
     def end(self, name: str, status: str, reason: str) -> None:
-        """A member leaves the run; what its report shows as its best is in a file."""
+        """End a member, after its best weights are in a file."""
         saved = self._save_best(name)
         self._drop(name, failed=status == "failed")
         self._emit(SectionReport(events=(*saved, MemberEnded(member=name, status=status, reason=reason))))
 
     def log(self, name: str, text: str) -> None:
-        """Write into a member's ``log.txt``."""
+        """Append to a member's ``log.txt``."""
         folder = self._members / name
         make_folder(folder)
         with appending(folder / "log.txt") as log:

@@ -1,16 +1,16 @@
-"""What a device does next, where it carries shares of members beside whole ones: the merged order, as pure decisions.
+"""The merged order, as pure decisions: what a device does next that has shares of split members beside whole ones.
 
 A split member's step has two halves: a begin, which never waits for another device, and a finish, which waits until every rank
-has begun. The begins of a device follow the stream: by the element at which their batch is complete, and of equals by the
-member's number in the study. Every device can tell that alone, so all devices take the begins that they share in one order. A
-member is finished as late as it can be: before its next begin, or when the section ends. Where it is to be finished and a peer
-has not begun, the device makes a step of one of its whole members, and only without any it waits.
+has begun. The begins of a device follow the stream: they are ordered by the element at which their batch is complete, ties by the
+member's number in the study. Each device can compute that alone, so all devices take the begins that they share in one order. A
+member is finished as late as possible: before its next begin, or when the section ends. Where it is to be finished and a peer has
+not begun, the device makes a step of one of its whole members, and waits only if there is none.
 
-No circle of waiting can form. Of all devices that wait for a finish, take the one whose awaited batch b is the least in the order
-of the begins, over blocks and members, and a peer that has not begun b. If that peer waited too, then for a batch c that it has
+No deadlock is possible. Of all devices that wait for a finish, take the one that waits for the least batch b in the order of the
+begins, over blocks and members, and a peer that has not begun b. If that peer waited too, it would be for a batch c that it has
 begun; c comes after b, which is the least; but a device takes its begins in order, and would have begun b before c. So the peer
-does not wait. The block that it needs for b was announced to it before the one at which the other stands, and what it has to do
-before b is finite: it begins b. Forming a group waits for nothing but that the others have boarded.
+does not wait. The block that it needs for b was announced to it before the block that the waiting device is at, and its work before
+b is finite: it begins b. Forming a group waits only until the other ranks are assigned.
 """
 
 from collections import deque
@@ -25,17 +25,17 @@ __all__ = ["Begin", "Move", "moves", "next_move", "order_of"]
 
 
 class Begin(NamedTuple):
-    """A batch of a split member that is to be begun; in the order of the fields."""
+    """A batch of a split member that is to be begun; ordered by its fields."""
 
     element: int
-    """Of the epoch's order, up to which the batch needs the stream."""
+    """Element of the epoch's order up to which the batch needs the stream."""
     number: int
-    """Of the member, in the study."""
+    """Number of the member in the study."""
     member: str
 
 
 class Move(Enum):
-    """Something that a device can do."""
+    """A move of a device."""
 
     BEGIN = "begin the next batch of a split member"
     FINISH = "finish a split member"
@@ -44,21 +44,21 @@ class Move(Enum):
 
 
 def order_of(begins: Iterable[Begin]) -> list[Begin]:
-    """The begins of a block, as every device takes them."""
+    """Return the begins of a block in the order in which every device takes them."""
     return sorted(begins)
 
 
 def next_move(
     head: str | None, under_way: Collection[str], waits: Callable[[str], bool], *, whole: bool, ends: bool
 ) -> tuple[Move, str] | None:
-    """The next move on a block, and the split member whose it is; None where nothing is left to do.
+    """Return the next move on a block and its split member; None where nothing is left to do.
 
-    `head` is the member of the first begin that is left of the block; `under_way` those that are begun and not finished; `waits`
-    tells of a member whether its next half has to wait for other devices. `whole` says whether a whole member has a step left,
-    `ends` whether the block ends a section of training.
+    `head` is the member of the block's next begin; `under_way` are members begun and not finished; `waits` returns whether a
+    member's next half has to wait for other devices. `whole` says whether a whole member has a step left, `ends` whether the
+    block ends a section of training.
     """
     if head is None and (whole or not ends or not under_way):
-        # Nobody waits for a finish that the coming block may do as well.
+        # A finish that the next block can make as well is not waited for.
         return (Move.WHOLE, "") if whole else None
     member = next(iter(under_way)) if head is None else head
     if waits(member):
@@ -67,9 +67,9 @@ def next_move(
 
 
 def moves(splits: Mapping[str, SplitProgram], block: Block, whole: Callable[[], bool]) -> Iterator[tuple[Move, str]]:
-    """The moves on a training block, each to be made before the next is asked for.
+    """Yield the moves on a training block; each must be made before the next is requested.
 
-    Members may leave `splits` meanwhile. Whoever stops in the middle may ask for the rest of the block's moves anew.
+    Members may leave `splits` meanwhile. After an interruption, a new call yields the rest of the block's moves.
     """
     begins = deque(order_of(Begin(element, s.number, name) for name, s in splits.items() for element in s.ahead(block)))
     while True:

@@ -1,9 +1,8 @@
-"""Which members of a device are stepped by one program, and by which kind of it: admitted on a real block, chosen by the steps of
-training itself.
+"""Program selection: which members of a device one program steps, and its kind, by cost in steps of training itself.
 
-Contract. Units change only here, and only between two turns, where all whose program changes are saved first; what follows
-is emitted before its first step, after those files. So the journal knows of each file what stepped the member from there on,
-and a member that comes aboard again is stepped as it was.
+Contract. Units change only here, and only between two turns. Members that change programs are saved first, and the new programs
+are reported after those files and before their first step. So the journal has, for each file, the program that stepped the member
+from there on, and a member that is assigned again is stepped as before.
 """
 
 import warnings
@@ -28,12 +27,12 @@ from argosy.training.trainer.units import Unit
 __all__ = ["ProgramChoice", "weight_bytes"]
 
 PAIRS = 2
-"""That are tried at least: if none of them was faster as one program, those to come are not tried. In a short trial that is dear."""
+"""Pairs measured at least: if none was faster as one program, later ones are not, which would be costly in a short trial."""
 TWO = ProgramCandidate(2)
 
 
 class ProgramChoice:
-    """Of one trainer, whose units these are."""
+    """Chooses programs for one trainer's `units`."""
 
     def __init__(
         self,
@@ -49,33 +48,33 @@ class ProgramChoice:
         self._device = device
         self._allowed = allowed
         self._kinds = kinds
-        """That programs may be of here, simplest first."""
+        """Kinds that programs may be of on this device, simplest first."""
         self._units = units
         self._emit = emit
         self._save = save
         self._heartbeat = heartbeat
         self._newcomers = False
-        """Whether somebody came aboard since the last look."""
+        """Whether a member was assigned since the last `look`."""
         self._admitted: set[Fingerprint] = set()
         self._compilations: dict[FusionGroup, Compilation] = {}
-        """Of those that may be compiled."""
+        """Compiled passes of groups that may be compiled."""
         self._pairs: dict[FusionGroup, bool] = {}
-        """Of fusion_group that were tried in twos, whether one program was faster."""
+        """Whether one program was faster, for groups that were measured in pairs."""
         self._alone: dict[str, str] = {}
-        """Why members are no program with others, as it was told."""
+        """Reported reasons why members do not share a program."""
         self._fallen: set[FellBack] = set()
-        """What was given up, as it was told."""
+        """Reported programs that were given up."""
 
     def boarded(self) -> None:
-        """Somebody came aboard."""
+        """Note that a member was assigned."""
         self._newcomers = self._allowed
 
-    # ---- who is fusion_group
+    # ---- which members are a fusion group
 
     def look(self, block: Block) -> None:
-        """Before the steps of a training block: find out who of those aboard can be one program, if there are new ones.
+        """Before the steps of a training block, find the assigned members that can be one program, if there are new ones.
 
-        A block without any sample, as at the end of an epoch of which all steps were made before, says nothing of them.
+        A block without sound samples (the end of an epoch with all steps made before) cannot be used for that.
         """
         if not self._newcomers or not block.sound.any():
             return
@@ -96,10 +95,10 @@ class ProgramChoice:
         self.settle()
 
     def _admit(self, units: Sequence[Unit], block: Block) -> Mapping[str, str]:
-        """Let members at one place of the stream be fusion_group where they can; returns for the others why not."""
+        """Form fusion groups of members at one position of the stream; returns the reasons of the others."""
         lives = [assigned.live for unit in units for assigned in unit.assignment]
         with warnings.catch_warnings():
-            # Of a twin's schedule, which cannot know that the twin's optimizer steps before it.
+            # From a copy's schedule, which cannot know that the copy's optimizer steps before it.
             warnings.filterwarnings("ignore", "Seems like `optimizer.step")
             compiles = "compiled" in self._kinds
             pairs = compiles or len(self._pairs) < PAIRS or any(self._pairs.values())
@@ -123,17 +122,17 @@ class ProgramChoice:
         return admission.alone
 
     def _tell(self, names: Sequence[str], kind: str, reason: str) -> None:
-        """Journal that a faster program of these members was given up, once for each reason."""
+        """Report that a faster program of these members was given up, once for each reason."""
         event = FellBack(device=self._device, members=tuple(sorted(names)), kind=kind, reason=reason)
         if event not in self._fallen:
             self._fallen.add(event)
             self._emit(SectionReport(events=(event,)))
 
     def _kinds_of(self, unit: Unit, *, alike: bool) -> Sequence[Kind]:
-        """Of programs that may step its members, which may be `alike` others: seen to get from common code what they get alone."""
+        """Return the kinds of programs that may step a unit's members; `alike` if they passed the equivalence check with others."""
         may_be: dict[Kind, bool] = {"plain": True, "compiled": alike}
         if "graphed" in self._kinds:
-            capturable = unit.assignment[0].live.loss_scale is None  # whose steps look at what has overflowed
+            capturable = unit.assignment[0].live.loss_scale is None  # the host has to check for overflow
             may_be["graphed"] = capturable and (
                 "graphed" in unit.fusion_group.kinds if unit.fusion_group else not refusal(unit.program)
             )
@@ -145,7 +144,7 @@ class ProgramChoice:
         return self._compilations.setdefault(fusion_group, Compilation())
 
     def _as_before(self, fusion_group: FusionGroup, units: Sequence[Unit]) -> None:
-        """Let programs step these as the journal has it, where it has that of all of them together."""
+        """Restore the programs in the journal, where it has the same ones for all of these members."""
         assignment = [assigned for unit in units for assigned in unit.assignment]
         told = assignment[0].packed
         if told is None or any(assigned.packed != told for assigned in assignment):
@@ -163,7 +162,7 @@ class ProgramChoice:
     # ---- how they are stepped
 
     def settle(self) -> None:
-        """When all units have had their turn at a block: rounds end, and members change programs."""
+        """End rounds and change programs, once all units have had their turn at a block."""
         for fusion_group in dict.fromkeys(unit.fusion_group for unit in self._units if unit.fusion_group is not None):
             units, compilation = self._of(fusion_group), self._compilation(fusion_group)
             if compilation is not None and compilation.refused:
@@ -182,13 +181,13 @@ class ProgramChoice:
                 self._go_on(fusion_group, count)
 
     def broke(self, unit: Unit, error: str, *, memory: bool) -> None:
-        """A step of several members has raised, and is undone: `settle` finds others to step them."""
+        """Handle an error in a step of several members, which is undone: `settle` finds another program for them."""
         assert unit.fusion_group is not None
         unit.broke = True
         self._refuse(unit.fusion_group, len(unit.assignment), error, memory=memory)
 
     def _refuse(self, fusion_group: FusionGroup, size: int, error: str, *, memory: bool) -> None:
-        """No such programs of a fusion_group: plain ones, then of fewer members, or none where it was not for want of memory."""
+        """Rule out a kind of program, or a size of plain ones: all but 1, unless memory ran out."""
         if not memory:
             names = [name for unit in self._of(fusion_group) for name in unit.names]
             self._tell(names, "fused" if fusion_group.now.kind == "plain" else fusion_group.now.kind, error)
@@ -200,7 +199,7 @@ class ProgramChoice:
             unit.begin_round(measures=False)
 
     def failed(self, name: str) -> None:
-        """A member failed by itself: what it had raised together with its fusion_group may have been that."""
+        """Allow fused programs again: a member that failed alone may have been why its group's program raised."""
         fusion_group = next((unit.fusion_group for unit in self._units if name in unit.names), None)
         if fusion_group is not None and fusion_group.fits == 1:
             fusion_group.restrict(FusionGroup().fits, "")
@@ -209,7 +208,7 @@ class ProgramChoice:
         return [unit for unit in self._units if unit.fusion_group is fusion_group]
 
     def _go_on(self, fusion_group: FusionGroup, count: int) -> None:
-        """With what is next, for a round or for good."""
+        """Go on with the next candidate, for a timed round or without limit."""
         fusion_group.foresee(count, self._room(fusion_group))
         wanted, events = fusion_group.next(count), list[Event]()
         present = [(len(unit.assignment), unit.kind) for unit in self._of(fusion_group)]
@@ -229,9 +228,9 @@ class ProgramChoice:
             self._emit(SectionReport(events=(*events, self._packed(fusion_group, units, settled=not measures))))
 
     def _room(self, fusion_group: FusionGroup) -> int | None:
-        """Bytes that tensors of these may still take on their device; None where nobody counts them.
+        """Return the bytes left on the device for this group's tensors; None where it does not count them.
 
-        What others' captured steps keep is theirs; what their own do is given back where they change programs.
+        Memory of other groups' captured steps is not available; that of its own is freed when its programs change.
         """
         backend = self._of(fusion_group)[0].assignment[0].live.backend
         in_use = backend.memory_in_use()
@@ -260,12 +259,12 @@ class ProgramChoice:
         )
 
     def _change(self, fusion_group: FusionGroup, wanted: ProgramCandidate) -> list[Event]:
-        """Save the members, and let other programs step them."""
+        """Save the group's members, and put them into other programs."""
         events = self._save(
             [assigned.name for unit in self._of(fusion_group) for assigned in unit.assignment if assigned.samples]
         )
-        units = self._of(fusion_group)  # without those that have failed at that
-        # What rounding does depends on a member's row: not on who came aboard first.
+        units = self._of(fusion_group)  # without those that failed to be saved
+        # Rounding depends on a member's row, and must not depend on the order of assignment.
         assignment = sorted(
             (assigned for unit in units for assigned in unit.assignment), key=lambda assigned: assigned.name
         )
@@ -276,7 +275,7 @@ class ProgramChoice:
         return events
 
     def let_go(self, names: Collection[str]) -> None:
-        """These members leave; those that are left of a program close up."""
+        """Remove members from their units; the rest of a program goes on without them."""
         for unit in [unit for unit in self._units if not set(names).isdisjoint(unit.names)]:
             left = [assigned for assigned in unit.assignment if assigned.name not in names]
             self._regroup(unit.fusion_group, [unit], [left] if left else [])
@@ -284,7 +283,7 @@ class ProgramChoice:
     def _regroup(
         self, fusion_group: FusionGroup | None, units: Sequence[Unit], parts: Sequence[Sequence[AssignedMember]]
     ) -> None:
-        """Put units of these parts in the place of others; of one member each where that cannot be."""
+        """Replace units by new ones of these parts; by one per member where a program cannot be made."""
         at = self._units.index(units[0])
         for unit in units:
             unit.program.release()
@@ -305,5 +304,5 @@ class ProgramChoice:
 
 
 def weight_bytes(live: LiveMember) -> int:
-    """Of what a member trains."""
+    """Return the bytes of a member's trained weights."""
     return sum(weight.numel() * weight.itemsize for weight in live.model.parameters() if weight.requires_grad)

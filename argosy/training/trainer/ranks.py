@@ -1,4 +1,4 @@
-"""The split members aboard a trainer: their halves among the steps of whole units, in the merged order."""
+"""Steps the split members of a trainer: their halves among the steps of whole units, in the merged order."""
 
 import time
 from collections import deque
@@ -20,10 +20,10 @@ __all__ = ["Ranks"]
 
 
 class Ranks:
-    """Of one trainer.
+    """Steps the split members of one trainer.
 
-    A member whose group is broken, or whose sum hangs, stands still, and its device with it where it has nothing else to do, until
-    the driver says what becomes of it: that is on its way, as somebody has left the group, or nobody does anything for too long.
+    A member stops if its group is broken or a sum hangs, and so does its device where it has no other work, until the driver
+    decides: it will, since it sees that a rank has left the group, or that no rank makes progress.
     """
 
     def __init__(
@@ -40,25 +40,25 @@ class Ranks:
         self._heartbeat = heartbeat
         self._emit = emit
         self._step = step
-        """Lets a whole unit make one step; whether it is through with the block."""
+        """Makes one step of a whole unit; returns whether it has finished the block."""
         self._stepped = stepped
-        """Takes note of samples that were stepped on."""
+        """Records samples that were stepped on."""
         self._called = called
-        """After every move, and while it waits: whether a command does."""
+        """Called after every move and while waiting; returns whether a command is pending."""
         self.waited = 0.0
-        """Seconds without anything to do but wait for other devices."""
+        """Seconds spent only waiting for other devices."""
         self._told: set[str] = set()
-        """Rendezvous of the groups that were said to be broken."""
+        """Rendezvous of the groups that were reported as broken."""
 
     def through(self, units: Sequence[Unit], assigned: Container[str], block: Block) -> bool:
-        """Run the steps that a training block completes; False where it was called away, and is to come back for the rest.
+        """Run the steps that a training block completes; False where a command interrupted it, to be called again for the rest.
 
-        Members that end meanwhile are no more `aboard`.
+        Members that end meanwhile are no longer in `assigned`.
         """
         here = [unit for unit in units if unit.follow(block.place)]
         split = {unit.names[0]: unit for unit in here if unit.shard is not None}
-        # Copies on the device itself: others step between two begins of a member, so what a block held before would not tell whose a
-        # write was.
+        # Copies on the device itself: other members step between two begins, so a changed block would not tell which
+        # member wrote.
         shown = {name: unit.watch.shown(block, apart=False) for name, unit in split.items()}
         through = self._moves(split, deque(unit for unit in here if unit.shard is None), assigned, block, shown)
         for name, unit in split.items():
@@ -89,7 +89,7 @@ class Ranks:
             if self._called():
                 return False
         for name in shards:
-            next(cuts[name], None)  # the beginning of a batch that a later block completes is gathered
+            next(cuts[name], None)  # gathers the start of a batch that a later block completes
         return True
 
     def _half(self, unit: Unit, shard: Shard, cut: Iterator[Batch], move: Move) -> None:
@@ -102,7 +102,7 @@ class Ranks:
             self._stepped(unit, unit.samples - before)
 
     def _wait(self, name: str, shard: Shard) -> None:
-        """Until its next half need not wait, or a command does."""
+        """Wait until the next half is ready, or a command is pending."""
         started = time.perf_counter()
         with self._heartbeat.waiting(
             f"waiting for the other devices of member {name!r} in its step {shard.live.steps + 1}"

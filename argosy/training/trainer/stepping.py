@@ -1,7 +1,7 @@
-"""The steps of all units aboard a trainer on one block: unit by unit, and beside split members in the merged order.
+"""Steps all units of a trainer on one block: unit by unit, and beside split members in the merged order.
 
-A pass gives every unit its turn. What it leaves of a block, for a command or because a unit has no turns left in a round that is
-timed, the next pass takes up, after units have changed programs (`ProgramChoice.settle`).
+A pass gives every unit its turn. Steps that it leaves, for a command or because a unit has no turns left in a timed round, are made
+in the next pass, after units have changed programs (`ProgramChoice.settle`).
 """
 
 from collections.abc import Callable, Mapping
@@ -25,7 +25,7 @@ __all__ = ["Stepping"]
 
 
 class Stepping:
-    """Of one trainer, whose units and members these are."""
+    """Steps the units and members of one trainer."""
 
     def __init__(
         self,
@@ -47,14 +47,14 @@ class Stepping:
         self._heartbeat = heartbeat
         self._gauge = gauge
         self._wanted = wanted
-        """Whether something is to be done between two steps."""
+        """Returns whether there is something to do between two steps."""
         self._drop = drop
         self._left = False
-        """Whether a whole unit beside split members has left something of the block for the next pass."""
+        """Whether a whole unit beside split members has left steps of the block for the next pass."""
         self._ranks = Ranks(guard, heartbeat, emit, step=self._beside, stepped=self._stepped, called=self._called)
 
     def through(self, block: Block) -> bool:
-        """Give every unit its turn; False where something of the block was left."""
+        """Give every unit its turn; False where steps of the block are left."""
         trains = block.place.split == "train"
         if trains:
             self._program_choice.look(block)
@@ -71,7 +71,7 @@ class Stepping:
         return through
 
     def waited(self) -> float:
-        """Seconds since the last call without anything to do but wait for other devices."""
+        """Return the seconds spent only waiting for other devices since the last call."""
         waited, self._ranks.waited = self._ranks.waited, 0.0
         return waited
 
@@ -85,7 +85,7 @@ class Stepping:
         return not self._left
 
     def _beside(self, unit: Unit, block: Block) -> bool:
-        """One step of a whole unit; whether it has no more to do in this pass."""
+        """Make one step of a whole unit; returns whether it has no more to do in this pass."""
         through = self._advance(unit, block, lambda: True)
         over = through or unit.rests or unit not in self._units
         self._left |= over and not through
@@ -94,7 +94,7 @@ class Stepping:
     # ---- one unit
 
     def _advance(self, unit: Unit, block: Block, called: Callable[[], bool]) -> bool:
-        """Let a unit step on a block; False where the rest of its batches was left: it was `called`, or others come first."""
+        """Step a unit on a block; False where batches are left, because it was `called` or other units come first."""
         if not unit.follow(block.place):
             return True
         trains = block.place.split == "train"
@@ -109,7 +109,7 @@ class Stepping:
         return through
 
     def _together(self, unit: Unit, steps: Callable[[], bool]) -> bool:
-        """Steps of several members: whose code has raised ends; where nobody knows whose, others make the step again."""
+        """Step several members. A member ends if its code raised; after other errors, other programs repeat the step."""
         faults: Mapping[str, Exception] = {}
         error, memory = None, False
         try:
@@ -119,7 +119,7 @@ class Stepping:
         except Exception as raised:  # boundary between members' code and ours
             self._guard.check_process(unit.words, raised)
             error, memory = reason_of(raised), out_of_memory(raised)
-        # Outside of the handler, whose traceback holds what the step has made.
+        # Outside of the handler: its traceback keeps the step's tensors alive.
         for name, fault in faults.items():
             self._guard(name, partial(_raise, fault))
         if error is not None:
@@ -135,17 +135,17 @@ class Stepping:
         return through
 
     def _stepped(self, unit: Unit, samples: int) -> None:
-        """Count them, and end members whose loss is no number."""
+        """Count samples, and end members with a loss that is not finite."""
         self._gauge.samples += samples
         for assigned in unit.assignment:
             if assigned.live.diverged and assigned.leads:
                 reason = f"its training loss is not a number after {assigned.live.steps} steps"
                 self._guard.end(assigned.name, "diverged", reason)
             elif assigned.live.diverged:
-                self._drop(assigned.name)  # on its first device it ends
+                self._drop(assigned.name)  # its first device ends it
 
     def _called(self) -> bool:
-        """After a step: whether something is to be done before the next."""
+        """Beat after a step; returns whether to stop before the next."""
         self._heartbeat.beat()
         return self._wanted()
 

@@ -1,10 +1,10 @@
-"""What one device does: takes blocks, steps the members of its assignment, saves them, and reports each section in one message.
+"""The trainer of one device: takes blocks, steps the members of its assignment, saves them, and reports each section in one message.
 
-Contract. A trainer knows no study, no sockets and no processes: members come in messages, launchers push blocks and commands
-in, `emit` carries answers out and `listen` says whether a command waits; it is asked between steps, so that no command waits
-for more than one. Members come and go with `Assign`: blocks carry the number of the assignment that they are for, and the first block
-of a later assignment is kept until the driver has said who that is. A member's epochs are those of the blocks that it is given: the
-driver alone counts them.
+Contract. A trainer knows no study, no sockets and no processes: members come in messages, launchers push blocks and commands in,
+`emit` sends messages out and `listen` returns whether a command is pending; it is polled between steps, so that a command waits for
+one step at most. Members are assigned and unassigned by `Assign`: blocks carry the number of their assignment, and the first block
+of a later assignment is kept until the driver has announced its members. A member's epochs are those of the blocks that it gets:
+the driver alone counts them.
 """
 
 import math
@@ -64,7 +64,7 @@ PROGRESS_SECONDS = 0.25
 
 
 class Trainer:
-    """One device. `ready` says whether it can take a block; commands may come at any time."""
+    """Trains members on one device. It takes a block when it is `ready`, and commands at any time."""
 
     def __init__(
         self,
@@ -86,23 +86,23 @@ class Trainer:
         self.copies = Copies(backend, terms.on_device)
         self.emit = emit
         self.listen = listen
-        """Whether a command waits."""
+        """Returns whether a command is pending."""
         self.heartbeat = heartbeat or Heartbeat.private()
         self.known: dict[str, Member] = {}
         self.orders: Orders | None = None
         self.alike = 0
-        """Samples of validation, where they look like those of training; 0 where they do not, or there are none."""
+        """Number of validation samples if their layout is that of training samples, else 0."""
         self.assignment = -1
-        """Number of the assignment that the driver spoke of last."""
+        """Number of the latest assignment that the driver has announced."""
         self.kept: list[tuple[Block, int]] = []
-        """Blocks of a later assignment, until the driver says who that is, or that were measured on."""
+        """Blocks of an assignment that is not announced yet, each with its number; also blocks that were measured on."""
         self.at_hand: Block | None = None
-        """The block whose steps were left for a command."""
+        """The block with steps left by an interrupting command."""
         self.guard = Guard(name, backend, directory / "members", emit, self._drop, self._save_best)
         self.trials = Trials(self._build, self.guard, emit, listen, backend, self.heartbeat)
         self.assigned: dict[str, AssignedMember] = {}
         self.units: list[Unit] = []
-        """In the order of their steps; each member aboard is in one of them."""
+        """Units in the order of their steps; each assigned member is in one of them."""
         self.gauge = TrainerGauge()
         self.blocks = 0
         self.last_split = "val" if terms.has_val else "train"
@@ -122,18 +122,18 @@ class Trainer:
 
     @property
     def ready(self) -> bool:
-        """Whether the next block may come."""
+        """Whether it can take the next block."""
         return not self.kept and self.at_hand is None
 
     # ---- commands
 
     def know(self, lengths: Mapping[str, int], layouts: Mapping[str, Layout]) -> None:
-        """Learn how many samples each split has, and what they look like."""
+        """Set the number of samples of each split, and their layouts."""
         self.orders = Orders(self.terms.seed, lengths)
         self.alike = lengths["val"] if layouts["train"] == layouts.get("val") else 0
 
     def enlist(self, members: Iterable[Member]) -> None:
-        """Learn what these members are; one that was built under one of their names was somebody else."""
+        """Set the definitions of members; copies built earlier under these names are dropped."""
         for member in members:
             self.known[member.name] = member
             self.trials.replaced(member.name)
@@ -153,7 +153,7 @@ class Trainer:
             )
 
     def obey(self, command: Any) -> None:
-        """Do what the driver says; then go on with the block at hand."""
+        """Carry out a command of the driver."""
         if isinstance(command, Assign):
             self._board(command)
         elif isinstance(command, Enlist):
@@ -183,13 +183,13 @@ class Trainer:
             self.emit(Paused())
 
     def used(self, cpu_seconds: float) -> Used:
-        """The last word."""
+        """Return the trainer's last message."""
         return Used(worker=self.name, cpu_seconds=cpu_seconds, gauge=asdict(self.gauge))
 
     # ---- blocks
 
     def take(self, block: Block, assignment: int) -> None:
-        """Run all steps that a block completes, until a command waits; one of a later assignment is kept, of an earlier dropped."""
+        """Run all steps of a block, until a command is pending; blocks of later assignments are kept, of earlier ones dropped."""
         self.blocks += 1
         if assignment > self.assignment or self.kept:
             self.kept.append((block, assignment))
@@ -197,7 +197,7 @@ class Trainer:
             self._use(block)
 
     def go_on(self) -> bool:
-        """Take up what was left for a command; False where nothing was."""
+        """Resume work that a command interrupted; False where there is none."""
         block, self.at_hand = self.at_hand, None
         if block is None:
             if self.trials.left:
@@ -211,7 +211,7 @@ class Trainer:
         return True
 
     def _follow(self, assignment: int) -> None:
-        """From here on blocks of this assignment are used; its first one may have come before."""
+        """Switch to this assignment. Its first block may already be queued."""
         self.assignment = assignment
         kept, self.kept = self.kept, []
         for block, number in kept:
@@ -224,7 +224,7 @@ class Trainer:
         if self.trials.wanted is None or block.place.split != "train":
             self._train_on(self._on_device(block))
             return
-        # It is there while the members' kernels are made.
+        # The block stays while the members' kernels are made.
         with large_outside():
             on_device = self._on_device(block)
         if self.trials.beside:
@@ -235,18 +235,18 @@ class Trainer:
             self.kept.append((block, self.assignment))
 
     def _on_device(self, block: Block) -> Block:
-        """Where it finds no room there, the largest members leave until it does."""
+        """Copy a block to the device, and drop the largest members until it fits."""
         self.backend.activate()
         self.copies.release_done()
         emptied = False
         while True:
             try:
                 return self.copies.start(block)
-            except Exception as error:  # also what the study's own work on the block has to say of memory
+            except Exception as error:  # `Data.on_device` may run out of memory too
                 if not out_of_memory(error) or (emptied and not self.assigned):
                     raise
                 detail = str(error)
-            # Outside of the handler, whose traceback holds what was copied.
+            # Outside of the handler: its traceback keeps the copies alive.
             if emptied:
                 self.guard.crowded_out(max(self.assigned, key=self._weight_bytes), detail)
             self.backend.empty_cache()
@@ -265,7 +265,7 @@ class Trainer:
         elapsed = time.perf_counter() - started - waited
         self.gauge.waiting_seconds += waited
         self.gauge.busy_seconds += elapsed
-        # A block that nobody here has a use for says nothing of the pace.
+        # A block without users says nothing about the speed.
         used = self.gauge.samples > before or place.split != "train"
         self.gauge.training_seconds += elapsed * used
         if left:
@@ -279,7 +279,7 @@ class Trainer:
         self._tell()
 
     def _wanted(self) -> bool:
-        """Whether something is to be done between two steps."""
+        """Whether there is something to do between two steps."""
         return self.listen() or self._must_save()
 
     # ---- sections
@@ -293,7 +293,7 @@ class Trainer:
                 if ended is not None and assigned.leads:
                     events.append(ended)
         due = self.saving.due
-        # Who has no file of its own yet gets one: without it nothing could be said of its best weights, if it fails.
+        # A member without a file of its own gets one: without it, its best weights could not be saved if it fails.
         unsaved = [
             name for name, assigned in self.assigned.items() if due or (assigned.leads and not assigned.files.own)
         ]
@@ -302,7 +302,7 @@ class Trainer:
         if due:
             self.saving.wanted = False
         if self.assigned or events:
-            # Nobody waits for an empty assignment, and its late word could be taken for that of the next leg's.
+            # The driver does not wait for an empty assignment: its late report could be taken for one of the next leg.
             self.emit(SectionReport(events=tuple(events), section=section))
 
     # ---- members
@@ -337,7 +337,7 @@ class Trainer:
         return assigned.started(start, self.name)
 
     def _leave(self, names: list[str]) -> None:
-        """Save members where they are and let them go."""
+        """Save members where they are, and unassign them."""
         if not names:
             return
         rested = tuple(MemberRested(member=name, reason="") for name in names if self.assigned[name].leads)
@@ -357,7 +357,7 @@ class Trainer:
     # ---- files
 
     def _save(self, names: Collection[str], *, carried: bool = False) -> list[Event]:
-        """Files for these members, flushed to the disk together."""
+        """Save these members, with their files flushed to the disk together."""
         everybody = self.assigned.keys() <= set(names)
         with self.heartbeat.busy("saving members", opaque=True), self.saving.timed(everybody=everybody):
             drafts = {}
@@ -371,7 +371,7 @@ class Trainer:
         return [Saved(member=n, checkpoint=saved, seconds=seconds) for n, saved in written.items() if saved is not None]
 
     def _save_best(self, name: str) -> list[Saved]:
-        """A file for the best weights of a member that ends."""
+        """Save the best weights of a member that ends."""
         assigned, started = self.assigned.get(name), time.monotonic()
         if assigned is None or not assigned.leads:
             return []
@@ -381,13 +381,13 @@ class Trainer:
         return [] if saved is None else [Saved(member=name, checkpoint=saved, seconds=seconds)]
 
     def _must_save(self) -> bool:
-        """Whether a crash would repeat more than it may."""
+        """Whether a crash would repeat more than `checkpoint_seconds`."""
         return bool(self.assigned) and self.saving.overdue
 
-    # ---- words
+    # ---- messages
 
     def waited(self, seconds: float) -> None:
-        """Note a time without a block, and give a sign of life."""
+        """Record time without a block, and send progress."""
         self.gauge.waiting_seconds += seconds
         self._tell()
 

@@ -1,6 +1,6 @@
-"""Members that are built and measured before they board, on the first block that comes.
+"""Builds and measures members before they are assigned, on the first block that comes.
 
-Measuring stops between two steps where the trainer has a command to obey, and goes on behind them afterwards.
+A pending command interrupts a measurement between two steps; it is resumed afterwards.
 """
 
 import warnings
@@ -22,7 +22,7 @@ __all__ = ["Trials"]
 
 
 class Trials:
-    """Of one trainer."""
+    """Members to be measured by one trainer."""
 
     def __init__(
         self,
@@ -40,16 +40,16 @@ class Trials:
         self._backend = backend
         self._heartbeat = heartbeat
         self.wanted: Measure | None = None
-        """Those whom nobody has measured yet."""
+        """Command with the members still to be measured."""
         self.built: dict[str, LiveMember] = {}
-        """Members that have not boarded yet."""
+        """Built members that are not assigned yet."""
         self.left = False
-        """Whether some of them are left for a command."""
+        """Whether a command interrupted the measurements."""
         self._steps: Generator[None, None, Measured] | None = None
-        """Of the one that was being measured then."""
+        """Steps of the interrupted measurement."""
 
     def want(self, command: Measure) -> None:
-        """Measure these as well as those that are still to be measured on the same block."""
+        """Add members to those still to be measured for the same assignment, or replace them."""
         earlier = self.wanted
         if earlier is not None and earlier.assignment == command.assignment:
             accumulate = {**earlier.accumulate, **command.accumulate}
@@ -60,39 +60,39 @@ class Trials:
 
     @property
     def beside(self) -> bool:
-        """Whether some are wanted beside an assignment, whose block it then is."""
+        """Whether members are to be measured beside an assignment, on its blocks."""
         return self.wanted is not None and self.wanted.assignment is None
 
     def replaced(self, name: str) -> None:
-        """Who has this name is somebody else from here on."""
+        """Drop a built member, after its definition was replaced."""
         self.built.pop(name, None)
         self._steps = None
 
     def forget(self, *, assignment_of_its_own: bool = False) -> None:
-        """Nobody boards who was built; with `assignment_of_its_own`, who is to be measured beside an assignment still is."""
+        """Drop built members and measurements; with `assignment_of_its_own`, keep those wanted beside an assignment."""
         self.built.clear()
         self.left, self._steps = False, None
         if not assignment_of_its_own or not self.beside:
             self.wanted = None
 
     def take(self, name: str) -> LiveMember:
-        """A member to board, as it was built."""
+        """Return the built member, or build it."""
         return self.built.pop(name, None) or self.build(name)
 
     def build(self, name: str) -> LiveMember:
-        """A member at its beginning."""
+        """Build a member."""
         with self._heartbeat.busy(f"building member {name!r}", opaque=True):
             return self._build(name)
 
     def measure(self, block: Block, *, validated: int) -> bool:
-        """Measure all that are wanted; `validated` is how many samples of validation look like these, 0 for none.
+        """Measure all wanted members; `validated` is the number of validation samples with the layout of these, 0 for none.
 
-        False where a command waits: `left` is true then, and the next call goes on.
+        False where a command is pending: `left` is true then, and the next call goes on.
         """
         assert self.wanted is not None
         self.left = True
-        # All are built before the first is measured: weights would lie scattered over the memory that steps take and give
-        # back, and a gap between two of them serves only tensors that fit into it.
+        # All are built before the first is measured: else their weights would be scattered over the memory that steps allocate
+        # and free, and fragment it.
         for name in self.wanted.members:
             if name not in self.built:
                 self._prepare(name, self.wanted)
@@ -122,7 +122,7 @@ class Trials:
         self.wanted = replace(self.wanted, members=tuple(other for other in self.wanted.members if other != name))
 
     def _measure(self, name: str, command: Measure, block: Block, *, validated: int) -> Measured | None:
-        """None for one that raised, or whose `_steps` are left for a command."""
+        """Measure a member; None where it raised, or a command interrupted its `_steps`."""
 
         def steps() -> Measured | None:
             under_way, self._steps = self._steps, None
@@ -134,7 +134,7 @@ class Trials:
                 return self._go_on(under_way)
 
         with self._heartbeat.busy(f"measuring member {name!r}", opaque=True), warnings.catch_warnings():
-            # Of a twin's schedule, which cannot know that the twin's optimizer steps before it.
+            # From a copy's schedule, which cannot know that the copy's optimizer steps before it.
             warnings.filterwarnings("ignore", "Seems like `optimizer.step")
             measured: Measured | None = self._guarded(name, steps, again=True)
         return measured

@@ -1,7 +1,7 @@
-"""What a trainer steps: a unit is one program, with its members' places aboard.
+"""Units: the program instances of a trainer, each with its assigned members.
 
-A unit follows the stream as one, so that its members stand at the same section of the same epoch; how far they are within
-it is their own. Where members come or go, or are stepped by another program, other units take the place of theirs.
+A unit follows the stream as one: its members are in the same section of the same epoch, each at its own position within it. Where
+members come or go, or change programs, new units replace theirs.
 """
 
 import itertools
@@ -29,30 +29,30 @@ __all__ = ["Unit"]
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class Unit:
-    """One program of a trainer."""
+    """One program instance of a trainer."""
 
     program: Program[Any]
     assignment: tuple[AssignedMember, ...]
-    """Its members, in the order in which they came aboard."""
+    """Its members, in the order in which they were given."""
     fusion_group: FusionGroup | None = None
-    """What its members have in common with others of the trainer."""
+    """Group of members that may share a program."""
     kind: Kind = "plain"
-    """Of its program."""
+    """Kind of its program."""
     samples: int = 0
-    """Stepped on since it is there, summed over its members."""
+    """Samples stepped on since it was made, summed over its members."""
     turns: int | None = None
-    """That it may make before the others of its fusion_group have made as many, in a round that is timed; None without limit."""
+    """Turns left in a timed round, before the other units of its fusion group have made as many; None without limit."""
     seconds: float = 0.0
-    """Of its turns in the round, ..."""
+    """Duration of its turns in the round."""
     in_round: int = 0
-    """... and the samples that it was stepped on in them."""
+    """Samples stepped on in those turns."""
     step_bytes: int | None = None
-    """What a step of it took at most beyond its members' states, in the round; None where the device does not count that."""
+    """Most memory of its steps in the round, beyond its members' states; None where the device does not count it."""
     broke: bool = False
-    """Whether its step has raised, and is left to others."""
+    """Whether its step has raised, and is left to other programs."""
     watch: InputWatch = field(default_factory=InputWatch)
     together: bool = field(init=False)
-    """Whether common code steps its members: what that raises is nobody's yet."""
+    """Whether common code steps its members, so that its errors belong to no single one."""
 
     def __post_init__(self) -> None:
         self.together = isinstance(self.program, Together)
@@ -64,7 +64,7 @@ class Unit:
         fusion_group: FusionGroup | None = None,
         compilation: Compilation | None = None,
     ) -> "Unit":
-        """Members that are stepped as one, or a single one by itself, by the kind of program that their fusion_group has."""
+        """Make a unit of several members, or of one, with the kind of program that their fusion group has."""
         lives, kind = (
             [assigned.live for assigned in assignment],
             ALONE.kind if fusion_group is None else fusion_group.now.kind,
@@ -80,38 +80,38 @@ class Unit:
 
     @classmethod
     def seated(cls, assigned: AssignedMember, seat: Seat) -> "Unit":
-        """A device's share of a member that several carry; their group begins to form."""
+        """Make the unit of one rank of a split member; its group begins to form."""
         on = sums_on(assigned.live.backend.device)
         group = Group.form(seat.rendezvous, seat.rank, len(seat.shares), on=on)
         return cls(program=Shard(assigned.live, group, seat.shares, number=seat.number), assignment=(assigned,))
 
     @property
     def shard(self) -> Shard | None:
-        """Its program, where that is a share of a split member."""
+        """Its program, if that is a rank of a split member."""
         return self.program if isinstance(self.program, Shard) else None
 
     @property
     def compiles(self) -> bool:
-        """Whether a step may take as long as torch's compiler does."""
+        """Whether a step may include compilation."""
         return self.kind == "compiled"
 
     @property
     def rests(self) -> bool:
-        """Whether it makes no further step before others have made theirs."""
+        """Whether it makes no further step in this pass."""
         return self.broke or self.turns == 0
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of its members."""
+        """Names of its members."""
         return tuple(assigned.name for assigned in self.assignment)
 
     @property
     def words(self) -> str:
-        """Its members, for somebody who asks what is being done."""
+        """Its members, in the words of a status message."""
         return f"member{'s' * (len(self.assignment) > 1)} {', '.join(map(repr, self.names))}"
 
     def follow(self, place: Place) -> bool:
-        """Go with the stream into another epoch; False for a block that its members have behind them."""
+        """Follow the stream into another epoch; False for a block that its members have finished."""
         followed = [assigned.follow(place) for assigned in self.assignment]
         return all(followed)
 
@@ -147,17 +147,17 @@ class Unit:
         return not wanted and self.turns != 0
 
     def begin_round(self, *, measures: bool) -> None:
-        """Be timed for some turns, or go on without limit."""
+        """Begin a round that is timed for some turns, or has no limit."""
         self.turns, self.seconds, self.in_round, self.step_bytes = TURNS if measures else None, 0.0, 0, None
 
     @property
     def kept_bytes(self) -> int:
-        """Of the device's memory, in which captured steps are made and nothing else."""
+        """Device memory that its captured steps keep."""
         return self.program.memory_bytes if isinstance(self.program, Graphed) else 0
 
     @property
     def need(self) -> int | None:
-        """Bytes that a step took for each of its members, in the round."""
+        """Bytes that a step took per member in the round."""
         return None if self.step_bytes is None else -(-self.step_bytes // len(self.assignment))
 
     def evaluate(self, block: Block, called: Callable[[], bool]) -> bool:
@@ -169,6 +169,6 @@ class Unit:
         return True
 
     def undo(self) -> None:
-        """Let the step of common code that has raised not have been."""
+        """Undo the step of common code that has raised."""
         assert isinstance(self.program, Together)
         self.program.undo()

@@ -1,9 +1,9 @@
-"""Finds members that write into their input past torch's eyes, through `.data` or a view of NumPy's, and late.
+"""Finds members that write into their input late, and where torch does not count it: through `.data` or a NumPy view.
 
-Members share the blocks of the stream. What a member writes on its first batches, it is measured on, and then it gets private
-copies; what torch counts, `Block.touched` tells. For the rest, a unit is shown a copy of a block in place of the block, as often
-as that costs `SHARE` of its steps: every block where steps take long, one of some hundreds where they take no longer than to read
-their samples. A copy that does not hold afterwards what the block holds was written into.
+Members share the blocks of the stream. Writes in a member's first batches are found when it is measured, after which it gets private
+copies; writes that torch counts are in `Block.touched`. For the rest, a unit gets a copy in place of a block, as often as that
+costs at most `SHARE` of its steps: every block where steps take long, one in some hundreds where they take no longer than reading
+their samples. If the copy differs from the block afterwards, the unit has written into it.
 """
 
 import time
@@ -23,9 +23,9 @@ from argosy.training.device.copies import same_bits
 __all__ = ["SHARE", "InputWatch"]
 
 SHARE = 0.005
-"""Of the CPU time of a unit's steps that copies and comparisons may take: on a busy machine steps last longer by the clock."""
+"""Share of the CPU time of a unit's steps that copies and comparisons may take; wall time would depend on other load."""
 BYTES_PER_SECOND = 1e9
-"""Of a copy and a comparison, until some were made."""
+"""Assumed speed of a copy and a comparison, until some were made."""
 CALL_SECONDS = 5e-5
 
 
@@ -34,27 +34,27 @@ Bits = npt.NDArray[np.uint8]
 
 @dataclass(slots=True)
 class InputWatch:
-    """Of one unit."""
+    """Watches the input of one unit."""
 
     stepping_seconds: float = 0.0
     seconds: float = 0.0
-    """Of copies and comparisons."""
+    """CPU time of copies and comparisons."""
     bytes: int = 0
-    """That were copied and compared in them."""
+    """Bytes that were copied and compared in that time."""
     shared_from: Place | None = None
     """The first block since the last comparison that was not compared."""
     compared_from: Place | None = None
-    """The first block from which on all were compared, and found as they should be."""
+    """The first block from which on all blocks were compared, and found unchanged."""
     _copying: float = 0.0
-    """Seconds that the last copy took."""
+    """CPU seconds of the last copy."""
     _before: list[Bits] | None = None
-    """What the block held, where the unit is shown the block itself."""
+    """Earlier content of the block, where the unit gets the block itself."""
 
     def shown(self, block: Block, *, apart: bool) -> Block:
-        """What a unit is to step on: a copy, where there is time for it.
+        """Return the block for a unit's steps: a copy, where the time allows it.
 
-        On a device that lies `apart` the copy is the host's, and the unit has the block itself: the device's memory is the members'.
-        So no other unit may step before `wrote` is asked.
+        On a device with memory `apart`, the copy is on the host and the unit gets the block itself, to leave the device's memory to
+        members. So no other unit may step before `wrote` is called.
         """
         self._before = None
         if self.seconds + self._expected(block) > SHARE * self.stepping_seconds:
@@ -70,7 +70,7 @@ class InputWatch:
 
     @contextmanager
     def steps(self) -> Iterator[None]:
-        """Inside, the unit steps."""
+        """Measure the CPU time of the unit's steps inside."""
         started = time.thread_time()
         try:
             yield
@@ -78,7 +78,7 @@ class InputWatch:
             self.stepping_seconds += time.thread_time() - started
 
     def wrote(self, shown: Block, block: Block) -> bool:
-        """Whether the unit is known to have written into what it was `shown`; the block holds then what it held before."""
+        """Whether the unit is known to have written into the block that it was `shown`; if so, the block is restored."""
         before = self._before
         if shown is block and before is None:
             return False
@@ -91,8 +91,8 @@ class InputWatch:
         return wrote
 
     def refuse(self, member: str) -> None:
-        """End a member that wrote; raises MemberError, whose words say what it has done to others."""
-        # Blocks before these may have been written into as well: what is found on one block may not show on another.
+        """Raise MemberError for a member that wrote, with what it may have done to others."""
+        # Blocks before these may have been written into as well: a write need not show on every block.
         if self.shared_from is not None:
             neighbours = (
                 "it had a copy this time, but members beside it may have been trained on what it wrote since "
@@ -107,7 +107,7 @@ class InputWatch:
         )
 
     def _expected(self, block: Block) -> float:
-        """Seconds that a copy of a block and its comparison will take."""
+        """Return the expected CPU seconds of copying and comparing a block."""
         if not self.bytes:
             return CALL_SECONDS + _bytes(block) / BYTES_PER_SECOND
         return self.seconds / self.bytes * _bytes(block)
@@ -122,13 +122,13 @@ def _bytes(block: Block) -> int:
 
 
 def _bits(leaf: Tensor) -> Bits:
-    """Of a leaf, on the host."""
+    """Return a leaf's bytes, on the host."""
     found: Bits = leaf.detach().reshape(-1).view(torch.uint8).cpu().numpy()
     return found
 
 
 def _restored(block: Block, before: Sequence[Bits]) -> bool:
-    """Whether a block holds what it held before; it does afterwards."""
+    """Restore a block's earlier content; returns whether it was unchanged."""
     same = True
     for leaf, bits in zip(block.leaves, before, strict=True):
         if not np.array_equal(_bits(leaf), bits):

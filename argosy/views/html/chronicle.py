@@ -1,4 +1,4 @@
-"""What happened when: the fold of a journal with its times, as pictures need it."""
+"""The course of a run: the fold of a journal with its times, as figures need it."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -26,51 +26,51 @@ WAYS = {"meet": "wait for the others, then all go on together", "apart": "go on 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Span:
-    """A member aboard a device."""
+    """A member's time on a device."""
 
     member: str
     device: str
     flotilla: int
-    """Number of the one that it was placed in, counted over the run; 0 before any plan."""
+    """Number of its flotilla, counted over the run; 0 before any plan."""
     begin_seconds: float
     end_seconds: float
     came_from: str
-    """The device that it moved from; empty where it did not move."""
+    """Device that it moved from; empty if it did not move."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mark:
-    """A moment worth a sign."""
+    """An event that is marked in a figure."""
 
     seconds: float
     kind: str
     """fault, or command."""
     device: str
-    """Empty where it concerns none."""
+    """Empty if it concerns no device."""
     members: tuple[str, ...]
-    """That were aboard there."""
+    """Members that were assigned there."""
     text: str
 
 
 @dataclass(slots=True)
 class Chronicle:
-    """Of one run."""
+    """The chronicle of one run."""
 
     state: RunState = field(default_factory=RunState)
     seconds: float = 0.0
-    """Up to what was journaled last."""
+    """Seconds up to the last event of the journal."""
     spans: list[Span] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
     flotillas: int = 0
     _aboard: dict[tuple[str, str], Span] = field(default_factory=dict)
     """By member and device."""
     _last: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """Devices that carried a member last."""
+    """Devices to which a member was last assigned."""
     _flotilla: dict[str, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, timeline: Iterable[tuple[float, Event]]) -> "Chronicle":
-        """From (seconds, event), first to last; who is aboard at the end is so still."""
+        """Build from (seconds, event), first to last; spans that are open end with the last event."""
         found = cls()
         for seconds, event in timeline:
             found._take(seconds, event)
@@ -81,7 +81,7 @@ class Chronicle:
         before, self.seconds = self.seconds, seconds
         self.state.apply(event)
         if isinstance(event, RunStarted):
-            # A driver that was killed has not said that anybody left.
+            # A driver that was killed has not journaled that members left.
             self._leave(list(self._aboard.values()), before)
         elif isinstance(event, RunEnded):
             self._leave(list(self._aboard.values()), seconds)

@@ -1,4 +1,4 @@
-"""What the run took: CPU time by worker, and energy where the machine tells it."""
+"""The costs of the run: CPU time by worker, and energy if the machine reports it."""
 
 from argosy.results.report import Report
 from argosy.views.html.page import Section, bars, figure
@@ -7,7 +7,7 @@ __all__ = ["costs"]
 
 
 def costs(report: Report) -> Section:
-    """CPU seconds of every worker, and joules of the whole machine."""
+    """Return CPU seconds of every worker, and joules of the whole machine."""
     text = []
     if report.cpu_seconds:
         text.append(f"{report.cpu_seconds:,.1f} CPU seconds of all processes in {report.seconds:,.1f} s.")

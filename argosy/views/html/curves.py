@@ -11,17 +11,17 @@ from argosy.views.html.page import COLOURS, Section, figure
 __all__ = ["curves"]
 
 MOST_CURVES = 200
-"""Members that are drawn: the best."""
+"""Most members that are drawn; the best."""
 MOST_POINTS = 400
-"""Of a curve: of longer ones every n-th section."""
+"""Most points of a curve; of longer ones every n-th section is drawn."""
 FEW = 20
-"""Curves that a legend can name and whose points can be told apart."""
+"""Most curves with names in a legend and points that can be distinguished."""
 COUNTED = ("seconds", "epochs", "steps", "samples")
-"""Columns of a history that are no metrics."""
+"""Columns of a history that are not metrics."""
 
 
 def curves(report: Report, chronicle: Chronicle) -> Section:
-    """One line a member, best first; the metric is chosen above the figure."""
+    """Return one line a member, best first; the metric is chosen above the figure."""
     members = chronicle.state.members
     found = [members[row.name] for row in report.rows if row.name in members and members[row.name].history]
     drawn = found[:MOST_CURVES]
@@ -46,7 +46,7 @@ def curves(report: Report, chronicle: Chronicle) -> Section:
 def _trace(state: MemberState, metric: str, colour: str, *, dots: bool) -> Mapping[str, Any]:
     return {
         "type": "scatter",
-        # A single point is no line.
+        # A single point gives no line.
         "mode": "lines+markers" if (dots and len(state.history) < 30) or len(state.history) == 1 else "lines",
         "name": state.name,
         "uid": state.name,

@@ -1,4 +1,4 @@
-"""Which devices carried which members when, in which flotilla, and where something happened."""
+"""Which devices trained which members when, in which flotilla, and where something happened."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,13 +10,13 @@ from argosy.views.html.page import COLOURS, Section, figure
 __all__ = ["gantt"]
 
 MOST_ROWS = 400
-"""Members aboard a device, each a row."""
+"""Most pairs of device and member, each a row."""
 ROW_PIXELS = 13
 LABEL = 24
 
 
 def gantt(chronicle: Chronicle) -> Section:
-    """A row for each device and member that was aboard it, bars coloured by flotilla, signs for moves and faults."""
+    """Return a row for each device and member assigned to it, bars coloured by flotilla, signs for moves and faults."""
     rows = list(dict.fromkeys((span.device, span.member) for span in sorted(chronicle.spans, key=_order)))
     shown = rows[:MOST_ROWS]
     labels = shortened({member for _, member in shown}, LABEL)
@@ -59,7 +59,7 @@ def _bars(spans: Sequence[Span], places: Mapping[tuple[str, str], str], *, sever
     found: list[Mapping[str, Any]] = []
     for number in sorted({span.flotilla for span in spans}):
         mine = [span for span in spans if span.flotilla == number]
-        # A run of a single one need not teach the word.
+        # A run with a single flotilla need not explain the word.
         name = f"flotilla {number}" if several else "training"
         found.append(
             {
@@ -88,7 +88,7 @@ def _moves(spans: Sequence[Span], places: Mapping[tuple[str, str], str]) -> list
 
 
 def _signs(marks: Sequence[Mark], places: Mapping[tuple[str, str], str]) -> list[Mapping[str, Any]]:
-    """Faults on the rows of those who were aboard; of a worker that carries nobody on the first row."""
+    """Draw faults on the rows of the members assigned there; those of a worker without members on the first row."""
     first = next(iter(places.values()))
     points = []
     for mark in marks:

@@ -1,4 +1,4 @@
-"""Members, best first: what they reached, and by which hyper-parameters they differ."""
+"""Members, best first: their results, and the hyper-parameters in which they differ."""
 
 from argosy.errors.wording import differing, html_table
 from argosy.results.report import Report
@@ -8,7 +8,7 @@ __all__ = ["leaderboard"]
 
 
 def leaderboard(report: Report) -> Section:
-    """One row a member; a click on a column sorts."""
+    """Return one row a member; a click on a column sorts."""
     rows = report.table()
     differ = differing({row.name: row.hyperparameters for row in report.rows})
     metrics = list(dict.fromkeys(name for row in report.rows for name in row.metrics))

@@ -1,8 +1,8 @@
-"""A page of sections in one file that needs no network: figures are plain values, and plotly's script draws them when they are seen.
+"""A page of sections in one file that needs no network: figures are values, which plotly's script draws when seen.
 
-A browser reads that script when the page is there to be read, and a live page never reads it again: it looks now and then for a
-small script beside it, which has the same page as values. `plotly/` has plotly's own bundle of scatter, bar and pie, as its
-publishers have it: a fourth of the whole, which is all that a page needs.
+A browser loads that script once the page can be read, and a live page never loads it again: it polls a small script
+beside it, which has the same page as values. `plotly/` has plotly's own bundle of scatter, bar and pie, unmodified: a
+fourth of the whole, which is all that a page needs.
 """
 
 import importlib.resources
@@ -21,7 +21,7 @@ from argosy.views.output import finite
 __all__ = ["COLOURS", "LIVE_SECONDS", "Section", "bars", "figure", "news_of", "page", "write_page"]
 
 TEMPLATES = ("hovertemplate", "hovertext")
-"""Keys of figures whose texts have lines and fields of plotly's."""
+"""Keys of figures with texts that contain plotly's line breaks and fields."""
 COLOURS = ("#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#3ca951", "#ff8ab7", "#a463f2", "#97bbf5", "#9c6b4e", "#9498a0")
 STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; color: #222; margin: 0 auto; max-width: 1200px; padding: 1em 1.5em 4em; }
@@ -65,7 +65,7 @@ setTimeout(() => {  // The page is shown first.
 });
 """
 LIVE_SECONDS = 5.0
-"""Between two looks of a live page for what is new."""
+"""Seconds between two polls of a live page for news."""
 LIVE = """
 let mark = "";
 function show(other, title, body, news) {
@@ -121,25 +121,25 @@ class Section:
 
 
 def figure(data: Sequence[Mapping[str, Any]], *, height: int = 360, **layout: Any) -> Figure:
-    """Traces with a layout that fits the page."""
+    """Return traces with a layout that fits the page."""
     margin = {"l": 60, "r": 20, "t": 30, "b": 50}
     base = {"height": height, "margin": margin, "hovermode": "closest", "template": {}, "colorway": COLOURS}
-    # What a person has chosen or looks at closer stays so when the values change.
+    # Keeps the user's zoom and selections when the values change.
     base["uirevision"] = True
     return {"data": list(data), "layout": {**base, **layout}}
 
 
 def bars(name: str, labels: Sequence[str], values: Sequence[float]) -> Mapping[str, Any]:
-    """Horizontal bars, one a label."""
+    """Return horizontal bars, one a label."""
     return {"type": "bar", "orientation": "h", "name": name, "y": list(labels), "x": list(values)}
 
 
 def page(title: str, sections: Sequence[Section], *, news: str = "") -> str:
-    """The whole page; a live one looks for `news`, a file beside it."""
+    """Return the whole page; a live one polls `news`, a file beside it."""
     body, figures = _parts(sections)
     links = "".join(f'<a href="#s{n}">{as_html(s.title)}</a>' for n, s in enumerate(sections) if n)
     live = LIVE.replace("SECONDS", f"{LIVE_SECONDS:g}").replace("NEWS", news) if news else ""
-    # A name of a member must not end the element that it stands in.
+    # A member's name must not end the element that contains it.
     values = _json(figures).replace("<", "\\u003c")
     plotly = (importlib.resources.files("argosy.views.html") / "plotly" / "plotly-basic.min.js").read_text(
         encoding="utf-8"
@@ -154,14 +154,14 @@ def page(title: str, sections: Sequence[Section], *, news: str = "") -> str:
 
 
 def news_of(title: str, sections: Sequence[Section]) -> str:
-    """The script that shows this in a live page."""
+    """Return the script that shows these sections in a live page."""
     body, figures = _parts(sections)
     values = f"{_json(title)},{_json(body)},{_json(figures)}"
     return f'show("{zlib.crc32(values.encode()):08x}",{values});\n'
 
 
 def write_page(path: Path, text: str) -> None:
-    """Whole or not at all: whoever has the old one open may load it again at any moment."""
+    """Write a page atomically: a browser may reload it at any moment."""
     with replacing(path) as new:
         new.write(text.encode(errors="backslashreplace"))
 
@@ -172,7 +172,7 @@ def _parts(sections: Sequence[Section]) -> tuple[str, dict[str, Figure]]:
 
 
 def _plain(value: Any) -> Any:
-    """A figure whose texts plotly shows as they are: it takes a part of HTML in them, which only our own templates have."""
+    """Return a figure with texts that plotly shows literally: it interprets some HTML, which only templates have."""
     if isinstance(value, str):
         return escape(visible(value), quote=False)
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""How each stretch of the run kept to what was predicted of it."""
+"""Predicted and actual times of each stretch of the run."""
 
 from argosy.errors.wording import html_table
 from argosy.results.report import Report
@@ -19,11 +19,11 @@ COLUMNS = (
 
 
 def predictions(report: Report) -> Section:
-    """Actual beside predicted seconds of every leg."""
+    """Return actual beside predicted seconds of every leg."""
     title, legs = "Predicted and actual", report.legs
     if not legs:
         return Section(title=title, text=["No section has been passed by all of its members."])
-    # A run of a single one need not teach the word.
+    # A run with a single leg need not explain the word.
     several = len(legs) > 1
     names = [f"leg {leg.leg}" for leg in legs] if several else ["training"]
     drawn = [

@@ -1,4 +1,4 @@
-"""How full the queues between the stages were, what each stage did with its time, and which one held up the run."""
+"""How full the queues between the stages were, how each stage spent its time, and which one limited the run."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +12,7 @@ BEFORE = {"to_prepare": "preparation", "to_exchange": "exchange", "to_train": "t
 
 
 def queues(report: Report) -> Section:
-    """Fill over time of each feeder's queues; busy and waiting time of each worker."""
+    """Return the fill over time of each feeder's queues, and busy and waiting time of each worker."""
     if not report.gauges:
         said = "Workers tell at their end what they did." if report.status == "running" else "No worker has told."
         return Section(title="Stages and queues", text=[said])
@@ -39,7 +39,7 @@ def _line(name: str, queue: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _stages(gauges: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
-    """A feeder is busy while it has a block under preparation."""
+    """Return the bars of workers' time; a feeder is busy while it has a block in preparation."""
     workers = [worker for worker, gauge in gauges.items() if "busy_seconds" in gauge]
     busy = [round(gauges[worker]["busy_seconds"], 2) for worker in workers]
     idle = [round(_idle(gauges[worker]), 2) for worker in workers]

@@ -8,5 +8,5 @@ __all__ = ["repetitions"]
 
 
 def repetitions(means: Means) -> Section:
-    """One row a network; a click on a column sorts."""
+    """Return one row a network; a click on a column sorts."""
     return Section(title="Repetitions", text=[means.text], table=html_table(means.columns, means.rows))

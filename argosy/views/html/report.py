@@ -23,29 +23,29 @@ __all__ = ["write_news", "write_report"]
 
 
 NEWS = "report.live.js"
-"""What a live page looks for beside it."""
+"""File beside a live page that the page polls."""
 
 
 def write_report(report: Report, timeline: Iterable[tuple[float, Event]], *, live: bool = False) -> Path:
-    """``report.html`` in the run's directory; a live one shows what `write_news` writes."""
+    """Write ``report.html`` in the run's directory; a live one shows what `write_news` writes."""
     path = report.directory / "report.html"
     title, sections = _contents(report, Chronicle.of(timeline))
     if live:
         write_page(report.directory / NEWS, news_of(title, sections))
     write_page(path, page(title, sections, news=NEWS if live else ""))
     if not live:
-        # A page that is open sees by this that it is over, and loads the whole one.
+        # Its absence tells an open page that the run is over, and to load the whole page.
         (report.directory / NEWS).unlink(missing_ok=True)
     return path
 
 
 def write_news(report: Report, timeline: Iterable[tuple[float, Event]]) -> None:
-    """For the live page of a run that goes on."""
+    """Write the news for the live page of a run that goes on."""
     write_page(report.directory / NEWS, news_of(*_contents(report, Chronicle.of(timeline))))
 
 
 def _contents(report: Report, chronicle: Chronicle) -> tuple[str, list[Section]]:
-    """Title, and every section that the run has something for."""
+    """Return the title, and every section for which the run has data."""
     means = Means.of(report)
     sections = [
         _overview(report, chronicle),
@@ -65,7 +65,7 @@ def _overview(report: Report, chronicle: Chronicle) -> Section:
     counts = Counter(row.status for row in report.rows)
     members = ", ".join(f"{count} {status}" for status, count in counts.most_common())
     epochs = sum(row.epochs for row in report.rows)
-    # A driver that was killed has not said how long it worked.
+    # A driver that was killed has not reported how long it worked.
     seconds = chronicle.seconds if report.killed_drivers else report.seconds
     took = f" after {lasting(seconds)}" if seconds else ""
     text = [f"{report.status}{took}: {len(report.rows)} members ({members}), {epochs:,g} epochs in all."]

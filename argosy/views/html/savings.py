@@ -1,4 +1,4 @@
-"""What sharing the stream and packing members saved, with what that was measured by."""
+"""What sharing the stream and packing members saved, and how that was measured."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,7 +12,7 @@ __all__ = ["savings"]
 
 
 def savings(report: Report) -> Section:
-    """CPU time of preparation against one script a member; time of a sample in a program against alone."""
+    """Compare CPU time of preparation with one script a member, and time of a sample in a program with alone."""
     figures, text = _sharing(report)
     rows = [row for pack in report.last_packs if sum(map(len, pack.programs)) > 1 for row in _pack(pack)]
     if rows:

@@ -1,11 +1,11 @@
-"""Forward and backward pass of members of one architecture as code that is made for it: by torch's compiler, once for all of them.
+"""Compiled forward and backward pass of members of one architecture, by torch's compiler, once for all of them.
 
-What is compiled is the pass of so many members at once, traced operator by operator on a real batch, not the Python that led to
-it: so it depends on no member's objects, and nothing but shapes decides whether it may be used. Members that go leave the others
-with the same code, whose places that are free compute for nobody; less than half of the places are never used. Batches of
-another length go the plain way. What it gives is proved on the first batch beside what the plain way gives, which counts there.
+The pass of a number of members at once is traced operator by operator on a real batch and compiled, not the Python that led to it:
+so the code depends on no member's objects, and shapes alone decide whether it applies. When members leave, the others keep the
+code, and free places compute unused results; at least half of its places are used. Batches of another length run eagerly.
+On the first batch its result is checked against the eager one, which is the one used there.
 
-Torch keeps compiled code on the disk (``TORCHINDUCTOR_CACHE_DIR``), so a process that comes later makes none of it again.
+Torch keeps compiled code on the disk (``TORCHINDUCTOR_CACHE_DIR``), so later processes do not compile it again.
 """
 
 import math
@@ -30,27 +30,27 @@ from argosy.training.programs.fused.forward import Forward, PackInputs, Rows
 __all__ = ["Compilation", "Derived", "Pass"]
 
 Derived = tuple[Tensor, Sequence[Tensor | None]]
-"""Losses ``[rows, …]``, and the gradients of the parameter_buffer's pieces ``[rows, *shape]``; None for those without a part in the losses."""
+"""Losses ``[rows, …]``, and gradients of the parameter buffer's pieces ``[rows, *shape]``; None for weights unused by the losses."""
 DOUBLE, SINGLE, HALF = 1e-9, 1e-3, 1e-2
-"""Allowed differences from the plain way, as a share of the largest number beside it: of float64, of float32, which a GPU may compute
-with TF32's ten bits, and where some of it is computed in 16 bits."""
+"""Allowed differences from eager results, as a share of the largest number of the tensor: in float64, in float32, which a GPU may
+compute with TF32's ten bits, and where part is computed in 16 bits."""
 THREADS = "TORCHINDUCTOR_COMPILE_THREADS"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pass:
-    """What a forward and backward pass is made of."""
+    """The inputs of a forward and backward pass."""
 
     forward: Forward
     parameter_buffer: ParameterBuffer
     rows: Rows
-    """The members at hand."""
+    """The members of the pass."""
     data: PackInputs
     factors: Tensor
-    """What the gradient of each one's mean loss is multiplied by ``[rows]``."""
+    """Factor of each member's mean loss ``[rows]``."""
 
     def inputs(self, places: int) -> list[Tensor]:
-        """All tensors of the pass, with so many places; those that are free are filled with the first member's."""
+        """Return all tensors of the pass, for so many places; free places are filled with the first member's tensors."""
         parameter_buffer, count = self.parameter_buffer, len(self.rows)
         weights, leaves = [parameter_buffer.weights, *parameter_buffer.fixed.values()], [*flatten(self.data.tree)[0]]
         stacked = [*weights, *parameter_buffer.buffers.values()]
@@ -64,7 +64,7 @@ class Pass:
         return [tensor.contiguous() for tensor in (*stacked, *own, *(() if self.data.apart else leaves))]
 
     def of_one(self, *given: Tensor) -> tuple[Tensor, ...]:
-        """From one member's tensors: its gradients ``[columns]``, its losses, and its buffers afterwards."""
+        """Compute, from one member's tensors, its gradients ``[columns]``, its losses, and its new buffers."""
         fixed, buffers, pieces = (
             [*self.parameter_buffer.fixed],
             [*self.parameter_buffer.buffers],
@@ -86,15 +86,15 @@ class Pass:
         return gradients, losses, *after
 
     def compiled(self, inputs: Sequence[Tensor]) -> Callable[..., Sequence[Tensor]]:
-        """Code of this pass for any tensors of these shapes. Raises whatever torch raises."""
+        """Compile this pass for tensors of these shapes. Raises whatever torch raises."""
         leaves = len(flatten(self.data.tree)[0])
         places: list[int | None] = [0] * len(inputs)
         if not self.data.apart:
             places[len(inputs) - leaves :] = [None] * leaves
-        os.environ.setdefault(THREADS, "1")  # processes that torch would start at an import, and nobody would end
+        os.environ.setdefault(THREADS, "1")  # else torch starts processes at the import, and never ends them
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of what torch does to itself
-            from torch import _inductor  # takes seconds, and nobody needs it who compiles nothing
+            warnings.simplefilter("ignore")  # torch's own
+            from torch import _inductor  # takes seconds: only where something is compiled
 
             with self.forward.autocast(cached=False), sdpa_kernel(SDPBackend.MATH):
                 graph = make_fx(vmap(self.of_one, in_dims=tuple(places), randomness="error"))(*inputs)
@@ -107,26 +107,26 @@ class Pass:
 
 @dataclass(frozen=True, slots=True)
 class CompiledPass:
-    """Code for one form of pass."""
+    """Code for passes of one form."""
 
     run: Callable[..., Sequence[Tensor]]
     form: Any
 
 
 class Compilation:
-    """What was compiled for the members of one architecture on one device."""
+    """Compiled passes of the members of one architecture on one device."""
 
     def __init__(self) -> None:
         self.refused = ""
-        """Why nothing of it is used any more."""
+        """Why no compiled code is used any more."""
         self._made: dict[int, CompiledPass] = {}
-        """By places."""
+        """By number of places."""
 
     @torch.no_grad()
     def derive(self, of: Pass, plainly: Callable[[], Derived], *, whole: bool) -> Derived:
-        """Losses and gradients of a pass, whose buffers move: by its code where there is such, or else `plainly`.
+        """Compute losses and gradients of a pass, and move its buffers: by compiled code where it applies, else `plainly`.
 
-        Code is made for a pass of all members of a program that is `whole`: with a batch as long as most are.
+        Code is compiled for a `whole` pass: of all members of a program, on a batch of the usual length.
         """
         count = len(of.rows)
         places = min((places for places in self._made if count <= places < 2 * count), default=count)
@@ -145,7 +145,7 @@ class Compilation:
         return losses, [piece.over(gradients) for piece in of.parameter_buffer.pieces]
 
     def _proved(self, of: Pass, inputs: Sequence[Tensor], form: Any, plainly: Callable[[], Derived]) -> Derived:
-        """What comes of the pass plainly; the code stays where it gives the same."""
+        """Run eagerly; keep the compiled code if its result matches."""
         inputs = [tensor.clone() for tensor in inputs]  # buffers are about to move
         losses, gradients = self._plain(plainly)
         idle = [piece.name for piece, found in zip(of.parameter_buffer.pieces, gradients, strict=True) if found is None]
@@ -174,7 +174,7 @@ def _put(buffer: Tensor, rows: Rows, after: Tensor) -> None:
 
 
 def _difference(of: Pass, found: Sequence[Tensor], losses: Tensor, gradients: Sequence[Tensor]) -> str:
-    """What compiled code gives otherwise than the plain way, which has moved the buffers; empty where it gives the same."""
+    """Describe where compiled results differ from eager ones, which have moved the buffers; empty where they match."""
     columns, mine, *after = found
     size = max(map(largest, gradients))
     pairs, narrow = [("its losses are", mine, losses, 0.0)], HALF if of.forward.narrow else SINGLE
@@ -186,7 +186,7 @@ def _difference(of: Pass, found: Sequence[Tensor], losses: Tensor, gradients: Se
         tolerance = DOUBLE if other.dtype == torch.float64 else narrow
         allowed = tolerance * max(scale, largest(other), 1e-3)
         if not math.isfinite(allowed):
-            continue  # what has overflowed says nothing
+            continue  # an overflow cannot be compared
         if not agree(one, other, within=allowed):
             return f"compiled, {what} not what it is else"
     return ""

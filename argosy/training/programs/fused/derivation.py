@@ -1,4 +1,4 @@
-"""The members' losses of a batch, or of a part of it, and the gradients of their weights: by autograd, or by code made for that."""
+"""Computes the members' losses on a batch, or part of it, and their gradients: by autograd, or by compiled code."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -17,7 +17,7 @@ __all__ = ["Derivation"]
 
 
 class Derivation:
-    """Of a program of several members."""
+    """Derives losses and gradients of several members."""
 
     def __init__(
         self,
@@ -44,9 +44,9 @@ class Derivation:
         *,
         plain: bool,
     ) -> Derived:
-        """Of these members, on a part of a batch with such a share of it; `losses` computes them from the `leaves`.
+        """Return losses and gradients of these members on a `part` of a batch, its `share`; `losses` computes them from `leaves`.
 
-        With `plain`, it is the networks' own code that runs.
+        With `plain`, the networks' own code runs.
         """
         plainly = partial(self._by_autograd, rows, share, losses, leaves)
         if self._compilation is None or plain:
@@ -67,7 +67,7 @@ class Derivation:
         return self._compilation.derive(made_of, plainly, whole=usual and len(rows) == len(self._lives))
 
     def release(self) -> None:
-        """Let go of what was made once."""
+        """Drop the cached tensors."""
         self._shares.clear()
 
     def _by_autograd(
@@ -79,13 +79,13 @@ class Derivation:
         else:
             losses = widened(losses)
             shares = self._scales.times(self._share_of(losses, share), rows)
-        # What `torch.autograd.grad` does at last; its checks before that take a twentieth of a small pack's step.
+        # The core of `torch.autograd.grad`, without its checks, which take a twentieth of a small pack's step.
         return losses, _engine_run_backward(
             (losses,), (shares,), False, False, tuple(leaves), True, accumulate_grad=False
         )
 
     def _share_of(self, losses: Tensor, share: float) -> Tensor:
-        """The gradient of each member's mean loss times its share of the batch, made once."""
+        """Return the gradient of each member's mean loss times its share of the batch, cached."""
         key = (losses.shape, losses.dtype, share)
         if key not in self._shares:
             self._shares[key] = torch.full_like(losses, share * len(losses) / losses.numel())

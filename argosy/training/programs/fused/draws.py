@@ -1,8 +1,8 @@
 """Random draws of members that run as one program: each draws from its own state what it would draw alone.
 
 Vectorised, one kernel would draw for all members from one generator, and no member would get the masks of its solo run. So
-the functions of torch that draw are taken out: for each of them one member after another draws under its own state. What
-draws in another way (in place, in C++) makes the vectorised call raise, and its member is refused.
+torch's drawing functions are intercepted, and run for one member after another under its own state. Other ways to draw (in place,
+in C++) make the vectorised call raise, and the member is refused.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ from argosy.training.programs.fused.vmap_overrides import FORMS
 __all__ = ["OwnDraws", "own_rates"]
 
 MASKS = {functional.dropout, functional.dropout1d, functional.dropout2d, functional.dropout3d}
-"""They multiply their input by what they draw."""
+"""Functions that multiply their input by a drawn mask."""
 ALWAYS = {
     torch.rand,
     torch.randn,
@@ -40,28 +40,28 @@ ALWAYS = {
     functional.gumbel_softmax,
 }
 IN_TRAINING = {functional.alpha_dropout, functional.feature_alpha_dropout}
-"""They draw where their argument `training` says so."""
+"""Functions that draw where their argument `training` is true."""
 ATTENTION = {functional.scaled_dot_product_attention: 4, functional.multi_head_attention_forward: 10}
-"""They draw where their argument `dropout_p` is more than nothing; by its place among the arguments."""
+"""Functions that draw where their argument `dropout_p` is positive, with its position among the arguments."""
 HANDLED = {*FORMS, *MASKS, *ALWAYS, *IN_TRAINING, *ATTENTION}
 Made = TypeVar("Made")
 
 
 class Rates(float):
-    """The rate of a dropout that differs between members."""
+    """A dropout rate per member; as a float, the largest."""
 
     of: tuple[float, ...]
 
     @classmethod
     def over(cls, rates: Sequence[float]) -> "Rates":
-        """The rates of the members, by row."""
+        """Return the rates of the members, by row."""
         made = cls(max(rates))
         made.of = tuple(rates)
         return made
 
 
 def own_rates(base: nn.Module, models: Sequence[nn.Module]) -> None:
-    """Let the dropouts of a copy of the first of these models have the rate of each of them."""
+    """Give the dropouts of `base`, a copy of the first model, the rates of all models."""
     for name, module in base.named_modules():
         attribute = rate_of(module)
         if attribute is not None:
@@ -69,7 +69,7 @@ def own_rates(base: nn.Module, models: Sequence[nn.Module]) -> None:
 
 
 def rate_of(module: nn.Module) -> str | None:
-    """The attribute of a module of torch's that is a dropout's rate: who knows what one's own does with it."""
+    """Return the attribute with the dropout rate of a module of torch's; None for others, which may use theirs differently."""
     if not type(module).__module__.startswith("torch."):
         return None
     if isinstance(module, nn.modules.dropout._DropoutNd):
@@ -78,9 +78,9 @@ def rate_of(module: nn.Module) -> str | None:
 
 
 class OwnDraws(TorchFunctionMode):
-    """Inside a vectorised function: what draws is done member by member.
+    """A mode inside a vectorised function that runs drawing functions member by member.
 
-    `states` are those of the members at hand, `rows` their numbers in what has rates of its own for each member.
+    `states` are the random states of the members of the pass, `rows` their indices into `Rates`.
     """
 
     def __init__(self, states: Sequence[Randomness], rows: Sequence[int]) -> None:
@@ -92,7 +92,7 @@ class OwnDraws(TorchFunctionMode):
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Called in place of every function of torch."""
+        """Handle a call of a torch function."""
         kwargs = kwargs or {}
         if function not in HANDLED or not self._level.innermost:
             return function(*args, **kwargs)
@@ -104,8 +104,8 @@ class OwnDraws(TorchFunctionMode):
         if _draws(function, args, kwargs):
             return self._one_by_one(function, args, kwargs)
         if function in ATTENTION:
-            # Torch's fast ones: for the CPU, it would run for one member after another; for others, it would keep nothing for
-            # a backward pass, of which vmap does not let it know (pytorch#134784).
+            # Torch's fast kernels would run for one member after another on the CPU; elsewhere they would save nothing for
+            # the backward pass, which vmap hides from them (pytorch#134784).
             with sdpa_kernel(SDPBackend.MATH):
                 return function(*args, **kwargs)
         return function(*args, **kwargs)
@@ -113,8 +113,8 @@ class OwnDraws(TorchFunctionMode):
     def _masked(
         self, function: Any, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
     ) -> Tensor:
-        """Dropout: ones under the same rule are its mask, to the bit."""
-        if not training or p == 0.0:  # the largest of the members' rates, where they differ
+        """Apply dropout; its mask is the same dropout of ones, to the bit."""
+        if not training or p == 0.0:  # `Rates` compare as their largest
             return input
         stacked, members = self._level.stacked(input)
         with self._level.outside(), torch.no_grad():
@@ -124,7 +124,7 @@ class OwnDraws(TorchFunctionMode):
         return input.mul_(drawn) if inplace else input * drawn
 
     def _one_by_one(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The function with each member's part of the arguments; autograd sees these calls."""
+        """Call the function with each member's part of the arguments; autograd sees these calls."""
         leaves, structure = flatten((args, kwargs))
         stacked = [self._level.stacked(leaf) if isinstance(leaf, Tensor) else (leaf, None) for leaf in leaves]
 
@@ -139,7 +139,7 @@ class OwnDraws(TorchFunctionMode):
         return unflatten([self._level.one(one) if isinstance(one, Tensor) else one for one in found], made[-1][1])
 
     def _each(self, function: Callable[[int], Made]) -> list[Made]:
-        """What the function makes for each member, under its state."""
+        """Call the function for each member, under its random state."""
         made = []
         for number, state in enumerate(self._states):
             with state.active():
@@ -147,7 +147,7 @@ class OwnDraws(TorchFunctionMode):
         return made
 
     def _own(self, leaf: Any, members: int | None, number: int) -> Any:
-        """A member's part of a leaf of which a dimension may be the members."""
+        """Return a member's part of a leaf; `members` is the leaf's dimension of members, or None."""
         if isinstance(leaf, Rates):
             return leaf.of[self._rows[number]]
         return leaf if members is None else leaf.select(members, number)

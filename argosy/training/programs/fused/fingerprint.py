@@ -1,6 +1,6 @@
-"""Which members may be one program: those that do the same with other weights, and nothing that a program cannot follow.
+"""Finds the members that may be one program: those that compute the same with other weights, and have no obstacle.
 
-What is found here is only what can be read off a member without running it; `argosy.training.choice.fused_check` runs the rest.
+This is only what can be read from a member without running it; `argosy.training.choice.fused_check` runs the equivalence check.
 """
 
 import functools
@@ -24,7 +24,7 @@ from argosy.training.programs.fused.draws import rate_of
 __all__ = ["Fingerprint", "attributes", "obstacle", "token"]
 
 STRUCTURE = {"_parameters", "_buffers", "_modules", "training"}
-"""Attributes of every module that are compared by other means, or that programs set themselves."""
+"""Attributes of every module that are compared elsewhere, or that programs set themselves."""
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 PLAIN = (
     bool,
@@ -40,18 +40,18 @@ PLAIN = (
     torch.Size,
 )
 Seen = dict[int, tuple[Any, Any]]
-"""By address, what stands for a value that was met before, and the value, which must live as long as its address counts."""
+"""Values met before: their token by address, and the value itself, kept alive so that its address stays valid."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """What members must have in common to be one program: values by their names."""
+    """What members must have in common to be one program, as names and values."""
 
     aspects: tuple[tuple[str, Any], ...]
 
     @classmethod
     def of(cls, live: LiveMember) -> "Fingerprint":
-        """A member's."""
+        """Return a member's fingerprint."""
         member = live.member
         settings = {
             "loss": member.loss,
@@ -72,14 +72,14 @@ class Fingerprint:
         )
 
     def difference(self, other: "Fingerprint") -> str:
-        """The first aspect in which another one differs."""
+        """Return the first aspect in which another fingerprint differs."""
         mine, theirs = dict(self.aspects), dict(other.aspects)
         names = [*mine, *(name for name in theirs if name not in mine)]
         return next(name for name in names if name not in mine or name not in theirs or mine[name] != theirs[name])
 
 
 def obstacle(live: LiveMember) -> str | None:
-    """Why a member can be in no program with others; None where nothing speaks against it."""
+    """Return why a member cannot share a program with others; None where it may."""
     return next(_obstacles(live), None)
 
 
@@ -116,7 +116,7 @@ def _obstacles(live: LiveMember) -> Iterator[str]:
 
 
 def attributes(model: nn.Module) -> dict[str, Any]:
-    """What the layers hold beside weights and buffers: tokens by words for where."""
+    """Return tokens of what the layers hold beside weights and buffers, by a description of the place."""
     named = (*model.named_modules(), *model.named_parameters(), *model.named_buffers())
     seen: Seen = {id(part): ((type(part), name), part) for name, part in named}
     found = {}
@@ -130,7 +130,7 @@ def attributes(model: nn.Module) -> dict[str, Any]:
 
 
 def _weight_aspects(live: LiveMember) -> Iterator[tuple[str, Any]]:
-    """Shapes, and the optimizer's group of each trained weight; what is tied has two names and one number."""
+    """Yield each tensor's shape, and its parameter group where it is trained; tied weights have two names and one number."""
     groups = {id(p): number for number, group in enumerate(live.optimizer.param_groups) for p in group["params"]}
     numbers: dict[int, int] = {}
     named = (
@@ -144,15 +144,15 @@ def _weight_aspects(live: LiveMember) -> Iterator[tuple[str, Any]]:
 
 
 def _class(module: nn.Module) -> Any:
-    """The class of a module; one that has been parametrised has a class of its own above it."""
+    """Return a module's class; parametrisation puts a generated class above it."""
     kind = type(module)
     return kind.__mro__[1] if parametrize.is_parametrized(module) else kind
 
 
 def token(value: Any, seen: Seen | None = None) -> Any:
-    """A value that equals another's token where both do the same: functions by their code, tensors by what they hold.
+    """Return a value that equals another's token where both behave the same: functions by code, tensors by content.
 
-    What cannot be looked into stands for itself, so that two of them differ.
+    Opaque objects are represented by their identity, so two of them differ.
     """
     seen = {} if seen is None else seen
     if isinstance(value, PLAIN):
@@ -194,7 +194,7 @@ def _inner(value: Any, seen: Seen) -> Any:
 def _held(cell: types.CellType) -> Any:
     try:
         return cell.cell_contents
-    except ValueError:  # its variable has no value yet
+    except ValueError:  # the variable has no value yet
         return None
 
 

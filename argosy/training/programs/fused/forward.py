@@ -1,7 +1,7 @@
 """The forward pass of several members of one architecture at once: `torch.vmap` over their tensors.
 
-One copy of the network computes for all. For a pass, its parameters and buffers are those of the members, stacked, which a
-vectorised function sees as if they were one member's; afterwards they are its own again.
+One copy of the network computes for all. During a pass it holds the members' stacked parameters and buffers, which a vectorised
+function sees as one member's; afterwards it holds its own again.
 """
 
 import contextlib
@@ -25,28 +25,28 @@ from argosy.training.programs.solo import cross_entropy, pair_of
 __all__ = ["PackInputs", "Forward", "Rows"]
 
 Rows = Sequence[int]
-"""Numbers of members in the parameter_buffer."""
+"""Rows of members in the parameter buffer."""
 Slots = list[tuple[dict[str, Any], str]]
-"""Where a tensor is held, in modules' own tables; more than one for what is tied."""
+"""Places of a tensor in modules' tables; more than one where it is tied."""
 
 
 @dataclass(frozen=True, slots=True)
 class PackInputs:
-    """The samples of some members: for all the same, or for each its own."""
+    """The samples of some members: the same for all, or each member's own."""
 
     tree: Any
-    """Each leaf ``[samples, …]``, or ``[members, samples, …]``."""
+    """Each leaf is ``[samples, …]``, or ``[members, samples, …]`` if `apart`."""
     samples: int
     apart: bool
 
     @classmethod
     def of(cls, trees: Sequence[Any], samples: int) -> "PackInputs":
-        """Each member's own."""
+        """Stack each member's own samples."""
         leaves = zip(*(flatten(tree)[0] for tree in trees), strict=True)
         return cls(unflatten([torch.stack(own) for own in leaves], flatten(trees[0])[1]), samples, apart=True)
 
     def pieces(self, count: int) -> Iterator["PackInputs"]:
-        """So many micro-batches."""
+        """Yield the samples in so many micro-batches."""
         if count == 1:
             yield self
             return
@@ -58,7 +58,7 @@ class PackInputs:
 
 
 class Forward:
-    """Loss and metrics of members; between two passes it holds none of their tensors."""
+    """Computes losses and outputs of members; between two passes it holds none of their tensors."""
 
     def __init__(self, network: nn.Module, member: Member, device: torch.device) -> None:
         self._network = network
@@ -70,13 +70,13 @@ class Forward:
 
     @classmethod
     def of(cls, models: Sequence[nn.Module], member: Member, device: torch.device) -> "Forward":
-        """Of networks of one fingerprint, whose members have this one's loss and metrics."""
+        """Make the forward pass of networks of one fingerprint; `member` has the loss and metrics of all."""
         network = deepcopy(models[0])
         own_rates(network, models)
         return cls(network, member, device)
 
     def train(self, mode: bool) -> None:
-        """Whether it is for training, or for evaluation."""
+        """Switch to training, or to evaluation."""
         self._training = mode
         self._network.train(mode)
 
@@ -89,10 +89,10 @@ class Forward:
         states: Sequence[Randomness],
         look: Callable[[Any], None],
     ) -> tuple[Tensor, Any]:
-        """Losses of each member ``[rows, …]`` and, in evaluation, what networks made of the samples; buffers move.
+        """Return losses of each member ``[rows, …]`` and, in evaluation, the networks' outputs; buffers move.
 
-        Tensors are ``[rows, *shape]``, leaves of what was made ``[rows, samples, …]``; `rows` are the members' numbers among
-        all, and `states` their random states. Before there is a loss, `look` is shown what a member's network has made.
+        Tensors are ``[rows, *shape]``, leaves of outputs ``[rows, samples, …]``; `rows` are the members' rows in the buffer, and
+        `states` their random states. `look` is called with a network's output before the loss.
         """
         leaves, structure = flatten(data.tree)
         moved: list[str] = []
@@ -127,7 +127,7 @@ class Forward:
     def losses_of_one(
         self, tensors: Mapping[str, Tensor], buffers: Sequence[str], leaves: Sequence[Tensor], data: PackInputs
     ) -> tuple[Tensor, list[Tensor]]:
-        """For compiled code, one member's losses of its samples with these tensors, and what the buffers are afterwards."""
+        """Compute, for compiled code, one member's losses with these tensors, and its buffers afterwards."""
         samples = unflatten(leaves, flatten(data.tree)[1])
         try:
             self._hold(tensors)
@@ -142,7 +142,7 @@ class Forward:
         return self._member.step is None and self._member.loss is None
 
     def _of_one(self, data: Any, look: Callable[[Any], None]) -> tuple[tuple[Tensor, ...], Any]:
-        """What `Solo` computes: the losses, none for the default one, and the output where it is wanted."""
+        """Compute as `Solo` does: the losses (none for the default loss), and the output where it is needed."""
         member = self._member
         if member.step is not None:
             made = member.step(self._network, data)
@@ -166,19 +166,19 @@ class Forward:
 
     @property
     def narrow(self) -> bool:
-        """Whether torch computes some of it in 16 bits."""
+        """Whether part of the pass is computed in 16 bits."""
         return self._member.precision != "float32"
 
     def autocast(self, *, cached: bool = True) -> contextlib.AbstractContextManager[Any]:
-        """Inside, torch computes in the members' precision."""
+        """Return a context in which torch computes in the members' precision."""
         return autocast(self._member, self._device, cached=cached)
 
 
 def _cross_entropies(output: Tensor, data: PackInputs) -> Tensor:
-    """The default loss ``[members, samples]`` of outputs ``[members, samples, classes]``.
+    """Return the default loss ``[members, samples]`` of outputs ``[members, samples, classes]``.
 
-    It is one of each sample alone, so members are nothing but more samples; vectorised by torch it takes ten times as long.
-    With the classes before the samples, many samples are computed at a time, which takes a quarter of the other way round.
+    It is per sample, so members are simply more samples; vectorised by torch it takes ten times as long. With classes before
+    samples, many samples are computed at a time, in a quarter of the time.
     """
     target: Tensor = data.tree[1] if data.apart else data.tree[1].expand(len(output), *data.tree[1].shape)
     if output.dim() == 3 and target.dim() == 2:
@@ -188,7 +188,7 @@ def _cross_entropies(output: Tensor, data: PackInputs) -> Tensor:
 
 
 def _slots(network: nn.Module) -> dict[str, Slots]:
-    """Of each tensor, by the first name that it has."""
+    """Return the places of each tensor, by its first name."""
     names = {id(tensor): name for name, tensor in (*network.named_parameters(), *network.named_buffers())}
     slots: dict[str, Slots] = {name: [] for name in names.values()}
     for module in network.modules():

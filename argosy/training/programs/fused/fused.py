@@ -1,11 +1,11 @@
 """The program of several members of one architecture: one vectorised forward pass, one backward pass, one optimizer step.
 
-Only the forward pass is vectorised over the members (`torch.vmap`); autograd is the ordinary one, outside of that. The
-members' losses are added up, never averaged: so the gradient of each is its own. Weights lie in an `ParameterBuffer`; optimizers step
-in `kernels`, and where there is none for one, it steps as it is on its member's views, along gradients that are views too.
+Only the forward pass is vectorised over the members (`torch.vmap`); autograd is the ordinary one, outside of it. The members'
+losses are added up, never averaged, so each gets its own gradient. Weights lie in a `ParameterBuffer`; fused optimizers (`kernels`)
+step them, and an optimizer without a kernel steps its member's views, along gradients that are views too.
 
-A turn is what the members step on at once. Those that have no batch in it, or one of another length, are stepped apart:
-their weights are gathered, and their own optimizers step them.
+A turn is one lockstep step of the members. Those that have no batch in it, or one of another length, are stepped apart: their
+weights are gathered, and their own optimizers step them.
 """
 
 import contextlib
@@ -44,7 +44,7 @@ There = TypeVar("There")
 
 
 class Fused:
-    """See `argosy.training.programs.program.Program`. Its members are in the order of their rows."""
+    """The `argosy.training.programs.program.Program` of several members of one architecture, in the order of their rows."""
 
     def __init__(
         self,
@@ -64,24 +64,24 @@ class Fused:
         self._steps = FusedSteps(lives, parameter_buffer, kernels, self._scales)
         self._augment = any(live.member.augment for live in lives)
         self._states: Sequence[Randomness] = [live.randomness for live in lives]
-        """That the members draw from."""
+        """Random states that the members draw from."""
         self.made = Made(self._lives)
-        """Turns with a batch for each member."""
+        """Finished turns with a batch for each member."""
         self._begins = not lives[0].steps
-        """Whether the first turn of all is still to come."""
+        """Whether the very first turn is still to come."""
         self._turn: Turn = ()
-        """Begun, and not finished."""
+        """The turn begun and not finished."""
         self._parts: list[Part] = []
         self._before: tuple[Sequence[Mark], dict[str, Tensor]] | None = None
-        """Random states and buffers before the turn begun."""
+        """Random states and buffers before that turn."""
         self._foreseen = Foreseen(self._lives)
         self._faults: dict[str, Exception] = {}
-        """What the code of single members has raised in the turn at hand."""
+        """Errors raised by the code of single members in the current turn."""
 
     @classmethod
     def of(cls, lives: Sequence[LiveMember], compilation: Compilation | None = None) -> "Fused":
-        """Take up members that were admitted together, or one; their pass is compiled where a `compilation` is given."""
-        # An operator that torch runs for one member after another is slower, and no concern of a user's.
+        """Make the program of members that passed the equivalence check, or of one; with a `compilation`, their pass is compiled."""
+        # An operator that torch runs for one member after another is slower, but the user need not care.
         warnings.filterwarnings("ignore", message="There is a performance drop because we have not yet implemented")
         kinds: dict[Any, list[LiveMember]] = {}
         for live in lives:
@@ -100,22 +100,22 @@ class Fused:
 
     @property
     def members(self) -> tuple[LiveMember, ...]:
-        """By row."""
+        """The members, by row."""
         return self._lives
 
     @property
     def parameter_buffer(self) -> ParameterBuffer:
-        """Their weights and buffers."""
+        """The members' weights and buffers."""
         return self._parameter_buffer
 
     @property
     def kernels(self) -> Sequence[Kernel]:
-        """See `FusedSteps.kernels`."""
+        """`FusedSteps.kernels`."""
         return self._steps.kernels
 
     @contextlib.contextmanager
     def active(self, *, keep: bool = False) -> Iterator[None]:
-        """See `Program.active`. Each member has an even share of the time."""
+        """Implement `Program.active`; members share the time evenly."""
         started = time.perf_counter()
         if keep:
             self._states = [live.randomness.aside() for live in self._lives]
@@ -130,7 +130,7 @@ class Fused:
                 live.seconds += share
 
     def cut(self, block: Block) -> Iterator[Turn]:
-        """See `Program.cut`."""
+        """Implement `Program.cut`, in turns."""
         self._forward.train(True)
         cutters = shared([_there(live.cutter) for live in self._lives])
         for live, cutter in zip(self._lives, cutters, strict=True):
@@ -140,7 +140,7 @@ class Fused:
         return turns(cutters, block)
 
     def begin(self, batch: Turn) -> None:
-        """See `Program.begin`."""
+        """Implement `Program.begin`."""
         self._turn = batch
         buffers = {name: buffer.clone() for name, buffer in self._parameter_buffer.buffers.items()}
         self._before = [live.randomness.mark() for live in self._lives], buffers
@@ -148,7 +148,7 @@ class Fused:
             self._parts = [self._differentiated(rows, self.inputs(rows, batch)) for rows in equally_long(batch)]
 
     def undo(self) -> None:
-        """Let the turn whose beginning has raised not have been: it can be made again."""
+        """Undo a turn after its `begin` raised, for another try."""
         if self._before is not None:
             marks, buffers = self._before
             for live, mark in zip(self._lives, marks, strict=True):
@@ -158,7 +158,7 @@ class Fused:
         self._turn, self._parts, self._before = (), [], None
 
     def gradients(self, row: int) -> dict[str, Tensor]:
-        """Of a member with a batch in the turn begun, by the names of its weights; those that are idle have none."""
+        """Return the gradients of a member with a batch in the turn begun, by weight; idle weights have none."""
         part = next(part for part in self._parts if row in part.rows)
         gradients = part.gradients[part.rows.index(row)]
         return {
@@ -166,7 +166,7 @@ class Fused:
         }
 
     def finish(self) -> int:
-        """See `Program.finish`."""
+        """Implement `Program.finish`."""
         with large_outside() if self._begins else contextlib.nullcontext():
             for part in self._parts:
                 self._steps.prepare(part)
@@ -181,7 +181,7 @@ class Fused:
         return samples
 
     def _commit(self) -> int:
-        """Tell each member of its batch, where it has one; returns how many samples these have."""
+        """Commit each member's batch, where it has one; returns their number of samples."""
         self.made.tell()
         totals = {row: total for part in self._parts for row, total in zip(part.rows, part.totals, strict=True)}
         samples = 0
@@ -193,13 +193,13 @@ class Fused:
         return samples
 
     def _tell_faults(self) -> None:
-        """Raise what single members have raised, where all the others have made their turn."""
+        """Raise the errors of single members, once all others have made their turn."""
         if self._faults:
             faults, self._faults = self._faults, {}
             raise OwnFaults(faults)
 
     def evaluate(self, block: Block) -> Iterator[None]:
-        """See `Program.evaluate`."""
+        """Evaluate by turns; raises OwnFaults."""
         self._forward.train(False)
         cutters = shared([_there(live.val_cutter) for live in self._lives])
         for live, cutter in zip(self._lives, cutters, strict=True):
@@ -225,7 +225,7 @@ class Fused:
     def _validate(self, row: int, batch: Batch, losses: Tensor, output: Any) -> None:
         """Add a batch to a member's validation."""
         live, target = self._lives[row], batch.data[1] if output is not None else None
-        # Without metrics nothing of the member's own is called, that might draw.
+        # Without metrics no code of the member runs that might draw.
         drawing = self._states[row].active() if live.member.metrics else contextlib.nullcontext()
         with self._own(row), drawing:
             live.val.add(batch.rows, batch.digest, losses, output, target)
@@ -236,14 +236,14 @@ class Fused:
 
     @contextlib.contextmanager
     def _own(self, row: int) -> Iterator[None]:
-        """Inside, what raises is one member's fault alone."""
+        """Record an error raised inside as this member's fault."""
         try:
             yield
         except Exception as error:  # boundary between a member's code and ours
             self._faults[self._lives[row].member.name] = error
 
     def release(self) -> None:
-        """See `Program.release`."""
+        """Give members their own cutters and tensors again."""
         for name in ("cutter", "val_cutter"):
             cutters = [getattr(live, name) for live in self._lives]
             for live, cutter in zip(self._lives, own(cutters), strict=True):
@@ -257,13 +257,13 @@ class Fused:
     # ---- a turn
 
     def whole(self, data: PackInputs) -> Part:
-        """Losses and clipped gradients of all members, outside of a turn."""
+        """Compute losses and clipped gradients of all members, outside of a turn."""
         part = self._differentiated(range(len(self._lives)), data)
         self._steps.prepare(part)
         return part
 
     def _differentiated(self, rows: Rows, data: PackInputs) -> Part:
-        """Losses and gradients of members with equally long batches; a batch is one whatever its micro-batches."""
+        """Compute losses and gradients of members with equally long batches, over all micro-batches of a batch."""
         weights, buffers = self._tensors(rows)
         leaves = [weights[piece.name] for piece in self._parameter_buffer.pieces]
         gradients: Tensor | None = None
@@ -290,7 +290,7 @@ class Fused:
         return Part(rows, sum(totals[1:], totals[0]), gradients, frozenset(idle))
 
     def _gather(self, found: Sequence[Tensor | None], gradients: Tensor, idle: set[str]) -> None:
-        """Add gradients of the weights to those of earlier micro-batches; idle are those that had none yet."""
+        """Add gradients to those of earlier micro-batches; `idle` names the weights that had none yet."""
         for piece, gradient in zip(self._parameter_buffer.pieces, found, strict=True):
             if gradient is None:
                 continue
@@ -301,7 +301,7 @@ class Fused:
                 piece.over(gradients).add_(gradient)
 
     def _tensors(self, rows: Rows) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """The members' weights and buffers: the parameter_buffer's own where they are all of it."""
+        """Return the members' weights and buffers: the parameter buffer's own for all members, else copies."""
         parameter_buffer = self._parameter_buffer
         if len(rows) == len(self._lives):
             return parameter_buffer.named, parameter_buffer.buffers
@@ -316,7 +316,7 @@ class Fused:
         return torch.tensor(rows, device=self._device)
 
     def inputs(self, rows: Rows, turn: Turn, *, augment: bool = True) -> PackInputs:
-        """The samples of members with equally long batches. Raises OwnFaults for labels that some have no output for."""
+        """Return the samples of members with equally long batches. Raises OwnFaults for labels without an output."""
         self._faults |= self._foreseen.errors()
         self._tell_faults()
         first = _there(turn[rows[0]])

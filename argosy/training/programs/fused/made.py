@@ -1,6 +1,6 @@
-"""Turns that all members of a program have made, and of which their tallies are told later, all at once.
+"""Turns that all members of a program have made, recorded in the members' tallies later, all at once.
 
-To tell each member of each turn takes as long as a step of many small networks.
+Recording each turn for each member takes as long as a step of many small networks.
 """
 
 from collections.abc import Sequence
@@ -16,14 +16,14 @@ __all__ = ["Made"]
 
 
 class Made:
-    """Of these members, by row. Positions move at once; steps, samples, digests and losses with `tell`."""
+    """Turns of these members, by row. Positions move at once; steps, samples, digests and losses with `tell`."""
 
     def __init__(self, lives: Sequence[LiveMember]) -> None:
         self._lives = lives
         self._untold: list[tuple[Turn, Tensor]] = []
 
     def add(self, turn: Turn, totals: Tensor) -> int:
-        """A turn with a batch for each of them, and the sums of their losses, float64 ``[members]``; returns its samples."""
+        """Add a turn with a batch for each member, and their loss sums, float64 ``[members]``; returns its samples."""
         self._untold.append((turn, totals))
         samples = 0
         for live, batch in zip(self._lives, turn, strict=True):
@@ -34,7 +34,7 @@ class Made:
         return samples
 
     def tell(self) -> None:
-        """Tell the members of what they have made since the last time."""
+        """Record in the members what they have made since the last call."""
         untold, self._untold = self._untold, []
         if not untold:
             return

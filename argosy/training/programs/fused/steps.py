@@ -1,4 +1,4 @@
-"""What becomes of a turn's gradients: each member's are clipped, and its optimizer makes a step along them.
+"""Optimizer steps of a turn: each member's gradients are clipped, and its optimizer makes a step along them.
 
 Where all members of a program are stepped at once, that is one step of each kernel; else optimizers step themselves.
 """
@@ -22,17 +22,17 @@ __all__ = ["FusedSteps", "Part"]
 
 @dataclass(slots=True)
 class Part:
-    """The members of a turn that are stepped at once, between `begin` and `finish`."""
+    """The members of a turn that are stepped together, between `begin` and `finish`."""
 
     rows: Rows
     totals: Tensor
-    """Sum over the batch of each one's losses, float64 ``[rows]``."""
+    """Each member's sum of losses over the batch, float64 ``[rows]``."""
     gradients: Tensor
     """``[rows, columns]``."""
     idle: frozenset[str]
-    """Weights that had no part in the losses: their optimizers leave them alone."""
+    """Weights unused by the losses, which optimizers leave alone."""
     overflowed: frozenset[int] = frozenset()
-    """Rows whose gradients have: they make no step."""
+    """Rows with overflowed gradients, which make no step."""
 
 
 class FusedSteps:
@@ -51,33 +51,33 @@ class FusedSteps:
         self._scales = scales
         self._limits = _clip_limits(lives, parameter_buffer)
         self._even = True
-        """Whether all weights of a member have made equally many steps, which is what kernels are for."""
+        """Whether all weights of a member have made equally many steps, as kernels require."""
         self._watched = {
             row
             for row, live in enumerate(lives)
             if live.loss_scale is not None or (live.schedule is not None and live.member.schedule_per == "step")
         }
-        """Members of whose steps there is more than their kernel does."""
+        """Rows of members with a loss scale, or a schedule per step."""
 
     @property
     def kernels(self) -> Sequence[Kernel]:
-        """That step them wherever all are stepped at once; none while some weights of theirs have made fewer steps than others."""
+        """The kernels that step all members at once; none once some weights have made fewer steps than others."""
         return self._kernels if self._even else ()
 
     def prepare(self, part: Part) -> None:
-        """Make of a part's gradients those that optimizers step along: without loss scales, and clipped."""
+        """Unscale and clip a part's gradients."""
         if self._scales is not None:
             part.overflowed = self._scales.divide(part.gradients, part.rows)
         self._clip(part)
 
     @torch.no_grad()
     def make(self, part: Part) -> dict[str, Exception]:
-        """Step the part's members; what the own code of some has raised, by member."""
+        """Step the part's members; returns errors of members' own code, by member."""
         faults: dict[str, Exception] = {}
         self._even = self._even and not part.idle
         stepped: set[int] = set()
         if self._even and len(part.rows) == len(self._lives) and not part.overflowed:
-            # All of them have the memory for it before the first one moves: a turn is undone whole, or made.
+            # All memory is allocated before the first kernel moves, so a turn is either made or undone as a whole.
             for kernel, move in [(kernel, kernel.ready(part.gradients[kernel.rows])) for kernel in self._kernels]:
                 if move is not None:
                     move()
@@ -100,13 +100,13 @@ class FusedSteps:
         return faults
 
     def release(self) -> None:
-        """Give optimizers their states back."""
+        """Give the optimizers their states back."""
         for kernel in self._kernels:
             kernel.dissolve()
 
     @torch.no_grad()
     def _clip(self, part: Part) -> None:
-        """As `clip_grad_norm_` does it for each."""
+        """Clip each member's gradients as `clip_grad_norm_` does."""
         if self._limits is None:
             return
         limits = self._limits
@@ -116,7 +116,7 @@ class FusedSteps:
         part.gradients.mul_(torch.where(limits.isinf(), torch.ones_like(factors), factors).unsqueeze(1))
 
     def _step_itself(self, row: int, gradients: Tensor, idle: frozenset[str]) -> None:
-        """A step of the member's own optimizer, on its views."""
+        """Make a step of the member's own optimizer, on its views."""
         live, parameters = self._lives[row], self._parameter_buffer.parameters[row]
         for piece, parameter in zip(self._parameter_buffer.pieces, parameters, strict=True):
             parameter.grad = None if piece.name in idle else piece.of(gradients)
@@ -129,7 +129,7 @@ class FusedSteps:
 
 
 def _clip_limits(lives: Sequence[LiveMember], parameter_buffer: ParameterBuffer) -> Tensor | None:
-    """The norm to which each member's gradient is clipped ``[members]``, infinity where it is not; None where nobody's is."""
+    """Return the norm to which each member's gradient is clipped ``[members]``, infinity for none; None if no member clips."""
     limits = [live.member.clip_grad_norm for live in lives]
     if all(limit is None for limit in limits):
         return None

@@ -1,7 +1,7 @@
-"""Batches of several members side by side: what comes next for each of them is a turn.
+"""Turns: the next batch of each of several members, side by side.
 
-Members that cut the same batches share one cutter, so that a batch is cut once for all of them, and is one tensor. Which
-batches a member gets, and in which order, is what it would be alone; only how they are paired depends on the neighbours.
+Members that cut the same batches share one cutter, so that a batch is cut once for all of them, and is one tensor. A member gets
+the same batches in the same order as alone; only how they are paired depends on the neighbours.
 """
 
 import itertools
@@ -14,11 +14,11 @@ from argosy.stream.blocks import Block
 __all__ = ["Turn", "equally_long", "own", "shared", "turns"]
 
 Turn = tuple[Batch | None, ...]
-"""Of each member its next batch; None where there is none yet."""
+"""The next batch of each member; None where there is none yet."""
 
 
 def shared(cutters: Sequence[Cutter]) -> list[Cutter]:
-    """The same with one cutter in place of all that cut the same."""
+    """Return the cutters, with one in place of all that cut the same batches."""
     found: list[Cutter] = []
     chosen = []
     for cutter in cutters:
@@ -30,12 +30,12 @@ def shared(cutters: Sequence[Cutter]) -> list[Cutter]:
 
 
 def own(cutters: Sequence[Cutter]) -> list[Cutter]:
-    """The same with a cutter for each member that shared one."""
+    """Return a cutter of its own for each member."""
     return [deepcopy(cutter) for cutter in cutters]
 
 
 def turns(cutters: Sequence[Cutter], block: Block) -> Iterator[Turn]:
-    """The turns that a block completes, behind the last one that was committed."""
+    """Yield the turns that a block completes, after the last committed one."""
     numbers = {id(cutter): number for number, cutter in enumerate({id(cutter): cutter for cutter in cutters}.values())}
     different = {id(cutter): cutter for cutter in cutters}.values()
     places = [numbers[id(cutter)] for cutter in cutters]
@@ -44,7 +44,7 @@ def turns(cutters: Sequence[Cutter], block: Block) -> Iterator[Turn]:
 
 
 def equally_long(turn: Turn) -> Collection[Sequence[int]]:
-    """The members whose batches have equally many samples, for each number of samples but none."""
+    """Group the rows by the number of samples in their batches, without empty batches."""
     first = turn[0]
     if first is not None and first.rows and all(batch is first for batch in turn):
         return [range(len(turn))]

@@ -1,7 +1,7 @@
-"""A function of one member's tensors, computed for all members at once: `torch.vmap`, cut down to what programs need.
+"""Vectorises a function of one member's tensors over all members: `torch.vmap`, reduced to what programs need.
 
-Torch's own looks through nested arguments and results of any kind, which takes longer than a small network's forward pass. What
-is left of it here are the same functions of torch underneath, which have no public names.
+`torch.vmap` handles nested arguments and results of any kind, which takes longer than a small network's forward pass. This calls
+the same functions underneath, which have no public names.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ __all__ = ["Level", "vectorised"]
 
 
 def vectorised(function: Callable[..., Iterable[Tensor]], tensors: Sequence[Tensor]) -> list[Tensor]:
-    """What a function of one member's tensors gives, from those of all members: each ``[members, …]``. What draws raises."""
+    """Compute a function of one member's tensors for all members, each ``[members, …]``. Random functions raise."""
     lazy_load_decompositions()
     members = len(tensors[0])
     level = _functorch._vmap_increment_nesting(members, "error")
@@ -27,23 +27,23 @@ def vectorised(function: Callable[..., Iterable[Tensor]], tensors: Sequence[Tens
 
 
 class Level:
-    """The vectorised function that is running, seen from inside: what its tensors are for all members."""
+    """The vmap level of the running function, to get all members' tensors from inside it."""
 
     def __init__(self) -> None:
         self._number = _functorch.current_level()
 
     @property
     def innermost(self) -> bool:
-        """Whether no other transformation of torch's was begun inside."""
+        """Whether no other functorch transformation was begun inside."""
         return _functorch.current_level() == self._number
 
     def stacked(self, tensor: Tensor) -> tuple[Tensor, int | None]:
-        """The tensor of all members, and which of its dimensions they are; None where they share it."""
+        """Return the tensor of all members, and its member dimension; None where they share it."""
         return _functorch._unwrap_batched(tensor, self._number)
 
     @contextlib.contextmanager
     def outside(self) -> Iterator[None]:
-        """Inside, torch knows of no vectorised function: it computes what stands there, as it stands there."""
+        """Suspend the vectorisation inside, so that torch computes on the stacked tensors."""
         layer = _functorch.pop_dynamic_layer_stack()
         try:
             yield
@@ -51,5 +51,5 @@ class Level:
             _functorch.push_dynamic_layer_stack(layer)
 
     def one(self, stacked: Tensor) -> Tensor:
-        """One member's tensor of those of all ``[members, …]``."""
+        """Return stacked tensors ``[members, …]`` as one member's tensor."""
         return _functorch._add_batch_dim(stacked, 0, self._number)

@@ -1,4 +1,4 @@
-"""Functions of torch that have a better form for all members at once than the one that `torch.vmap` has for them."""
+"""Overrides for functions of torch that `torch.vmap` batches badly."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -13,7 +13,7 @@ __all__ = ["FORMS"]
 
 
 def _linear(level: Level, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
-    """One product of matrices for each member, to which the biases are added in passing; torch adds them apart."""
+    """Compute `linear` as one batched product that includes the biases, which vmap adds separately; None where it does not apply."""
     weights, of_weights = level.stacked(weight)
     inputs, of_inputs = level.stacked(input)
     if bias is None or of_weights != 0 or input.dim() < 2:
@@ -33,7 +33,7 @@ def _linear(level: Level, input: Tensor, weight: Tensor, bias: Tensor | None = N
 
 
 def _product(rows: Tensor, weights: Tensor, biases: Tensor) -> Tensor:
-    """``[members, n, inputs]``, ``[members, outputs, inputs]`` and ``[members, outputs]`` -> ``[members, n, outputs]``."""
+    """Multiply ``[members, n, inputs]`` by ``[members, outputs, inputs]`` and add ``[members, outputs]`` -> ``[members, n, outputs]``."""
     if torch.is_autocast_enabled(rows.device.type):
         return torch.baddbmm(biases.unsqueeze(1), rows, weights.mT)
     apply: Callable[..., Tensor] = _Product.apply
@@ -41,21 +41,21 @@ def _product(rows: Tensor, weights: Tensor, biases: Tensor) -> Tensor:
 
 
 class _Product(torch.autograd.Function):
-    """The gradient of the weights lies in memory as they do. Torch's own lies transposed, and to copy that takes six times as long."""
+    """A product with weight gradients in the weights' memory layout. Torch's are transposed; copying those takes six times as long."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, weights: Tensor, biases: Tensor) -> Tensor:
-        """See `_product`."""
-        # What is not saved may be written into.
+        """Compute `_product`."""
+        # Members' code may write into what is not saved.
         ctx.save_for_backward(rows, weights if ctx.needs_input_grad[0] else None)
         return torch.baddbmm(biases.unsqueeze(1), rows, weights.mT)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
-        """The gradients of the three."""
+        """Return the gradients of rows, weights and biases."""
         rows, weights = ctx.saved_tensors
         return None if weights is None else gradient.bmm(weights), gradient.mT.bmm(rows), gradient.sum(1)
 
 
 FORMS: Mapping[Any, Callable[..., Tensor | None]] = {functional.linear: _linear}
-"""By the function: its form takes the level and what the function takes, and gives None where it does not apply."""
+"""Overrides by function: each takes the level and the function's arguments, and returns None where it does not apply."""

@@ -1,12 +1,11 @@
-"""The program of members whose steps a device makes as a whole: recorded once, and replayed on samples that lie where those lay.
+"""The program of captured steps: a whole step is captured in a CUDA graph once, and replayed on samples at the same addresses.
 
-Contract. A step that is recorded has been made some times before in the same way, and recording makes none; all of them are
-steps of training. The first replay is made twice, the second time plainly from where the first began, and what differs is never
-replayed again. What a step takes of the host lies in memory that stays: samples are copied there, numbers of
-optimizers by `StaticInputs`, random numbers are torch's concern, which lets a recording draw from where the default generator
-stands. Where batches are shorter, or not all members have one, steps are made plainly.
+Contract. A step is run some times before it is captured, and capturing runs none; all of them are steps of training. The first
+replayed step is repeated eagerly from the same state, and if the results differ, it is never replayed again. Inputs from the host
+lie in static memory: samples are copied there, `StaticInputs` copies numbers of optimizers, and torch lets a graph draw random
+numbers from the default generator's state. Steps run eagerly where batches are shorter, or not all members have one.
 
-What raises here has moved no weights: with `undo` the step was never begun, and another program makes it.
+An error here has moved no weights: after `undo` another program makes the step.
 """
 
 import contextlib
@@ -30,21 +29,21 @@ from argosy.training.programs.program import OwnFaults, Program
 __all__ = ["Graphed", "refusal", "together"]
 
 WARM_UP = 3
-"""Whole steps before one is recorded: by then libraries have chosen their kernels and taken their work space."""
+"""Whole steps before one is captured: by then libraries have chosen their kernels and allocated their work space."""
 ALIKE = 0.1
-"""By how much a replayed step may miss where a plain one leads, as a share of the way: what sums in another order each time, and an
-optimizer that divides by what is almost nothing, move a weight at random; a replay gone wrong leads elsewhere."""
+"""Allowed distance between a replayed and an eager step, as a share of the step: sums in varying order, and optimizers that divide by
+almost zero, move weights at random; a wrong replay is much farther off."""
 
 
 def refusal(program: Program[Any]) -> str | None:
-    """Why the steps of a program cannot be captured; None where it may be tried."""
+    """Return why the steps of a program cannot be captured; None where it may be tried."""
     if not records(program.members[0].backend):
         return "its device captures no steps"
     return obstacle_to(program)
 
 
 class Graphed:
-    """See `argosy.training.programs.program.Program`; around a `Solo` or a `Fused`."""
+    """A `argosy.training.programs.program.Program` that captures the steps of a `Solo` or a `Fused`."""
 
     def __init__(self, program: Program[Any], whole: Whole, recorder: Recorder) -> None:
         self._program = program
@@ -58,56 +57,56 @@ class Graphed:
         self._warm = 0
         self._replayed: Replayed | None = None
         self._turn: Turn | None = None
-        """Made as a whole, and not finished."""
+        """The turn made as a whole step and not finished."""
         self._totals = torch.empty(0)
-        """Of that turn: sums of the losses ``[members]``."""
+        """Loss sums of that turn ``[members]``."""
         self._apart = False
-        """Whether its work goes to a stream of its own."""
+        """Whether its work is issued on its own stream."""
         self._draws = False
-        """Whether a recorded step draws random numbers."""
+        """Whether the captured step draws random numbers."""
 
     @classmethod
     def of(cls, program: Program[Any]) -> "Graphed":
-        """Around a program that has no `refusal`."""
+        """Wrap a program that has no `refusal`."""
         return cls(program, whole_of(program), recorder_of(program.members[0].backend))
 
     @property
     def members(self) -> tuple[LiveMember, ...]:
-        """See `Program.members`."""
+        """The members of the wrapped program."""
         return self._lives
 
     @property
     def replays(self) -> bool:
-        """Whether its whole steps are recorded."""
+        """Whether its whole steps are captured."""
         return self._replayed is not None
 
     @property
     def memory_bytes(self) -> int:
-        """Of the device's, which a recorded step keeps for itself."""
+        """Device memory that the captured step holds."""
         return 0 if self._replayed is None else self._replayed.recording.memory_bytes
 
     @property
     def shares_draws(self) -> bool:
-        """Whether its replays draw random numbers by memory that those of other programs use as well."""
+        """Whether its replays share the memory of their random state with those of other programs."""
         return self._draws and not self._recorder.draws_apart
 
     @contextlib.contextmanager
     def active(self, *, keep: bool = False) -> Iterator[None]:
-        """See `Program.active`."""
+        """Implement `Program.active`."""
         with self._recorder.own() if self._apart else contextlib.nullcontext(), self._program.active(keep=keep):
             try:
                 yield
             finally:
                 self._whole.made.tell()
                 for live in self._lives:
-                    live.train.fetch()  # here, where it waits for the steps that sum
+                    live.train.fetch()  # here, on the stream of the steps that summed
 
     def cut(self, block: Block) -> Iterator[Any]:
-        """See `Program.cut`."""
+        """Cut as the wrapped program does."""
         return self._program.cut(block)
 
     def begin(self, batch: Any) -> None:
-        """See `Program.begin`; weights that move as a whole move here."""
+        """Begin the step, or make it as a whole, which moves the weights here."""
         turn = self._whole.turn(batch) if self._whole.kernels else None
         self._whole.remember()
         if turn is None:
@@ -120,7 +119,7 @@ class Graphed:
         self._turn = turn
 
     def finish(self) -> int:
-        """See `Program.finish`."""
+        """Implement `Program.finish`."""
         turn, self._turn = self._turn, None
         if turn is None:
             samples = self._program.finish()
@@ -134,16 +133,16 @@ class Graphed:
         return samples
 
     def undo(self) -> None:
-        """Let the step whose beginning has raised not have been."""
+        """Undo a step after its `begin` has raised."""
         self._turn = None
         self._whole.undo()
 
     def evaluate(self, block: Block) -> Iterator[None]:
-        """See `Program.evaluate`."""
+        """Evaluate as the wrapped program does."""
         return self._program.evaluate(block)
 
     def release(self) -> None:
-        """See `Program.release`."""
+        """Implement `Program.release`."""
         self.join()
         if self._replayed is not None:
             self._close(self._replayed)
@@ -154,12 +153,12 @@ class Graphed:
     # ---- beside others
 
     def fork(self) -> None:
-        """Let its work go to a stream of its own, behind all that was asked for."""
+        """Issue its work on its own stream, after all work issued so far."""
         self._recorder.fork()
         self._apart = True
 
     def join(self) -> None:
-        """Let its work go where all the others' does, which waits for it."""
+        """Issue its work on the common stream again, which waits for it."""
         if self._apart:
             self._apart = False
             self._recorder.join()
@@ -167,7 +166,7 @@ class Graphed:
     # ---- a whole step
 
     def _step(self, data: PackInputs) -> Tensor:
-        """Sums of the losses ``[members]``, which stay."""
+        """Make a whole step; returns loss sums ``[members]``, which stay."""
         usual = data.samples == self._lives[0].member.batch_size
         if usual and self._warm < WARM_UP:
             self._warm += 1
@@ -179,7 +178,7 @@ class Graphed:
         return self._plainly(data)
 
     def _plainly(self, data: PackInputs, *, watched: bool = False) -> Tensor:
-        """Operator by operator. Buffers move before all that may raise is through."""
+        """Run the step eagerly. Buffers move early, so an error restores them."""
         buffers = list(self._whole.parameter_buffer.buffers.values())
         before = [buffer.clone() for buffer in buffers]
         try:
@@ -198,7 +197,7 @@ class Graphed:
 
     @contextlib.contextmanager
     def _watched(self) -> Iterator[None]:
-        """Inside, gradients raise for what would be left out of a recorded step, the last time also for what may not be in one."""
+        """Raise inside for effects that a captured step would leave out; in the last warm-up also for calls that it may not contain."""
         look = self._whole.look()
         with self._recorder.strict() if self._warm == WARM_UP else contextlib.nullcontext():
             yield
@@ -213,7 +212,7 @@ class Graphed:
             self._recorder.join()
 
     def _recorded(self, data: PackInputs) -> Tensor:
-        """A step by which it is seen that replays lead where plain steps do."""
+        """Capture a step and verify one replay against an eager step."""
         random = self._lives[0].randomness
         mark, moving = random.here(), self._moving()
         before = [tensor.clone() for tensor in moving]
@@ -243,14 +242,14 @@ class Graphed:
             raise Uncaptured("its batches hold more than tensors of the device")
         lying = [torch.zeros_like(leaf) for leaf in leaves]
         at_rest = PackInputs(unflatten(lying, structure), data.samples, data.apart)
-        # Recorded with nothing in its place: what a step takes from elsewhere shows where it is replayed with something.
+        # Captured with zeros: a step that takes its inputs from elsewhere differs when it is replayed with real ones.
         self._static_inputs.forget()
         recording, totals = self._recorder.record(lambda: self._operators(at_rest))
         self._static_inputs.turn()
         return Replayed(recording, lying, at_rest, totals)
 
     def _moving(self) -> Sequence[Tensor]:
-        """All that a step moves on the device, each ``[members of a kernel, …]``."""
+        """Return all tensors that a step moves on the device, each ``[members of a kernel, …]``."""
         parameter_buffer = self._whole.parameter_buffer
         states = [matrix for kernel in self._whole.kernels for matrix in kernel.moved]
         return [parameter_buffer.weights, *parameter_buffer.buffers.values(), *states]
@@ -269,17 +268,17 @@ class Graphed:
 
 
 class Replayed:
-    """A recorded step, and where it finds its samples and leaves its losses."""
+    """A captured step, with its static memory for samples and losses."""
 
     def __init__(self, recording: Recording, lying: Sequence[Tensor], data: PackInputs, totals: Tensor) -> None:
         self.recording = recording
         self._lying = lying
         self._data = data
-        """Keeps its memory."""
+        """Held so that its memory stays."""
         self._totals = totals
 
     def takes(self, data: PackInputs) -> bool:
-        """Whether it was recorded on samples like these."""
+        """Whether the step was captured on samples of this form."""
         leaves = flatten(data.tree)[0]
         return (data.samples, data.apart, len(leaves)) == (
             self._data.samples,
@@ -290,7 +289,7 @@ class Replayed:
         )
 
     def step(self, data: PackInputs) -> Tensor:
-        """Make it; sums of the losses ``[members]``, until the next one."""
+        """Replay the step; returns the loss sums ``[members]``, valid until the next step."""
         for own, leaf in zip(self._lying, flatten(data.tree)[0], strict=True):
             own.copy_(leaf)
         self.recording.replay()
@@ -299,7 +298,7 @@ class Replayed:
 
 @contextlib.contextmanager
 def together(programs: Sequence[Program[Any]]) -> Iterator[None]:
-    """Inside, the steps of these programs are side by side on their device, if all are replayed and no two share their draws."""
+    """Run the steps of these programs concurrently inside, if all are replayed and at most one shares its draws."""
     apart = [program for program in programs if isinstance(program, Graphed) and program.replays]
     if len(apart) < max(len(programs), 2) or sum(program.shares_draws for program in apart) > 1:
         apart = []
@@ -313,7 +312,7 @@ def together(programs: Sequence[Program[Any]]) -> Iterator[None]:
 
 
 def _moved(one: Mark, other: Mark) -> bool:
-    """Whether torch's random states stand elsewhere, the host's or the device's."""
+    """Whether torch's random states, the host's or the device's, differ."""
     states = zip(one[:2], other[:2], strict=True)
     return any(state is not None and not torch.equal(state, later) for state, later in states)
 
@@ -325,14 +324,14 @@ def _put(values: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
 
 
 def _check(there: Sequence[Tensor], plainly: Sequence[Tensor], before: Sequence[Tensor]) -> None:
-    """Raise Uncaptured where a replay has led elsewhere than a plain step, from the same place."""
+    """Raise Uncaptured where a replay's result differs from an eager step's, from the same start."""
     for replayed, plain, start in zip(there, plainly, before, strict=True):
         if bool((_distance(plain, replayed) > ALIKE * _distance(plain, start)).any()):
             raise Uncaptured("replayed, its step leads elsewhere")
 
 
 def _distance(one: Tensor, other: Tensor) -> Tensor:
-    """How far each member's parts are from each other."""
+    """Return each member's distance between the two."""
     apart = (one.double() - other.double()).reshape(len(one), one[0].numel())
     lengths: Tensor = torch.linalg.vector_norm(apart, dim=1)
     return lengths

@@ -1,4 +1,4 @@
-"""The numbers of kernels in memory that stays where it is: a recorded step finds there what the host has read for it."""
+"""Static buffers for the numbers of optimizer kernels, updated before each replay of a captured step."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ __all__ = ["StaticInputs"]
 
 
 class StaticInputs:
-    """Of some kernels whose weights are alike; they stand at nothing at first."""
+    """Static numbers of kernels with weights of one dtype and device; zero at first."""
 
     def __init__(self, kernels: Sequence[Kernel], like: Tensor) -> None:
         self._kernels = kernels
@@ -23,16 +23,16 @@ class StaticInputs:
         self.of_kernels: Sequence[Sequence[Tensor]] = [
             [next(parts).view(shape) for shape in shapes] for shapes in self._shapes
         ]
-        """For `Kernel.move`, by kernel."""
+        """Arguments of `Kernel.move`, by kernel."""
         self._shown: list[float] = []
 
     def forget(self) -> None:
-        """Stand at nothing."""
+        """Set all numbers to zero."""
         self._all.zero_()
         self._shown = []
 
     def turn(self) -> None:
-        """To the numbers of the coming step. Raises Uncaptured where a schedule has changed what steps are made of."""
+        """Set the numbers of the coming step. Raises Uncaptured where a schedule changed which numbers a step takes."""
         numbers = _numbers(self._kernels)
         if [[_shape(own) for own in of_kernel] for of_kernel in numbers] != self._shapes:
             raise Uncaptured("a schedule has changed what its steps are made of")

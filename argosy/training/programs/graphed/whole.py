@@ -1,8 +1,8 @@
-"""Programs whose steps can be made as a whole: what all members do at once, on samples that lie ready, without the host.
+"""Adapters that let the full step of a `Solo` or a `Fused` program be captured in one CUDA graph.
 
-A whole step is made in parts. `inputs` and what a member's own code does there, `Kernel.note_step` and the numbers of kernels are
-the host's; `gradients` and `Kernel.move` are the device's, and can be recorded. Weights of a single member lie in an parameter_buffer
-too, so that one kernel steps all of them: torch's own optimizers would read on the host at which step they are.
+A whole step has two parts. The host's are `inputs`, with members' own code, `Kernel.note_step` and the numbers of kernels; the
+device's are `gradients` and `Kernel.move`, which can be captured. The weights of a single member lie in a parameter buffer too, so
+that one kernel steps all of them: torch's own optimizers would read their step count on the host.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -29,54 +29,54 @@ from argosy.training.programs.solo import Solo
 __all__ = ["Single", "Several", "Whole", "obstacle_to", "whole_of"]
 
 Look = Callable[[], None]
-"""Raises Uncaptured where what was done since would be left out of a recorded step."""
+"""Raises Uncaptured where a captured step would leave out an effect of the work done since."""
 
 
 class Whole(Protocol):
-    """The members of a program."""
+    """The members of a program, stepped as a whole."""
 
     @property
     def parameter_buffer(self) -> ParameterBuffer:
-        """Their weights and buffers."""
+        """The members' weights and buffers."""
 
     @property
     def kernels(self) -> Sequence[Kernel]:
-        """That step all of them, by row; none where they cannot at present."""
+        """The kernels that step all members, by row; none where they cannot at present."""
 
     @property
     def made(self) -> Made:
-        """The turns that they have made as a whole."""
+        """The turns that the members have made as a whole."""
 
     def turn(self, batch: Any) -> Turn | None:
-        """Of each member its batch, of what the program cuts; None where they are not stepped as a whole."""
+        """Return each member's batch from what the program cut; None where they are not stepped as a whole."""
 
     def remember(self) -> None:
-        """Note where the members' random states stand."""
+        """Save the members' random states, for `undo`."""
 
     def forget(self) -> None:
-        """The turn is made: nothing leads back behind it."""
+        """Drop the saved random states, once the turn is made."""
 
     def undo(self) -> None:
-        """Let them stand there again, and the gradients be gone."""
+        """Restore the saved random states, and drop the gradients."""
 
     def inputs(self, turn: Turn) -> PackInputs:
-        """What the members are stepped on: augmented, and checked."""
+        """Return the members' samples, augmented and checked."""
 
     def gradients(self, data: PackInputs) -> tuple[Tensor, Tensor]:
-        """Sums of the losses, float64 ``[members]``, and clipped gradients ``[members, columns]``.
+        """Compute loss sums, float64 ``[members]``, and clipped gradients ``[members, columns]``.
 
         Raises Uncaptured where kernels cannot step along them.
         """
 
     def look(self) -> Look:
-        """From here on."""
+        """Watch the work from here on; returns the check."""
 
     def release(self) -> None:
-        """Let go of everything but the members' states."""
+        """Release everything but the members' states."""
 
 
 def obstacle_to(program: Program[Any]) -> str | None:
-    """Why the steps of a program are not made as a whole; None where nothing speaks against it."""
+    """Return why the steps of a program cannot be made as a whole; None where they can."""
     lives = program.members
     if isinstance(program, Fused):
         stepped = sum(kernel.rows.stop - kernel.rows.start for kernel in program.kernels)
@@ -97,7 +97,7 @@ def obstacle_to(program: Program[Any]) -> str | None:
 
 
 def whole_of(program: Program[Any]) -> Whole:
-    """The members of a program that has no obstacle; raises Uncaptured where their weights have not made equally many steps."""
+    """Return the adapter of a program without obstacles; raises Uncaptured where weights have made unequal numbers of steps."""
     if isinstance(program, Fused):
         return Several(program)
     assert isinstance(program, Solo)
@@ -105,7 +105,7 @@ def whole_of(program: Program[Any]) -> Whole:
 
 
 class Several:
-    """See `Whole`: those that are one program already."""
+    """The `Whole` of members that are one `Fused` program."""
 
     def __init__(self, fused: Fused) -> None:
         self._fused = fused
@@ -114,54 +114,54 @@ class Several:
 
     @property
     def parameter_buffer(self) -> ParameterBuffer:
-        """See `Whole.parameter_buffer`."""
+        """The fused program's buffer."""
         return self._fused.parameter_buffer
 
     @property
     def kernels(self) -> Sequence[Kernel]:
-        """See `Whole.kernels`."""
+        """The fused program's kernels."""
         return self._fused.kernels
 
     @property
     def made(self) -> Made:
-        """See `Whole.made`."""
+        """The fused program's turns."""
         return self._fused.made
 
     def turn(self, batch: Turn) -> Turn | None:
-        """See `Whole.turn`."""
+        """Return the batches if equally long."""
         parts = equally_long(batch)
         return batch if len(parts) == 1 and len(next(iter(parts))) == len(batch) else None
 
     def remember(self) -> None:
-        """See `Whole.remember`."""
+        """Save each member's random state."""
         self._before = self._marks()
 
     def forget(self) -> None:
-        """See `Whole.forget`."""
+        """Drop the saved random states."""
         self._before = ()
 
     def undo(self) -> None:
-        """See `Whole.undo`."""
+        """Implement `Whole.undo`."""
         for live, mark in zip(self._fused.members, self._before, strict=False):
             live.randomness.go_back(mark)
-        self._fused.undo()  # of a turn that was no whole one it knows better
+        self._fused.undo()  # for a turn that was not whole, its own marks are right
 
     def inputs(self, turn: Turn) -> PackInputs:
-        """See `Whole.inputs`."""
+        """Implement `Whole.inputs`."""
         return self._fused.inputs(self._rows, turn)
 
     def gradients(self, data: PackInputs) -> tuple[Tensor, Tensor]:
-        """See `Whole.gradients`."""
+        """Implement `Whole.gradients`."""
         part = self._fused.whole(data)
         _all_have_gradients(part.idle)
         return part.totals, part.gradients
 
     def look(self) -> Look:
-        """See `Whole.look`: their code was seen to leave nothing behind when they were admitted."""
+        """Watch random states alone: the equivalence check has excluded other effects."""
         before = self._marks()
 
         def again() -> None:
-            # Each draws from its own state: the host puts it in the generator's place, which a recording does not do again.
+            # Each draws from its own state, which the host puts into the generator; a replay does not repeat that.
             if any(one[0] is not other[0] for one, other in zip(before, self._marks(), strict=True)):
                 raise Uncaptured("its members draw random numbers, each of them from a state of its own")
 
@@ -171,25 +171,25 @@ class Several:
         return [live.randomness.mark() for live in self._fused.members]
 
     def release(self) -> None:
-        """See `Whole.release`."""
+        """Implement `Whole.release`."""
         self._fused.release()
 
 
 class Single:
-    """See `Whole`: one by itself."""
+    """The `Whole` of a single member."""
 
     def __init__(self, solo: Solo, parameter_buffer: ParameterBuffer, kernel: Kernel) -> None:
         self._solo = solo
         self._parameter_buffer = parameter_buffer
         self._kernel = kernel
         self.made = Made([solo.live])
-        """See `Whole.made`."""
+        """Turns that were made as a whole."""
         self._held = [(m._buffers, name, b) for m in solo.live.model.modules() for name, b in m._buffers.items()]
         self._before: Mark | None = None
 
     @classmethod
     def of(cls, solo: Solo) -> "Single":
-        """Take up a member; raises Uncaptured where some of its weights have made fewer steps than others."""
+        """Move a member into a buffer; raises Uncaptured where some of its weights have made fewer steps than others."""
         live = solo.live
         parameter_buffer = ParameterBuffer.of([live.model], [live.optimizer])
         kernel = Kernel.of([live.optimizer], parameter_buffer, 0)
@@ -206,44 +206,44 @@ class Single:
 
     @property
     def parameter_buffer(self) -> ParameterBuffer:
-        """See `Whole.parameter_buffer`."""
+        """A buffer with one row."""
         return self._parameter_buffer
 
     @property
     def kernels(self) -> Sequence[Kernel]:
-        """See `Whole.kernels`."""
+        """The member's kernel."""
         return (self._kernel,)
 
     def turn(self, batch: Batch) -> Turn | None:
-        """See `Whole.turn`."""
+        """Return the batch, unless it is empty."""
         return (batch,) if batch.rows else None
 
     def remember(self) -> None:
-        """See `Whole.remember`."""
+        """Save the state of the process's generators."""
         self._before = self._live.randomness.here()
 
     def forget(self) -> None:
-        """See `Whole.forget`."""
+        """Drop the saved random state."""
         self._before = None
 
     def undo(self) -> None:
-        """See `Whole.undo`."""
+        """Drop gradients; restore buffers and the random state."""
         self._solo.drop_gradients()
         for table, name, buffer in self._held:
-            table[name] = buffer  # a step may have assigned another
+            table[name] = buffer  # a step may have assigned another tensor
         if self._before is not None:
             self._live.randomness.go_back(self._before)
             self.forget()
 
     def inputs(self, turn: Turn) -> PackInputs:
-        """See `Whole.inputs`."""
+        """Check labels and augment the batch."""
         (batch,) = turn
         assert batch is not None
         self._solo.check_ahead()
         return PackInputs(self._solo.augmented(batch.data), batch.rows, apart=False)
 
     def gradients(self, data: PackInputs) -> tuple[Tensor, Tensor]:
-        """See `Whole.gradients`."""
+        """Implement `Whole.gradients`."""
         live, parameters = self._live, self._parameter_buffer.parameters[0]
         self._solo.drop_gradients()
         losses = self._solo.differentiated(data.tree, data.samples, of=data.samples)
@@ -260,7 +260,7 @@ class Single:
         return total_of(losses, data.samples).unsqueeze(0), gradients
 
     def look(self) -> Look:
-        """See `Whole.look`."""
+        """Watch attributes, buffers and draws on the host."""
         model, host = self._live.model, torch.default_generator
         before = attributes(model), {name: id(buffer) for name, buffer in model.named_buffers()}, host.get_state()
 
@@ -270,14 +270,14 @@ class Single:
             changed += [f"the buffer {name!r}" for name, b in model.named_buffers() if buffers.get(name) != id(b)]
             if changed:
                 raise Uncaptured(f"a step changes {changed[0]}, on the host")
-            # Of a device that is the host, this generator is the one that a recording draws from.
+            # On the CPU this is the generator that a recording itself draws from.
             if self._live.backend.device.type != "cpu" and not torch.equal(drawn, host.get_state()):
                 raise Uncaptured("its steps draw random numbers on the host")
 
         return again
 
     def release(self) -> None:
-        """See `Whole.release`."""
+        """Implement `Whole.release`."""
         self._solo.release()
         self._kernel.dissolve()
         self._parameter_buffer.dissolve()

@@ -1,8 +1,8 @@
-"""What the ranks of a split member add up at each step: its gradient and a few figures beside it, in one flat tensor.
+"""The flat tensor that the ranks of a split member sum at each step: its gradient and a few figures.
 
-The figures: of each weight how many ranks have a gradient of it, since an optimizer leaves alone what no rank has one of; the sum
-of the losses of each rank, in two parts that hold the digits of a float64 and are zero on the other ranks; and the digest of what
-was stepped on, in pieces of 16 bits. Sums of all these are exact in float32.
+The figures: for each weight, how many ranks have a gradient of it, since an optimizer skips a weight without any; each rank's sum
+of losses, in two parts that hold the digits of a float64 and are zero on the other ranks; and the digest of the samples, in pieces
+of 16 bits. Sums of all these are exact in float32.
 """
 
 from collections.abc import Iterable
@@ -16,19 +16,19 @@ from argosy.stream.order import WORD, Digest
 __all__ = ["Flat", "Summed"]
 
 PIECES, PIECE_BITS = 4, 16
-"""Of each of a digest's two words."""
+"""Pieces of each of a digest's two words."""
 
 
 class Summed(NamedTuple):
-    """What all ranks have done together."""
+    """What a step has summed over all ranks."""
 
     losses: float
-    """Their sum over the samples."""
+    """Sum of the losses over the samples."""
     digest: Digest
 
 
 class Flat:
-    """Of one member on one rank, where its group adds up; in float64 where a weight is, else in float32."""
+    """The flat tensor of one member on one rank, on its group's device; in float64 where a weight is, else in float32."""
 
     def __init__(self, parameters: Iterable[Tensor], on: torch.device, *, rank: int, size: int) -> None:
         self.parameters = [parameter for parameter in parameters if parameter.requires_grad]
@@ -41,7 +41,7 @@ class Flat:
         *self._gradients, self._figures = torch.split_with_sizes(self.values, [*sizes, figures])
 
     def fill(self, losses: Tensor | None, digest: Digest) -> None:
-        """Take this rank's gradients as they are at the weights; `losses` are one per sample, None without any."""
+        """Fill in this rank's gradients from its weights; `losses` are one per sample, None without any."""
         there = [parameter.grad is not None for parameter in self.parameters]
         for parameter, gradient in zip(self.parameters, self._gradients, strict=True):
             if parameter.grad is None:
@@ -57,7 +57,7 @@ class Flat:
             self._figures[self._losses] = torch.stack((high.double(), total - high)).to(self._figures)
 
     def take(self) -> Summed:
-        """Give the weights the gradients of the sum; they are good until the next `fill`."""
+        """Set the summed gradients at the weights, valid until the next `fill`; returns the other sums."""
         count = len(self.parameters)
         figures = self._figures.tolist()
         for parameter, gradient, there in zip(self.parameters, self._gradients, figures, strict=False):

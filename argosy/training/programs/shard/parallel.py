@@ -1,12 +1,11 @@
-"""The group of a member that several devices carry: its ranks meet, and add up what each of them has computed.
+"""The group of a split member: its ranks meet, and sum what each of them has computed.
 
-Contract. Every member has a group of its own, formed anew whenever it boards, that is no part of any world of torch's: the
-groups of a device know nothing of each other. Ranks find each other at a rendezvous (`argosy.stream.rendezvous`). Whoever steps
-members never waits in here: a group is formed in a thread of its own, and a sum is asked whether it is there. A peer may
-rightly be busy for long, so no sum has a time limit that could be reached; who is lost, and which sum hangs, the driver
-decides. A group of which a peer is seen to be gone is *broken*, and gives no sum any more. Who leaves a group lets its peers
-go: their sums break, or never end. To let go of torch's end (`argosy.training.programs.shard.ends`) may take until a sum that
-is under way has ended, and so that has a thread, which ends when the peers have left.
+Contract. Every split member has a group of its own, formed anew whenever it is assigned, outside of torch's default process group:
+the groups of a device are independent. Ranks find each other at a rendezvous (`argosy.stream.rendezvous`). Nothing here blocks the
+steps: a group is formed in a thread of its own, and a sum is polled. A peer may rightly be busy for long, so no sum has a time
+limit that could be reached; which ranks are lost, and which sum hangs, the driver decides. A group with a lost peer is *broken*,
+and completes no sum any more. When a rank leaves, its peers' sums fail or never end. Closing torch's end
+(`argosy.training.programs.shard.ends`) may wait for a sum under way, so it has a thread, which ends when the peers have left.
 """
 
 import math
@@ -24,34 +23,34 @@ from argosy.training.programs.shard.ends import End, Work, meet
 __all__ = ["LONG_BYTES", "POLL_SECONDS", "Group", "Sum", "time_sums"]
 
 LOOK_SECONDS = 0.005
-"""Between two looks whether all are there."""
+"""Seconds between two checks whether all ranks have met."""
 PATIENCE_SECONDS = 20.0
-"""How long trainers wait for each other to time sums."""
+"""Seconds for which trainers wait for each other to time sums."""
 ROUNDS = 5
 LONG_BYTES = 4 * 2**20
-"""Of the longer sum that is timed."""
+"""Size of the longer timed sum."""
 POLL_SECONDS = 0.0002
-"""Between two looks whether a sum is there."""
+"""Seconds between two polls of a sum."""
 
 
 class Group:
-    """One rank's end. `formed` says when it can add up."""
+    """One rank's side of a group; it can sum once it is `formed`."""
 
     def __init__(self, rendezvous: str, rank: int, size: int, on: torch.device) -> None:
         self.rendezvous = rendezvous
         self.rank = rank
         self.size = size
         self.on = on
-        """Where the tensors lie that it adds up."""
+        """Device of the tensors that it sums."""
         self.broken = ""
-        """Why nothing comes of it any more."""
+        """Why the group is broken; empty while it is not."""
         self._ends: list[End] = []
-        """torch's end of it, when it is formed."""
+        """Torch's end, once the group is formed."""
         self._left = False
 
     @classmethod
     def form(cls, rendezvous: str, rank: int, size: int, *, on: torch.device) -> "Group":
-        """Begin to form a group of this size, whose ranks all name the same rendezvous, which nobody has used before."""
+        """Begin to form a group of this size; all its ranks name the same rendezvous, which was never used before."""
         group = cls(rendezvous, rank, size, on)
         threading.Thread(target=group._meet, daemon=True).start()
         return group
@@ -62,7 +61,7 @@ class Group:
         return bool(self._ends)
 
     def add_up(self, values: torch.Tensor) -> "Sum":
-        """Start to sum a tensor over all ranks, in its place; every rank gets the same bits."""
+        """Start to sum a tensor over all ranks, in place; every rank gets the same bits."""
         try:
             return Sum(self, self._ends[0].add_up(values))
         except RuntimeError as error:
@@ -70,7 +69,7 @@ class Group:
             return Sum(self, None)
 
     def leave(self) -> None:
-        """Let go of the peers; never waits."""
+        """Leave the group; never waits."""
         self._left = True
         ends, self._ends = self._ends, []
         threading.Thread(target=_close, args=(ends,), daemon=True).start()
@@ -84,10 +83,10 @@ class Group:
         if end is not None:
             self._ends.append(end)
             if self._left:
-                self.leave()  # Nobody has let go of this one.
+                self.leave()  # `leave` was called before this end was there.
 
     def _join(self, store: Any) -> End | None:
-        """torch's end, when all ranks are there; None where this one has left before."""
+        """Wait for all ranks and return torch's end; None where this rank has left."""
         store.set(f"here/{self.rank}", "")
         everybody = [f"here/{rank}" for rank in range(self.size)]
         while not store.check(everybody):
@@ -99,15 +98,15 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Sum:
-    """On its way."""
+    """A sum under way."""
 
     group: Group
     _work: Work | None
-    """None where its group was broken."""
+    """None where the group was broken."""
 
     @property
     def done(self) -> bool:
-        """Whether it is there; never, where its group broke."""
+        """Whether the sum is complete; never true in a broken group."""
         if self.group.broken or self._work is None or not self._work.is_completed():
             return False
         try:
@@ -119,9 +118,9 @@ class Sum:
 
 
 def time_sums(rendezvous: str, rank: int, size: int, *, on: torch.device) -> tuple[float, float]:
-    """Seconds of a sum of one number and of 4 MiB over a group; infinite where the others do not come.
+    """Return the seconds of a sum of one number and of 4 MiB over a group; infinite where ranks do not join.
 
-    The least of a few: what else runs on a machine only adds.
+    Each is the least of a few, since other load only adds time.
     """
     group = Group.form(rendezvous, rank, size, on=on)
     deadline = time.monotonic() + PATIENCE_SECONDS
@@ -134,7 +133,7 @@ def time_sums(rendezvous: str, rank: int, size: int, *, on: torch.device) -> tup
 
 
 def _least(group: Group, size: int, deadline: float) -> float:
-    """Of the sums of so many bytes after the first."""
+    """Return the least seconds of some sums of `size` bytes."""
     values, found = torch.zeros(size // 4, device=group.on), []
     for _ in range(ROUNDS + 1):
         started = time.perf_counter()

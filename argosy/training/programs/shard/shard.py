@@ -1,13 +1,12 @@
-"""The program of a member that several devices carry, on one of them: it steps on its share of every batch.
+"""The program of one rank of a split member: it steps on its share of every batch.
 
-Contract. All ranks cut the same batches, the member's own, and each takes its share of the elements; what a share adds to the
-gradient weighs as much as its sound samples do in the batch. `begin` computes that and starts to add it up over the ranks; it
-never waits for another device. `finish` is called when the sum is there (`waits`), so it never waits either: whoever steps
-programs does something else meanwhile, in the order of `argosy.training.trainer.merged`, where it is shown that nobody waits for ever.
-Every rank then takes the same step along the same gradient, and holds the whole member, the same to the bit: weights, optimizer,
-schedule, sums and digests of what all ranks have stepped on together. So any of them could save it; the first one does, and it
-evaluates and reports. A batch that is begun and not finished is no part of the member: it may be saved, or let go, at any moment,
-and then its last step is the last one that was finished. What becomes of a member whose group broke the driver says.
+Contract. All ranks cut the same batches, the member's own, and each takes its share of the elements; a share's gradient is weighted
+by its part of the batch's sound samples. `begin` computes it and starts the sum over the ranks; it never waits for another device.
+`finish` is called when the sum is complete (`waits`), so it never waits either: the trainer makes other steps meanwhile, in the
+order of `argosy.training.trainer.merged`, which proves that no deadlock is possible. Every rank then takes the same step along the
+same gradient, and holds the whole member, equal to the bit: weights, optimizer, schedule, sums and digests over all ranks. So any
+rank could save it; the first one does, and it evaluates and reports. A batch begun and not finished is no part of the member: it
+may be saved, or dropped, at any moment, after its last finished step. After its group broke, the driver decides.
 """
 
 import itertools
@@ -27,26 +26,26 @@ __all__ = ["Shard"]
 
 
 class Shard:
-    """See `argosy.training.programs.program.Program`, and `Split` there."""
+    """The `argosy.training.programs.program.SplitProgram` of one rank."""
 
     def __init__(self, live: LiveMember, group: Group, shares: Sequence[float], *, number: int) -> None:
         self.live = live
         self.group = group
         self.number = number
-        """Of the member, in the study."""
+        """Number of the member in the study."""
         bounds = [*itertools.accumulate(shares[:-1], initial=0.0), 1.0]
         self._low, self._high = bounds[group.rank], bounds[group.rank + 1]
         self._solo = Solo(live)
         self._flat = Flat(live.model.parameters(), group.on, rank=group.rank, size=group.size)
         self._batch: Batch | None = None
-        """Begun, and not finished."""
+        """The batch begun and not finished."""
         self._part_rows = 0
-        """Samples of it that are this rank's."""
+        """Number of its samples in this rank's share."""
         self._sum: Sum | None = None
 
     @property
     def members(self) -> tuple[LiveMember, ...]:
-        """The one."""
+        """The single member."""
         return (self.live,)
 
     @property
@@ -56,34 +55,34 @@ class Shard:
 
     @property
     def under_way(self) -> bool:
-        """See `Split.under_way`."""
+        """Whether a batch is begun and not finished."""
         return self._batch is not None
 
     @property
     def waits(self) -> bool:
-        """See `Split.waits`."""
+        """Whether the group or the sum is not ready."""
         if self._batch is None:
             return bool(self.group.broken) or not self.group.formed
         return self._sum is not None and not self._sum.done
 
     def active(self, *, keep: bool = False) -> AbstractContextManager[None]:
-        """See `Program.active`."""
+        """Implement `Program.active` as `Solo` does."""
         return self._solo.active(keep=keep)
 
     def ahead(self, block: Block) -> list[int]:
-        """See `Split.ahead`."""
+        """Implement `SplitProgram.ahead`."""
         assert self.live.cutter is not None
         return self.live.cutter.completions(block.place, self._batch)
 
     def cut(self, block: Block) -> Iterator[Batch]:
-        """See `Program.cut`; behind the batch that is under way, where there is one."""
+        """Implement `Program.cut`, after the batch under way, if any."""
         live = self.live
         assert live.cutter is not None
         live.keep_best()
         return live.cutter.take(block, private=live.private, after=self._batch)
 
     def begin(self, batch: Batch) -> None:
-        """See `Program.begin`. The block is needed no more afterwards."""
+        """Start to sum the share's gradient. The block is not needed afterwards."""
         self._batch, self._part_rows = batch._replace(data=None), 0
         if not batch.rows:
             return
@@ -96,7 +95,7 @@ class Shard:
         self._part_rows, self._sum = part.rows, self.group.add_up(self._flat.values)
 
     def finish(self) -> int:
-        """See `Program.finish`; the samples are those of this rank."""
+        """Step along the sum and commit; returns this rank's samples."""
         batch, self._batch = self._batch, None
         assert batch is not None
         mean = None
@@ -110,11 +109,11 @@ class Shard:
         return self._part_rows
 
     def evaluate(self, block: Block) -> Iterator[None]:
-        """See `Program.evaluate`; nothing on any rank but the first."""
+        """Evaluate on the first rank; do nothing on the others."""
         return self._solo.evaluate(block) if self.leads else iter(())
 
     def release(self) -> None:
-        """See `Program.release`."""
+        """Leave the group and release the solo program."""
         self.group.leave()
         self._batch = self._sum = None
         self._solo.release()
